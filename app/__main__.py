@@ -25,8 +25,10 @@ DESKTOP_FILE = "grpo-studio"
 """Name of our .desktop file on Linux, without its suffix: Wayland takes the icon of a window from there."""
 SCREENSHOT_MS = 900
 """How long a page may settle before its screenshot."""
+FIRST_SIZE = "1280x800"
+"""Of a screenshot's window, in pixels."""
 READ_AHEAD_MS = 300
-"""Delay of importing the other pages, so that nothing competes with the first paint."""
+"""Delay of importing the other pages and of showing the last run, so that nothing competes with the first paint."""
 
 UPDATES_MS = 5000
 """Delay of the update check, where the user has turned it on."""
@@ -96,12 +98,13 @@ def show_window(options: argparse.Namespace) -> int:
     from PySide6.QtWidgets import QApplication
 
     from app import theme
-    from app.file_open_event import FileOpener
+    from app.desktop.file_open_event import FileOpener
     from app.model.prefs import Prefs
     from app.model.session import Session
     from app.pages import read_ahead
+    from app.run_window import NAME
     from app.widgets.basic.icons import app_icon
-    from app.window import NAME, Window
+    from app.window import Window
 
     # In Qt's event loop Python never sees Ctrl+C. The form is autosaved and the trainer is detached, so just end.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -114,12 +117,15 @@ def show_window(options: argparse.Namespace) -> int:
     session = Session(prefs)
     theme.apply(app, options.theme or session.prefs.theme)
     window = Window(session)
-    if options.size:
-        window.resize(*(int(side) for side in options.size.lower().split("x")))
+    if options.size or options.screenshot:  # the screen of a screenshot is none, and does not limit it
+        window.resize(*(int(side) for side in (options.size or FIRST_SIZE).lower().split("x")))
     open_session(window, options)
     app.installEventFilter(FileOpener(window.open_from_desktop, app))
     catch_crashes(app, window)
     window.show()
+    if not options.screenshot:
+        connect_desktop(app, window)
+    QTimer.singleShot(READ_AHEAD_MS, window, lambda: take_up(window, ask=not options.screenshot))
     QTimer.singleShot(READ_AHEAD_MS, read_ahead)
     if session.prefs.check_updates and not options.screenshot:
         QTimer.singleShot(UPDATES_MS, session, session.updates.check_at_start)
@@ -142,6 +148,50 @@ def catch_crashes(app: QApplication, window: Window) -> None:
     app.aboutToQuit.connect(catcher.remove)
     if left:
         QTimer.singleShot(0, window, lambda: window.report_caught("GRPO Studio crashed when it last ran.", left))
+
+
+def connect_desktop(app: QApplication, window: Window) -> None:
+    """Have the desktop show the run's progress on the app's icon, and what happens to it while the window is not in front."""
+    from app.desktop.launcher_icon import LauncherIcon
+    from app.desktop.notifications import Notifier
+    from app.model.run_notices import RunNotices
+
+    bus = None
+    if sys.platform.startswith("linux"):
+        from app.desktop.session_bus import SessionBus
+
+        bus = SessionBus(app)
+    session, notices, notifier = window.session, RunNotices(window), Notifier(bus, window)
+    window.icon = icon = LauncherIcon(bus)
+
+    def follow() -> None:
+        run = session.run
+        notices.follow(run, is_launched=run is not None and session.is_launched(run.folder))
+
+    def show(title: str, sentence: str) -> None:
+        if session.prefs.notifies and not window.is_in_front():
+            app.alert(window)
+            notifier.show(title, sentence)
+
+    session.run_changed.connect(follow)
+    notices.raised.connect(show)
+    notifier.clicked.connect(window.show_run)
+    app.aboutToQuit.connect(lambda: icon.show_percent(None))
+    app.aboutToQuit.connect(notifier.close)
+    follow()
+
+
+def take_up(window: Window, *, ask: bool) -> None:
+    """Go on with what an earlier session left: show its last run; if that crashed, offer to resume it, else let waiting runs begin."""
+    session = window.session
+    session.show_last_run()
+    if not ask:
+        return
+    offer = session.crash_to_offer()
+    if offer is not None:
+        window.offer_resume(offer)
+    else:
+        session.queue.ensure_runner()
 
 
 def open_session(window: Window, options: argparse.Namespace) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PySide6.QtWidgets import QApplication, QFileDialog, QMainWindow
+from PySide6.QtWidgets import QApplication, QMainWindow
 
 from app.message_boxes import ask
+from app.model.form_session import FORM
 from app.model.presets import presets
-from app.model.session import Session
+from app.model.session import START, Session
+from app.widgets.basic.file_dialogs import open_file, save_file
 from app.widgets.form.preset_panel import PresetPanel
 from app.widgets.frame.status_strip import StatusStrip
 from backend.spec.export_mlx_lm_lora import mlx_lm_lora_yaml
@@ -37,6 +39,7 @@ class FileWindow(QMainWindow):
 
     def new_config(self) -> None:
         if self._may_replace_form():
+            self.session.messages.withdraw(FORM, START)  # what they say is about the form that was there
             self.session.draft.reset()
             self.show_page("train")
 
@@ -45,7 +48,7 @@ class FileWindow(QMainWindow):
         try:
             panel = PresetPanel(presets(), self.session.draft.values(), self)
         except Mistake as mistake:
-            self.strip.show_sentence(mistake.faults[0].sentence)
+            self.session.messages.note(mistake.faults[0].sentence)
             return
         panel.taken.connect(self.session.apply_preset)
         panel.open()
@@ -53,7 +56,7 @@ class FileWindow(QMainWindow):
     def copy_command(self) -> None:
         """Copy the command that does what Run does in a terminal."""
         QApplication.clipboard().setText(self.session.draft.command_text())
-        self.strip.show_sentence("Copied the command that trains what the form says.")
+        self.session.messages.note("Copied the command that trains what the form says.")
 
     def export_config(self) -> None:
         """Write the form as a config for mlx-lm-lora, and show which settings that program lacks."""
@@ -64,23 +67,20 @@ class FileWindow(QMainWindow):
                 return
             path.write_text(text, encoding="utf-8")
         except Mistake as mistake:
-            self.strip.show_sentence(mistake.faults[0].sentence)
+            self.session.messages.note(mistake.faults[0].sentence)
         except OSError as error:
-            self.strip.show_sentence(f"The file cannot be written: {error.strerror}.")
+            self.session.messages.note(f"The file cannot be written: {error.strerror}.")
         else:
             left = f" Left out, as mlx-lm-lora has no such setting: {', '.join(missing)}." if missing else ""
-            self.strip.show_sentence(f"Wrote {path.name}.{left}")
+            self.session.messages.note(f"Wrote {path.name}.{left}")
 
     def choose_export_path(self) -> Path | None:
-        start = self.session.prefs.last_folder / "mlx-lm-lora.yaml"
-        chosen, _ = QFileDialog.getSaveFileName(self, "Export for mlx-lm-lora", str(start), "Config (*.yaml)")
-        return Path(chosen) if chosen else None
+        return save_file(self, "config", "Export for mlx-lm-lora", "mlx-lm-lora.yaml", "Config (*.yaml)")
 
     def open_config(self) -> None:
-        start = str(self.session.prefs.last_folder)
-        chosen, _ = QFileDialog.getOpenFileName(self, "Open config", start, "Config (*.yaml *.yml)")
-        if chosen:
-            self.open_path(Path(chosen))
+        path = open_file(self, "config", "Open config", "Config (*.yaml *.yml)", self.session.draft.path)
+        if path is not None:
+            self.open_path(path)
 
     def open_path(self, path: Path) -> None:
         """Open a YAML file in the form, after asking about edits that would be lost."""
@@ -92,6 +92,11 @@ class FileWindow(QMainWindow):
         if self._may_replace_form():
             self.session.load_settings(run)
 
+    def edit_waiting(self, run: RunFolder) -> None:
+        """Load the settings of a waiting run into the form, which then keeps them for it."""
+        if self._may_replace_form() and self.session.load_settings(run):
+            self.session.queue.edit(run)
+
     def save_config(self) -> bool:
         """Save to the form's file; False when that was cancelled or failed."""
         path = self.session.draft.path
@@ -102,18 +107,17 @@ class FileWindow(QMainWindow):
         return self._save_to(path) if path is not None else False
 
     def choose_save_path(self) -> Path | None:
-        start = self.session.draft.path or self.session.prefs.last_folder / "config.yaml"
-        chosen, _ = QFileDialog.getSaveFileName(self, "Save config", str(start), "Config (*.yaml)")
-        return Path(chosen) if chosen else None
+        path = self.session.draft.path
+        return save_file(self, "config", "Save config", path.name if path else "config.yaml", "Config (*.yaml)", path)
 
     def _save_to(self, path: Path) -> bool:
         try:
             self.session.draft.save(path)
         except Mistake as mistake:
-            self.strip.show_sentence(mistake.faults[0].sentence)
+            self.session.messages.note(mistake.faults[0].sentence)
             return False
         self.session.prefs.remember(path)
-        self.strip.show_sentence(f"Saved {path.name}.")
+        self.session.messages.note(f"Saved {path.name}.")
         return True
 
     def _may_replace_form(self) -> bool:

@@ -1,4 +1,4 @@
-"""The Help menu's slots: the guide, the shortcuts, what is stored where, About, and the report of a problem.
+"""The Help menu's slots: help on a field, the guide, the glossary, the shortcuts, what is stored where, About, and the report of a problem.
 
 The base class of `app.file_menu.FileWindow`'s heir, `app.window.Window`.
 """
@@ -10,9 +10,13 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from PySide6.QtGui import QAction, QKeySequence
+from PySide6.QtWidgets import QApplication, QWhatsThis
 
 from app.file_menu import FileWindow
+from app.widgets.form.field import field_of
+from app.widgets.form.setting_help import help_html
 from app.widgets.help.about_dialog import AboutDialog
+from app.widgets.help.glossary_dialog import GlossaryDialog
 from app.widgets.help.problem_dialog import ProblemDialog
 from app.widgets.help.text_dialog import TextDialog
 from backend.spec import machine
@@ -38,6 +42,27 @@ class HelpWindow(FileWindow):
     def show_guide(self) -> None:
         self._show_document("Guide")
 
+    def show_glossary(self) -> None:
+        """The glossary, with a line that searches it; it is opened once."""
+        from app.model.glossary import found, glossary
+
+        dialog = self.findChild(GlossaryDialog)
+        if dialog is None:
+            entries = glossary()
+            dialog = GlossaryDialog(lambda typed: found(entries, typed), self)
+        dialog.show()
+        dialog.raise_()
+        dialog.activateWindow()
+
+    def show_help_here(self) -> None:
+        """Explain the field that has the focus; the guide where there is none."""
+        field = field_of(QApplication.focusWidget())
+        if field is None:
+            self.show_guide()
+            return
+        control = field.control
+        QWhatsThis.showText(control.mapToGlobal(control.rect().bottomLeft()), help_html(field.setting), control)
+
     def show_files(self) -> None:
         self._show_document("What is stored where")
 
@@ -59,7 +84,7 @@ class HelpWindow(FileWindow):
             if prefs.check_updates
             else "No newer version is asked for."
         )
-        self.strip.show_sentence(f"{will} {NO_FEED}" if prefs.check_updates and not feed() else will)
+        self.session.messages.note(f"{will} {NO_FEED}" if prefs.check_updates and not feed() else will)
 
     def show_about(self) -> None:
         from backend.spec import (

@@ -53,14 +53,28 @@ MENUS: dict[str, tuple[MenuEntry | None, ...]] = {
         MenuEntry("copy", "Copy", _STANDARD.Copy, "copy"),
         MenuEntry("copy_command", "Copy the command", "Ctrl+Shift+C", "copy_command"),
         None,
-        MenuEntry("find", "Find a setting", _STANDARD.Find, "find_setting", page="train"),
+        MenuEntry("find", "Find", _STANDARD.Find, "find", tip="Text in completions, or a setting"),
+        None,
+        MenuEntry("preferences", "Preferences…", "Ctrl+,", "show_preferences"),
     ),
     "Run": (
         MenuEntry("run", "Run", "Ctrl+R", "run", "play", "Train what the form says"),
+        MenuEntry(
+            "queue_run",
+            "Add to queue",
+            "Ctrl+Shift+A",
+            "queue_run",
+            "queue",
+            "Train what the form says when its turn comes",
+        ),
         MenuEntry("pause", "Pause", "Ctrl+Shift+P", "pause", "pause", "Hold the run, or let it go on"),
         MenuEntry("stop", "Stop", "Ctrl+.", "stop", "stop", "Save and end the run"),
         MenuEntry("save_now", "Save now", "Ctrl+Shift+K", "save_now", "save", "Write a checkpoint now"),
+        MenuEntry("change_settings", "Change settings…", "Ctrl+Shift+G", "change_settings", page="monitor"),
+        MenuEntry("finish_step", "Stop after this step", "Ctrl+Alt+Shift+.", "finish_step", page="monitor"),
+        MenuEntry("stop_when", "Stop when…", "Ctrl+Alt+J", "stop_when", page="monitor"),
         None,
+        MenuEntry("take_over", "Take over from another window", "Ctrl+Alt+T", "take_over"),
         MenuEntry("resume", "Resume from the checkpoint", "Ctrl+Shift+R", "resume"),
         MenuEntry("export", "Export…", "Ctrl+E", "export"),
         MenuEntry("evaluate_run", "Evaluate the run", "Ctrl+Alt+E", "start", page="evaluate"),
@@ -114,7 +128,10 @@ MENUS: dict[str, tuple[MenuEntry | None, ...]] = {
 }
 """None is a separator."""
 HELP: tuple[MenuEntry | None, ...] = (
-    MenuEntry("guide", "Guide", _STANDARD.HelpContents, "show_guide"),
+    MenuEntry("help_here", "Help on this field", "F1", "show_help_here"),
+    None,
+    MenuEntry("guide", "Guide", "Ctrl+?", "show_guide"),
+    MenuEntry("glossary", "Glossary", "Ctrl+Alt+G", "show_glossary"),
     MenuEntry("shortcuts", "Keyboard shortcuts", "Ctrl+/", "show_shortcuts"),
     MenuEntry("files", "What is stored where", "Ctrl+Alt+W", "show_files"),
     None,
@@ -140,6 +157,7 @@ class Menus(QObject):
 
     def __init__(self, window: FileWindow) -> None:
         super().__init__(window)  # so that its slots are disconnected when the window is deleted
+        self._is_paused = False
         self.by_name: dict[str, QAction] = {}
         self._window = window
         for title, entries in MENUS.items():
@@ -158,18 +176,28 @@ class Menus(QObject):
         """Redraw the icons in the theme's colours."""
         for entry in (entry for entries in MENUS.values() for entry in entries if entry and entry.icon):
             self[entry.name].setIcon(icon(entry.icon))
+        self._show_pause()
 
-    def show_state(self, state: str) -> None:
-        """Enable the actions that a run in this state allows; "" is no run."""
-        self["run"].setEnabled(state in ("", "finished", "stopped", "failed", "crashed"))
-        self["pause"].setEnabled(state in ("running", "paused"))
-        self["pause"].setText("Resume" if state == "paused" else "Pause")
-        self["stop"].setEnabled(state in ("starting", "running", "paused"))
-        self["save_now"].setEnabled(state in ("running", "paused"))
+    def show_state(self, state: str, *, controls: bool = True) -> None:
+        """Enable the actions that a run in this state allows; "" is no run. `controls`: no other window controls it."""
+        self["run"].setEnabled(state in ("", "queued", "finished", "stopped", "failed", "crashed"))
+        self["pause"].setEnabled(controls and state in ("running", "paused"))
+        self._is_paused = state == "paused"
+        self._show_pause()
+        self["stop"].setEnabled(controls and state in ("starting", "running", "paused"))
+        self["save_now"].setEnabled(controls and state in ("running", "paused"))
+        self["take_over"].setEnabled(not controls)
+        for name in ("change_settings", "finish_step", "stop_when"):
+            self[name].setEnabled(controls and state in ("running", "paused"))
         self["resume"].setEnabled(state in ("stopped", "failed", "crashed"))
         self["export"].setEnabled(state in ("finished", "stopped", "failed", "crashed"))
         for name in ("open_folder", "open_log"):
             self[name].setEnabled(bool(state))
+
+    def _show_pause(self) -> None:
+        """Text and icon of the action that holds the run, or lets it go on."""
+        self["pause"].setText("Resume" if self._is_paused else "Pause")
+        self["pause"].setIcon(icon("play" if self._is_paused else "pause"))
 
     def set_enabled(self, enabled: Mapping[str, bool]) -> None:
         """Action → whether it is enabled, as a page reports it."""
@@ -239,6 +267,11 @@ class Menus(QObject):
         menu.addAction(
             self._action(MenuEntry("later", "Later completions", "Ctrl+]", "show_later", page="completions"))
         )
+        for name, text, keys, slot in (
+            ("next_kind", "Next completion of the filter", "Ctrl+G", "show_next"),
+            ("previous_kind", "Previous completion of the filter", "Ctrl+Shift+G", "show_previous"),
+        ):
+            menu.addAction(self._action(MenuEntry(name, text, keys, slot, page="completions")))
         menu.addSeparator()
         menu.addAction(self._action(MenuEntry("sidebar", "Collapse sidebar", "Ctrl+B", "toggle_sidebar")))
         menu.addSeparator()
@@ -256,4 +289,5 @@ class Menus(QObject):
             menu.addAction(self._action(entry)) if entry else menu.addSeparator()
         self["update_checks"].setCheckable(True)
         self["update_checks"].setChecked(self._window.session.prefs.check_updates)
+        self["preferences"].setMenuRole(QAction.MenuRole.PreferencesRole)
         self["about"].setMenuRole(QAction.MenuRole.AboutRole)

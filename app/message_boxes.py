@@ -1,21 +1,46 @@
-"""The modal question with three answers."""
+"""The modal question with three answers, and what is asked before something is lost."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from PySide6.QtWidgets import QMessageBox, QWidget
+from PySide6.QtWidgets import QCheckBox, QMessageBox, QWidget
 
 
 def ask(parent: QWidget, question: str, detail: str, answers: Mapping[str, str]) -> str:
     """Ask, and return the key of the answer. There are three: Return chooses the first, Escape the last."""
-    box = QMessageBox(QMessageBox.Icon.NoIcon, "", question, parent=parent)
-    box.setInformativeText(detail)
-    role = QMessageBox.ButtonRole
-    roles = [role.AcceptRole, role.DestructiveRole, role.RejectRole]
-    buttons = {box.addButton(text, kind): key for (key, text), kind in zip(answers.items(), roles, strict=True)}
-    last = list(buttons)[-1]
-    box.setDefaultButton(next(iter(buttons)))
-    box.setEscapeButton(last)
+    return _asked(QuestionBox(parent, question, detail, answers))
+
+
+def ask_and_remember(
+    parent: QWidget, question: str, detail: str, answers: Mapping[str, str], remember: str
+) -> tuple[str, bool]:
+    """As `ask`, with a check box below it: (the answer, whether the box was ticked)."""
+    box = QuestionBox(parent, question, detail, answers)
+    check = QCheckBox(remember)
+    box.setCheckBox(check)
+    return _asked(box), check.isChecked()
+
+
+class QuestionBox(QMessageBox):
+    """The box; `answer` is the key of the button that was clicked, the last where it was closed."""
+
+    def __init__(self, parent: QWidget, question: str, detail: str, answers: Mapping[str, str]) -> None:
+        super().__init__(QMessageBox.Icon.NoIcon, "", question, parent=parent)
+        self.setInformativeText(detail)
+        role = QMessageBox.ButtonRole
+        roles = [role.AcceptRole, role.DestructiveRole, role.RejectRole]
+        self._keys = list(answers)
+        self._buttons = [self.addButton(text, kind) for text, kind in zip(answers.values(), roles, strict=True)]
+        self.setDefaultButton(self._buttons[0])
+        self.setEscapeButton(self._buttons[-1])
+
+    @property
+    def answer(self) -> str:
+        clicked = self.clickedButton()
+        return next((key for key, own in zip(self._keys, self._buttons, strict=True) if own is clicked), self._keys[-1])
+
+
+def _asked(box: QuestionBox) -> str:
     box.exec()
-    return buttons.get(box.clickedButton(), buttons[last])  # type: ignore[arg-type]
+    return box.answer

@@ -1,9 +1,12 @@
-"""The stack of pages: each is built when it is first shown, and centred in a window wider than it can use."""
+"""The stack of pages: each is built when it is first shown, and centred in a window wider than it can use. Only the page that is
+shown may have the keyboard."""
 
 from __future__ import annotations
 
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QStackedWidget, QWidget
+from PySide6.QtWidgets import QApplication, QStackedWidget, QWidget
+from shiboken6 import isValid
 
 from app import theme
 from app.model.session import Session
@@ -22,6 +25,10 @@ class PageStack(QStackedWidget):
         self._session = session
         self._entries = {entry.key: entry for entry in PAGES}
         self.pages: dict[str, QWidget] = {}
+        self._focused: QWidget | None = None
+        app = QApplication.instance()
+        assert isinstance(app, QApplication)
+        app.focusChanged.connect(self._keep_focus_here)
 
     def show_page(self, key: str) -> QWidget:
         """Show a page, building it the first time. Raises KeyError for an unknown key."""
@@ -42,6 +49,24 @@ class PageStack(QStackedWidget):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._fit()
+
+    def _keep_focus_here(self) -> None:
+        """Give the focus back when a page that is not shown takes it.
+
+        Qt lets a hidden widget take the keyboard, and a page may ask for it when an answer arrives long after the user has gone to
+        another page: what was typed then went nowhere, or to the sidebar. The slot takes none of the signal's arguments: the widget
+        that lost the focus may be half destroyed.
+        """
+        widget = QApplication.focusWidget()
+        if widget is None:
+            return
+        page = next((page for page in self.pages.values() if page.isAncestorOf(widget)), None)
+        if page is None or page is self.currentWidget():
+            self._focused = widget
+        elif self._focused is not None and isValid(self._focused) and self._focused.isVisible():
+            self._focused.setFocus(Qt.FocusReason.OtherFocusReason)
+        else:
+            widget.clearFocus()
 
     def _fit(self) -> None:
         if self.current_key:

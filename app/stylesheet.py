@@ -46,10 +46,10 @@ QTableView[role="table"] QHeaderView::section {{ padding: 4px {CELL_PADDING}px; 
 )
 
 CONTROLS = """
-QToolTip { background: @card; color: @text; border: 1px solid @outline; padding: 4px 6px; }
+QToolTip { background: @card; color: @text; border: 1px solid @edge; padding: 4px 6px; }
 QLineEdit, QPlainTextEdit, QTextEdit, QComboBox {
     background: @field; color: @text; border: 1px solid @outline; border-radius: 6px; padding: 4px 7px;
-    selection-background-color: @accent; selection-color: @accent_text;
+    selection-background-color: @accent; selection-color: @accent_text; placeholder-text-color: @placeholder;
 }
 QLineEdit, QComboBox { min-height: 18px; }
 QLineEdit, QPlainTextEdit { padding: 4px 5px; }
@@ -65,14 +65,15 @@ QPushButton::menu-indicator {
 }
 QPushButton[menu="true"] { padding-right: @26px; }
 QComboBox QAbstractItemView {
-    background: @card; border: 1px solid @outline; outline: none; padding: 4px;
+    background: @card; border: 1px solid @edge; outline: none; padding: 4px;
     selection-background-color: @selection; selection-color: @text;
 }
 QPushButton {
-    background: @card; color: @text; border: 1px solid @outline; border-radius: 6px; padding: 4px 12px; min-height: 18px;
+    background: @card; color: @text; border: 1px solid @edge; border-radius: 6px; padding: 4px 12px; min-height: 18px;
 }
 QPushButton:hover { background: @hover; }
 QPushButton:pressed { background: @hairline; }
+QPushButton { outline: none; }
 QPushButton:focus { border-color: @accent; }
 QPushButton:disabled { color: @faint; border-color: @hairline; }
 QToolButton { background: transparent; border: none; border-radius: 6px; padding: 4px 8px; }
@@ -84,7 +85,7 @@ QToolBar { background: @window; border: none; border-bottom: 1px solid @hairline
 QMenuBar { background: @window; color: @text; border-bottom: 1px solid @hairline; }
 QMenuBar::item { padding: 4px 8px; background: transparent; border-radius: 4px; }
 QMenuBar::item:selected { background: @hover; }
-QMenu { background: @card; color: @text; border: 1px solid @outline; padding: 4px; }
+QMenu { background: @card; color: @text; border: 1px solid @edge; padding: 4px; }
 QMenu::item { padding: 4px 24px 4px 20px; border-radius: 4px; }
 QMenu::item:selected { background: @selection; }
 QMenu::item:disabled { color: @faint; background: transparent; }
@@ -100,6 +101,10 @@ QHeaderView::section {
 QHeaderView::up-arrow, QHeaderView::down-arrow { subcontrol-position: top center; width: 10px; height: 10px; top: -1px; }
 QHeaderView::up-arrow { image: url("@icons/menu-arrow-up.svg"); }
 QHeaderView::down-arrow { image: url("@icons/menu-arrow.svg"); }
+QAbstractScrollArea::corner { background: transparent; border: none; }
+QListView[role="matches"] { border: 1px solid @edge; }
+QListView[role="matches"]::item { padding: 3px 6px; }
+QDialogButtonBox, QMessageBox { dialogbuttonbox-buttons-have-icons: 0; }
 QTableCornerButton::section { background: @card; border: none; }
 QProgressBar { background: @hover; border: none; border-radius: 3px; max-height: 6px; min-height: 6px; }
 QProgressBar::chunk { background: @accent; border-radius: 3px; }
@@ -108,7 +113,7 @@ QScrollBar:horizontal { background: transparent; height: 10px; margin: 0px; }
 QScrollBar::handle { background: @outline; border-radius: 3px; margin: 2px; }
 QScrollBar::handle:vertical { min-height: 32px; }
 QScrollBar::handle:horizontal { min-width: 32px; }
-QScrollBar::handle:hover { background: @faint; }
+QScrollBar::handle:hover { background: @muted; }
 QScrollBar::add-line, QScrollBar::sub-line { width: 0px; height: 0px; }
 QScrollBar::add-page, QScrollBar::sub-page { background: transparent; }
 """

@@ -39,10 +39,14 @@ class Palette:
     text: QColor
     muted: QColor
     faint: QColor
-    """Disabled text and other things of little weight."""
+    """Text and icons of what is disabled; nothing else is this light."""
+    placeholder: QColor
+    """Text that waits to be replaced, line numbers, stars that are not lit."""
     hairline: QColor
     outline: QColor
-    """The edge of something that can be edited or pressed."""
+    """The edge of something that can be edited or dragged: nothing else shows where it is."""
+    edge: QColor
+    """The edge of a button, a menu, a tip: their text shows where they are."""
     hover: QColor
     selection: QColor
     accent: QColor
@@ -71,25 +75,27 @@ LIGHT = _palette(
     card="#ffffff",
     field="#ffffff",
     text="#1c1c21",
-    muted="#65656d",
+    muted="#5f5f67",
     faint="#a3a3ab",
+    placeholder="#707078",
     hairline="#e1e1e6",
-    outline="#cdcdd4",
+    outline="#8a8a93",
+    edge="#cdcdd4",
     hover="#e4e4ea",
     selection="#dfe2fb",
     accent="#4453d0",
     accent_text="#ffffff",
     accent_hover="#3744b4",
-    good="#1a7f4b",
-    warning="#9a5700",
-    bad="#c0352b",
+    good="#15703f",
+    warning="#8f5000",
+    bad="#b32d24",
     kl="#9c3f8f",
     clip="#77690a",
     length="#2b7a8c",
     plot_background="#ffffff",
     grid="#d9d9df",
-    advantage_above="#0072b2",
-    advantage_below="#d55e00",
+    advantage_above="#0065a0",
+    advantage_below="#a84900",
 )
 
 DARK = _palette(
@@ -98,12 +104,14 @@ DARK = _palette(
     card="#232328",
     field="#1b1b1f",
     text="#ececf1",
-    muted="#a1a1ab",
+    muted="#a9a9b3",
     faint="#686871",
+    placeholder="#8a8a94",
     hairline="#34343b",
-    outline="#4a4a53",
+    outline="#6e6e78",
+    edge="#4a4a53",
     hover="#303037",
-    selection="#383d6b",
+    selection="#31355e",
     accent="#8f9aff",
     accent_text="#14152b",
     accent_hover="#a9b1ff",
@@ -115,14 +123,14 @@ DARK = _palette(
     length="#6fc3d6",
     plot_background="#232328",
     grid="#3c3c44",
-    advantage_above="#4aa8e0",
+    advantage_above="#5ab2e8",
     advantage_below="#f08a3c",
 )
 
-# Okabe and Ito's eight (https://jfly.uni-koeln.de/color/), ordered so that neighbours differ most. Yellow is deepened
-# on white and blue lightened on black, where the originals are hardly visible; the text colour replaces their black.
+# The hues of Okabe and Ito's eight (https://jfly.uni-koeln.de/color/), ordered so that neighbours differ most. On white all are
+# deepened until a thin line has a contrast of 3, on black blue is lightened; the text colour replaces their black.
 _REWARDS = {
-    False: ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b3a600", "#1c1c21"),
+    False: ("#0060a8", "#c28500", "#008a60", "#cf6fa6", "#389ade", "#b33c00", "#7d7a00", "#1c1c21"),
     True: ("#3d9ddb", "#e69f00", "#16b88a", "#d98bb5", "#7cc8f2", "#ef7a2b", "#f0e442", "#ececf1"),
 }
 _DASHES = (Qt.PenStyle.SolidLine, Qt.PenStyle.DashLine, Qt.PenStyle.DotLine, Qt.PenStyle.DashDotLine)
@@ -280,11 +288,11 @@ def _qt_palette(colours: Palette) -> QPalette:
         (role.ButtonText, colours.text),
         (role.ToolTipBase, colours.card),
         (role.ToolTipText, colours.text),
-        (role.PlaceholderText, colours.faint),
+        (role.PlaceholderText, colours.placeholder),
         (role.Highlight, colours.accent),
         (role.HighlightedText, colours.accent_text),
         (role.Link, colours.accent),
-        (role.Mid, colours.outline),
+        (role.Mid, colours.edge),
         (role.Light, colours.hairline),
     ):
         qt.setColor(name, colour)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QSize, Qt, QTimer
-from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QResizeEvent
+from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QResizeEvent
 from PySide6.QtWidgets import (
     QApplication,
     QHBoxLayout,
@@ -23,52 +23,50 @@ from PySide6.QtWidgets import (
 )
 
 from app import theme
-from app.drop_target import DroppedFile, dropped_file, kind_of
-from app.help_menu import HelpWindow
+from app.desktop.drop_target import DroppedFile, dropped_file, kind_of
 from app.menus import RUN_ACTIONS, Menus
 from app.message_boxes import ask
 from app.model.consent import ConsentRequest
 from app.model.memory_parts import MemoryParts
-from app.model.processes import VerbProcess
 from app.model.session import Session
 from app.model.undo import History
 from app.page_stack import PageStack
 from app.pages import PAGES
+from app.run_window import RunWindow
 from app.widgets.basic import icons
+from app.widgets.basic.file_dialogs import keep_folders_in
 from app.widgets.basic.icons import IconButton
-from app.widgets.basic.open_in_desktop import open_path
 from app.widgets.form.field import UndoKeys
+from app.widgets.frame.drop_overlay import DropOverlay
 from app.widgets.frame.sidebar import Sidebar
 from app.widgets.frame.status_strip import StatusStrip
 from app.widgets.rewards.consent_dialog import ConsentFile, ask_consent
-from app.widgets.runs.export_panel import ExportPanel
-from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
 
-NAME = "GRPO Studio"
 MINIMUM = (880, 600)
 FIRST_SIZE = (1280, 800)
+FRAME = (8, 40)
+"""Room for what a desktop adds around a window: its borders and its title bar."""
 FORM_PAGES = ("train", "dataset", "rewards")
 """Pages that show settings of the form."""
 NARROW = 1000
 """Below this width the sidebar shows icons alone, whatever the preference says."""
 
 
-class Window(HelpWindow):
+class Window(RunWindow):
     """The main window.
 
     Attributes:
         session, history – the state and its undo stack.
         menus – the actions by name.
-        sidebar, toolbar, page_stack, strip – its parts.
+        sidebar, toolbar, page_stack, strip – its parts; drop_overlay – what is shown while a file is dragged over them.
         document – the label in the toolbar with the name of the config file.
     """
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
-        self._was_live: bool | None = None
-        self.setMinimumSize(*map(theme.scaled, MINIMUM))
+        keep_folders_in(session.prefs)
+        self.setMinimumSize(self._on_screen(MINIMUM))
         self.setAcceptDrops(True)
         self.setUnifiedTitleAndToolBarOnMac(True)
         self._build()
@@ -76,10 +74,15 @@ class Window(HelpWindow):
         self.menus.follow_history(self.history)
         self._undo_keys = UndoKeys(self)
         self._connect()
-        self._show_title()
-        self._connect_run()
+        self.show_title()
+        self.follow_session()
         if not self.restoreGeometry(self.session.prefs.geometry):  # False also for the empty bytes of a first launch
-            self.resize(*map(theme.scaled, FIRST_SIZE))
+            self.resize(self._on_screen(FIRST_SIZE))
+
+    def _on_screen(self, size: tuple[int, int]) -> QSize:
+        """A size for text of the usual size, as large as the text is here but never larger than the screen has room for."""
+        screen = self.screen().availableSize() - QSize(*FRAME)
+        return theme.scaled_size(QSize(*size)).boundedTo(screen)
 
     # Building
 
@@ -100,6 +103,7 @@ class Window(HelpWindow):
         column.addWidget(content, 1)
         column.addWidget(self.strip)
         self.setCentralWidget(central)
+        self.drop_overlay = DropOverlay(central)
 
     def _build_toolbar(self) -> None:
         self.toolbar = QToolBar("Run")
@@ -126,17 +130,18 @@ class Window(HelpWindow):
         session = self.session
         self.sidebar.chosen.connect(self.show_page)
         session.page_requested.connect(self.show_page)
-        session.message.connect(self.strip.show_sentence)
+        session.messages.changed.connect(self._show_message)
+        session.undo_requested.connect(self.undo)
         session.problem_found.connect(self.report_run)
         session.consent.ask = self.ask_about_code
         session.export_requested.connect(self.show_export)
         session.settings_requested.connect(self.open_settings)
-        session.run_changed.connect(self._connect_run)
-        session.run_state_changed.connect(self._show_state)
-        session.draft.changed.connect(self._show_title)
-        session.draft.saved.connect(self._show_title)
-        session.draft.save_failed.connect(self.strip.show_sentence)
+        session.waiting_settings_requested.connect(self.edit_waiting)
+        session.draft.changed.connect(self.show_title)
+        session.draft.saved.connect(self.show_title)
+        session.draft.save_failed.connect(session.messages.note)
         session.presets_requested.connect(self.show_presets)
+        session.completions_requested.connect(self.show_completions)
         session.confirm_over_memory = self.ask_about_memory
         theme.signals.changed.connect(self.menus.update_icons)
 
@@ -152,6 +157,19 @@ class Window(HelpWindow):
         self.sidebar.show_page(key)
         # Hiding the page that had the focus moves it to whatever comes next in the tab order; the sidebar is predictable.
         self.sidebar.buttons[key].setFocus()
+
+    def show_completions(self, step: int, filter_name: str | None) -> None:
+        """Show a step's completions that a filter leaves; None: all."""
+        self.show_page("completions")
+        self.pages["completions"].show_requested(step, filter_name)
+
+    def find(self) -> None:
+        """Find something on the page that is shown, if it can; else a setting."""
+        page = self.pages.get(self.current_page)
+        if page is not None and hasattr(page, "find"):
+            page.find()
+        else:
+            self.do_on_page("train", "find_setting")
 
     @property
     def pages(self) -> dict[str, Any]:
@@ -198,82 +216,6 @@ class Window(HelpWindow):
         assert isinstance(app, QApplication)
         theme.apply(app, mode)
 
-    # The run
-
-    def run(self) -> None:
-        self.session.start_run()
-
-    def pause(self) -> None:
-        self._send("resume" if self._state() == "paused" else "pause")
-
-    def stop(self) -> None:
-        self._send("stop")
-
-    def save_now(self) -> None:
-        self.strip.show_sentence("A checkpoint is written as soon as the present step is done.")
-        self._send("save")
-
-    def resume(self) -> None:
-        if self.session.run is not None:
-            self.session.resume_run(self.session.run.folder)
-
-    def export(self) -> None:
-        if self.session.run is not None:
-            self.show_export(self.session.run.folder)
-
-    def show_export(self, run: RunFolder) -> None:
-        """Open the panel that puts a run's model into LM Studio, a folder or Hugging Face."""
-        ExportPanel(run, VerbProcess, self, self._log_in).open_beside()
-
-    def _log_in(self, token: str, on_account: Callable[[Any], None], on_refused: Callable[[str], None]) -> None:
-        """Keep a token for Hugging Face in the keychain: it reaches the warm process through its stdin, and is kept nowhere here."""
-        self.session.service.ask(
-            "hub_login", on_account, on_refused=lambda faults: on_refused(faults[0].sentence), token=token
-        )
-
-    def open_folder(self) -> None:
-        if self.session.run is not None:
-            open_path(self.session.run.folder.path)
-
-    def open_log(self) -> None:
-        if self.session.run is not None:
-            open_path(self.session.run.folder.log)
-
-    def _send(self, word: str) -> None:
-        try:
-            if self.session.run is not None:
-                self.session.run.send(word)
-        except Mistake as mistake:
-            self.strip.show_sentence(mistake.faults[0].sentence)
-
-    def _state(self) -> str:
-        return self.session.run.state if self.session.run is not None else ""
-
-    def _connect_run(self) -> None:
-        """Connect to the run that is shown now; the previous one was deleted, and its connections with it."""
-        if self.session.run is not None:
-            self.session.run.changed.connect(self._show_progress)
-        self._was_live = None
-        self._show_state()
-
-    def _show_state(self, _state: str = "") -> None:
-        run = self.session.run
-        self.menus.show_state(self._state())
-        self.strip.show_state(self._state())
-        self._show_progress()
-        live = run is not None and run.is_live
-        if live != self._was_live:  # whatever the strip says about the run is no longer true
-            self._was_live = live
-            self.strip.show_sentence(run.problem if run is not None else "")
-
-    def _show_progress(self) -> None:
-        run = self.session.run
-        if run is None:
-            self.strip.show_progress(0, 0, None, None)
-            return
-        left = run.eta_s if run.is_live else None
-        self.strip.show_progress(run.step or 0, run.iterations or 0, left, run.latest("peak_memory_gb"))
-
     # The form
 
     def undo(self) -> None:
@@ -288,21 +230,20 @@ class Window(HelpWindow):
             self.show_page("train")
         step()
 
-    def _show_title(self, _key: str = "") -> None:
-        draft = self.session.draft
-        name = draft.path.name if draft.path else "Demo" if draft.is_demo else "Untitled"
-        self.document.setText(f"{name} – edited" if draft.dirty else name)
-        self.setWindowTitle(f"{name}[*] – {NAME}")  # Qt shows [*] as the desktop's mark of an unsaved document
-        self.setWindowModified(draft.dirty)
-
     # Drops
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        if dropped_file(event.mimeData()) is not None:
+        file = dropped_file(event.mimeData())
+        if file is not None:
             event.acceptProposedAction()
+            self.drop_overlay.show_sentence(file.sentence)
+
+    def dragLeaveEvent(self, event: QDragLeaveEvent) -> None:
+        self.drop_overlay.show_sentence("")
 
     def dropEvent(self, event: QDropEvent) -> None:
         file = dropped_file(event.mimeData())
+        self.drop_overlay.show_sentence("")
         if file is not None:
             event.acceptProposedAction()
             # After the drop has ended: a modal question would block the program that the file comes from.
@@ -324,20 +265,11 @@ class Window(HelpWindow):
         """Do with a file or folder that the desktop asks to open what a drop of it does."""
         kind = kind_of(path)
         if kind is None:
-            self.strip.show_sentence(f"{path.name} is no config, run, model, dataset or file of reward functions.")
+            self.session.messages.note(f"{path.name} is no config, run, model, dataset or file of reward functions.")
         else:
             self.open_dropped(DroppedFile(kind, path))
 
     # Questions: one method each, which tests replace by an answer
-
-    def ask_about_training(self) -> str:
-        """keep, stop or cancel."""
-        return ask(
-            self,
-            "A run is still training. What should become of it?",
-            "It can go on without the window, which finds it again when it is next opened.",
-            {"keep": "Keep training", "stop": "Stop and save", "cancel": "Cancel"},
-        )
 
     def ask_about_memory(self, memory_parts: MemoryParts) -> bool:
         """Whether to train although memory surely does not suffice."""
@@ -354,13 +286,9 @@ class Window(HelpWindow):
         return ask_consent([ConsentFile(request.code, request.changed) for request in requests], self)
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        if self.session.is_training:
-            answer = self.ask_about_training()
-            if answer == "cancel":
-                event.ignore()
-                return
-            if answer == "stop":
-                self.session.stop_training()
+        if not self.leave_training():
+            event.ignore()
+            return
         self.session.draft.flush()  # the timer of the autosave would not fire any more
         self.session.prefs.geometry = self.saveGeometry()
         self.session.prefs.sync()

@@ -42,20 +42,27 @@ def app() -> typer.Typer:
     """The command line as typer knows it."""
     from backend.cli import (
         bench,
+        change,
         chat,
         check,
+        clone,
+        compare,
         demo,
+        doctor,
         estimate,
         evaluate,
         export,
         generate,
         help_page,
         hub,
+        queue,
+        replay,
         resume,
         rewards,
         runs,
         self_test,
         serve,
+        sweep,
         train,
         validate,
         where,
@@ -69,22 +76,29 @@ def app() -> typer.Typer:
     for function in (
         train.train,
         resume.resume,
+        change.change,
+        clone.clone,
         demo.demo,
+        sweep.sweep,
         check.check,
         estimate.estimate,
         runs.runs,
+        doctor.doctor,
+        compare.compare,
         export.export,
         validate.validate,
         generate.generate,
         chat.chat,
         evaluate.evaluate,
         where.where,
+        replay.replay,
         serve.serve,
     ):
         name = function.__name__
         verbs.command(rich_help_panel=help_page.group_of(name), epilog=help_page.epilog(name))(function)
     verbs.add_typer(rewards.rewards, name="rewards", rich_help_panel=help_page.group_of("rewards"))
     verbs.add_typer(bench.bench, name="bench", rich_help_panel=help_page.group_of("bench"))
+    verbs.add_typer(queue.queue, name="queue", rich_help_panel=help_page.group_of("queue"))
     verbs.add_typer(hub.hub, name="hub", rich_help_panel=help_page.group_of("hub"))
 
     @verbs.callback(invoke_without_command=True)

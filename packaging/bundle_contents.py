@@ -128,7 +128,7 @@ READ_AS_TEXT = ("backend/training/losses.py", "backend/rewards/functions/*.py")
 def documents() -> list[Path]:
     """The documents that the Help menu shows."""
     docs = Path(__file__).parents[1] / "docs"
-    return [docs / name for name in ("first-run.md", "files.md")]
+    return [docs / name for name in ("first-run.md", "glossary.md", "files.md")]
 
 
 def not_in_metadata(requirements: Iterable[str]) -> list[str]:

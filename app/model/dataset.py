@@ -64,6 +64,7 @@ class Dataset(QObject):
         self._watchers: dict[int, bool] = {}
         self._requested_for: dict[str, Any] | None = None
         self._reading = self._counting = self._fetching = 0
+        self._fetch_failed = False
         self.download_progress: tuple[int, int | None] = (0, None)
         self._choices_for: tuple[Any, ...] = ()
         self._fetch = False
@@ -121,6 +122,10 @@ class Dataset(QObject):
     def _on_downloaded(self) -> None:
         self._fetching, self._fetch, self.state = 0, True, "reading"
         self.refresh()
+
+    def try_again(self) -> None:
+        """Do again what failed: the download, or reading."""
+        (self.download if self._fetch_failed else self.reload)()
 
     def reload(self) -> None:
         self.refresh(again=True)
@@ -250,6 +255,7 @@ class Dataset(QObject):
         self._request_counts()
 
     def _on_refused(self, faults: list[Fault]) -> None:
+        self._fetch_failed = bool(self._fetching)
         self._reading, self._fetching, self._requested_for = 0, 0, None
         self._set_state("failed", {"faults": [fault.to_dict() for fault in faults]})
 

@@ -6,8 +6,9 @@ from app.model.memory_parts import MemoryPart, MemoryParts
 from backend.spec.config import Config
 from backend.spec.machine import machine_bytes
 from backend.spec.memory.estimate import Estimate, estimate
-from backend.spec.memory.model_shape import shape_of
+from backend.spec.memory.model_shape import ModelShape, shape_of
 from backend.spec.places import local_folder
+from backend.spec.suggested_models import suggested
 
 NAMES = {
     "weights": ("Weights", "The model as it is loaded."),
@@ -25,17 +26,23 @@ NAMES = {
 
 
 def memory_parts_of(config: Config, prompt: int | None = None) -> MemoryParts | None:
-    """The memory of a run in its largest phase; None for a model that is not on this machine or lacks facts in its config.
+    """The memory of a run in its largest phase; None for a model that is neither on this machine nor a suggested one, or lacks facts
+    in its config.
 
     `prompt` is the length of the longest prompt in tokens, where it is known.
     """
-    folder = local_folder(config.model)
-    shape = shape_of(folder) if folder is not None else None
-    return _memory_parts(estimate(config, shape, machine_bytes(), prompt)) if shape is not None else None
+    folder, known = local_folder(config.model), suggested(config.model)
+    shape = shape_of(folder) if folder is not None else known.shape if known is not None else None
+    return memory_parts_of_shape(config, shape, prompt) if shape is not None else None
+
+
+def memory_parts_of_shape(config: Config, shape: ModelShape, prompt: int | None = None) -> MemoryParts:
+    """The memory of a run with a model of this shape, whichever the config names."""
+    return _memory_parts(estimate(config, shape, machine_bytes(), prompt))
 
 
 def _memory_parts(result: Estimate) -> MemoryParts:
     # The estimate has already chosen chunk sizes that fit, if any do. What is still too large cannot be made smaller: no slack.
-    named = [(NAMES.get(part.name, (part.name, "")), part.bytes) for part in result.largest.allocations]
+    named = [(NAMES.get(part.name, (part.name.capitalize(), "")), part.bytes) for part in result.largest.allocations]
     parts = tuple(MemoryPart(name, size, about) for (name, about), size in named)
     return MemoryParts(parts, limit=result.limit, advice=result.advice, slack=0.0, row_tip=result.row_tip)

@@ -5,18 +5,22 @@ One folder holds them (`prefs.ini`) and the autosaved form (`draft.yaml`); GRPO_
 
 from __future__ import annotations
 
-import fcntl
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QByteArray, QObject, QSettings
 
-from backend.spec import places
+from backend.spec import file_lock, places
 
 RECENT = 10
 """Recent files that are kept."""
 SLOTS = 100
 """Most windows that can each have a form of their own at the same time."""
+
+CLOSING = ("ask", "keep", "stop")
+"""Values of `when_closing`."""
 
 
 class Prefs(QObject):
@@ -41,11 +45,8 @@ class Prefs(QObject):
         Two windows with one file would overwrite each other's edits silently.
         """
         for number in range(1, SLOTS + 1):
-            handle = os.open(self.folder / f"draft-{number}.lock", os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(handle)
+            handle = file_lock.try_hold(self.folder / f"draft-{number}.lock")
+            if handle is None:
                 continue
             self._claimed, self.slot = handle, number
             return number
@@ -74,14 +75,12 @@ class Prefs(QObject):
     def _of_slot(self, key: str) -> str:
         return key if self.slot == 1 else f"{key}_{self.slot}"
 
-    @property
-    def last_folder(self) -> Path:
-        """The folder in which a file was last chosen."""
-        return self._path("last_folder") or Path.home()
+    def folder_of(self, kind: str) -> Path | None:
+        """The folder in which a thing of this kind (config, dataset, model, …) was last chosen."""
+        return self._path(f"folder_{kind}")
 
-    @last_folder.setter
-    def last_folder(self, path: Path) -> None:
-        self._settings.setValue("last_folder", str(path))
+    def remember_folder(self, kind: str, folder: Path) -> None:
+        self._settings.setValue(f"folder_{kind}", str(folder))
 
     @property
     def recent_files(self) -> list[Path]:
@@ -92,7 +91,7 @@ class Prefs(QObject):
         """Put a config first among the recent files."""
         others = [recent for recent in self.recent_files if recent != path]
         self._settings.setValue("recent_files", "\n".join(map(str, [path, *others][:RECENT])))
-        self.last_folder = path.parent
+        self.remember_folder("config", path.parent)
 
     def forget_recent(self) -> None:
         self._settings.remove("recent_files")
@@ -121,6 +120,28 @@ class Prefs(QObject):
     def set_favourite(self, kind: str, name: str, starred: bool) -> None:
         now = self.favourites(kind) | {name} if starred else self.favourites(kind) - {name}
         self._settings.setValue(f"favourite_{kind}", "\n".join(sorted(now)))
+
+    @property
+    def run_columns(self) -> list[tuple[str, int]]:
+        """Columns of the table of runs, in order: (key, width in pixels); empty until they were chosen."""
+        try:
+            found = json.loads(self._text("run_columns") or "[]")
+            return [(str(key), int(width)) for key, width in found]
+        except (TypeError, ValueError):
+            return []
+
+    @run_columns.setter
+    def run_columns(self, columns: Sequence[tuple[str, int]]) -> None:
+        self._settings.setValue("run_columns", json.dumps(columns))
+
+    @property
+    def run_details_shown(self) -> bool:
+        """Whether the details of the selected run are shown beside the table."""
+        return bool(self._settings.value("run_details_shown", True, type=bool))
+
+    @run_details_shown.setter
+    def run_details_shown(self, shown: bool) -> None:
+        self._settings.setValue("run_details_shown", shown)
 
     @property
     def theme(self) -> str:
@@ -164,6 +185,43 @@ class Prefs(QObject):
     @check_updates.setter
     def check_updates(self, check: bool) -> None:
         self._settings.setValue("check_updates", check)
+
+    @property
+    def notifies(self) -> bool:
+        """Whether the desktop shows a notification when a run ends or is in trouble and the window is not in front."""
+        return bool(self._settings.value("notifies", True, type=bool))
+
+    @notifies.setter
+    def notifies(self, notify: bool) -> None:
+        self._settings.setValue("notifies", notify)
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether the app's icon in the Dock or launcher shows the percent of the run."""
+        return bool(self._settings.value("shows_progress", True, type=bool))
+
+    @shows_progress.setter
+    def shows_progress(self, show: bool) -> None:
+        self._settings.setValue("shows_progress", show)
+
+    @property
+    def when_closing(self) -> str:
+        """What becomes of a training when the window is closed: ask, keep or stop."""
+        answer = self._text("when_closing")
+        return answer if answer in CLOSING else "ask"
+
+    @when_closing.setter
+    def when_closing(self, answer: str) -> None:
+        self._settings.setValue("when_closing", answer)
+
+    @property
+    def offered_crash(self) -> str:
+        """The crash that was last offered to be resumed, so that each is offered once."""
+        return self._text("offered_crash")
+
+    @offered_crash.setter
+    def offered_crash(self, crash: str) -> None:
+        self._settings.setValue("offered_crash", crash)
 
     @property
     def updates_checked(self) -> float:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from PySide6.QtCore import QObject, QProcess, QProcessEnvironment, QTimer, Signal
 
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.queue import QueueFile
 
 GRACE_MS = 3000
 """How long a cancelled verb may take to end before it is killed."""
@@ -34,8 +36,18 @@ def resume_training(run: RunFolder) -> None:
     start_detached(backend_command("resume", str(run.path)), run)
 
 
+def start_queue_runner(queue: QueueFile) -> None:
+    """Start the process that trains what waits, detached. Raises Mistake when it cannot be started."""
+    start_detached_in(backend_command("queue", "run", "--runs-dir", str(queue.folder)), queue.folder, queue.log)
+
+
 def start_detached(command: list[str], run: RunFolder) -> None:
-    """Start a process that survives this one; its stdout and stderr are appended to the run's log.txt.
+    """Start a process of a run: `start_detached_in` its folder, with its log.txt. Raises Mistake."""
+    start_detached_in(command, run.path, run.log)
+
+
+def start_detached_in(command: list[str], folder: Path, log: Path) -> None:
+    """Start a process that survives this one; its stdout and stderr are appended to `log`.
 
     Qt calls setsid for a detached child, so it has a process group of its own: neither closing the window nor Ctrl-C in
     the terminal that opened it reaches the training. Raises Mistake when the process cannot be started.
@@ -44,11 +56,11 @@ def start_detached(command: list[str], run: RunFolder) -> None:
     process.setProgram(command[0])
     process.setArguments(command[1:])
     process.setProcessEnvironment(process_environment())
-    process.setWorkingDirectory(str(run.path))
+    process.setWorkingDirectory(str(folder))
     # Files and no pipes: the far end of a pipe would close with the window, and the training's next line would end it.
     process.setStandardInputFile(QProcess.nullDevice())
-    process.setStandardOutputFile(str(run.log), QProcess.OpenModeFlag.Append)
-    process.setStandardErrorFile(str(run.log), QProcess.OpenModeFlag.Append)
+    process.setStandardOutputFile(str(log), QProcess.OpenModeFlag.Append)
+    process.setStandardErrorFile(str(log), QProcess.OpenModeFlag.Append)
     started = process.startDetached()  # PySide returns (ok, pid); the pid is not used
     if not (started[0] if isinstance(started, tuple) else started):
         raise Mistake("run", f"{command[0]} cannot be started: {process.errorString()}.")

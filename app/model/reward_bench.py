@@ -66,6 +66,7 @@ class RewardBench(QObject):
         self.seconds: float | None = None
         self.origin, self.busy = "", ""
         self.stale = False
+        self._loaded_for: tuple[Any, ...] = ()
         self._request: int | None = None
         # Restarted at every change of a setting: one scoring for a typed number, not one for each of its digits.
         self._rest_timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
@@ -107,6 +108,7 @@ class RewardBench(QObject):
 
     def _set_groups(self, groups: list[Group], origin: str) -> None:
         self.groups, self.origin = groups, origin
+        self._loaded_for = self._task()
         self.functions, self.findings, self.failed = [], [], None
         self._end_request()
         self.changed.emit()
@@ -163,6 +165,14 @@ class RewardBench(QObject):
         names = [function["name"] for function in self.functions]
         by_name = {name: [scores[name] for scores in rewards if scores.get(name) is not None] for name in names}
         return {name: sum(scores) / len(scores) for name, scores in by_name.items() if scores}
+
+    @property
+    def means_of_form(self) -> dict[str, float]:
+        """`means` while the form has the model and dataset for which the completions were loaded; else none."""
+        return self.means if self._loaded_for == self._task() else {}
+
+    def _task(self) -> tuple[Any, ...]:
+        return tuple(self.draft.value(key) for key in ("model", "data"))
 
     @property
     def count(self) -> int:

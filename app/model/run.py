@@ -6,37 +6,39 @@ alike. It starts no process and writes nothing but control words.
 
 from __future__ import annotations
 
-import os
-import re
 import time
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.model.completion_index import CompletionIndex
+from app.model import run_files
+from app.model.completions.step_index import CompletionIndex
 from app.model.marks import Mark
+from app.model.present_settings import PresentSettings
+from app.model.run_clock import RunClock, silence_sentence
+from app.model.run_control import RunControl
 from app.model.run_state import LIVE, RunState, State
 from backend.spec.archive import STARTUP_GRACE_S, may_be_starting
 from backend.spec.completion_rows import GroupRow
-from backend.spec.config import DEFAULT_REWARDS, read
+from backend.spec.config import Config, read
 from backend.spec.events import Event, Follower
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.rewards.catalog import metric_name, split_names
+from backend.spec.queue import is_waiting
+from backend.spec.steering import Change
 
 LIVE_MS, IDLE_MS, BEHIND_MS = 250, 1000, 4
 """Polling intervals: of a live run, of one that has ended, and while there is more to read than one poll takes."""
 NEWS_MS, NEWS_BEHIND_MS = 250, 2000
-"""Least time between two `changed`: at the end of the diary, and before it, where drawing would only delay the rest."""
+"""Least time between two `changed`: at the diary's end, and before it, where drawing would only delay the rest."""
 SLICE = 256 << 10
 """Bytes of diary parsed in one go: about 2 ms."""
 BUDGET_S = 0.03
 """Time that a poll may read before it returns to the event loop."""
 LOG_TAIL = 64 << 10
 """Bytes at the end of log.txt that `log_tail` reads."""
-_SETTING = re.compile(r"^[a-z_]+: ")
 
 
 class Run(QObject):
@@ -44,22 +46,30 @@ class Run(QObject):
 
     Attributes:
         folder – the run folder.
+        clock – the present as the run's trainer sees it.
+        control – whether this window controls the run, or another.
 
     Signals:
         changed – new events were read; emitted about four times a second at most.
         state_changed(str) – the new state, an `app.model.run_state.State`.
+        control_changed(bool) – whether another window controls the run now.
         saved(int) – the checkpoint of this step is complete that `send("save")` asked for.
         restarted – a resume cut the diary back, and it is read again from its start: discard everything shown so far.
     """
 
     changed = Signal()
     state_changed = Signal(str)
+    control_changed = Signal(bool)
     restarted = Signal()
     saved = Signal(int)
 
     def __init__(self, folder: RunFolder, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.folder = folder
+        self._present_settings = PresentSettings(folder)
+        self.clock = RunClock()
+        self.control = RunControl(folder)
+        self._silence = ""
         self._run_state = RunState()
         self._follower = Follower(folder.events, limit=SLICE)
         self._index = CompletionIndex(folder.completions)
@@ -79,6 +89,7 @@ class Run(QObject):
     def close(self) -> None:
         """Stop following; the trainer is not touched."""
         self._timer.stop()
+        self.control.release()
 
     # ── state ───────────────────────────────────────────────────────────────────────────────────
 
@@ -89,6 +100,11 @@ class Run(QObject):
     @property
     def is_live(self) -> bool:
         return self._state in LIVE
+
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether the last poll has reached the end of the diary."""
+        return self._at_end
 
     @property
     def step(self) -> int:
@@ -112,12 +128,17 @@ class Run(QObject):
     @property
     def elapsed_s(self) -> float:
         """Seconds of work; loading and pauses are not counted."""
-        return self._run_state.elapsed_s(time.time() if self.is_live else None)
+        return self._run_state.elapsed_s(self.clock.now() if self.is_live else None)
 
     @property
     def eta_s(self) -> float | None:
         """Estimated seconds of work left, None while that is unknown."""
-        return self._run_state.eta_s(time.time()) if self.is_live else None
+        return self._run_state.eta_s(self.clock.now()) if self.is_live else None
+
+    @property
+    def silence(self) -> str:
+        """“No sign of life for 5 min.” of a live run that has written nothing for so long; otherwise empty."""
+        return self._silence
 
     @property
     def started(self) -> Event | None:
@@ -132,7 +153,7 @@ class Run(QObject):
     def read_share(self) -> float | None:
         """Share of the diary that was read so far, 0 to 1; None at its end. Before that, state and times are those of some
         earlier moment."""
-        size = _size(self.folder.events)
+        size = run_files.file_size(self.folder.events)
         return None if self._at_end or not size else min(1.0, self._follower.offset / size)
 
     @property
@@ -148,27 +169,46 @@ class Run(QObject):
         """Why a failed or crashed run ended, as one sentence; empty in any other state."""
         if self._state == "failed":
             sentence = (self.ending or {}).get("sentence")
-            return (
-                _sentences(sentence)
-                if isinstance(sentence, str) and sentence
-                else "The run failed; the log may tell why."
-            )
-        if self._state != "crashed":
-            return ""
-        when = f"after step {self.step}" if self.step else "before its first step"
-        last_words = next((line.strip() for line in reversed(self.log_tail(20)) if line.strip()), "")
-        return f"The training process ended {when} without saying why." + (
-            f" Its last words: {last_words}" if last_words else ""
-        )
+            told = isinstance(sentence, str) and run_files.sentences_of(sentence)
+            return told or "The run failed; the log may tell why."
+        return run_files.crash_sentence(self.step, self.log_tail(20)) if self._state == "crashed" else ""
 
     def send(self, word: str) -> None:
-        """Write a control word (pause, resume, save, stop) for the trainer. Raises Mistake where that fails."""
+        """Write a control word (pause, resume, save, stop) for the trainer. Raises Mistake where that fails, or another window controls
+        the run."""
+        self._update_control()
+        self.control.require()
         try:
             self.folder.say(word)
         except OSError as error:
             raise Mistake("run", f"{self.folder.path} cannot be written: {error.strerror}.") from None
         self._stop_requested = self._stop_requested or word == "stop"
         self._save_requested = self._save_requested or word == "save"
+        self.poll()
+
+    def change(self, settings: Mapping[str, Any]) -> None:
+        """Ask the trainer to change these raw settings from its next step on. Raises Mistake for settings that cannot be, for a run that
+        does not train, and where another window controls it."""
+        self._update_control()
+        self.control.require()
+        if self._state not in ("running", "paused"):
+            raise Mistake("run", "Settings change while a run is training or paused.")
+        self._present_settings.ask(self.config, settings, self.step)
+        self.poll()
+
+    @property
+    def setting_changes(self) -> list[Change]:
+        """The changes of settings that the trainer took. Raises Mistake for a damaged changes.json."""
+        return self._present_settings.changes()
+
+    @property
+    def settings(self) -> Config:
+        """The settings once every change holds. Raises Mistake where config.yaml or changes.json has faults."""
+        return self._present_settings.at_last(self.config)
+
+    def take_over(self) -> None:
+        """Take the control from the window that has it. Raises Mistake."""
+        self.control.take_over()
         self.poll()
 
     def expect_process(self) -> None:
@@ -218,14 +258,14 @@ class Run(QObject):
     @property
     def checkpoint(self) -> int | None:
         """The step of the newest checkpoint; None when a resume would have to start over."""
-        return newest_checkpoint(self.folder)
+        return run_files.newest_checkpoint(self.folder)
 
     # ── files ───────────────────────────────────────────────────────────────────────────────────
 
     @property
     def config(self) -> dict[str, Any]:
         """The raw settings of config.yaml; empty while it cannot be read."""
-        mtime_ns = _mtime_ns(self.folder.config)
+        mtime_ns = run_files.modified_ns(self.folder.config)
         if mtime_ns != self._config[0]:  # pages ask several times a second; parsing YAML takes milliseconds
             try:
                 self._config = (mtime_ns, read(self.folder.config))
@@ -243,19 +283,20 @@ class Run(QObject):
         )  # reading on only adds metrics, so their number tells whether there are new ones
         if key != self._reward_names[0]:
             in_diary = [name.split("/")[1] for name in names if name.startswith("rewards/") and name.count("/") == 2]
-            self._reward_names = (key, list(dict.fromkeys([*_configured_rewards(config), *in_diary])))
+            self._reward_names = (key, list(dict.fromkeys([*run_files.configured_rewards(config), *in_diary])))
         return self._reward_names[1]
 
     def log_tail(self, n: int = 200) -> list[str]:
         """The last `n` lines of log.txt; of a progress line, its last state."""
-        text = _last_lines(self.folder.log, LOG_TAIL).decode("utf-8", errors="replace")
-        lines = text.removesuffix("\n").split("\n") if text else []
-        # A progress bar rewrites its line after a carriage return: only its last state is shown.
-        return [line.rstrip("\r").rpartition("\r")[2] for line in lines[-n:]]
+        return run_files.tail_of(self.folder.log, LOG_TAIL)[-n:]
 
     def completion_steps(self) -> list[int]:
         """Steps that have completions, ascending."""
         return self._index.steps()
+
+    def placed_groups(self, step: int) -> list[tuple[int, GroupRow]]:
+        """As `groups`, each with its offset in completions.jsonl."""
+        return self._index.placed_rows(step)
 
     def groups(self, step: int | None = None) -> list[GroupRow]:
         """The rows of completions.jsonl at a step (the newest by default), in the order written; [] for none."""
@@ -267,12 +308,17 @@ class Run(QObject):
         """Read new data for at most BUDGET_S, and emit signals. The timer calls it; extra calls do no harm."""
         locked = self.folder.is_locked()  # before reading: a trainer writes everything before it releases the lock
         deadline = time.perf_counter() + BUDGET_S
+        was_at_end, last_t = self._at_end, self._run_state.last_t
         self._at_end = self._read_diary(deadline)
+        if was_at_end and self._run_state.last_t not in (None, last_t):
+            self.clock.hear(self._run_state.last_t or 0.0)
         more_rows = self._index.advance()
         while more_rows and time.perf_counter() < deadline:
             more_rows = self._index.advance()
         if self._at_end:  # before the end of the diary its state is that of some earlier time
             self._update_state(locked)
+            self._update_control()
+            self._update_silence()
         self._emit_changed()
         behind = not self._at_end or more_rows
         self._timer.setInterval(BEHIND_MS if behind else LIVE_MS if self.is_live else IDLE_MS)
@@ -306,7 +352,10 @@ class Run(QObject):
         if may_be_coming and self._expected_until is not None:
             self._run_state.clear_process()  # what was read so far, an ending perhaps, is the old process's
         state = self._run_state.state(
-            is_locked=locked, may_be_coming=may_be_coming, stop_requested=self._stop_requested
+            is_locked=locked,
+            may_be_coming=may_be_coming,
+            is_queued=self._run_state.is_empty and not locked and is_waiting(self.folder),
+            stop_requested=self._stop_requested,
         )
         if state not in LIVE:
             self._stop_requested = False
@@ -316,6 +365,18 @@ class Run(QObject):
             self._state = state
             self._has_news = True
             self.state_changed.emit(state)
+
+    def _update_control(self) -> None:
+        was_elsewhere = self.control.is_elsewhere
+        self.control.update(self.is_live)
+        if self.control.is_elsewhere != was_elsewhere:
+            self.control_changed.emit(self.control.is_elsewhere)
+
+    def _update_silence(self) -> None:
+        waits = not self.is_live or self._state == "paused"
+        silence = "" if waits else silence_sentence(self.clock.silence_s(self._run_state.last_t))
+        self._has_news = self._has_news or silence != self._silence
+        self._silence = silence
 
     def _repeat_stop(self) -> None:
         """Write stop again where it came too early: a starting trainer deletes the control words that it finds."""
@@ -332,54 +393,8 @@ class Run(QObject):
         return self._run_state.is_empty and may_be_starting(self.folder)
 
     def _emit_changed(self) -> None:
-        now = time.monotonic()
-        least_ms = NEWS_MS if self._at_end else NEWS_BEHIND_MS
         # 0.9: Qt's coarse timers fire up to 5 % early, and every second poll would then emit nothing.
-        if self._has_news and (now - self._last_changed) * 1000 >= least_ms * 0.9:
+        now, least_s = time.monotonic(), (NEWS_MS if self._at_end else NEWS_BEHIND_MS) * 0.9e-3
+        if self._has_news and now - self._last_changed >= least_s:
             self._has_news, self._last_changed = False, now
             self.changed.emit()
-
-
-def newest_checkpoint(folder: RunFolder) -> int | None:
-    """The step of a run's newest complete checkpoint, by the names of its folders; None if it has none."""
-    # A checkpoint is written under a hidden name, which is no number, and renamed when it is complete.
-    names = [path.parent.name for path in folder.checkpoints.glob("*/state.json")]
-    return max((int(name) for name in names if name.isdigit()), default=None)
-
-
-def _sentences(faults: str) -> str:
-    """Faults without their `setting: ` prefixes, which are for programs; the sentences name the settings themselves."""
-    return " ".join(_SETTING.sub("", line) for line in faults.splitlines())
-
-
-def _configured_rewards(config: dict[str, Any]) -> list[str]:
-    names = config.get("reward_functions") or list(DEFAULT_REWARDS)
-    return [metric_name(name) for name in split_names(names)] if isinstance(names, str | list) else []
-
-
-def _mtime_ns(path: Path) -> int:
-    """When the file was last written, in nanoseconds; 0 if it does not exist."""
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0
-
-
-def _size(path: Path) -> int:
-    """The bytes of a file; 0 if it does not exist."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def _last_lines(path: Path, max_bytes: int) -> bytes:
-    """The last complete lines of a file, in at most `max_bytes`."""
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - max_bytes))
-            text = file.read(max_bytes)
-    except OSError:
-        return b""
-    return text if size <= max_bytes else text.partition(b"\n")[2]  # the first line is cut, perhaps inside a character

@@ -91,10 +91,22 @@ class RunState:
         """Whether no event was applied yet."""
         return self._clock.last_t is None
 
-    def state(self, *, is_locked: bool, may_be_coming: bool, stop_requested: bool = False) -> State:
-        """The live state. `may_be_coming`: as `archive.state_of`; `stop_requested`: by this window, and not yet in the diary."""
+    @property
+    def last_t(self) -> float | None:
+        """Unix time of the last event; None before the first."""
+        return self._clock.last_t
+
+    def state(
+        self, *, is_locked: bool, may_be_coming: bool, is_queued: bool = False, stop_requested: bool = False
+    ) -> State:
+        """The live state. `may_be_coming` and `is_queued`: as `archive.state_of`; `stop_requested`: by this window, and not yet in the
+        diary."""
         state = archive.state_of(
-            self.ending, is_locked=is_locked, has_started=self.started is not None, may_be_coming=may_be_coming
+            self.ending,
+            is_locked=is_locked,
+            has_started=self.started is not None,
+            may_be_coming=may_be_coming,
+            is_queued=is_queued,
         )
         if state != "running":
             return state

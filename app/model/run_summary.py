@@ -107,7 +107,7 @@ def choice_label(key: str, value: str) -> str:
 
 
 def _learner(config: Config) -> str:
-    model = _model_name(config.model)
+    model = name_of_model(config.model)
     kind = choice_label("train_type", config.train_type)
     if config.train_type == "full":
         return f"Trains every weight of {model}"
@@ -116,7 +116,7 @@ def _learner(config: Config) -> str:
     return f"{kind} of rank {rank} on {where} of {model}"
 
 
-def _model_name(model: str) -> str:
+def name_of_model(model: str) -> str:
     """An id without its owner; of a path the last two parts, since many folders are just called model."""
     parts = Path(model.strip()).parts
     if not parts:

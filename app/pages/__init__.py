@@ -47,7 +47,7 @@ PAGES: tuple[PageEntry, ...] = (
     PageEntry("completions", "Completions", "lines", "app.pages.completions_page:CompletionsPage", "Ctrl+5", 1920),
     PageEntry("evaluate", "Evaluate", "intervals", "app.pages.evaluate_page:EvaluatePage", "Ctrl+6", 1920),
     PageEntry("chat", "Chat", "chat", "app.pages.chat_page:ChatPage", "Ctrl+7", 1920),
-    PageEntry("runs", "Runs", "stack", "app.pages.runs_page:RunsPage", "Ctrl+8", 1440),
+    PageEntry("runs", "Runs", "stack", "app.pages.runs_page:RunsPage", "Ctrl+8", 2560),
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.model import charts, chat_choice
@@ -20,6 +20,7 @@ from app.model.chat_choice import ChatChoice, model_choice, run_choice
 from app.model.session import Session
 from app.pages.parts import chat_words
 from app.widgets.basic.controls import ElidedLabel
+from app.widgets.basic.file_dialogs import open_folder
 from app.widgets.basic.labels_and_buttons import button
 from app.widgets.basic.layout import set_shown
 from app.widgets.basic.segmented_control import Segments
@@ -202,9 +203,9 @@ class ChatPage(QWidget):
             self.load()
 
     def _browse(self) -> None:
-        folder = QFileDialog.getExistingDirectory(self, "A model's folder")
-        if folder:
-            self._choice = model_choice(folder)
+        folder = open_folder(self, "model", "A model's folder")
+        if folder is not None:
+            self._choice = model_choice(str(folder))
         self._list_models()
 
     def load(self) -> None:

@@ -46,9 +46,11 @@ MOVED_MS = 60
 TRY = "Sample the model on the selected rows, and see what your rewards make of it (Ctrl+Shift+D)"
 TRY_NOT = f"The model is sampled on rows of the training split, {MAX_ROWS:,} at most."
 EMPTY = ("No dataset is chosen yet", "A csv, json, jsonl or parquet file with a question and an answer in each row is enough; "
-         "a folder or a dataset of Hugging Face will do as well.", "Choose a file…")  # fmt: skip
+         "a folder or a dataset of Hugging Face will do as well. Drop it anywhere on the window, or choose it.", "Choose a file…")  # fmt: skip
 ABSENT = ("This dataset is not on this machine yet", "It is fetched from Hugging Face once, and kept in its cache.",
           "Fetch it")  # fmt: skip
+FAILED = ("The dataset could not be read", "What is wrong stands above. It may be over by now: the network is back, or the file is "
+          "mended.", "Try again")  # fmt: skip
 
 
 class DatasetPage(QWidget):
@@ -95,7 +97,7 @@ class DatasetPage(QWidget):
         self.table = RowTable(self.model)
         self.detail = RowDetail(self.parts)
         self.try_button = button("Try rewards", self.try_rewards)
-        self.nothing, self.absent = EmptyState(*EMPTY), EmptyState(*ABSENT)
+        self.nothing, self.absent, self.failed = EmptyState(*EMPTY), EmptyState(*ABSENT), EmptyState(*FAILED)
 
     def _lay_out(self) -> None:
         title = QLabel("Dataset")
@@ -127,7 +129,7 @@ class DatasetPage(QWidget):
         column.setSpacing(12)
         column.addLayout(head)
         self._stack = QStackedLayout()
-        for view in (self.nothing, self.absent, body):
+        for view in (self.nothing, self.absent, self.failed, body):
             self._stack.addWidget(view)
         column.addLayout(self._stack, 1)
 
@@ -178,6 +180,7 @@ class DatasetPage(QWidget):
         self.table.selected.connect(self._show_enabled)
         self.nothing.button_clicked.connect(lambda: self.path.choose_file())
         self.absent.button_clicked.connect(self.dataset.download)
+        self.failed.button_clicked.connect(self.dataset.try_again)
         QShortcut(QKeySequence.StandardKey.Refresh, self, self.dataset.reload)
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -200,7 +203,9 @@ class DatasetPage(QWidget):
 
     def _show_all(self) -> None:
         dataset = self.dataset
-        self._stack.setCurrentIndex({"none": 0, "absent": 1}.get(dataset.state, 2))
+        views = {"none": self.nothing, "absent": self.absent}
+        unread = self.failed if dataset.state == "failed" and "form" not in dataset.preview else self._body
+        self._stack.setCurrentWidget(views.get(dataset.state, unread))
         self._offer_names()
         self._show_values()
         self.mapping.show_faults(dataset.faults)

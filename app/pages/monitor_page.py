@@ -15,9 +15,12 @@ from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
 from app import theme
 from app.model import charts
 from app.model.run import Run
+from app.model.run_clock import silence_advice
 from app.model.run_state import PHASE_WORDS
+from app.model.run_summary import count_text
 from app.model.session import Session
 from app.pages.parts.run_charts import RunCharts
+from app.pages.parts.run_steering import RunSteering
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.empty_state import EmptyState
 from app.widgets.basic.number_format import duration
@@ -54,6 +57,7 @@ class MonitorPage(QWidget):
         self._run: Run | None = None
         self._clock = QTimer(self, interval=CLOCK_MS)  # the elapsed time moves on between two steps of the run
         self._clock.timeout.connect(self._show_time)
+        self.steering = RunSteering(session, self)
         self._compose()
         self._lay_out()
         session.run_changed.connect(self._on_run_changed)
@@ -131,7 +135,7 @@ class MonitorPage(QWidget):
         (self._clock.start if run.is_live else self._clock.stop)()
         self._show_tiles(run)
         self._show_note(run)
-        if not run.is_live:
+        if not run.is_live or run.silence or not self.verdict.isHidden():
             self._show_verdict()
         self.charts.refresh()
 
@@ -141,11 +145,12 @@ class MonitorPage(QWidget):
             self.header.show_progress(run.step, run.iterations, "reading what has happened", reading)
             return
         phase = PHASE_WORDS.get(run.phase, run.phase) if run.is_live else ""
-        self.header.show_progress(run.step, run.iterations, phase, run.phase_progress)
+        progress = None if run.silence else run.phase_progress
+        self.header.show_progress(run.step, run.iterations, run.silence or phase, progress)
 
     def _show_time(self) -> None:
         if self._run is not None and self._run.read_share is None:
-            self.header.show_time(self._run.elapsed_s, self._run.eta_s)
+            self.header.show_time(self._run.elapsed_s, None if self._run.silence else self._run.eta_s)
 
     def _show_tiles(self, run: Run) -> None:
         for metric, tile in self.tiles.items():
@@ -167,10 +172,11 @@ class MonitorPage(QWidget):
 
     def _show_verdict(self) -> None:
         run = self._run
-        self.verdict.setVisible(run is not None and run.state not in ("starting", "running", "stopping"))
+        is_silent = run is not None and bool(run.silence)
+        self.verdict.setVisible(is_silent or (run is not None and run.state not in ("starting", "running", "stopping")))
         if run is None:
             return
-        show = getattr(self, f"_show_{run.state}", None)
+        show = self._show_silent if is_silent else getattr(self, f"_show_{run.state}", None)
         if show is not None:
             show(run)
         # The card has new buttons, which Qt puts at the end of the tab order.
@@ -178,8 +184,27 @@ class MonitorPage(QWidget):
             QWidget.setTabOrder(widget, following)
 
     def _show_paused(self, run: Run) -> None:
-        self.verdict.show_result("Paused", "warning", "The run waits where it is; nothing is lost.",
-                          actions=[CardAction("Resume", lambda: self._send("resume"), primary=True)])  # fmt: skip
+        actions = [
+            CardAction("Resume", lambda: self._send("resume"), primary=True),
+            CardAction("Change settings…", self.change_settings),
+        ]
+        self.verdict.show_result("Paused", "warning", "The run waits where it is; nothing is lost.", actions=actions)
+
+    def _show_silent(self, run: Run) -> None:
+        advice = silence_advice((run.started or {}).get("pid"), run.checkpoint)
+        self.verdict.show_result(
+            run.silence, "warning", advice=advice, actions=[CardAction("Open log", self.log.open_file)]
+        )
+
+    def _show_queued(self, run: Run) -> None:
+        place = self.session.queue.now.place_of(run.folder)
+        before = f"{count_text(place, 'run trains', 'runs train')} before it." if place else "It is the next to train."
+        self.verdict.show_result(
+            "Waits in the queue",
+            "muted",
+            before,
+            actions=[CardAction("Show the queue", lambda: self.session.page_requested.emit("runs"))],
+        )
 
     def _show_finished(self, run: Run) -> None:
         actions = [
@@ -190,7 +215,7 @@ class MonitorPage(QWidget):
             CardAction("Completions", lambda: self.session.page_requested.emit("completions")),
         ]
         self.verdict.show_result(
-            f"Finished: {_effort(run)}", "good", advice=_averaged(run), changes=_changes(run), actions=actions
+            f"Finished: {_effort(run)}", "good", _early_end(run), _averaged(run), changes=_changes(run), actions=actions
         )
 
     def _show_stopped(self, run: Run) -> None:
@@ -238,6 +263,19 @@ class MonitorPage(QWidget):
         """Resume the run from its newest checkpoint."""
         if self._run is not None and not self._run.is_live:
             self.session.resume_run(self._run.folder)
+
+    def change_settings(self) -> None:
+        """Open the panel that changes settings of the live run."""
+        self.steering.open()
+
+    def stop_when(self) -> None:
+        """The same, at the conditions that end the run."""
+        self.steering.open("stop_when")
+
+    def finish_step(self) -> None:
+        """Stop the run once the step in flight is done."""
+        self.session.message.emit("The run stops at the end of the step in flight.")
+        self._send("finish-step")  # a refusal is the newer message
 
     def _export(self) -> None:
         if self._run is not None:
@@ -291,6 +329,12 @@ def _averaged(run: Run) -> str:
         began = f"after step {evaluated[0]:,}" if evaluated[0] else "before training"
         text += f" Held-out: {began}, after step {evaluated[-1]:,}."
     return text
+
+
+def _early_end(run: Run) -> str:
+    """Why a run has finished before its last step, as planned; otherwise empty."""
+    ending = run.ending or {}
+    return str(ending.get("sentence") or "") if ending.get("reason") in ("stop_when", "early_stopping") else ""
 
 
 def _at(run: Run) -> str:

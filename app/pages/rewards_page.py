@@ -19,7 +19,6 @@ from PySide6.QtGui import (
     QShowEvent,
 )
 from PySide6.QtWidgets import (
-    QFileDialog,
     QHBoxLayout,
     QSplitter,
     QStackedLayout,
@@ -32,6 +31,7 @@ from app.model.reward_bench import RewardBench
 from app.model.session import Session
 from app.pages.parts.reward_editing import RewardEditing
 from app.widgets.basic.controls import ElidedLabel
+from app.widgets.basic.file_dialogs import open_file
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.number_format import THIN, figure
 from app.widgets.basic.segmented_control import Segments
@@ -284,7 +284,6 @@ class RewardsPage(QWidget):
     def read_completions(self) -> None:
         chosen = self.choose_completions()
         if chosen is not None:
-            self.session.prefs.last_folder = chosen.parent
             self.bench.load_file(chosen)
 
     def paste_completions(self) -> None:
@@ -315,9 +314,7 @@ class RewardsPage(QWidget):
     # Questions: one method each, which tests replace by an answer
 
     def choose_completions(self) -> Path | None:
-        start = str(self.session.prefs.last_folder)
-        chosen, _ = QFileDialog.getOpenFileName(self, "Open completions", start, "Completions (*.jsonl)")
-        return Path(chosen) if chosen else None
+        return open_file(self, "completions", "Open completions", "Completions (*.jsonl)")
 
 
 def _dropped(event: QDropEvent) -> Path | None:

@@ -1,38 +1,48 @@
-"""The Runs page: which runs are there, and what can be done with them?
+"""The Runs page: which runs are there, how do they differ, and what can be done with them?
 
-Composes the table of runs, its filter, and buttons to open, resume, export and trash the selected one. Runs are read one per turn of
-the event loop, and again only when their diary has grown.
+Composes the table of runs, its search, the details of the selected run and the actions; comparing several runs replaces all of that until
+Escape. Runs are read by `app.model.run_list`, in slices, and again only when a file has changed.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
-from PySide6.QtCore import QFile, QFileSystemWatcher, QTimer
-from PySide6.QtGui import QHideEvent, QKeySequence, QShortcut, QShowEvent
-from PySide6.QtWidgets import (  # fmt: skip
-    QHBoxLayout,
-    QLineEdit,
-    QMessageBox,
-    QStackedLayout,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtCore import QFileSystemWatcher, QPoint, Qt, QTimer
+from PySide6.QtGui import QHideEvent, QKeySequence, QResizeEvent, QShortcut, QShowEvent
+from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QSplitter, QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
-from app.model.run_state import LIVE
+from app.model.processes import VerbProcess
+from app.model.run_list import RunList
 from app.model.session import Session
+from app.pages.parts.compare_view import CompareView
+from app.pages.parts.queue_part import QueuePart
+from app.pages.parts.run_actions import ACTIONS, RunActions
+from app.widgets.basic.controls import CheckBox
 from app.widgets.basic.empty_state import EmptyState
 from app.widgets.basic.labels_and_buttons import button, label
-from app.widgets.basic.open_in_desktop import open_path
-from app.widgets.runs.run_table import RunModel, RunRow, RunTable
-from backend.spec import archive, places
+from app.widgets.basic.layout import wrap_in_card
+from app.widgets.runs.clone_dialog import CloneDialog
+from app.widgets.runs.column_dialog import ColumnDialog
+from app.widgets.runs.free_space_dialog import FreeSpaceDialog
+from app.widgets.runs.run_details import RunDetails
+from app.widgets.runs.run_table import RunModel, RunTable
+from app.widgets.runs.undo_bar import UndoBar
+from backend.spec import places
+from backend.spec.disk_use import freeable_space
+from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.run_fields import all_keys
+from backend.spec.run_record import RunRecord
+from backend.spec.run_search import HINT, asks_for_archived, search
 
 EVERY_MS = 2000
-"""How often live runs are read while the page is visible."""
-RESUMABLE = ("stopped", "failed", "crashed")
+"""How often the runs are checked for changes while the page is visible."""
+BESIDE = 980
+"""From this page width on the details are beside the table, and below it on a narrower page."""
+DETAILS_WIDTH, DETAILS_HEIGHT = 300, 190
 
 
 class RunsPage(QWidget):
@@ -40,20 +50,23 @@ class RunsPage(QWidget):
 
     Attributes:
         session – the state shared with the other pages.
+        runs – the records of the runs folder.
+        run_actions – what can be done with the selection.
     """
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
-        self._queue: deque[RunFolder] = deque()
-        self._known: dict[Path, tuple[int, str]] = {}
+        self.runs = RunList(session.prefs.folder, parent=self)
+        self.runs.listed.connect(self._on_listed)
+        self.runs.read.connect(self._on_read)
+        self.runs.settled.connect(self._on_settled)
         self._watcher = QFileSystemWatcher(self)
         self._watcher.directoryChanged.connect(lambda _: self.refresh())
         self._refresh_timer = QTimer(self, interval=EVERY_MS)
         self._refresh_timer.timeout.connect(self.refresh)
-        self._read_timer = QTimer(self, interval=0)  # one run per turn of the event loop: input is handled in between
-        self._read_timer.timeout.connect(self._read_next)
         self._compose()
+        self._connect()
         self._lay_out()
         self._show_choice()
 
@@ -66,53 +79,110 @@ class RunsPage(QWidget):
         self.nothing.button_clicked.connect(lambda: self.session.page_requested.emit("train"))
         self.model = RunModel(self)
         self.table = RunTable(self.model)
-        self.table.activated.connect(lambda _: self.open())
+        self.table.show_columns(self.session.prefs.run_columns)
+        self.details = RunDetails()
+        self.run_actions = RunActions(self.session, self.table.selected_runs, self)
+        self.undo_bar = UndoBar()
+        self.compare_view = CompareView()
+        self.search = QLineEdit()
+        self.search.setPlaceholderText("Search: lr>1e-5 tag:math state:failed")
+        self.search.setToolTip(f"<p>{HINT}</p>")
+        self.search.setClearButtonEnabled(True)
+        self.search.setAccessibleName("Search the runs")
+        self.search.setAccessibleDescription(HINT)
+        self.search_line = label(role="muted", wrap=True)
+        self.favourites, self.archived = CheckBox("Favourites"), CheckBox("Archived")
+        self.favourites.setToolTip("Show only runs with a star")
+        self.archived.setToolTip("Show archived runs too")
+        self.columns_button = button("Columns…", self.choose_columns)
+        self.details_button = button("Details", self.toggle_details, tip="Show or hide the details of the selected run")
+        self.details_button.setCheckable(True)
+        self.details_button.setChecked(self.session.prefs.run_details_shown)
+        self.buttons = {
+            key: button(text, lambda key=key: self.run_actions.do(key), primary=key == "open")
+            for key, text in (("open", "Open"), ("compare", "Compare"), ("resume", "Resume"), ("chat", "Chat"), ("export", "Export…"),
+                              ("clone", "New run from here…"), ("trash", "Move to trash"))
+        }  # fmt: skip
+        self.more_button = button(
+            "More…", self._show_menu_of_button, tip="Everything that can be done with the selected runs"
+        )
+
+    def _connect(self) -> None:
+        self.table.opened.connect(self.open)
+        self.table.star_pressed.connect(self._toggle_star)
+        self.table.columns_changed.connect(lambda columns: setattr(self.session.prefs, "run_columns", columns))
+        self.table.customContextMenuRequested.connect(self._show_menu)
+        self.table.horizontalHeader().customContextMenuRequested.connect(lambda _: self.choose_columns())
         self.table.selectionModel().selectionChanged.connect(lambda *_: self._show_choice())
         self.model.dataChanged.connect(lambda *_: self._show_choice())
-        self.search = QLineEdit()
-        self.search.setPlaceholderText("Filter by name or model")
-        self.search.setClearButtonEnabled(True)
-        self.search.setMaximumWidth(theme.scaled(260))
-        self.search.setAccessibleName("Filter the runs")
-        self.search.textChanged.connect(self.table.sorted.setFilterFixedString)
-        self.open_button = button("Open", self.open, primary=True)
-        self.resume_button = button("Resume", self.resume)
-        self.chat_button = button("Chat", self.chat, tip="Ask it and its base the same things")
-        self.export_button = button("Export…", self.export)
-        self.evaluate_button = button("Evaluate", self.evaluate)
-        self.settings_button = button("Use its settings", self.use_settings)
-        self.folder_button = button("Open folder", self.show_folder)
-        self.trash_button = button("Move to trash…", self.move_to_trash, tip="Delete key")
-        QShortcut(QKeySequence.StandardKey.Delete, self.table, self.move_to_trash)
+        for box in (self.favourites, self.archived):
+            box.toggled.connect(lambda _: self._filter())
+        self.search.textChanged.connect(lambda _: self._filter())
+        self.details.notes_changed.connect(self.run_actions.note)
+        self.details.run_chosen.connect(self._choose_name)
+        self.details.free_requested.connect(self.free_space)
+        actions = self.run_actions
+        actions.changed.connect(lambda paths: [self.runs.reread(path) for path in paths])
+        actions.refused.connect(self.session.message)
+        actions.moved.connect(self._on_moved)
+        actions.compare_requested.connect(self.compare)
+        actions.clone_requested.connect(self.clone)
+        actions.rename_requested.connect(self._rename)
+        actions.free_requested.connect(self.free_space)
+        self.compare_view.closed.connect(self._close_comparison)
+        escape = QShortcut(QKeySequence(Qt.Key.Key_Escape), self.compare_view, self._close_comparison)
+        escape.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
+        self.undo_bar.undone.connect(actions.undo_trash)
+        for entry in ACTIONS:
+            if entry is not None and entry.keys and entry.keys != "Return":  # the table handles Return itself
+                QShortcut(QKeySequence(entry.keys), self.table, lambda key=entry.key: actions.do(key)).setContext(
+                    Qt.ShortcutContext.WidgetShortcut
+                )
 
     def _lay_out(self) -> None:
         head = QHBoxLayout()
-        head.addWidget(label("Runs", theme.title_font()), 1)
+        head.setSpacing(theme.SPACE)
+        head.addWidget(label("Runs", theme.title_font()))
+        head.addSpacing(2 * theme.SPACE)
         head.addWidget(self.search, 1)
-        buttons = QHBoxLayout()
-        buttons.setSpacing(theme.SPACE)
-        for action in (
-            self.open_button,
-            self.resume_button,
-            self.chat_button,
-            self.export_button,
-            self.evaluate_button,
-            self.settings_button,
-            self.folder_button,
-        ):
-            buttons.addWidget(action)
-        buttons.addStretch(1)
-        buttons.addWidget(self.trash_button)
+        for part in (self.favourites, self.archived, self.columns_button, self.details_button):
+            head.addWidget(part)
+        row = QHBoxLayout()
+        row.setSpacing(theme.SPACE)
+        for key in ("open", "compare", "resume", "chat", "export", "clone"):
+            row.addWidget(self.buttons[key])
+        row.addWidget(self.more_button)
+        row.addStretch(1)
+        row.addWidget(self.buttons["trash"])
+        self.parts = QSplitter(Qt.Orientation.Horizontal, childrenCollapsible=False, handleWidth=theme.SPACE)
+        self.parts.addWidget(self.table.in_card())
+        self._details_card = wrap_in_card(self.details)
+        self._details_card.setVisible(self.details_button.isChecked())
+        self.parts.addWidget(self._details_card)
+        self.parts.setStretchFactor(0, 1)
         content = QWidget()
         column = QVBoxLayout(content)
         column.setContentsMargins(*(2 * theme.SPACE,) * 4)
         column.setSpacing(12)
         column.addLayout(head)
-        column.addWidget(self.table.in_card(), 1)
-        column.addLayout(buttons)
+        column.addWidget(self.search_line)
+        self.search_line.hide()
+        column.addWidget(QueuePart(self.session))
+        column.addWidget(self.parts, 1)
+        column.addWidget(self.undo_bar)
+        column.addLayout(row)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(self.nothing)
         self._stack.addWidget(content)
+        self._stack.addWidget(self.compare_view)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        beside = self.width() >= theme.scaled(BESIDE)
+        orientation = Qt.Orientation.Horizontal if beside else Qt.Orientation.Vertical
+        if self.parts.orientation() != orientation or event.oldSize().width() < 0:
+            self.parts.setOrientation(orientation)
+            self.parts.setSizes([10_000, theme.scaled(DETAILS_WIDTH if beside else DETAILS_HEIGHT)])
 
     # ── reading ─────────────────────────────────────────────────────────────────────────────────
 
@@ -123,134 +193,178 @@ class RunsPage(QWidget):
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
+        self.details.save()
         self._refresh_timer.stop()
-        self._read_timer.stop()
+        self.runs.stop()
 
     def refresh(self) -> None:
-        """List the runs folder. Live runs, and runs whose diary has grown, are then read one by one."""
-        if not self.isVisible():
+        """List the runs folder; what has changed is then read slice by slice."""
+        if not self.isVisible() or self.runs.is_reading:
             return
-        runs = places.runs_folder()  # it may not exist before the first run
-        if runs.is_dir() and str(runs) not in self._watcher.directories():
-            self._watcher.addPath(str(runs))
-        folders = list(places.all_runs())
-        self.model.set_paths([folder.path for folder in folders])
-        self._stack.setCurrentIndex(1 if folders else 0)
-        self._queue = deque(folder for folder in folders if self._must_be_read(folder))
-        self._read_timer.start()
+        folder = places.runs_folder()  # it may not exist before the first run
+        if folder.is_dir() and str(folder) not in self._watcher.directories():
+            self._watcher.addPath(str(folder))
+        self.runs.refresh()
 
-    def _must_be_read(self, folder: RunFolder) -> bool:
-        size, state = self._known.get(folder.path, (-1, ""))
-        return state in LIVE or size != _size(folder.events) or folder.is_locked()
+    def _on_listed(self, paths: set[Path]) -> None:
+        self.model.keep_only(paths)
+        if self._stack.currentWidget() is not self.compare_view:
+            self._stack.setCurrentIndex(1 if paths else 0)
 
-    def _read_next(self) -> None:
-        if not self._queue:
-            self._read_timer.stop()
-            if not self.table.selected_rows():
-                self.table.selectRow(0)
-            return
-        folder = self._queue.popleft()
-        size = _size(folder.events)
-        row = _row(archive.summary(folder), self._live_state(folder))
-        self._known[folder.path] = (size, row.state)
-        self.model.set_row(row)
+    def _on_read(self, records: list[RunRecord]) -> None:
+        shown = [self._with_live_state(record) for record in records]
+        self.model.set_rows(shown)
+        self.compare_view.update_records(shown)
 
-    def _live_state(self, folder: RunFolder) -> str:
-        """The state of the run that Monitor follows, which also knows pauses; empty for every other run."""
+    def _with_live_state(self, record: RunRecord) -> RunRecord:
+        """The state of the run that Monitor follows, which also knows pauses."""
         run = self.session.run
-        return run.state if run is not None and run.is_live and run.folder.path == folder.path else ""
+        if run is None or not run.is_live or str(run.folder.path) != record.summary.path:
+            return record
+        return replace(record, summary=replace(record.summary, state=run.state))
+
+    def _on_settled(self) -> None:
+        if not self.table.selected_rows() and self.table.sorted.rowCount():
+            self.table.selectRow(0)
+        self._show_choice()
+
+    # ── what is shown ───────────────────────────────────────────────────────────────────────────
+
+    def _filter(self) -> None:
+        """Apply search and check boxes. A query that is none says why, and what was shown before stays."""
+        query = self.search.text()
+        try:
+            passes = search(query, all_keys(self.model.rows))
+        except Mistake as mistake:
+            self._tell_search(mistake.faults[0].sentence)
+            return
+        favourites, archived = self.favourites.isChecked(), self.archived.isChecked() or asks_for_archived(query)
+        self.table.set_test(
+            lambda record: (
+                (record.notes.favourite or not favourites)
+                and (archived or not record.notes.archived)
+                and passes(record)
+            )
+        )
+        shown = self.table.sorted.rowCount()
+        narrowed = bool(query.strip()) or favourites
+        self._tell_search(f"{shown:,} of {len(self.model.rows):,} runs." if narrowed else "")
+        if shown and not self.table.selected_rows():
+            self.table.selectRow(0)
+
+    def _tell_search(self, sentence: str) -> None:
+        self.search_line.setText(sentence)
+        self.search_line.setVisible(bool(sentence))
+
+    def _show_choice(self) -> None:
+        """Enable the buttons that apply to the selected runs, and show the details of one."""
+        runs = self.table.selected_runs()
+        for entry in ACTIONS:
+            if entry is not None and entry.key in self.buttons:
+                self.buttons[entry.key].setEnabled(entry.applies(runs))
+                self.buttons[entry.key].setText(entry.text(runs))
+        self.more_button.setEnabled(bool(runs))
+        if self.details_button.isChecked():
+            family = self.runs.family_of(Path(runs[0].summary.path)) if len(runs) == 1 else {}
+            titles = {record.summary.name: record.title for record in self.model.rows} if family else {}
+            self.details.show_runs(runs, family, titles)
+
+    def toggle_details(self) -> None:
+        shown = self.details_button.isChecked()
+        self.session.prefs.run_details_shown = shown
+        self._details_card.setVisible(shown)
+        self._show_choice()
+
+    def choose_columns(self) -> None:
+        """Open the dialog of the columns; what is ticked there applies at once."""
+        dialog = ColumnDialog([field.key for field in self.model.columns], all_keys(self.model.rows), self)
+        dialog.chosen.connect(self._set_columns)
+        dialog.show()
+
+    def _set_columns(self, keys: list[str]) -> None:
+        widths = dict(self.table.columns())
+        if keys != list(widths):
+            chosen = [Path(run.summary.path) for run in self.table.selected_runs()]
+            self.table.show_columns([(key, widths.get(key, 0)) for key in keys])
+            self.session.prefs.run_columns = self.table.columns()
+            self.table.choose(*chosen)
 
     # ── actions ────────────────────────────────────────────────────────────────────
 
-    def _show_choice(self) -> None:
-        """Enable the buttons that apply to the selected run."""
-        row = self.table.selected_run()
-        for action in (self.open_button, self.settings_button, self.folder_button):
-            action.setEnabled(row is not None)
-        self.resume_button.setEnabled(row is not None and row.state in RESUMABLE)
-        for action in (self.chat_button, self.export_button, self.evaluate_button):
-            action.setEnabled(row is not None and row.state not in LIVE and row.step > 0)
-        self.trash_button.setEnabled(row is not None and row.state not in LIVE)
-
     def open(self) -> None:
-        """Show the run on the Monitor page."""
-        row = self.table.selected_run()
-        if row is not None:
-            self.session.open_run(row.path)
-            self.session.page_requested.emit("monitor")
+        """Show the selected run on the Monitor page; compare several."""
+        self.run_actions.do("compare" if len(self.table.selected_rows()) > 1 else "open")
 
-    def resume(self) -> None:
-        row = self.table.selected_run()
-        if row is not None and row.state in RESUMABLE:
-            self.session.resume_run(RunFolder(row.path))
+    def compare(self) -> None:
+        """Show the selected runs on the same charts, in the order of the table, until Escape."""
+        self.compare_view.compare(self.table.selected_runs())
+        self._stack.setCurrentWidget(self.compare_view)
+        self.compare_view.back.setFocus()
 
-    def chat(self) -> None:
-        row = self.table.selected_run()
-        if row is not None:
-            self.session.chat_with(RunFolder(row.path))
+    def _close_comparison(self) -> None:
+        self.compare_view.close_runs()
+        self._stack.setCurrentIndex(1)
+        self.table.setFocus()
 
-    def export(self) -> None:
-        row = self.table.selected_run()
-        if row is not None:
-            self.session.export_requested.emit(RunFolder(row.path))
+    def clone(self, record: RunRecord) -> None:
+        """Open the dialog that makes a new run from a checkpoint of this one."""
+        dialog = CloneDialog(RunFolder(Path(record.summary.path)), record.title, VerbProcess, self)
+        dialog.cloned.connect(self._open_clone)
+        dialog.show()
 
-    def evaluate(self) -> None:
-        """Show the run's evaluations, from where a new one can be started."""
-        row = self.table.selected_run()
-        if row is not None:
-            self.session.open_run(row.path)
-            self.session.page_requested.emit("evaluate")
-
-    def use_settings(self) -> None:
-        """Load the run's settings into the form."""
-        row = self.table.selected_run()
-        if row is not None:
-            self.session.settings_requested.emit(RunFolder(row.path))
-
-    def show_folder(self) -> None:
-        row = self.table.selected_run()
-        if row is not None:
-            open_path(row.path)
-
-    def move_to_trash(self) -> None:
-        """Ask, then move the folder to the desktop's trash. A run that is training stays."""
-        row = self.table.selected_run()
-        if row is None or RunFolder(row.path).is_locked() or not self._is_confirmed(row):
-            return
-        if self.session.run is not None and self.session.run.folder.path == row.path:
-            self.session.close_run()
-        if not QFile.moveToTrash(str(row.path)):
-            self.session.message.emit(f"{row.path} could not be moved to the trash.")
+    def _open_clone(self, path: Path, starts: bool) -> None:
+        """Show the new run, on the Monitor page where it is trained at once."""
         self.refresh()
+        if starts:
+            self.session.resume_run(RunFolder(path))
+        if (
+            self.session.run is None or self.session.run.folder.path != path
+        ):  # not to be started, or another one is training
+            self.session.open_run(path)
+        self.session.page_requested.emit("monitor")
 
-    def _is_confirmed(self, row: RunRow) -> bool:
-        box = QMessageBox(self)
-        box.setWindowTitle("Move to trash")
-        box.setText(f"Move {row.path.name} to the trash?")
-        box.setInformativeText("Its charts, completions, checkpoints and adapters go with it.")
-        move = box.addButton("Move to trash", QMessageBox.ButtonRole.DestructiveRole)
-        box.setDefaultButton(box.addButton(QMessageBox.StandardButton.Cancel))
-        box.exec()
-        return box.clickedButton() is move
+    def _show_menu(self, at: QPoint) -> None:
+        self.run_actions.menu(self).popup(self.table.viewport().mapToGlobal(at))  # returns immediately, unlike exec
 
+    def _show_menu_of_button(self) -> None:
+        self.run_actions.menu(self).popup(self.more_button.mapToGlobal(QPoint(0, self.more_button.height())))
 
-def _row(summary: archive.Summary, state: str) -> RunRow:
-    before, after = summary.reward_before, summary.reward_after
-    return RunRow(
-        path=Path(summary.path),
-        state=state or summary.state,
-        model=summary.model,
-        step=summary.step or 0,
-        iterations=summary.iterations,
-        reward=after,
-        change=None if before is None or after is None else after - before,
-        began=summary.began,
-        worked_s=summary.worked_s,
-    )
+    def _toggle_star(self, path: Path) -> None:
+        record = self.model.record_at(path)
+        if record is not None:
+            self.run_actions.note(path, {"favourite": not record.notes.favourite})
 
+    def _choose_name(self, name: str) -> None:
+        """Select the run of this name, even where the search leaves it out."""
+        record = next((record for record in self.model.rows if record.summary.name == name), None)
+        if record is None:
+            self.session.message.emit(f"{name} is not in the runs folder.")
+            return
+        self.search.clear()
+        self.favourites.setChecked(False)
+        self.archived.setChecked(self.archived.isChecked() or record.notes.archived)
+        self.table.choose(Path(record.summary.path))
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+    def _rename(self) -> None:
+        """Go to the title in the details."""
+        if not self.details_button.isChecked():
+            self.details_button.click()
+        self.details.title.setFocus(Qt.FocusReason.ShortcutFocusReason)
+        self.details.title.selectAll()
+
+    def free_space(self) -> None:
+        """Offer to delete checkpoints of the selected runs; of all, where fewer than two are selected."""
+        chosen = self.table.selected_runs()
+        records = chosen if len(chosen) > 1 else self.model.rows
+        folders = [RunFolder(Path(record.summary.path)) for record in records if record.disk.get("checkpoints")]
+        dialog = FreeSpaceDialog(freeable_space(folders), parent=self)
+        dialog.freed.connect(lambda paths: [self.runs.reread(path) for path in paths])
+        dialog.show()
+
+    def _on_moved(self) -> None:
+        moved = self.run_actions.trashed
+        if moved:
+            what = moved[0].path.name if len(moved) == 1 else f"{len(moved)} runs"
+            can_undo = all(run.trashed is not None for run in moved)
+            self.undo_bar.show_done(f"Moved {what} to the trash.", can_undo=can_undo)
+        self.refresh()

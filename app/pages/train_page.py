@@ -13,10 +13,12 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
 from app import theme
+from app.model.form_values import is_equivalent
 from app.model.memory_parts import amount
 from app.model.session import Session
 from app.pages.parts.dataset_line import DatasetLine
 from app.pages.parts.source_picking import Picking
+from app.widgets.basic.labels_and_buttons import button
 from app.widgets.form import launch_column
 from app.widgets.form.form import FieldGrid, Form, SettingsCard
 from app.widgets.form.ignored_keys import IgnoredKeysBanner
@@ -25,16 +27,23 @@ from app.widgets.form.path_field import PathField
 from app.widgets.form.setting_search import SettingSearch
 from app.widgets.rewards.reward_panel import RewardPanel
 from backend.spec.config import SECTIONS, SETTINGS, sections
+from backend.spec.faults import Fault, Mistake
+from backend.spec.unusual import unusual
 
 REWARD_FIELDS = ("reward_functions_file", "reward_functions", "reward_weights")
 """Shown below the reward table, in this order, and not among the other fields of their section."""
+BASIC_FIELDS = (
+    *("train_mode", "model", "data", "train_type", "iters", "batch_size", "learning_rate"),
+    *("group_size", "max_completion_length"),
+)
+"""Always shown; of the others only those that differ from their default, until their card is opened."""
 SETTLE_MS = 150
 """How long typing must rest before problems are shown: a number half typed is not yet wrong."""
 ROOMY = 1000
 """From this page width on the launch column has its full width."""
 DEMO = (
     "The demo is loaded: a small bundled model learns, from rewards alone, to work sums out instead of guessing them. "
-    "It takes about a minute and downloads nothing."
+    "It takes about a minute and downloads nothing. To train on questions of your own, drop a csv or jsonl file anywhere."
 )
 
 
@@ -81,6 +90,7 @@ class TrainPage(QWidget):
                 section,
                 SECTIONS[section],
                 [about for about in settings if about.key not in REWARD_FIELDS],
+                BASIC_FIELDS,
                 self.form.page,
             )
             self.form.add_card(card)
@@ -101,7 +111,7 @@ class TrainPage(QWidget):
         return [*self.rewards.tab_stops(), *(stop for field in below.fields for stop in field.tab_stops())]
 
     def _order_tabs(self) -> None:
-        first = (self.presets, self.search, self.run_demo, self.left_out.close_button)
+        first = (self.all_settings, self.presets, self.search, self.run_demo, self.left_out.close_button)
         chain = [*first, *self._tabs, self.launch.run, self.launch.copy]
         for widget, following in pairwise(chain):
             QWidget.setTabOrder(widget, following)
@@ -129,6 +139,13 @@ class TrainPage(QWidget):
         self.presets.clicked.connect(self.session.presets_requested)
         across.addWidget(title)
         across.addStretch()
+        self.all_settings = button("All settings", self._show_all_settings)
+        self.all_settings.setCheckable(True)
+        self.all_settings.setToolTip(
+            "Show every setting, or only the basic ones and those that differ from their default"
+        )
+        across.addWidget(self.all_settings)
+        across.addSpacing(theme.SPACE)
         across.addWidget(self.presets)
         across.addSpacing(theme.SPACE)
         across.addWidget(self.search)
@@ -159,7 +176,9 @@ class TrainPage(QWidget):
         self.session.reward_bench.changed.connect(self._show_rewards)
         self.rewards.file_requested.connect(lambda: self.form.fields["reward_functions_file"].choose_file())
         self.search.chosen.connect(self.reveal)
-        self.launch.run_pressed.connect(self.session.start_run)
+        self.launch.run_pressed.connect(self._run_or_queue)
+        self.session.queue.changed.connect(self._show_run_button)
+        self.launch.editing_given_up.connect(self.session.queue.stop_editing)
         self.launch.problem_pressed.connect(self.reveal)
         self.session.field_requested.connect(self.reveal)
         self.session.run_changed.connect(self._show_run_button)
@@ -187,9 +206,10 @@ class TrainPage(QWidget):
             return
         if key in self.form.fields:
             self.form.fields[key].show_value(self.draft.value(key))
-        if key in REWARD_FIELDS:
+        if key in (*REWARD_FIELDS, "model", "data"):
             self._show_rewards()
         self._show_applying()
+        self.form.show_changed(self._off_default() & {key}, afresh=False)
         self._show_plan()
         self._rest_timer.start(SETTLE_MS)
 
@@ -197,8 +217,13 @@ class TrainPage(QWidget):
         self.form.show_values(self.draft.values())
         self.left_out.show_keys(self.draft.path, self.draft.left_out)
         self._show_applying()
+        self.form.show_changed(self._off_default(), afresh=True)
         self._show_rewards()
         self._show_plan()
+
+    def _off_default(self) -> set[str]:
+        value = self.draft.value
+        return {key for key, about in SETTINGS.items() if not is_equivalent(value(key), about.default)}
 
     def _show_applying(self) -> None:
         valid_values = self.draft.valid_values()
@@ -207,7 +232,7 @@ class TrainPage(QWidget):
     def _show_rewards(self) -> None:
         value = self.draft.value
         self.rewards.show_rewards(self.draft.rewards(), value("reward_functions"), value("reward_weights"))
-        self.rewards.show_means(self.session.reward_bench.means)
+        self.rewards.show_means(self.session.reward_bench.means_of_form)
 
     def _show_plan(self) -> None:
         seconds = self.session.time_forecast.seconds_per_completion(self.draft.valid_values())
@@ -223,7 +248,15 @@ class TrainPage(QWidget):
         """Exactly one button is primary: the demo's while its banner is visible, else Run."""
         training = self.session.is_training
         self.banner.setVisible(self.draft.is_demo and not training)
-        self.launch.set_run("Run", primary=not self.draft.is_demo, enabled=not training)
+        edited = self.session.queue.edited
+        text = "Save to queue" if edited is not None else "Add to queue" if training else "Run"
+        self.launch.set_run(text, primary=not self.draft.is_demo, enabled=True)
+        self.launch.show_edited(edited.name if edited is not None else "")
+
+    def _run_or_queue(self) -> None:
+        """Run; while a run trains, or the settings of a waiting one are edited, put the form into the queue instead."""
+        queue = self.session.is_training or self.session.queue.edited is not None
+        self.session.queue_run() if queue else self.session.start_run()
 
     def _show_problems(self) -> None:
         self._rest_timer.stop()
@@ -232,8 +265,18 @@ class TrainPage(QWidget):
         self.form.show_problems(fault for fault in faults if fault.setting != "reward_functions")
         of_names = (fault.sentence for fault in faults if fault.setting == "reward_functions")
         self.rewards.show_problem(next(of_names, ""))
+        warnings = self._warnings() if not faults else []
+        self.form.show_warnings(warnings)
         self.launch.show_problems(faults)
+        self.launch.show_warnings(warnings)
         self._show_memory()
+
+    def _warnings(self) -> list[Fault]:
+        """What is unusual about settings without problems."""
+        try:
+            return unusual(self.draft.config())
+        except Mistake:  # found only while parsing; the problems say it
+            return []
 
     def _show_memory(self) -> None:
         """Estimate and show the memory. Called only once typing rests, as it reads the model's files."""
@@ -244,6 +287,12 @@ class TrainPage(QWidget):
 
     def _on_rewards_picked(self, names: list[str], weights: list[float]) -> None:
         self.draft.update({"reward_functions": names, "reward_weights": weights})
+
+    def _show_all_settings(self) -> None:
+        """Open every card, or close them all."""
+        self.form.open_cards(SECTIONS if self.all_settings.isChecked() else ())
+        for key in SECTIONS:
+            self.session.prefs.set_card_open(key, self.all_settings.isChecked())
 
     # Finding a setting
 

@@ -17,8 +17,9 @@ from mlx.utils import tree_flatten
 
 from backend.chat.source import ChatSource
 from backend.engine.model_probe import split
+from backend.engine.shared_weights import copy_sharing_arrays
 from backend.engine.split_model import SplitModel
-from backend.models.policy import cast, copy_sharing_arrays, load_model, load_policy
+from backend.models.policy import cast, load_model, load_policy
 from backend.spec.faults import Mistake
 from backend.spec.machine import machine_bytes
 from backend.spec.memory.estimate import format_bytes

@@ -15,9 +15,10 @@ from backend.spec.faults import Mistake
 
 @verb
 def check(config: Annotated[Path, typer.Argument(help="The settings, a YAML file.")], as_json: AsJson = False) -> None:
-    """Say every problem with settings, model, dataset, columns and rewards; loads no weights."""
+    """Say every problem with settings, model, dataset, columns and rewards, and what is unusual; loads no weights."""
     from backend.run import preflight
-    from backend.spec.config import read
+    from backend.spec.config import parse, read
+    from backend.spec.unusual import unusual
 
     try:
         faults = preflight.check(read(config))
@@ -31,3 +32,5 @@ def check(config: Annotated[Path, typer.Argument(help="The settings, a YAML file
         raise typer.Exit(MISTAKE)
     if not as_json:
         print("Nothing is wrong with these settings.")
+        for remark in unusual(parse(read(config))):
+            print(f"{remark.setting}: {remark.sentence}")

@@ -5,22 +5,33 @@ from __future__ import annotations
 from backend.cli.exit_codes import BUG, FINISHED, MISTAKE, STOPPED
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Train": ("train", "resume", "demo"),
+    "Train": ("train", "resume", "change", "clone", "queue", "sweep", "demo"),
     "Before training": ("check", "estimate", "rewards"),
-    "What a run has learned": ("runs", "evaluate", "generate", "chat", "export", "validate"),
-    "This machine and this program": ("where", "hub", "bench", "serve"),
+    "What a run has learned": ("runs", "doctor", "compare", "evaluate", "generate", "chat", "export", "validate"),
+    "This machine and this program": ("where", "hub", "bench", "replay", "serve"),
 }
 """Title → verbs. A verb of no group is listed under Commands."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("demo", "train config.yaml --set iters=200", "runs", "evaluate RUN", "export RUN --to lmstudio"),
     "train": ("train config.yaml", "train config.yaml --set learning_rate=1e-5 --set group_size=8 --name first-try"),
-    "resume": ("resume RUN",),
+    "sweep": ("sweep sweep.yaml --plan", "sweep sweep.yaml", "sweep NAME --resume"),
+    "runs": ("runs", "runs --search 'lr>1e-5 tag:math -state:failed'"),
+    "compare": ("compare RUN RUN", "compare RUN RUN RUN --markdown"),
+    "queue": ("queue add config.yaml --set seed=1", "queue run", "queue move RUN 1"),
+    "resume": ("resume RUN", "resume RUN --set iters=400"),
+    "change": ("change RUN learning_rate=5e-6 beta=0.05",),
+    "clone": (
+        "clone RUN --step 200 --set learning_rate=5e-6 --start",
+        "clone RUN --step best --cold --name second-stage",
+    ),
     "check": ("check config.yaml",),
     "estimate": ("estimate config.yaml --prompt 512",),
     "export": ("export RUN --to lmstudio", "export RUN --to folder --folder models --format 4bit --checkpoint best"),
     "generate": ('generate RUN --prompt "What is 17 plus 25?" --both',),
+    "doctor": ("doctor RUN", "doctor RUN --json"),
     "evaluate": ("evaluate RUN --n 8", "evaluate owner/model config.yaml --limit 100"),
+    "replay": ("replay RUN", "replay RUN --speed 10 --name demonstration"),
     "where": ("where", "where --remove settings"),
 }
 """Verb ("" for the whole program) → what could be typed after the program's name."""

@@ -5,8 +5,8 @@ Everything is checked before anything is created, so that a mistake leaves nothi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ class PreparedRun:
     folder: RunFolder
     settings: Config
     inputs: RunInputs | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of a resumed run to change from its next step on."""
 
 
 def check_settings(raw: Mapping[str, Any]) -> tuple[Config, RunInputs]:
@@ -77,13 +79,18 @@ def apply_changes(raw: dict[str, Any], changes: list[str]) -> dict[str, Any]:
 
     A key without a value takes the setting out of the file. Raises Mistake for a change that cannot be read.
     """
-    changed = dict(map(_parse_change, changes))
+    changed = parse_changes(changes)
     translated_changes, unreadable_changes = translate(changed)
     translated, unreadable = translate(raw)
     if unreadable_changes or unreadable:
         return raw | changed  # the check reports what is wrong
     emptied = {key for key, value in changed.items() if value is None}
     return {key: value for key, value in translated.items() if key not in emptied} | translated_changes
+
+
+def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
+    """The raw settings of `--set key=value …`. Raises Mistake for one that cannot be read."""
+    return dict(map(_parse_change, changes))
 
 
 def _parse_change(text: str) -> tuple[str, Any]:

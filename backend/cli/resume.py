@@ -6,32 +6,54 @@ from typing import Annotated
 
 import typer
 
+from backend.cli import sweep
+from backend.cli.completions import changes as changes_offered
 from backend.cli.completions import run_names
 from backend.cli.exit_codes import verb
 from backend.cli.gpu_timeout import relax_gpu_timeout
-from backend.cli.new_run import PreparedRun
+from backend.cli.new_run import PreparedRun, parse_changes
 from backend.cli.options import Live, NewRunsDir, Stream
 from backend.cli.run_session import train_and_exit
 from backend.spec.archive import first_and_last_events
 from backend.spec.config import load
+from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, find_run
+from backend.spec.setting_aliases import translate
+from backend.spec.sweep_results import find_sweep
 
 
 @verb
 def resume(
-    run: Annotated[str, typer.Argument(help="A run folder, or its name.", autocompletion=run_names)],
+    run: Annotated[str, typer.Argument(help="A run or a sweep: its folder or its name.", autocompletion=run_names)],
     runs_dir: NewRunsDir = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="key=value, from the next step on.", autocompletion=changes_offered),
+    ] = None,
     stream: Stream = False,
     progress: Live = None,
 ) -> None:
-    """Go on from the newest whole checkpoint; without one, start over."""
+    """Go on from the newest whole checkpoint; without one, start over. With --set iters=N a finished run goes on too.
+
+    A sweep goes on with all of its runs.
+    """
+    if find_sweep(run, runs_dir) is not None:
+        if changes:
+            raise Mistake("set", "The settings of a sweep are those of its file; change those of a single run.")
+        return sweep.resume_sweep(run, runs_dir)
     folder = find_run(run, runs_dir)
-    if has_finished(folder):
-        print(f"The run {folder.name} has finished; there is nothing to resume.")
+    if has_finished(folder) and not changes:
+        print(f"The run {folder.name} has finished; there is nothing to resume. More steps: --set iters=N.")
         return
-    settings = load(folder.config)
+    settings, asked = load(folder.config), parse_changes(changes or [])
+    if has_finished(folder) and not translate(asked)[0].keys() & LENGTHENING:
+        raise Mistake("iters", f"The run {folder.name} has finished; give it more steps as well, with --set iters=N.")
     relax_gpu_timeout(settings)
-    train_and_exit(PreparedRun(folder, settings), stream, progress)
+    train_and_exit(PreparedRun(folder, settings, changes=asked), stream, progress)
+
+
+LENGTHENING = {"iters", "stop_when", "early_stopping_patience"}
+"""Settings without which a finished run has no step left."""
 
 
 def has_finished(folder: RunFolder) -> bool:

@@ -49,7 +49,15 @@ def train_or_exit(
         with logging_to(run.folder), display(stream, progress, quiet, run.settings.steps_per_report) as echo:
             print(blas.prepare(), file=sys.stderr, flush=True)
             command = shell_line([*sys.argv])
-            ending = train(run.settings, run.folder, command=command, echo=echo, inputs=run.inputs, may_restart=True)
+            ending = train(
+                run.settings,
+                run.folder,
+                command=command,
+                echo=echo,
+                inputs=run.inputs,
+                may_restart=True,
+                changes=run.changes,
+            )
         if ending.kind == RESTART:  # with the handlers that the trainer has left
             verb = go_on_with or ("resume", str(run.folder.path))
             restart(*verb, *display_options(stream, progress))

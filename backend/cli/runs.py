@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated
+
+import typer
 
 from backend.cli.exit_codes import verb
 from backend.cli.options import AsJson, ExistingRunsDir
 
 
 @verb
-def runs(runs_dir: ExistingRunsDir = None, as_json: AsJson = False) -> None:
+def runs(
+    runs_dir: ExistingRunsDir = None,
+    as_json: AsJson = False,
+    query: Annotated[str, typer.Option("--search", metavar="QUERY", help="e.g. 'lr>1e-5 tag:math -state:failed'")] = "",
+    archived: Annotated[bool, typer.Option("--archived", help="Also the runs that are archived.")] = False,
+) -> None:
     """List the runs, newest first."""
-    from backend.spec.archive import summary
     from backend.spec.places import all_runs
+    from backend.spec.run_fields import all_keys
+    from backend.spec.run_record import read_record
+    from backend.spec.run_search import asks_for_archived, search
 
-    summaries = [summary(run) for run in all_runs(runs_dir)]
+    records = [read_record(run) for run in all_runs(runs_dir)]
+    passes = search(query, all_keys(records))
+    shows_all = archived or asks_for_archived(query)
+    found = [record for record in records if passes(record) and (shows_all or not record.notes.archived)]
     if as_json:
-        print(json.dumps([run.to_dict() for run in summaries], ensure_ascii=False))
+        print(json.dumps([record.to_dict() for record in found], ensure_ascii=False))
         return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("run", "state", "step", "reward", "model", box=None)
-    for run in summaries:
+    table = Table("run", "state", "step", "reward", "model", "tags", box=None)
+    for record in found:
+        run = record.summary
         reward = "–" if run.reward is None else f"{run.reward:.3g}"
-        table.add_row(run.name, run.state, f"{run.step or 0}/{run.iterations or '–'}", reward, run.model)
-    Console().print(table if summaries else "There are no runs yet.")
+        name = f"{run.name} ({record.notes.title})" if record.notes.title else run.name
+        star = "★ " if record.notes.favourite else ""
+        steps = f"{run.step or 0}/{run.iterations or '–'}"
+        table.add_row(star + name, run.state, steps, reward, run.model, " ".join(record.notes.tags))
+    nothing = "No run matches." if records else "There are no runs yet."
+    Console().print(table if found else nothing)

@@ -73,6 +73,10 @@ class TokenizedPrompts(Sequence[Problem | None]):
     def __len__(self) -> int:
         return len(self._rows)
 
+    def are_of(self, rows: Sequence[Row], prompt_format: PromptFormat) -> bool:
+        """Whether these are the prompts of this very list of rows in this format."""
+        return rows is self._rows and prompt_format == self._format
+
     def __getitem__(self, index: int) -> Problem | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self._problems([index])[0]
 

@@ -19,6 +19,7 @@ from backend.engine.cpu.small_matmul import matmul_transposed
 from backend.engine.device import on_gpu
 from backend.engine.metal.adapter import GATE, MOST_RANKS, NOTHING, adapted, added, summed
 from backend.engine.patches import swiglu
+from backend.engine.shared_weights import SharedWeights
 
 Linear = nn.Linear | nn.QuantizedLinear
 
@@ -166,20 +167,27 @@ class FusedLinear:
         output = FusedOutput(self.projection, [base.weight.shape[0] for base in self.bases])
         return [(member, LinearBranch(output, index)) for index, member in enumerate(self.members)]
 
-    def pack(self, trees: list[nn.Module]) -> None:
+    def pack(self, trees: list[nn.Module], shared: SharedWeights | None = None) -> None:
         """Concatenate frozen weights permanently and make the layers' own arrays views of the result, in every tree.
 
-        So packing costs no memory: the views keep the one array alive, and the separate ones are freed.
+        So packing costs no memory: the views keep the one array alive, and the separate ones are freed. What another policy has packed
+        of the same weights (`shared`) is taken as it is.
         """
         if self.is_merged:
             return
         views: dict[int, mx.array] = {}
         for name in [name for name in ("weight", "scales", "biases") if self.bases[0].get(name) is not None]:
             arrays = [base[name] for base in self.bases]
+            if shared is not None and (packed := shared.packed(arrays)) is not None:
+                self.packed[name] = packed
+                continue
             self.packed[name] = arrays[0] if len(arrays) == 1 else mx.concatenate(arrays)
             edges = list(itertools.accumulate(len(array) for array in arrays))[:-1]
             if edges:
-                views |= {id(a): v for a, v in zip(arrays, mx.split(self.packed[name], edges), strict=True)}
+                parts: list[mx.array] = list(mx.split(self.packed[name], edges))  # pyright: ignore[reportArgumentType]
+                views |= {id(a): v for a, v in zip(arrays, parts, strict=True)}
+                if shared is not None:
+                    shared.add(parts, self.packed[name])
         # Evaluated here, or the lazy views would keep the separate arrays alive, and the memory would be taken twice.
         mx.eval(self.packed, list(views.values()))
         for module in (module for tree in trees for module in tree.modules()):

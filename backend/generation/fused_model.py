@@ -23,6 +23,7 @@ from mlx.utils import tree_flatten
 from backend.engine import device
 from backend.engine.metal.heads import Heads
 from backend.engine.model_probe import describe_error, split
+from backend.engine.shared_weights import SharedWeights
 from backend.engine.slot_cache import PackedSlotCache, SlotCache, StepContext
 from backend.engine.split_model import SplitModel
 from backend.generation.decoding_block import DecodingBlock, is_plain_block, share_rotations
@@ -39,11 +40,18 @@ class FusedModel:
     much memory as the weights that they replace, and `release` drops them.
 
     The tree shares every unchanged module with the policy, so it follows training. Frozen weights that are concatenated for good
-    *become* the storage: the policy's own arrays, and those of `others` (trees that share them), turn into views of it.
+    *become* the storage: the policy's own arrays, and those of `others` (trees that share them), turn into views of it. `shared`: the
+    base that other policies share with this one.
     """
 
     def __init__(
-        self, model: nn.Module, split_model: SplitModel, *, merge: bool = True, others: Iterable[nn.Module] = ()
+        self,
+        model: nn.Module,
+        split_model: SplitModel,
+        *,
+        merge: bool = True,
+        others: Iterable[nn.Module] = (),
+        shared: SharedWeights | None = None,
     ) -> None:
         self.policy, self.model, self.split_model = model, model, split_model
         self.fused_linears: list[FusedLinear] = []
@@ -55,7 +63,8 @@ class FusedModel:
         """(module of the policy, its copy in `model`), where something inside was replaced."""
         was_training = model.training
         model.eval()  # dropout would make the two models differ, and the comparison fail
-        if reason := self._build([model, *others], merge):
+        trees = [model, *others, *([shared.tree] if shared else [])]
+        if reason := self._build(trees, merge, shared):
             self.slow_paths.append(f"Layers are not fused for decoding: {reason}.")
         elif device.on_gpu() and (reason := self._replace_blocks()):
             self.slow_paths.append(f"Decoding steps run more kernels than they need: {reason}.")
@@ -89,7 +98,7 @@ class FusedModel:
         for fused in self.fused_linears:
             fused.projection.clear()
 
-    def _build(self, trees: list[nn.Module], merge: bool) -> str:
+    def _build(self, trees: list[nn.Module], merge: bool, shared: SharedWeights | None) -> str:
         """Fuse all layers that can be fused. → the reason if none was, or ""."""
         try:
             fused_linears = fusable_linears(self.policy, merge)
@@ -101,7 +110,7 @@ class FusedModel:
         self.fused_linears = fused_linears
         # Before the comparison, and kept if it fails: packed views hold the same numbers as the arrays that they replace.
         for fused in fused_linears:
-            fused.pack(trees)
+            fused.pack(trees, shared)
         branches: dict[int, nn.Module] = {
             id(member): branch for fused in fused_linears for member, branch in fused.branches()
         }

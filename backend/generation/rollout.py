@@ -68,13 +68,16 @@ class Rollout:
         self.prefill_chunk = prefill_chunk
         self.rows = rows
         others = [tree for tree in [getattr(policy, "reference_model", None)] if tree is not None]
-        self.fused = FusedModel(policy.model, policy.split_model, merge=merge, others=others)
+        shared = getattr(policy, "shared_weights", None)
+        self.fused = FusedModel(policy.model, policy.split_model, merge=merge, others=others, shared=shared)
         self.slow_paths = list(self.fused.slow_paths)
         """Sentences for the user: which fast path is not taken, and why. Empty where all are."""
         is_quantized = any(isinstance(module, nn.QuantizedLinear) for module in policy.model.modules())
         self.row_costs = row_costs(on_gpu(), is_quantized, chip())
         self._notes: list[str] = []
         self._compiled_steps: dict[Sampling, Callable[..., Any]] = {}
+        self.completions = 0
+        """Completions sampled so far, those of evaluations included."""
         reason = self._batching_obstacle()
         if reason:
             self.slow_paths.append(f"Completions are decoded one group at a time: {reason}.")
@@ -108,6 +111,7 @@ class Rollout:
         finally:
             self.fused.release()
         completions = [outputs.completion(row) for row in range(len(keys))]
+        self.completions += len(keys)
         # The allocator keeps freed KV caches for arrays of the same size, which training does not allocate.
         release_cached_buffers()
         return [

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
@@ -47,6 +47,20 @@ def attach_adapters(
             raise Mistake("lora_keys", f"{last} {' or '.join(config.lora_keys)}.")
         raise Mistake("train_type", f"{last} anything that takes adapters; choose Full, or another model.")
     return keys
+
+
+def without_adapters(model: nn.Module) -> nn.Module:
+    """`model` with the layers that it had before adapters were attached, in place."""
+    layers = [
+        (
+            name,
+            module.linear if hasattr(module, "linear") else module.embedding,
+        )  # mlx-lm's names for what an adapter wraps
+        for name, module in model.named_modules()
+        if hasattr(module, "lora_a")
+    ]
+    model.update_modules(tree_unflatten(layers))
+    return model
 
 
 def _attach(model: nn.Module, config: AdapterSettings, keys: list[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -22,6 +23,15 @@ from backend.spec.faults import Mistake
 
 SETTING = {"model": "model", "dataset": "data"}
 """The setting that names a repository of this type."""
+
+_ERROR_NUMBER = re.compile(r"\[Errno -?\d+\]\s*")
+_NO_ADDRESS = (
+    "Name or service not known",
+    "nodename nor servname",
+    "Temporary failure in name resolution",
+    "No address",
+)
+"""What Linux and macOS say when a name has no address: the usual sign that there is no network."""
 
 LOG_IN = "log in with `hf auth login`"
 
@@ -52,7 +62,7 @@ def explain(error: Exception, repo_id: str, repo_type: str) -> str:
         case HfHubHTTPError():
             return _explain_answer(error, name)
         case HTTPError():
-            return f"{host()} cannot be reached ({_reason(error)}); check the connection, or choose what is on this machine."
+            return _explain_silence(error, repo_id, repo_type)
         case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return f"The disk that holds {constants.HF_HUB_CACHE} is full; what has arrived is kept, so make room and resume."
     return f"{error.filename or constants.HF_HUB_CACHE} cannot be written: {error.strerror or error}."  # type: ignore[attr-defined]
@@ -83,7 +93,19 @@ def host() -> str:
     return "Hugging Face" if netloc == "huggingface.co" else f"The Hub at {netloc}"
 
 
+def _explain_silence(error: Exception, repo_id: str, repo_type: str) -> str:
+    """The Hub was not reached at all."""
+    unreached = f"{host()} cannot be reached: {_reason(error)}"
+    if not repo_id:
+        return f"{unreached}; check the connection, or choose what is on this machine."
+    return f"The {repo_type} {repo_id} is not on this machine, and {unreached}; connect, or choose a {repo_type} that is here."
+
+
 def _reason(error: Exception) -> str:
+    """Why no answer came, in words; of the system's own message without its number."""
     if "Timeout" in type(error).__name__:
         return "it does not answer"
-    return str(error).strip().rstrip(".") or type(error).__name__
+    said = _ERROR_NUMBER.sub("", str(error)).strip().rstrip(".")
+    if any(words in said for words in _NO_ADDRESS):
+        return "this machine seems to be offline"
+    return said or type(error).__name__

@@ -15,9 +15,9 @@ from typing import Any, Literal
 from backend.models import supported_architectures
 from backend.spec.model_and_data_names import DATA_SUFFIXES
 from backend.spec.model_config import model_type
-from backend.spec.places import RepoType, all_runs, hub_cache, lm_studio_models, snapshot_of
+from backend.spec.places import RepoType, all_runs, demo_folder, hub_cache, lm_studio_models, snapshot_of
 
-Where = Literal["cache", "lmstudio", "run", "folder"]
+Where = Literal["cache", "lmstudio", "run", "folder", "bundled"]
 FileStats = dict[str, tuple[int, float]]
 """Name of a file → (bytes, unix seconds of its last change)."""
 DATA_ENDINGS = (*DATA_SUFFIXES, ".jsonl.gz", ".json.gz", ".csv.gz", ".json.zst", ".jsonl.zst", ".arrow", ".tsv", ".txt")
@@ -49,8 +49,8 @@ class InventoryItem:
 
 
 def models(folders: Iterable[str] = ()) -> list[InventoryItem]:
-    """Every model on this machine, newest first. `folders` are models, or folders of models, that the user chose before; those
-    that no longer exist are left out."""
+    """Every model on this machine, newest first. `folders` are models, or folders of models, that the user chose before; those that
+    no longer exist are left out."""
     items = {item.place: item for item in (*_cached_models(), *_lm_studio_models(), *_run_models())}
     for folder in folders:
         for item in _plain_models(Path(folder).expanduser()):
@@ -63,6 +63,17 @@ def datasets(paths: Iterable[str] = ()) -> list[InventoryItem]:
     items = [_cached_dataset(repo) for repo in _repos("dataset")]
     items += [dataset_at(Path(path).expanduser()) for path in dict.fromkeys(paths)]
     return sorted((item for item in items if item is not None), key=lambda item: -item.changed)
+
+
+def bundled(repo_type: RepoType) -> InventoryItem:
+    """The model or dataset of the demo, which comes with the app."""
+    if repo_type == "model":
+        item = model_at(demo_folder("model"), "Bundled demo/model", "bundled")
+        item.remarks = ["It only adds two numbers: small enough to try everything out in a minute."]
+        return item
+    data = dataset_at(demo_folder("data"), "Bundled demo/data", "bundled")
+    assert data is not None, "the demo's data is missing from this installation"
+    return data
 
 
 # ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,17 +1,17 @@
-"""The policy: load a model through mlx-lm, quantise it, attach adapters, keep a frozen reference, save the whole model.
+"""The policy: load a model through mlx-lm, quantise it, attach adapters, keep a frozen reference.
 
 The reference is the model before training. Its module tree is copied before adapters are attached and shares every array with
 the policy's base, so it costs no memory under LoRA and DoRA; under full fine-tuning the arrays diverge at the first update.
 
-Does not train (`backend.training`) and writes no checkpoints (`backend.run.checkpoint_writer`).
+Does not train (`backend.training`), and writes nothing (`backend.models.saving`, `backend.run.checkpoint_writer`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from mlx_lm.tuner.utils import load_adapters
 from backend.engine.cpu import compiler
 from backend.engine.model_probe import gradient_error, is_causal, split
 from backend.engine.output_layer import PROBE
-from backend.models.adapters import adapted_layer_count, attach_adapters, lora_parameters
+from backend.engine.shared_weights import SharedWeights, copy_sharing_arrays
+from backend.models.adapters import attach_adapters, without_adapters
 from backend.spec.faults import Mistake
 from backend.spec.model_and_data_names import model_source
 from backend.spec.setting_groups import ModelSettings
@@ -47,7 +48,7 @@ class Policy:
     `original_dtypes` holds the type of every array that was loaded in 16 bits and is trained in 32; it is saved in that type.
     `masters` is mixed precision (arXiv:1710.03740): the tree of trainable arrays in float32, where the model computes with copies of
     them in 16 bits. None where the model's own arrays are what learns.
-    `adapted_keys` names the layers with adapters where they are not all.
+    `adapted_keys` names the layers with adapters where they are not all. `shared_weights`: the base that other policies share with it.
     `hidden` and `logits` are the two parts of the forward pass (see `backend.engine.forward.SplitModel`).
     """
 
@@ -60,6 +61,7 @@ class Policy:
         original_dtypes: dict[str, mx.Dtype] | None = None,
         masters: Any = None,
         adapted_keys: list[str] | None = None,
+        shared_weights: SharedWeights | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -67,6 +69,7 @@ class Policy:
         self.original_dtypes = original_dtypes or {}
         self.masters = masters
         self.adapted_keys = adapted_keys or []
+        self.shared_weights = shared_weights
         self.split_model = split(model)
         self.reference_model = reference
         self.reference = split(reference) if reference is not None else None
@@ -111,6 +114,19 @@ class Policy:
         policy, reference = self.trainable(), self.reference_arrays()
         self.restore_reference({name: (1 - alpha) * reference[name] + alpha * policy[name] for name in policy})
 
+    def use_reference(self, config: ModelSettings) -> None:
+        """Load or drop the reference as the settings have it now. Under full fine-tuning the base weights are gone, so that a reference
+        can be dropped there, but not taken up. Raises Mistake for a reference model that cannot be loaded."""
+        if config.needs_reference == (self.reference is not None):
+            return
+        reference = None
+        if config.needs_reference:
+            assert config.train_type != "full"
+            reference = _load_reference(without_adapters(copy_sharing_arrays(self.model)), self.tokenizer, config, {})
+            mx.eval(reference.parameters() if reference else [])
+        self.reference_model = reference
+        self.reference = split(reference) if reference is not None else None
+
     def reference_arrays(self) -> dict[str, mx.array]:
         """The reference's value of every trainable array. Complete only with `sync_ref_model`, or under full fine-tuning."""
         assert self.reference_model is not None
@@ -128,13 +144,25 @@ class Policy:
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def load_policy(config: ModelSettings, note: Callable[[str], None] = lambda sentence: None) -> Policy:
-    """Build the policy of a run, before its first step; `note` takes sentences for the user.
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A model in the precision of the settings, without adapters. `original_dtypes` and `masters` as in `Policy`, of full fine-tuning.
 
-    Raises Mistake, naming the setting, for a model that cannot be loaded, run, quantised or adapted.
+    Policies with adapters may be built on one Base, one after the other: each has a module tree of its own over the same arrays.
     """
-    if sentence := compiler.prepare():
-        note(sentence)
+
+    model: nn.Module
+    tokenizer: Any
+    model_config: dict[str, Any]
+    original_dtypes: dict[str, mx.Dtype]
+    masters: Any
+    weights: SharedWeights
+    references: dict[str, nn.Module] = field(default_factory=dict)
+    """Other models as reference, by `reference_model_path`."""
+
+
+def load_base(config: ModelSettings, note: Callable[[str], None] = lambda sentence: None) -> Base:
+    """Load, quantise and cast the model of a run. Raises Mistake, naming the setting, where that cannot be done."""
     model, tokenizer, model_config = load_model(config.model, "model")
     if config.quantization != "none":
         model, model_config = _quantize(model, model_config, config.quantization)
@@ -143,7 +171,25 @@ def load_policy(config: ModelSettings, note: Callable[[str], None] = lambda sent
     # After quantising, so that the codes are those of the model as it came, which an export quantises too.
     masters = cast(model, config.dtype, keep=is_full)
     _check_computes(model, config)
-    reference = _load_reference(model, tokenizer, config)
+    return Base(model, tokenizer, model_config, original_dtypes, masters, SharedWeights(model))
+
+
+def load_policy(
+    config: ModelSettings, note: Callable[[str], None] = lambda sentence: None, shared: Base | None = None
+) -> Policy:
+    """Build the policy of a run, before its first step; `note` takes sentences for the user.
+
+    `shared` is a base that other policies use too, of the same `model`, `quantization` and `dtype`: it stays as it is, and only adapters
+    can be trained on it. Raises Mistake, naming the setting, for a model that cannot be loaded, run, quantised or adapted.
+    """
+    if sentence := compiler.prepare():
+        note(sentence)
+    is_full = config.train_type == "full"
+    assert shared is None or not is_full
+    base = shared or load_base(config, note)
+    tokenizer, masters = base.tokenizer, base.masters
+    model = copy_sharing_arrays(base.model) if shared else base.model
+    reference = _load_reference(model, tokenizer, config, base.references)
     adapted_keys: list[str] = []
     if is_full:
         model.unfreeze()
@@ -153,7 +199,10 @@ def load_policy(config: ModelSettings, note: Callable[[str], None] = lambda sent
             reference = _frozen(copy_sharing_arrays(model))
     _check_learns(model, config.model)
     mx.eval(model.parameters(), masters)
-    return Policy(model, tokenizer, model_config, reference, original_dtypes, masters, adapted_keys)
+    return Policy(
+        model, tokenizer, base.model_config, reference, base.original_dtypes, masters, adapted_keys,
+        base.weights if shared else None,
+    )  # fmt: skip
 
 
 def cast(model: nn.Module, dtype: str, keep: bool = False) -> Any:
@@ -285,13 +334,22 @@ def _prepare_full_training(model: nn.Module, note: Callable[[str], None]) -> dic
     return original_dtypes
 
 
-def _load_reference(model: nn.Module, tokenizer: Any, config: ModelSettings) -> nn.Module | None:
-    """The reference that the settings ask for: the model before training, another model, or the base with other adapters."""
+def _load_reference(
+    model: nn.Module, tokenizer: Any, config: ModelSettings, loaded: dict[str, nn.Module]
+) -> nn.Module | None:
+    """The reference that the settings ask for: the model before training, or another one, which `loaded` keeps by its path."""
     if not config.needs_reference:
         return None
-    path = Path(config.reference_model_path).expanduser()
     if not config.reference_model_path:
         return _frozen(copy_sharing_arrays(model))
+    if config.reference_model_path not in loaded:
+        loaded[config.reference_model_path] = _other_reference(model, tokenizer, config)
+    return loaded[config.reference_model_path]
+
+
+def _other_reference(model: nn.Module, tokenizer: Any, config: ModelSettings) -> nn.Module:
+    """Another model as the reference, or the base with other adapters."""
+    path = Path(config.reference_model_path).expanduser()
     if (path / "adapter_config.json").is_file():
         return _frozen(_with_adapters(copy_sharing_arrays(model), path))
     reference, other_tokenizer, _ = load_model(config.reference_model_path, "reference_model_path")
@@ -319,40 +377,3 @@ def _with_adapters(model: nn.Module, adapters: Path) -> nn.Module:
         first, _, rest = str(error).strip().partition("\n")
         reason = _first_line(rest if first.endswith(":") else first, error)
         raise Mistake("reference_model_path", f"The adapter {adapters} does not fit this model: {reason}.") from error
-
-
-def copy_sharing_arrays(model: nn.Module) -> nn.Module:
-    """A second module tree over the same arrays, at no cost in memory."""
-    arrays = {id(array): array for _, array in tree_flatten(model.parameters())}
-    return copy.deepcopy(model, arrays)  # deepcopy does not copy objects that are in its memo
-
-
-# ── saving ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def adapter_config(policy: Policy, config: ModelSettings) -> dict[str, Any]:
-    """The content of adapter_config.json, from which mlx-lm's `load_adapters` rebuilds the adapters."""
-    return {
-        "fine_tune_type": config.train_type,
-        "model": config.model,
-        "num_layers": adapted_layer_count(policy.model, config.num_layers),
-        "lora_parameters": lora_parameters(config, policy.adapted_keys),
-    }
-
-
-def save_model(policy: Policy, source: str, folder: Path) -> None:
-    """Write the whole model into `folder` as `mlx_lm.load` opens it, in the precision that it was loaded with.
-
-    `source` is the base model's folder or id, from which mlx-lm copies further files.
-    """
-
-    def in_original_dtype(name: str, array: mx.array) -> mx.array:
-        return array.astype(policy.original_dtypes.get(name, array.dtype))
-
-    model = copy_sharing_arrays(policy.model)
-    model.update(policy.parameters())  # the masters, where the model computes with copies
-    model.update(tree_map_with_path(in_original_dtype, model.parameters()))
-    path = Path(source).expanduser()
-    # A folder, never an id: for an id mlx-lm requests a model card from the Hub, and a run must be able to end offline.
-    path = path if path.is_dir() else mlx_lm_utils.hf_repo_to_path(source)
-    mlx_lm_utils.save(folder, path, model, policy.tokenizer, policy.model_config, donate_model=False)

@@ -52,6 +52,13 @@ class TrainingState:
     """Held-out reward at the last evaluation, else mean training reward since the last checkpoint."""
     evaluated: int = -1
     """The step of the last evaluation."""
+    best_score: float | None = None
+    best_step: int = 0
+    """The highest score so far, and its step."""
+    gain: float | None = None
+    """The last score that counted as a gain for early stopping."""
+    scores_without_gain: int = 0
+    """Scores since then."""
     bonus: list[float | None] = field(default_factory=list)
     """State of the entropy bonus."""
     reward_weights: list[dict[str, Any]] = field(default_factory=list)
@@ -70,8 +77,12 @@ class Checkpoint:
     path: Path
     state: TrainingState
 
+    @property
+    def weights_file(self) -> Path:
+        return next(file for file in _weight_files(self.path) if file.exists())
+
     def weights(self) -> Arrays:
-        return _load(next(file for file in _weight_files(self.path) if file.exists()))
+        return _load(self.weights_file)
 
     @property
     def has_reference(self) -> bool:

@@ -18,7 +18,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from backend.models.policy import Policy, adapter_config
+from backend.models.policy import Policy
+from backend.models.saving import adapter_config
 from backend.run import checkpoint
 from backend.run.checkpoint import Arrays, TrainingState
 from backend.spec.config import Config

@@ -1,10 +1,13 @@
-"""Commands to a running trainer: pause, resume, save or stop, from the window's `control` file or from a signal.
+"""Commands to a running trainer: pause, resume, save, stop, finish-step, from the window's `control` file or from a signal.
 
 The protocol of the file. The window writes one word to a temporary file and renames it to `control`, so that a word is never
 seen half written; a second word replaces one that was not read yet. The trainer looks for the file between decode chunks,
 micro-batches and evaluation batches. It claims the word by renaming `control` to `control.taken` and reads it there: a rename
 succeeds for one reader only, and a word that the window writes in the meantime is a new file. The claimed file is deleted, the word
 is written to the diary as a `command` event, and obeyed. Files left by an earlier process are deleted before `started`.
+
+A request to change settings is a file of its own, `change.json`, that needs no word: a word could be replaced by the next one, and the
+request be lost with it. It is the command `change`, looked for in the same places.
 
 This module decides when a pause ends; what "save" and "stop" do is the trainer's.
 """
@@ -19,7 +22,7 @@ from types import FrameType
 from backend.spec.events import Diary
 from backend.spec.places import RunFolder
 
-WORDS = ("pause", "resume", "save", "stop")
+WORDS = ("pause", "resume", "save", "stop", "finish-step")
 PAUSE_POLL_S = 0.1
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -32,9 +35,10 @@ class Stopped(Exception):
 
 
 class Control:
-    """The commands to one run. `save_requested` stays set until the trainer clears it, `stop_requested` for good.
+    """The commands to one run. `save_requested` stays set until the trainer clears it, `stop_requested` for good, and
+    `finish_step_requested` too: to stop once the step in flight is done.
 
-    `before_pause` and `after_pause` are called at the two ends of a pause. `keep_words`: the program before this one, in the same process,
+    `take_change` is called where a change of settings is asked for, and takes the request. `before_pause` and `after_pause` are called at the two ends of a pause. `keep_words`: the program before this one, in the same process,
     has handed the run on, and a word that came in between is for this one.
     """
 
@@ -45,19 +49,22 @@ class Control:
         *,
         before_pause: Callable[[], None] = do_nothing,
         after_pause: Callable[[], None] = do_nothing,
+        take_change: Callable[[], None] = do_nothing,
         keep_words: bool = False,
     ) -> None:
         self.run = run
         self.diary = diary
         self._before_pause, self._after_pause = before_pause, after_pause
+        self._take_change = take_change
         self.save_requested = False
+        self.finish_step_requested = False
         self.stop_requested = False
         self.reason = ""
         self.paused_s = 0.0
         """Seconds spent paused so far."""
         self._signal: int | None = None
         # Commands to an earlier process: a "stop" that it did not live to read would end this one.
-        for leftover in () if keep_words else (run.control, run.control_taken):
+        for leftover in () if keep_words else (run.control, run.control_taken, run.change_request):
             leftover.unlink(missing_ok=True)
 
     def listen_to_signals(self) -> None:
@@ -93,6 +100,8 @@ class Control:
             self._pause()
         elif word == "save":
             self.save_requested = True
+        elif word == "finish-step":
+            self.finish_step_requested = True
         elif word == "stop":
             self.stop_requested = True
         # Not in the branch above: a stop that came while may_stop was False is raised by a later call.
@@ -100,7 +109,11 @@ class Control:
             raise Stopped(self.reason)
 
     def _claim(self) -> str | None:
-        """The next command, written to the diary; None where there is none. A signal counts as "stop"."""
+        """The next command, written to the diary; None where there is none. A signal counts as "stop". A request for a change is
+        passed on first."""
+        if self.run.change_request.exists():
+            self.diary.write("command", word="change")
+            self._take_change()
         if self._signal is not None:
             name, self._signal = signal.Signals(self._signal).name, None
             self.diary.write("command", word="stop", source=name)
@@ -125,9 +138,10 @@ class Control:
         self._before_pause()
         self.diary.write("phase", phase="paused")
         began = time.monotonic()
-        while (word := self._claim()) not in ("resume", "stop"):
+        while (word := self._claim()) not in ("resume", "stop", "finish-step"):
             self.save_requested |= word == "save"  # the trainer saves at the end of the step
             time.sleep(PAUSE_POLL_S)  # a signal does not cut it short (PEP 475); the next poll sees it
         self.paused_s += time.monotonic() - began
         self.stop_requested |= word == "stop"
+        self.finish_step_requested |= word == "finish-step"
         self._after_pause()

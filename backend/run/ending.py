@@ -26,6 +26,8 @@ class Ending:
     sentence: str
     exit_code: int
     traceback: str = ""
+    reason: str = ""
+    """Of a finished run that was planned to end early: "stop_when" or "early_stopping"."""
     gpu_error: GpuError | None = None
     gpu_text: str = ""
     """mlx's own words for it."""

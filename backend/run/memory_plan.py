@@ -104,9 +104,9 @@ def _bytes(policy: Any) -> int:
 
 
 class _PolicyLimits:
-    """MLX's memory limit is that of the newest policy that lives, and what it was before any where none does.
+    """MLX's memory limit is the largest of the policies that live, and what it was before any where none does.
 
-    Policies are collected in any order. If each restored what it had found, a limit could outlive its policy, and every later operation
+    Of several that live, as in a sweep, any may compute next. They are collected in any order: if each restored what it had found, a limit could outlive its policy, and every later operation
     of the process would wait for the device.
     """
 
@@ -119,12 +119,12 @@ class _PolicyLimits:
             self._before = mx.set_memory_limit(size)
         key = object()
         self._sizes[key] = size
-        mx.set_memory_limit(size)
+        mx.set_memory_limit(max(self._sizes.values()))
         weakref.finalize(policy, self._release, key).atexit = False  # at exit the old limit is of no use
 
     def _release(self, key: object) -> None:
         del self._sizes[key]
-        mx.set_memory_limit(next(reversed(self._sizes.values()), self._before))
+        mx.set_memory_limit(max(self._sizes.values(), default=self._before))
 
 
 _LIMITS = _PolicyLimits()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
 
 from backend.data.problems import PromptFormat
 from backend.data.prompt_stream import PromptStream
 from backend.data.prompts import BackgroundTokenizer, TokenizedPrompts, measure_first_rows
-from backend.data.rows import SPLITS, Splits, check_columns
+from backend.data.rows import SPLITS, Row, Splits, check_columns
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
-from backend.models.policy import Policy, load_policy
+from backend.models.policy import Base, Policy, load_policy
 from backend.run.checkpoint import Checkpoint
+from backend.run.evaluate import held_out_rewards
 from backend.run.gpu_retries import StepSize
 from backend.run.memory_plan import WHOLE_STEP, learner_limits, plan_memory, refuse_too_large, rollout_limits
 from backend.run.run_inputs import RunInputs, read_inputs
@@ -51,6 +53,44 @@ class RunParts:
         """Sentences for the user that came up since the last call."""
         return [*self.background_tokenizer.new_notes(), *self.rollout.new_notes()]
 
+    def change(self, config: Config, keys: Collection[str]) -> None:
+        """Go on with the settings of `config`, between two steps; `keys` names those that differ from before. Raises Mistake for a
+        reference model that cannot be loaded."""
+        self.policy.use_reference(config)
+        # `iters` does not count where epochs or stages decide the length.
+        self.scoring.change(config, self.steps if config.epochs else config.iters)
+        self.steps = self.scoring.steps
+        self.sampling = sampling_of(config)
+        self.learner.change(config, self.steps, keys)
+
+    def held_out(
+        self, problems: list[Problem], count: int, step: int, config: Config, poll: Callable[[float], None]
+    ) -> dict[str, float]:
+        """Held-out rewards after `step`, over the first `count` batches of `problems`."""
+        stage = self.scoring.stage(step)
+        return held_out_rewards(
+            self.rollout,
+            problems,
+            lambda groups: self.scoring.score(groups, step, self.prompt_stream.epoch),
+            stage.names,
+            stage.weights.at(step),
+            sampling=self.sampling,
+            group_size=config.num_generations_eval or config.group_size,
+            batch_size=config.prompts_per_step,
+            count=count,
+            poll=poll,
+            # Reward functions that use mlx would share the device and its memory with sampling.
+            overlap_scoring=not self.scoring.uses_mlx,
+        )
+
+    def step_size(self, config: Config) -> StepSize:
+        """How much of a step has been computed at once."""
+        forward, rows = self.learner.forward, self.rollout.rows
+        every_row = config.prompts_per_step * config.group_size
+        # The largest that there was, where the budget was never used up: half of the budget would change nothing then.
+        tokens = min(forward.micro_batch_tokens, forward.largest_micro_batch or forward.micro_batch_tokens)
+        return StepSize(tokens, min(rows or every_row, every_row))
+
     def restore(self, saved: Checkpoint) -> None:
         """Bring every part to the state of a checkpoint."""
         state = saved.state
@@ -62,16 +102,40 @@ class RunParts:
             self.policy.restore_reference(saved.reference())
 
 
-def load_parts(config: Config, note: Note, inputs: RunInputs | None = None, most: StepSize = WHOLE_STEP) -> RunParts:
+@dataclass(slots=True)
+class SharedParts:
+    """What several runs of one process have in common: the base model, which full fine-tuning cannot share, and prompts of the same
+    rows in the same format."""
+
+    base: Base | None
+    prompts: list[TokenizedPrompts] = field(default_factory=list)
+
+    def tokenized(self, rows: list[Row], tokenizer: Any, prompt_format: PromptFormat, source: str) -> TokenizedPrompts:
+        """Those that another run has made of these very rows, or new ones."""
+        for prompts in self.prompts:
+            if prompts.are_of(rows, prompt_format):
+                return prompts
+        self.prompts.append(TokenizedPrompts(rows, tokenizer, prompt_format, source))
+        return self.prompts[-1]
+
+
+def load_parts(
+    config: Config,
+    note: Note,
+    inputs: RunInputs | None = None,
+    most: StepSize = WHOLE_STEP,
+    shared: SharedParts | None = None,
+) -> RunParts:
     """Build a run's parts. `inputs` is the result of `preflight`; without it they are read now. `most`: what GPU errors have
-    left of a step.
+    left of a step. `shared`: what this run has in common with others of the process.
 
     `note` is called with each sentence for the user. Raises Mistake for settings or files that cannot be used.
     """
     inputs = inputs or read_inputs(config)
     refuse_too_large(config)
-    policy = load_policy(config, note)
-    prompts = _tokenized_prompts(inputs.splits, policy, config)
+    policy = load_policy(config, note, shared.base if shared else None)
+    make_prompts = shared.tokenized if shared else TokenizedPrompts
+    prompts = _tokenized_prompts(inputs.splits, policy, config, make_prompts)
     if config.test and "test" not in prompts:
         raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
     per_step = config.prompts_per_step
@@ -94,13 +158,19 @@ def load_parts(config: Config, note: Note, inputs: RunInputs | None = None, most
         background_tokenizer=background_tokenizer,
         valid=valid,
         test=test,
-        sampling=Sampling(config.temperature, config.top_p, config.top_k, config.min_p),
+        sampling=sampling_of(config),
         steps=scoring.steps,
         slow_paths=list(dict.fromkeys([*policy.split_model.slow_paths, *rollout.slow_paths, *of_prompts])),
     )
 
 
-def _tokenized_prompts(splits: Splits, policy: Policy, config: Config) -> dict[str, TokenizedPrompts]:
+def sampling_of(config: Config) -> Sampling:
+    return Sampling(config.temperature, config.top_p, config.top_k, config.min_p)
+
+
+def _tokenized_prompts(
+    splits: Splits, policy: Policy, config: Config, make: Callable[..., TokenizedPrompts]
+) -> dict[str, TokenizedPrompts]:
     """The prompts of every split that the run uses, the first rows tokenised; with `epochs` all training rows, because
     the length of the run is then the number of rows that fit."""
     used = {"train": True, "valid": config.steps_per_eval > 0, "test": config.test}
@@ -111,7 +181,7 @@ def _tokenized_prompts(splits: Splits, policy: Policy, config: Config) -> dict[s
             continue
         if faults := check_columns(rows, config, source):
             raise Mistake(faults)
-        prompts[split] = TokenizedPrompts(rows, policy.tokenizer, PromptFormat.of(config), source)
+        prompts[split] = make(rows, policy.tokenizer, PromptFormat.of(config), source)
         measure_first_rows(prompts[split], split, all_rows=split == "train" and config.epochs > 0)
         prompts[split].measure(prompts[split].longest_texts())  # memory is planned for the longest prompt of all rows
     return prompts

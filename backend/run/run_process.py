@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from backend.models.policy import save_model
+from backend.models.saving import save_model
 from backend.run import checkpoint
 from backend.run.ending import RESTART, Ending, ending_of
 from backend.run.gpu_errors import GpuError
+from backend.run.parts import SharedParts
 from backend.run.run_inputs import RunInputs
+from backend.run.steering import Steering
 from backend.run.trainer import Trainer
 from backend.spec.config import Config
 from backend.spec.events import Diary, truncate_file
@@ -34,11 +36,13 @@ def train(
     echo: Callable[[Any], None] | None = None,
     inputs: RunInputs | None = None,
     may_restart: bool = False,
+    changes: Mapping[str, Any] | None = None,
 ) -> Ending:
-    """Train `config` in `run`, from its newest checkpoint if it has one. `inputs` are what `preflight` read, if it did.
+    """Train `config` in `run`, from its newest checkpoint if it has one. `inputs` are what `preflight` read, if it did. `changes`: raw
+    settings to change from the step after that checkpoint on.
 
     Errors of the run are written to the diary and returned in the Ending, never raised. Raises Mistake when another process
-    holds the run, or its log of GPU errors is damaged. With `may_restart` the Ending may be a RESTART: the run stays locked, SIGTERM and SIGINT stay blocked, and the caller
+    holds the run, its log of GPU errors or its changes are damaged, or the settings of `changes` cannot be. With `may_restart` the Ending may be a RESTART: the run stays locked, SIGTERM and SIGINT stay blocked, and the caller
     has to exec a program that calls this again.
     """
     # An flock, which the kernel releases however this process ends. It is held before the checkpoint is read and the files
@@ -46,13 +50,9 @@ def train(
     inherited = inherited_lock(run)
     lock = hold_lock(run) if inherited is None else inherited
     try:
-        saved = checkpoint.newest(run)
-        # After a kill both files are ahead of the checkpoint: see the docstring of backend/run/checkpoint.py.
-        truncate_file(run.events, saved.state.events_bytes if saved else 0)
-        truncate_file(run.completions, saved.state.completions_bytes if saved else 0)
-        trainer = Trainer(config, run, Diary(run.events, echo), is_restarted=inherited is not None)
+        trainer, saved = open_run(config, run, echo, changes=changes, is_restarted=inherited is not None)
         ending = ending_of(lambda: trainer.run(saved, command, inputs), lambda: trainer.state.step)
-        ending = _end(trainer, ending, config.retry_on_gpu_error if may_restart else 0)
+        ending = end_run(trainer, ending, config.retry_on_gpu_error if may_restart else 0)
         if ending.kind == RESTART:
             hand_on_lock(os.dup(lock))
         return ending
@@ -60,14 +60,47 @@ def train(
         os.close(lock)
 
 
-def _end(trainer: Trainer, ending: Ending, gpu_retries: int) -> Ending:
-    """Save what is not saved yet, write the diary's last line unless the run goes on, and close the files."""
+def open_run(
+    config: Config,
+    run: RunFolder,
+    echo: Callable[[Any], None] | None = None,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    is_restarted: bool = False,
+    shared: SharedParts | None = None,
+) -> tuple[Trainer, checkpoint.Checkpoint | None]:
+    """A trainer for a run whose lock this process holds, and the checkpoint to begin from, to which the run's files are cut back.
+
+    `changes` as in `train`; raises Mistake as it does.
+    """
+    saved = checkpoint.newest(run)
+    steering = Steering(run, config)
+    if changes:
+        steering.record(changes, saved.state.step if saved else 0)
+    # After a kill both files are ahead of the checkpoint: see the docstring of backend/run/checkpoint.py.
+    truncate_file(run.events, saved.state.events_bytes if saved else 0)
+    truncate_file(run.completions, saved.state.completions_bytes if saved else 0)
+    settings = steering.config_at(saved.state.step if saved else 0)
+    trainer = Trainer(settings, run, Diary(run.events, echo), steering, is_restarted=is_restarted)
+    trainer.shared = shared
+    return trainer, saved
+
+
+def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0) -> Ending:
+    """Save what is not saved yet, write the diary's last line unless the run goes on, and close the files.
+
+    → the ending as it became: `gpu_retries` is how often a GPU error may be answered by a RESTART.
+    """
     if ending.gpu_error is not None:
         ending = _after_gpu_error(trainer, ending, ending.gpu_error, gpu_retries)
     elif ending.kind != "finished":
         ending = _save_before(trainer, ending)
     if ending.kind != RESTART:
-        event: dict[str, Any] = {"step": ending.step, "reason": ending.kind, "sentence": ending.sentence}
+        event: dict[str, Any] = {
+            "step": ending.step,
+            "reason": ending.reason or ending.kind,
+            "sentence": ending.sentence,
+        }
         if ending.traceback:
             event["traceback"] = ending.traceback
         trainer.diary.write(ending.kind, **event)
@@ -101,14 +134,14 @@ def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries:
     try:
         logged = log.add(error, ending.gpu_text, step=step, in_use=trainer.step_size, retries=retries)
     except OSError as full:  # without the log the next process would take the same large steps
-        _save_without_gpu(trainer)
+        save_without_gpu(trainer)
         return replace(
             ending, sentence=f"{ending.sentence} It is not retried, for gpu_errors.jsonl cannot be written: {full}."
         )
     if logged.is_retried:  # before saving, so that the checkpoint's length of the diary includes the note
         trainer.warn(logged.sentence)
         trainer.state.gpu_errors_told = len(log.errors)
-    _save_without_gpu(trainer)
+    save_without_gpu(trainer)
     if not logged.is_retried:
         return replace(ending, sentence=logged.sentence)
 
@@ -121,7 +154,7 @@ def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries:
     return ending_of(hand_on, lambda: step)
 
 
-def _save_without_gpu(trainer: Trainer) -> None:
+def save_without_gpu(trainer: Trainer) -> None:
     """Save the last finished step if the weights are still its. What cannot be saved is trained again, from the newest checkpoint."""
     try:
         with contextlib.suppress(Mistake):

@@ -46,6 +46,14 @@ class ScoringStages:
         self.steps = self.stages[-1].last
         self.uses_mlx = imports_mlx(self.stages)
 
+    def change(self, config: Config, steps: int) -> None:
+        """Go on with other weights or another length. Adaptive weights keep the factors that they have reached."""
+        state, functions = self.state(), [stage.functions for stage in self.stages]
+        self.config = config
+        self.stages = scoring_stages(config, functions, steps)
+        self.steps = self.stages[-1].last
+        self.restore(state)
+
     def stage(self, step: int) -> ScoringStage:
         """The stage of `step`, counted from 1; steps beyond the end belong to the last stage."""
         return next((stage for stage in self.stages if step <= stage.last), self.stages[-1])

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import platform
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from backend.spec.completion_rows import CompletionRow, GroupRow
-from backend.spec.events import Diary
-from backend.spec.health import LONG, findings
+from backend.spec.completion_rows import CompletionRow, GroupRow, TokenData
+from backend.spec.events import Diary, Event, read_events
+from backend.spec.health.watch import Watch
 from backend.types import Completion, Group
 
 PHASE_EVERY_S = 0.5
 """Least seconds between two `phase` events within a step."""
 
 
-def group_row(step: int, group: Group) -> GroupRow:
-    """One line of completions.jsonl."""
+def group_row(step: int, group: Group, token_data: Sequence[TokenData] = ()) -> GroupRow:
+    """One line of completions.jsonl; `token_data` has one entry for each completion, or none at all."""
     problem = group.problem
     rows = [completion_row(completion) for completion in group.completions]
+    for row, data in zip(rows, token_data, strict=False):
+        row["token_data"] = data
     return GroupRow(step=step, prompt=problem.prompt, answer=problem.answer, type=problem.type, completions=rows)
 
 
@@ -58,22 +58,17 @@ class PhaseReporter:
 
 
 class HealthReporter:
-    """Writes the findings of the health rules to the diary, each once until it no longer applies."""
+    """Follows the diary and writes to it what the health rules find: each finding when it begins, and when it is over."""
 
-    def __init__(self, diary: Diary, steps: Iterable[Mapping[str, Any]] = ()) -> None:
-        """`steps`: metrics of the steps before, when a run is resumed; their findings are in the diary already."""
+    def __init__(self, diary: Diary, settings: Mapping[str, Any]) -> None:
+        """`settings`: the run's. What the diary holds already, when a run is resumed, is read first."""
         self._diary = diary
-        self._steps = deque(steps, maxlen=LONG)
-        self._reported = {finding.code for finding in findings(list(self._steps))}
+        self._watch = Watch.resumed(settings, read_events(diary.path))
+        diary.followers.append(self._take)
 
-    def report(self, metrics: Mapping[str, Any]) -> None:
-        """Apply the rules to the metrics of a finished step and those before it."""
-        self._steps.append(metrics)
-        current = findings(list(self._steps))
-        for finding in current:
-            if finding.code not in self._reported:
-                self._diary.write("health", **asdict(finding))
-        self._reported = {finding.code for finding in current}
+    def _take(self, event: Event) -> None:
+        for fields in self._watch.take(event):
+            self._diary.write("health", **fields)
 
 
 def versions() -> dict[str, str]:

@@ -15,26 +15,33 @@ import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from backend.engine.memory import release_cached_buffers
-from backend.models.policy import save_model
+from backend.models.saving import save_model
 from backend.run import checkpoint
 from backend.run.checkpoint import TrainingState
 from backend.run.checkpoint_writer import CheckpointWriter, Snapshot, WrittenCheckpoint, snapshot
-from backend.run.control import Control
+from backend.run.control import Control, Stopped
 from backend.run.ending import Ending
-from backend.run.evaluate import held_out_rewards
 from backend.run.final_export import export_finished, exports
 from backend.run.gpu_retries import GpuErrorLog, StepSize
+from backend.run.group_collection import GroupCollection
 from backend.run.keep_awake import KeepAwake
-from backend.run.parts import RunParts, load_parts
+from backend.run.parts import RunParts, SharedParts, load_parts
+from backend.run.planned_end import MetricWatch, PlannedEnd, observe_score, patience_is_over
 from backend.run.run_inputs import RunInputs
 from backend.run.slowdowns import SlowdownWatch
+from backend.run.steering import Steering
 from backend.run.step_timer import StepTimer
 from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, versions
+from backend.run.token_data import token_data_of
+from backend.spec.completion_rows import TokenData
 from backend.spec.config import Config
 from backend.spec.config_notes import config_notes
 from backend.spec.events import Diary, JsonLines, read_events
+from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.steering import Change
 from backend.training.batch import completion_metrics, pack
+from backend.training.variety import variety_metrics
 from backend.types import Group, Problem
 
 
@@ -44,9 +51,19 @@ class Trainer:
     parts: RunParts
     """Set once all of them are loaded, deleted before exporting: a run without parts has nothing to save."""
 
-    def __init__(self, config: Config, run: RunFolder, diary: Diary, *, is_restarted: bool = False) -> None:
-        """`is_restarted`: the program before this one, in the same process, has handed the run on (`backend.run.run_process`)."""
+    shared: SharedParts | None = None
+    """What the run has in common with others of this process, which has its signals for all of them then."""
+
+    def __init__(
+        self, config: Config, run: RunFolder, diary: Diary, steering: Steering, *, is_restarted: bool = False
+    ) -> None:
+        """`config`: the settings of the checkpoint's step. `is_restarted`: the program before this one, in the same process, has handed
+        the run on (`backend.run.run_process`)."""
         self.config = config
+        """The settings of the present step."""
+        self.steering = steering
+        self._begun = 0
+        """The last step that has begun."""
         self.folder = run
         self.diary = diary
         self.completions = JsonLines(run.completions)
@@ -54,100 +71,101 @@ class Trainer:
         self.keep_awake = KeepAwake(self.warn)
         self.slowdowns = SlowdownWatch(self.note)
         self.control = Control(
-            run, diary, before_pause=self.rest, after_pause=self.keep_awake.start, keep_words=is_restarted
-        )
+            run, diary, before_pause=self.rest, after_pause=self.keep_awake.start, take_change=self.take_change,
+            keep_words=is_restarted,
+        )  # fmt: skip
         self.state = TrainingState()
         self.checkpoint_writer = CheckpointWriter(run, config.keep_checkpoints)
         self.saved_step: int | None = None
         self._save_s = 0.0
         self.timer = StepTimer(self.clock)
-        self._logged: dict[str, float] = {}
         self.phases = PhaseReporter(diary)
-        earlier_steps = (event["metrics"] for event in read_events(run.events) if event.get("kind") == "step")
-        self.health = HealthReporter(diary, earlier_steps)
+        HealthReporter(
+            diary, steering.config_at(0).model_dump()
+        )  # its changes are in the diary, which keeps the reporter
+        self.metrics = MetricWatch(read_events(run.events))
+        self.planned_end: PlannedEnd | None = None
         self._rewards_since_save: list[float] = []
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self, saved: checkpoint.Checkpoint | None, command: str, inputs: RunInputs | None = None) -> Ending:
         self.load(saved, command, inputs)
-        if self._evaluation_due(self.state.step) and self.state.evaluated < self.state.step:
-            self.evaluate(self.state.step)  # before the first step, or where a stop interrupted this evaluation
-        for step in range(self.state.step + 1, self.parts.steps + 1):
-            self.step(step)
-            self.after_step(step)
+        self.train_until(None)
+        return self.complete()
+
+    def train_until(self, last: int | None) -> bool:
+        """Train up to step `last`, or to the end; in many calls as in one. → whether the end was reached."""
+        self.evaluate_if_due()  # before the first step, or where a stop interrupted this evaluation
+        while last is None or self.state.step < last:
+            if not self.begin(self.state.step + 1):
+                return True
+            self.step(self.state.step + 1)
+            self.after_step(self.state.step)
+        return False
+
+    def complete(self) -> Ending:
+        """After the last step: what is not evaluated or saved yet, and the end."""
+        self.evaluate_if_due()  # of a run that was shortened to the steps that it has done
         self.wait_for_checkpoint()
         if self.saved_step != self.state.step:
             self.save()
             self.wait_for_checkpoint()
-        self.finish()
-        return Ending("finished", self.state.step, f"Finished after {self.state.step} steps.", 0)
+        return self.ended()
+
+    def begin(self, step: int) -> bool:
+        """Take up the changes that hold from `step` on. → whether the run has such a step; raises Stopped if it should go no further."""
+        for change in self.steering.beginning_at(step):
+            self.apply(change)
+        if step > self.parts.steps:
+            return False
+        self.planned_end = patience_is_over(
+            self.state, self.config, held_out=self._has_evaluations
+        ) or self.metrics.met(self.config.stop_when)
+        if self.planned_end is not None:
+            return False
+        if self.control.finish_step_requested:
+            raise Stopped("it was asked to stop at the end of the step")
+        self._begun = step
+        return True
+
+    def apply(self, change: Change) -> None:
+        """Go on with other settings, from the step that is about to begin."""
+        self.config = self.steering.config_at(change.step)
+        self.parts.change(self.config, change.settings)
+        self.diary.write("change", **change.to_dict())
+
+    def take_change(self) -> None:
+        """Record the change that was asked for, and answer in a note: from which step it holds, or why it cannot be."""
+        level = "info"
+        try:
+            change = self.steering.take(self._begun)
+            sentence = change.sentence if change else "Nothing was changed: the settings have these values already."
+        except Mistake as mistake:
+            level = "warning"
+            sentence = " ".join(["The change was not made.", *(fault.sentence for fault in mistake.faults)])
+        self.diary.write("note", level=level, sentence=sentence, answers="change")
 
     def step(self, step: int) -> None:
         """One rollout and its updates. A stop before the updates leaves the run at its last finished step."""
         self.timer = StepTimer(self.clock)
-        groups, rollout_metrics = self.collect_groups(step)
+        collection = GroupCollection(self.parts, self.config, self.timer, self.poll)
+        groups, rollout_metrics = collection.collect(step)
         reward_metrics = self.parts.scoring.fill_advantages(groups, step)
         self.wait_for_checkpoint()  # the step before may still be on its way to disk, and the weights change now
         with self.timer.phase("train"):
             learn_metrics = self.learn(groups)
         self._rewards_since_save.append(reward_metrics["reward"])
         weight_metrics = self.parts.scoring.update_weights(groups, step)
-        self.write_step(step, groups, rollout_metrics | reward_metrics | learn_metrics | self._logged | weight_metrics)
-
-    def collect_groups(self, step: int) -> tuple[list[Group], dict[str, float]]:
-        """The step's scored groups, and the metrics of their rollout.
-
-        Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): a group whose completions all have the same reward has advantage
-        0 and no gradient. Such groups are set aside and replaced by groups of new prompts, in at most
-        `dynamic_sampling_rounds` rounds; groups that are still missing then are filled from those set aside, so that the
-        step's size never varies. Prompts are taken from the stream in order, so the choice depends neither on chance nor on
-        timing.
-        """
-        count, dynamic = self.config.prompts_per_step, self.config.dynamic_sampling
-        kept: list[Group] = []
-        without_gradient: list[Group] = []
-        for _ in range(self.config.dynamic_sampling_rounds if dynamic else 1):
-            for group in self.sample_and_score(count - len(kept), step):
-                has_gradient = not dynamic or self.parts.scoring.has_nonzero_advantage(group, step)
-                (kept if has_gradient else without_gradient).append(group)
-            if len(kept) == count:
-                break
-        sampled = kept + without_gradient
-        tokens = sum(completion.trained_tokens for group in sampled for completion in group.completions)
-        metrics = {"rollout_tokens_per_second": self.timer.rate(tokens, "rollout")}
-        if dynamic:
-            metrics["dynamic_sampling/prompts"] = len(sampled)
-        return sampled[:count], metrics
-
-    def sample_and_score(self, count: int, step: int) -> list[Group]:
-        """Take the next `count` prompts, sample a group of completions for each, and score them."""
-        position = self.parts.prompt_stream.cursor  # with the seed, it fixes the random numbers of these completions
-        problems = self.parts.prompt_stream.take(count)
-        with self.timer.phase("rollout"):
-            groups = self.sample(problems, position)
-        with self.timer.phase("reward"):
-            self.score(groups, step)
-        return groups
-
-    def sample(self, problems: list[Problem], position: int) -> list[Group]:
-        most_tokens = len(problems) * self.config.group_size * self.config.max_completion_length
-
-        def poll(tokens: int) -> None:
-            self.phases.report("sampling", tokens / most_tokens)
-            # So that its event follows soon after the files, not only before the next update.
-            if self.checkpoint_writer.is_done:
-                self.wait_for_checkpoint()
-            self.control.obey()
-
-        return self.parts.rollout.sample(
-            problems, self.config.group_size, self.parts.sampling, self.config.seed, position, poll
+        self.write_step(
+            step, groups, rollout_metrics | reward_metrics | learn_metrics | collection.logged | weight_metrics
         )
 
-    def score(self, groups: list[Group], step: int) -> None:
-        """Fill in scores and rewards."""
-        self.phases.report("scoring")
-        self._logged = self.parts.scoring.score(groups, step, self.parts.prompt_stream.epoch)
+    def poll(self, phase: str, progress: float | None = None) -> None:
+        """Between two bursts of work that a stop may throw away: report, and obey."""
+        self.phases.report(phase, progress)
+        if self.checkpoint_writer.is_done:  # so that its event follows soon after the files
+            self.wait_for_checkpoint()
         self.control.obey()
 
     def learn(self, groups: list[Group]) -> dict[str, float]:
@@ -167,8 +185,8 @@ class Trainer:
         """Write the step's completions, then its line in the diary. From then on the step is finished."""
         lengths = completion_metrics(groups)
         # Completions first: a reader that sees the step's line in the diary finds its completions in their file.
-        for group in groups:
-            self.completions.append(group_row(step, group))
+        for group, token_data in zip(groups, self._token_data(groups), strict=True):
+            self.completions.append(group_row(step, group, token_data))
         self.state = replace(
             self.state, step=step, updates=self.parts.learner.updates, cursor=self.parts.prompt_stream.cursor,
             num_tokens=self.state.num_tokens + int(lengths["num_tokens"]),
@@ -177,21 +195,36 @@ class Trainer:
         trained_tokens = lengths["num_tokens"] * self.config.num_iterations
         save_time = {"time/save": self._save_s} if self._save_s else {}
         self._save_s = 0.0  # the time of saving after step N is reported with step N + 1
-        event = self.diary.write("step", step=step, metrics=lengths | metrics | save_time | {
+        event = self.diary.write("step", step=step, metrics=lengths | variety_metrics(groups) | metrics | save_time | {
             "num_tokens": self.state.num_tokens, "epoch": self.parts.prompt_stream.epoch,
             "train_tokens_per_second": self.timer.rate(trained_tokens, "train"),
         } | self.timer.metrics())  # fmt: skip
-        self.health.report(event["metrics"])
+        self.metrics.take(event)
+
+    def _token_data(self, groups: list[Group]) -> list[list[TokenData]]:
+        """Of each group, one entry a completion; none where the run does not record tokens."""
+        if not self.config.record_tokens:
+            return [[] for _ in groups]
+        records = self.parts.learner.algorithm.take_token_records()
+        masked = self.config.mask_truncated_completions
+        return token_data_of(groups, records, self.parts.policy.tokenizer, mask_truncated=masked)
 
     def after_step(self, step: int) -> None:
         """Evaluate and save when due; obey commands that had to wait for the end of the step."""
         if self._evaluation_due(step):
             self.evaluate(step)
-        if step % self.config.save_every == 0 or self.control.save_requested:
+        is_due = step % self.config.save_every == 0
+        if is_due and not self._has_evaluations:
+            observe_score(self.state, _mean(self._rewards_since_save), step, self.config)
+        # Early stopping names the best weights, so they are saved whenever it is due.
+        is_best = self.config.early_stopping_patience > 0 and self.state.best_step == step
+        if is_due or is_best or self.control.save_requested:
             self.control.save_requested = False
             self.save()
         for sentence in self.parts.new_notes():
             self.note(sentence)
+        for sentence in self.metrics.new_warnings(self.config.stop_when):
+            self.warn(sentence)
         self.slowdowns.look()
         self.control.obey()
 
@@ -200,14 +233,16 @@ class Trainer:
     def load(self, saved: checkpoint.Checkpoint | None, command: str, inputs: RunInputs | None) -> None:
         """Load the run's parts, in the state of `saved` if there is a checkpoint, and write `started`."""
         # Before the slow part: a signal while the model loads then ends the run with a line in the diary.
-        self.control.listen_to_signals()
+        if self.shared is None:
+            self.control.listen_to_signals()
         self.diary.write("phase", phase="loading")
         self.keep_awake.start()
         maybe_set_recommended_wired_limit()  # on a Mac, keeps memory in use from being paged out; elsewhere it does nothing
-        parts = load_parts(self.config, self.note, inputs, self.gpu_errors.step_size)
+        parts = load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, self.shared)
         if saved is not None:
             parts.restore(saved)
             self.state, self.saved_step = saved.state, saved.state.step
+            self._begun = saved.state.step
         # Set only once restored: from here on a failure saves the run first, and half-restored parts must not be saved.
         self.parts = parts
         self.write_started(saved, command)
@@ -229,39 +264,30 @@ class Trainer:
 
     # ── evaluation ───────────────────────────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def _has_evaluations(self) -> bool:
+        return bool(self.parts.valid and self.config.steps_per_eval)
+
     def _evaluation_due(self, step: int) -> bool:
-        every = self.config.steps_per_eval
-        return bool(self.parts.valid and every) and (step % every == 0 or step == self.parts.steps)
+        return self._has_evaluations and (step % self.config.steps_per_eval == 0 or step == self.parts.steps)
+
+    def evaluate_if_due(self) -> None:
+        """Evaluate after the last finished step, unless that is done already."""
+        if self._evaluation_due(self.state.step) and self.state.evaluated < self.state.step:
+            self.evaluate(self.state.step)
 
     def evaluate(self, step: int) -> None:
         metrics = self._held_out("valid", self.parts.valid, self.config.val_batches)
         self.state.score, self.state.evaluated = _mean([metrics["reward"]]), step
+        observe_score(self.state, self.state.score, step, self.config)
 
     def _held_out(self, split: str, problems: list[Problem], count: int) -> dict[str, float]:
         """Held-out rewards after the last finished step, written to the diary."""
-        config, step, began = self.config, self.state.step, self.clock()
-        stage = self.parts.scoring.stage(step)
-
-        def poll(done: float) -> None:
-            self.phases.report("evaluating", done)
-            self.control.obey()
-
-        metrics = held_out_rewards(
-            self.parts.rollout,
-            problems,
-            lambda groups: self.parts.scoring.score(groups, step, self.parts.prompt_stream.epoch),
-            stage.names,
-            stage.weights.at(step),
-            sampling=self.parts.sampling,
-            group_size=config.num_generations_eval or config.group_size,
-            batch_size=config.prompts_per_step,
-            count=count,
-            poll=poll,
-            # Reward functions that use mlx would share the device and its memory with sampling.
-            overlap_scoring=not self.parts.scoring.uses_mlx,
-        )
+        step, began = self.state.step, self.clock()
+        metrics = self.parts.held_out(problems, count, step, self.config, lambda done: self.poll("evaluating", done))
         mx.synchronize()  # as in `learn`
-        self.diary.write("eval", step=step, split=split, metrics=metrics | {"time/eval": self.clock() - began})
+        metrics |= {"time/eval": self.clock() - began}
+        self.metrics.take(self.diary.write("eval", step=step, split=split, metrics=metrics))
         return metrics
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -277,7 +303,7 @@ class Trainer:
     def _snapshot(self) -> Snapshot:
         """The last finished step, with the state of everything that a checkpoint holds."""
         self.diary.write("phase", phase="saving")
-        if not (self.parts.valid and self.config.steps_per_eval):
+        if not self._has_evaluations:
             self.state.score = _mean(self._rewards_since_save)
         self._rewards_since_save = []
         # Read last: both files up to these lengths hold the steps of this checkpoint and nothing of later ones.
@@ -314,13 +340,7 @@ class Trainer:
     @property
     def step_size(self) -> StepSize:
         """How much of a step this process has computed at once."""
-        if "parts" not in vars(self):
-            return self.gpu_errors.step_size
-        forward, rows = self.parts.learner.forward, self.parts.rollout.rows
-        every_row = self.config.prompts_per_step * self.config.group_size
-        # The largest that there was, where the budget was never used up: half of the budget would change nothing then.
-        tokens = min(forward.micro_batch_tokens, forward.largest_micro_batch or forward.micro_batch_tokens)
-        return StepSize(tokens, min(rows or every_row, every_row))
+        return self.parts.step_size(self.config) if "parts" in vars(self) else self.gpu_errors.step_size
 
     @property
     def has_whole_step(self) -> bool:
@@ -330,6 +350,14 @@ class Trainer:
         return self.parts.learner.is_whole and self.parts.learner.updates == self.state.updates
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def ended(self) -> Ending:
+        """After the last step: everything that follows it, and the sentence for it."""
+        step, early = self.state.step, self.planned_end
+        of = f" of {self.parts.steps}" if early else ""
+        sentence = f"Finished after {step}{of} steps{f'. {early.sentence}' if early else ''}."
+        self.finish()
+        return Ending("finished", step, sentence, 0, reason=early.reason if early else "")
 
     def finish(self) -> None:
         """After the last step: the test split, the model of full fine-tuning, the exports."""

@@ -7,17 +7,22 @@ from typing import Any
 
 from backend.models import inventory
 from backend.serve.question_call import QuestionCall
-from backend.spec.places import local_folder
+from backend.spec.places import RepoType, local_folder
 
 
 def models(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{paths: [folder, …]} → {found: [an InventoryItem as a dict, …]}."""
-    return {"found": [item.to_dict() for item in inventory.models(request.get("paths", ()))]}
+    """{paths: [folder, …]} → {found: [an InventoryItem as a dict, …]}, the bundled model last."""
+    return _found(inventory.models(request.get("paths", ())), "model")
 
 
 def datasets(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{paths: [path, …]} → {found: [an InventoryItem as a dict, …]}."""
-    return {"found": [item.to_dict() for item in inventory.datasets(request.get("paths", ()))]}
+    """{paths: [path, …]} → {found: [an InventoryItem as a dict, …]}, the bundled dataset last."""
+    return _found(inventory.datasets(request.get("paths", ())), "dataset")
+
+
+def _found(items: list[inventory.InventoryItem], repo_type: RepoType) -> dict[str, Any]:
+    bundled = inventory.bundled(repo_type)
+    return {"found": [item.to_dict() for item in (*(item for item in items if item.place != bundled.place), bundled)]}
 
 
 def model_facts(request: dict[str, Any], call: QuestionCall) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from backend.spec.faults import Fault
+from backend.spec.stop_conditions import condition_fault
 
 Check = Callable[..., "Iterator[Fault]"]
 CHECKS: list[tuple[tuple[str, ...], Check]] = []
@@ -89,6 +90,14 @@ def _weights_are_finite(weights: list[float]) -> Iterator[Fault]:
     odd = [weight for weight in weights if not math.isfinite(weight)]
     if odd:
         yield Fault("reward_weights", f"A reward weight must be a finite number, not {odd[0]}.")
+
+
+@_reads("stop_when", "reward_functions", "reward_functions_file")
+def _stop_conditions_can_be_read(conditions: list[str], functions: list[str], file: str) -> Iterator[Fault]:
+    has_own_code = bool(file) or any("::" in name for name in functions)
+    for text in conditions:
+        if sentence := condition_fault(text, functions, may_log_metrics=has_own_code):
+            yield Fault("stop_when", sentence)
 
 
 @_reads("stop")

@@ -15,6 +15,33 @@ Stop = Literal["eos", "length", "string"]
 """Why a completion ended: an end-of-sequence token, the length limit, or one of the `stop` strings."""
 
 
+class TokenData(TypedDict):
+    """Every token of one completion, recorded where the run's `record_tokens` is on. Each list has one entry a token.
+
+    Log-probabilities are in nats, after the logits were divided by the temperature; None where one is not finite. What the learner
+    made of a token is that of the last update of the step: with one update a rollout every ratio is 1. The four keys of the learner
+    are absent where the completion was left out of every update, because nothing of it could move the policy
+    (`skip_zero_signal`, `mask_truncated_completions`).
+    """
+
+    text: list[str]
+    """Joined, they begin with the completion's `text`; an end-of-sequence token follows. Of a character that several tokens make up,
+    the last one has it and the others have none."""
+    logp: list[float | None]
+    """When sampled, before top-p, top-k and min-p."""
+    mask: NotRequired[list[int]]
+    """1 where a token is trained on; absent: 1 throughout. The learner's values mean nothing where it is 0."""
+    learned_logp: NotRequired[list[float | None]]
+    """When learned from, before that update."""
+    ratio: NotRequired[list[float | None]]
+    """π_θ / π_old as the loss had it."""
+    clipped: NotRequired[list[int]]
+    """1 where clipping took effect."""
+    advantage: NotRequired[list[float | None]]
+    """Of each token, with the importance correction, and 0 where a token carried no policy term; absent where all are the
+    completion's own `advantage`."""
+
+
 class CompletionRow(TypedDict):
     """One completion of a `GroupRow`."""
 
@@ -30,6 +57,8 @@ class CompletionRow(TypedDict):
     """Absent in an evaluation, where no completion is compared with its group."""
     logged: NotRequired[dict[str, Any]]
     """Columns that reward functions noted (TRL's `log_extra`); absent where there are none."""
+    token_data: NotRequired[TokenData]
+    """Absent unless the run records tokens."""
 
 
 class GroupRow(TypedDict):
@@ -68,6 +97,26 @@ def parse_group_row(line: bytes) -> GroupRow | None:
     """The row of one line of completions.jsonl; None for what is no JSON object with a whole number as its step."""
     row = parse_line(line)
     return cast("GroupRow", row) if row is not None and isinstance(row.get("step"), int) else None
+
+
+_DATA, _DATA_TEXT_END, _DATA_END = b', "token_data": {"text": [', b'], "logp": [', b"}"
+"""What begins the token data of a line, what ends its texts, and what ends it. JSON escapes every quote inside a string, so the first
+two occur nowhere else; after the texts there are only keys and numbers."""
+
+
+def without_token_data(line: bytes) -> bytes:
+    """A line of completions.jsonl as the trainer writes it, less its token data, of which it may be four fifths: what needs no
+    tokens is parsed that much sooner. Any other line is returned as it is."""
+    kept: list[bytes] = []
+    start = 0
+    while (cut := line.find(_DATA, start)) >= 0:
+        texts = line.find(_DATA_TEXT_END, cut)
+        end = line.find(_DATA_END, texts) if texts >= 0 else -1
+        if end < 0:
+            break
+        kept.append(line[start:cut])
+        start = end + 1
+    return b"".join([*kept, line[start:]]) if kept else line
 
 
 def token_ids(tokens: Any) -> list[int]:

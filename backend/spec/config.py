@@ -104,7 +104,7 @@ class Config(BaseModel):
     batch_size: int = setting(1, "training", "Batch", "Prompts in one step (before gradient accumulation).", ge=1, unit="prompts")
     gradient_accumulation_steps: int = setting(
         1, "training", "Gradient accumulation", "Multiplies the prompts of a step; their gradients are summed piece by "
-        "piece, so memory stays the same.", ge=1, unit="×")
+        "piece, so memory stays the same.", ge=1, unit="batches")
     num_iterations: int = setting(
         1, "training", "Updates per rollout", "How often the weights are updated from the same completions (μ). At 1 the "
         "ratio is always 1 and nothing is ever clipped.", ge=1, unit="updates", used_by=("duration",))
@@ -153,6 +153,14 @@ class Config(BaseModel):
     steps_per_eval: int = setting(200, "training", "Eval", "How often held-out prompts are answered and scored. 0 never "
                                   "does.", ge=0, unit="steps")
     save_every: int = setting(100, "training", "Save", "How often a checkpoint is written.", ge=1, unit="steps")
+    stop_when: list[str] = setting([], "training", "Stop when", "Ends the run once one of these is met, as finished: a metric, a sign and a "
+                                   "number, such as kl > 0.8 or reward >= 2.5. The mean of the last five steps is compared; with eval/ "
+                                   "before it, a metric of the newest evaluation.", advanced=True)
+    early_stopping_patience: int = setting(0, "training", "Early stopping", "Ends the run, as finished, once the held-out reward has not "
+                                           "risen in this many evaluations; without evaluations, the training reward between checkpoints. "
+                                           "The best checkpoint is kept. 0 never does.", ge=0, unit="evaluations", advanced=True)
+    early_stopping_min_delta: float = setting(0.0, "training", "Least gain", "How much the reward must rise to count for Early stopping.",
+                                              ge=0, advanced=True)
     keep_checkpoints: int = setting(3, "training", "Keep checkpoints", "How many of the newest stay on disk, beside the "
                                     "best one.", ge=1, unit="checkpoints", advanced=True)
     val_batches: int = setting(25, "training", "Val batches", "Batches of held-out prompts in one evaluation. −1 takes "
@@ -174,6 +182,10 @@ class Config(BaseModel):
                                            "log-probabilities piece by piece, in steps of the sequence step size.", advanced=True)
     seq_step_size: int = setting(512, "training", "Sequence step size", "Tokens per piece.", ge=16, unit="tokens",
                                  advanced=True, when=("efficient_long_context", (True,)))
+    record_tokens: bool = setting(False, "training", "Record tokens", "Writes every token of a completion beside its text: its log-"
+                                  "probability when it was sampled and when it was learned from, its ratio, and whether it was clipped. "
+                                  "The Completions page colours tokens by them. Changes no weight; completions.jsonl grows about fivefold.",
+                                  advanced=True)
     mask_prompt: bool = setting(True, "training", "Mask prompt", "GRPO never trains on the prompt, so this changes "
                                 "nothing; the key is accepted.", advanced=True, kind="fact")
     fuse: bool = setting(True, "training", "Fuse", "At the end, folds the adapters into a complete model in the run "
@@ -488,6 +500,14 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def valid_value(key: str, value: Any) -> Any:
+    """The value of one setting as a run has it, whatever the others are. Raises Mistake."""
+    valid, sentence = _validated(SETTINGS[key], value)
+    if sentence:
+        raise Mistake(key, sentence)
+    return valid
 
 
 def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:

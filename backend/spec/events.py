@@ -1,6 +1,7 @@
 """The diary of a run, events.jsonl: one JSON object per line, one writer, any number of followers.
 
-Every line has `v`, `seq`, `t` (unix seconds) and `kind`. A line is written in one piece and flushed, so a process that is killed
+Every line has `v`, `seq`, `t` (unix seconds), `mono` (seconds on its process's monotonic clock, which stands still while the machine
+sleeps; older diaries lack it) and `kind`. A line is written in one piece and flushed, so a process that is killed
 leaves at most one line without its newline, which every reader ignores. Readers skip kinds they do not know.
 
 How a diary continues after a kill: each checkpoint's state.json records how many bytes events.jsonl and completions.jsonl had
@@ -17,7 +18,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -80,14 +81,19 @@ class Diary(JsonLines):
         self.seq = sum(1 for _ in read_events(path)) if path.exists() else 0
         super().__init__(path)
         self._echo = echo
+        self.followers: list[Callable[[Event], None]] = []
+        """Called with each event once it is written; they may write events of their own."""
 
     def write(self, kind: str, **fields: Any) -> Event:
-        """Append one event of `kind`; returns it as written."""
-        event = cast("Event", json_safe({"v": VERSION, "seq": self.seq, "t": time.time(), "kind": kind, **fields}))
+        """Append one event of `kind`; returns it as written. A `t` among the fields is a made-up time, and stands without `mono`."""
+        times = {} if "t" in fields else {"t": time.time(), "mono": round(time.monotonic(), 3)}
+        event = cast("Event", json_safe({"v": VERSION, "seq": self.seq, **times, "kind": kind, **fields}))
         self.append(event)
         self.seq += 1
         if self._echo is not None:
             self._echo(event)
+        for follow in self.followers:
+            follow(event)
         return event
 
 

@@ -5,7 +5,6 @@ Only the functions whose docstrings say so open or create anything.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -17,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from backend.spec import file_lock
 from backend.spec.faults import Mistake
 
 RUNS_VARIABLE = "GRPO_STUDIO_RUNS"
@@ -40,6 +40,11 @@ def project_root() -> Path:
 
 def resources() -> Path:
     return project_root() / "resources"
+
+
+def demo_folder(part: str) -> Path:
+    """The bundled demo's model or data."""
+    return resources() / "demo" / part
 
 
 def demo_config() -> Path:
@@ -125,6 +130,16 @@ class RunFolder:
         return self.path / "run.lock"
 
     @property
+    def window_lock(self) -> Path:
+        """Held by the window that controls the run, as long as the run trains and the window lives."""
+        return self.path / "window.lock"
+
+    @property
+    def window_request(self) -> Path:
+        """Asks the window that holds `window_lock` to give it up; transient."""
+        return self.path / "window.request"
+
+    @property
     def gpu_errors(self) -> Path:
         return self.path / "gpu_errors.jsonl"
 
@@ -158,17 +173,7 @@ class RunFolder:
 
     def is_locked(self) -> bool:
         """Whether a trainer is alive in this folder. No pid is trusted: the lock dies with its process."""
-        try:
-            handle = os.open(self.lock, os.O_RDONLY)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(handle)
-        return False
+        return file_lock.is_held(self.lock)
 
     def say(self, word: str) -> None:
         """Write a control word (pause, resume, save, stop) for the trainer, atomically by rename."""
@@ -187,7 +192,7 @@ def hold_lock(run: RunFolder) -> int:
     except OSError as error:
         raise Mistake("run", f"The run folder {run.path} cannot be written: {error.strerror}.") from None
     until = time.monotonic() + LOCK_PATIENCE_S
-    while not _locked(handle):
+    while not file_lock.take(handle):
         if time.monotonic() > until:
             os.close(handle)
             raise Mistake("run", f"The run {run.name} is being trained by another process; stop that one first.")
@@ -212,15 +217,7 @@ def inherited_lock(run: RunFolder) -> int | None:
         return None
     del os.environ[LOCK_VARIABLE]
     os.set_inheritable(handle, False)
-    return handle if _locked(handle) else None
-
-
-def _locked(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return handle if file_lock.take(handle) else None
 
 
 def all_runs(folder: Path | None = None) -> Iterator[RunFolder]:

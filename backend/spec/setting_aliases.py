@@ -24,6 +24,7 @@ KEY_ALIASES = {
     "ref_model": "reference_model_path",
     "lr_scheduler_type": "lr_schedule",
     "torch_dtype": "dtype",
+    "early_stopping_threshold": "early_stopping_min_delta",
 }
 """Another program's key → ours, where only the name differs."""
 

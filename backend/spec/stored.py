@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import sys
@@ -13,10 +12,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from backend.spec import places
+from backend.spec import file_lock, places
 from backend.spec.faults import Mistake
 
-PREFERENCE_FILES = ("prefs.ini*", "draft*.yaml", "draft-*.lock", "trusted.json", "native-crash-*.txt")
+PREFERENCE_FILES = (
+    "prefs.ini*",
+    "draft*.yaml",
+    "draft-*.lock",
+    "trusted.json",
+    "runs-cache.jsonl",
+    "native-crash-*.txt",
+)
 """What lies in the folder of preferences, which may hold the runs as well: only these files are ever deleted there."""
 REMOVABLE = ("settings", "kernels")
 
@@ -89,7 +95,7 @@ def removable_files(key: str) -> list[Path]:
     if key == "kernels":
         return [kernel_cache()] if kernel_cache().is_dir() else []
     files = preference_files()
-    if any(_is_locked(file) for file in files if file.suffix == ".lock"):
+    if any(file_lock.is_held(file) for file in files if file.suffix == ".lock"):
         raise Mistake(
             "remove", "A window of GRPO Studio is open, and would write its preferences again; close it first."
         )
@@ -130,12 +136,3 @@ def _size(path: Path) -> int:
     with contextlib.suppress(OSError):  # deleted in the meantime
         return path.lstat().st_size  # of a link its own: what it points to is counted where it lies
     return 0
-
-
-def _is_locked(path: Path) -> bool:
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False

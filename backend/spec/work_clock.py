@@ -1,4 +1,4 @@
-"""Working time of a run from its diary: loading, pauses and the time between two processes do not count."""
+"""Working time of a run from its diary: loading, pauses, the time between two processes and the machine's sleep do not count."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ class WorkClock:
     def __init__(self) -> None:
         self.seconds = 0.0
         self.last_t: float | None = None
+        self._last_mono: float | None = None
         self._ticking = False
 
     def take(self, event: Event) -> None:
-        kind, t = event.get("kind"), _number(event.get("t"))
+        kind, t, mono = event.get("kind"), _number(event.get("t")), _number(event.get("mono"))
         if t is not None:
             # A process begins with these two, so the time before them may belong to no process.
             if kind != "started" and event.get("phase") != "loading":
-                self.seconds += self.since_last(t)
-            self.last_t = t
+                self.seconds += self._worked_until(t, mono)
+            self.last_t, self._last_mono = t, mono
         self._ticking = self._ticks_after(event)
 
     def stop(self) -> None:
@@ -39,6 +40,13 @@ class WorkClock:
         if now is None or self.last_t is None or not self._ticking:
             return 0.0
         return max(0.0, now - self.last_t)
+
+    def _worked_until(self, t: float, mono: float | None) -> float:
+        """Seconds of work between the last event and one at `t`, by the process's monotonic clock where both events have it: unix time
+        jumps when the machine has slept or its clock is set."""
+        if not self._ticking or mono is None or self._last_mono is None or mono < self._last_mono:
+            return self.since_last(t)
+        return mono - self._last_mono
 
     def _ticks_after(self, event: Event) -> bool:
         kind = event.get("kind")

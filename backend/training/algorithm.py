@@ -8,14 +8,17 @@ tallies of micro-batches add up to those of the optimizer batch, so every averag
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Protocol
 
 import mlx.core as mx
 
 from backend.engine.lm_head import TokenScores
+from backend.spec.config import Config
 from backend.training.additive_metrics import Tally
 from backend.training.batch import Batch
 from backend.training.policy_forward import MicroBatch, PolicyForward
+from backend.training.token_records import TokenRecord
 
 OptimizerBatch = list[MicroBatch]
 """The micro-batches of one optimizer update; empty where no token has a gradient."""
@@ -42,11 +45,14 @@ class Algorithm(Protocol):
         """This micro-batch's share of the loss, a scalar differentiable in `scores`, and of the metrics."""
         ...
 
-    def after_backward(self, micro_batch: MicroBatch, logp_BT: mx.array) -> None:
-        """After a micro-batch's backward pass, with the log-probabilities [B, T] that it saw."""
+    def after_backward(self, micro_batch: MicroBatch, scores: TokenScores, totals: Any) -> None:
+        """After a micro-batch's backward pass, with what `objective` was given: log-probabilities and entropies [B, T]."""
 
     def after_update(self, update: int, metrics: dict[str, float]) -> None:
         """After update number `update` (from 1 over the run), with its merged metrics."""
+
+    def change(self, config: Config, keys: Collection[str]) -> None:
+        """Go on with the settings of `config`, between two steps; `keys` names those that differ from before."""
 
     def notes(self) -> list[str]:
         """Sentences for the user about what was chosen where a setting leaves the choice open."""
@@ -55,6 +61,10 @@ class Algorithm(Protocol):
     def metric_names(self) -> list[str]:
         """Metrics that every step reports: NaN where nothing was measured."""
         return []
+
+    def take_token_records(self) -> dict[int, TokenRecord]:
+        """Row of the step's batch → what its last update saw of its tokens, of the last step; empty unless recorded."""
+        return {}
 
     def step_metrics(self, optimizer_batches: list[OptimizerBatch]) -> dict[str, float]:
         """Metrics of the step as a whole, after its last update."""

@@ -113,7 +113,7 @@ def pack(groups: Sequence[Group], *, pad_id: int, mask_truncated_completions: bo
             raise ValueError(f"A completion of group {index} has {len(c.tokens)} tokens, {len(c.mask)} mask entries.")
     # A completion may be empty and a truncated one all masked: both stay as rows, because weights divide by rows.
     lengths = [len(c.tokens) for _, _, c in rows]
-    masks = [_token_mask(c, mask_truncated_completions) for _, _, c in rows]
+    masks = [token_mask(c, mask_truncated_completions) for _, _, c in rows]
     longest = _width(lengths)
     # Whole rows as well, for models that cannot share a prompt. Padded on the right, where causal attention hides it, so a
     # token's column is its position.
@@ -133,7 +133,8 @@ def pack(groups: Sequence[Group], *, pad_id: int, mask_truncated_completions: bo
     )
 
 
-def _token_mask(completion: Completion, mask_truncated: bool) -> list[float]:
+def token_mask(completion: Completion, mask_truncated: bool) -> list[float]:
+    """1.0 for each token that is trained on, else 0.0."""
     if mask_truncated and completion.stop == "length":
         return [0.0] * len(completion.tokens)
     return [float(x) for x in completion.mask] if completion.mask else [1.0] * len(completion.tokens)

@@ -9,7 +9,7 @@ themselves are the table in `losses.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -24,8 +24,9 @@ from backend.training.batch import Batch
 from backend.training.entropy_bonus import EntropyBonus
 from backend.training.importance_sampling import importance_ratio, logp_gap
 from backend.training.learner import Learner, build_learner
-from backend.training.losses import Settings, entropy_quantile, policy_terms, token_weights
+from backend.training.losses import Settings, entropy_quantile, policy_terms, token_values, token_weights
 from backend.training.policy_forward import MicroBatch, PolicyForward
+from backend.training.token_records import TokenRecord, TokenRecords
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class Grpo(Algorithm):
     correction: ImportanceCorrection | None
     reference_sync: ReferenceSync | None
     has_dropout: bool
+    token_records: TokenRecords | None = None
+    """Where each token's values are kept; None, unless a run records them, keeps none."""
     chosen_correction: str = ""
     """A sentence about the correction, where the settings leave it open."""
 
@@ -150,33 +153,56 @@ class Grpo(Algorithm):
 
     def objective(self, micro_batch: MicroBatch, scores: TokenScores, totals: dict[str, Any]) -> tuple[mx.array, Tally]:
         batch = micro_batch.batch
-        is_ratio_BT = batch.is_ratio_BT
-        # In the first update the policy is its own old policy, and `after_backward` records it for the others.
-        if batch.old_logp_BT is None:
-            is_ratio_BT = self._is_ratio(batch, mx.stop_gradient(scores.logp_N))
         return policy_terms(
             scores.logp_N,
-            batch.ref_logp_BT if self.ratio_against == "reference" else batch.old_logp_BT,
+            self._denominator(batch),
             batch.ref_logp_BT,
             batch.advantage_B,
             batch.mask_BT,
             replace(self.loss, entropy_coef=self.bonus.coefficient),
             weights=batch.weight_BT,
             entropies=scores.entropy_N,
-            is_ratio=is_ratio_BT,
+            is_ratio=self._is_ratio_now(batch, scores),
             sampling_logps=batch.sampling_logp_BT,
             **totals,
         )
 
-    def after_backward(self, micro_batch: MicroBatch, logp_BT: mx.array) -> None:
+    def _denominator(self, batch: Batch) -> mx.array | None:
+        return batch.ref_logp_BT if self.ratio_against == "reference" else batch.old_logp_BT
+
+    def _is_ratio_now(self, batch: Batch, scores: TokenScores) -> mx.array | None:
+        """In the first update the policy is its own old policy, and `after_backward` records it for the others."""
+        is_first = batch.old_logp_BT is None
+        return self._is_ratio(batch, mx.stop_gradient(scores.logp_N)) if is_first else batch.is_ratio_BT
+
+    def after_backward(self, micro_batch: MicroBatch, scores: TokenScores, totals: dict[str, Any]) -> None:
+        if self.token_records is not None:
+            self._record_tokens(self.token_records, micro_batch.batch, scores, totals)
         if micro_batch.batch.old_logp_BT is None:
-            self._set_old_policy(micro_batch, logp_BT)
+            self._set_old_policy(micro_batch, scores.logp_N)
+
+    def _record_tokens(self, records: TokenRecords, batch: Batch, scores: TokenScores, totals: dict[str, Any]) -> None:
+        values = token_values(
+            scores.logp_N,
+            self._denominator(batch),
+            batch.advantage_B,
+            batch.mask_BT,
+            self.loss,
+            entropies=scores.entropy_N,
+            entropy_threshold=totals.get("entropy_threshold"),
+            sampling_logps=batch.sampling_logp_BT,
+            is_ratio=self._is_ratio_now(batch, scores),
+        )
+        records.keep(batch, scores.logp_N, values)
 
     def after_update(self, update: int, metrics: dict[str, float]) -> None:
         if self.reference_sync and update % self.reference_sync.every == 0:
             self.policy.move_reference(self.reference_sync.alpha)
         if self.bonus.on and "entropy" in metrics:
             self.bonus.observe(metrics["entropy"])
+
+    def take_token_records(self) -> dict[int, TokenRecord]:
+        return self.token_records.take() if self.token_records is not None else {}
 
     # ── metrics and state ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -209,6 +235,11 @@ class Grpo(Algorithm):
 
     def notes(self) -> list[str]:
         return [self.chosen_correction] if self.chosen_correction else []
+
+    def change(self, config: Config, keys: Collection[str]) -> None:
+        self.loss = loss_settings(config)
+        if "entropy_coef" in keys:  # otherwise an adaptive bonus goes on from where it is
+            self.bonus.value = config.entropy_coef
 
     def state(self) -> list[float | None]:
         return self.bonus.state()
@@ -263,6 +294,7 @@ def grpo(policy: Policy, config: Config) -> Grpo:
         if config.sync_ref_model
         else None,
         has_dropout=config.train_type != "full" and config.dropout > 0,
+        token_records=TokenRecords() if config.record_tokens else None,
         chosen_correction=sentence,
     )
 

@@ -7,7 +7,7 @@ learning rate. Knows no loss, no files, no rewards and no sampling.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -20,6 +20,7 @@ from backend.engine.cpu.affinity import on_one_core
 from backend.engine.device import on_gpu
 from backend.engine.forward import PrefilledPrompts
 from backend.engine.gradient_checkpointing import gradient_checkpointing
+from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
@@ -75,6 +76,14 @@ class Learner:
         self.updates = updates
         self.algorithm.restore(list(algorithm_state))
 
+    def change(self, config: Config, steps: int, keys: Collection[str]) -> None:
+        """Go on with other values of the settings `keys`, between two steps of a run that is now `steps` long. Moments stay, and the
+        learning rate follows the new curve from the present update on."""
+        self.learning_rate = learning_rates(config, steps)
+        self.forward.temperature = config.temperature
+        self.max_grad_norm = config.max_grad_norm
+        self.algorithm.change(config, keys)
+
     # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @on_one_core()
@@ -105,7 +114,7 @@ class Learner:
         gradient, loss, tallies = None, mx.array(0.0), []
         for micro_batch in micro_batches:
             prompted = prefix.select(prefilled, micro_batch) if prefix and prefilled else None
-            (part_loss, logp_BT, tally), part_gradient, cotangents = self._backward(micro_batch, totals, prompted)
+            (part_loss, scores, tally), part_gradient, cotangents = self._backward(micro_batch, totals, prompted)
             if prefix and cotangents:  # dL/dK and dL/dV of its prompts
                 prefix.accumulate(micro_batch, cotangents)
             # Summed in float32: weights that are copies in 16 bits have gradients in 16 bits.
@@ -115,8 +124,8 @@ class Learner:
             tallies.append(tally)
             # Evaluate now, so that the activations of one micro-batch at a time are in memory. The sum `gradient` is all that
             # is kept; the loss is already weighted by token, so no division by the number of micro-batches follows.
-            mx.eval(gradient, loss, logp_BT, tally)
-            self.algorithm.after_backward(micro_batch, logp_BT)
+            mx.eval(gradient, loss, scores, tally)
+            self.algorithm.after_backward(micro_batch, scores, totals)
             forward.poll()
         if prefix:
             with gradient_checkpointing(model, self.recompute):
@@ -132,7 +141,7 @@ class Learner:
 
     def _backward(
         self, micro_batch: MicroBatch, totals: Any, prompted: PrefilledPrompts | None
-    ) -> tuple[tuple[mx.array, mx.array, Tally], Any, PrefilledPrompts | None]:
+    ) -> tuple[tuple[mx.array, TokenScores, Tally], Any, PrefilledPrompts | None]:
         """The results of `_loss`, its gradient in the parameters, and that in the prefilled prompts."""
         parameters = self.policy.model.trainable_parameters()
         try:
@@ -166,15 +175,15 @@ class Learner:
 
     def _loss(
         self, micro_batch: MicroBatch, totals: Any, prompted: PrefilledPrompts | None = None
-    ) -> tuple[mx.array, mx.array, Tally]:
-        """(this micro-batch's share of the loss, log-probabilities [B, T], tally)."""
+    ) -> tuple[mx.array, TokenScores, Tally]:
+        """(this micro-batch's share of the loss, log-probabilities and entropies [B, T], tally)."""
         scores = self.forward.scores(
             self.policy.split_model, micro_batch,
             entropy_gradient=self.algorithm.needs_entropy_gradient, prefilled=prompted,
         )  # fmt: skip
         loss, tally = self.algorithm.objective(micro_batch, scores, totals)
-        # Only the first result is differentiated; the log-probabilities are kept as constants (`after_backward`).
-        return loss, mx.stop_gradient(scores.logp_N), tally
+        # Only the first result is differentiated; the scores are kept as constants (`after_backward`).
+        return loss, TokenScores(*map(mx.stop_gradient, scores)), tally
 
     # ── the optimizer ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -209,6 +218,28 @@ class Learner:
         return mx.compile(apply_gradients, inputs=[optimizer.state], outputs=[optimizer.state])
 
 
+def learning_rates(config: Config, steps: int) -> Callable[[int], float]:
+    """The learning rate of every update of a run of `steps` steps."""
+    return schedule(
+        config.lr_schedule,
+        config.learning_rate,
+        steps * config.updates_per_step,
+        warmup_steps=config.lr_warmup_steps,
+        warmup_init=config.lr_warmup_init,
+        decay_fraction=config.lr_decay_fraction,
+        final=config.lr_final,
+    )
+
+
+def optimizer_of(config: Config) -> Optimizer:
+    return optimizer(
+        config.optimizer,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        betas=(config.adam_beta1, config.adam_beta2),
+    )
+
+
 def build_learner(
     policy: Policy,
     algorithm: Algorithm,
@@ -228,21 +259,8 @@ def build_learner(
     return Learner(
         policy,
         algorithm,
-        optimizer(
-            config.optimizer,
-            learning_rate=config.learning_rate,
-            weight_decay=config.weight_decay,
-            betas=(config.adam_beta1, config.adam_beta2),
-        ),
-        schedule(
-            config.lr_schedule,
-            config.learning_rate,
-            steps * config.updates_per_step,
-            warmup_steps=config.lr_warmup_steps,
-            warmup_init=config.lr_warmup_init,
-            decay_fraction=config.lr_decay_fraction,
-            final=config.lr_final,
-        ),
+        optimizer_of(config),
+        learning_rates(config, steps),
         PolicyForward(
             config.temperature,
             chunk or seq_step_size or head_chunk(policy.split_model.vocab_size, on_gpu()),

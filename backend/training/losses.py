@@ -421,10 +421,7 @@ def policy_terms(
     uncertain_BT = _entropy_mask(settings, entropy_BT, mask_BT, entropy_threshold)
 
     term, marks = LOSSES[settings.loss_type].term(t)
-    # Both factors are constants of the graph: they choose tokens, and have no gradient of their own.
-    term = term * _on_policy_rows(t, sampling_logps) * uncertain_BT
-    if t.is_ratio is not None and settings.loss_type != "vespo":  # vespo has the correction inside φ
-        term = term * t.is_ratio
+    term = term * _term_factor(t, sampling_logps, uncertain_BT)
     kl_BT = None if ref_logps is None else _kl(t, _masked(ref_logps, mask_BT))
     # After the masks: a token without policy term is still held to the reference (as TRL does). Not 0 · KL where beta is 0:
     # a KL that overflows would make that NaN.
@@ -437,6 +434,40 @@ def policy_terms(
     tally["sum"]["policy_loss"] = loss
     tally["mean"]["entropy_coef"] = mx.array([settings.entropy_coef, 1.0])
     return loss - settings.entropy_coef * _mean_entropy(entropy_BT, mask_BT * uncertain_BT, entropy_tokens), tally
+
+
+@dataclass(frozen=True, slots=True)
+class TokenValues:
+    """What a loss makes of each token, [B, T], for people to read. What it holds where the mask is 0 means nothing."""
+
+    ratio_BT: mx.array
+    """π_θ / π_old as the term had it: at sequence level the completion's, the same for each of its tokens."""
+    clipped_BT: mx.array
+    """Whether the ratio was beyond the limits and the advantage pushed it further, so that clipping took effect."""
+    advantage_BT: mx.array
+    """The advantage times the factors of the term: the importance correction, and 0 where a token carries no policy term."""
+
+
+def token_values(
+    logps: mx.array,
+    old_logps: mx.array | None,
+    advantages: mx.array,
+    mask: mx.array,
+    settings: Settings,
+    *,
+    entropies: mx.array,
+    entropy_threshold: Scalar | None = None,
+    sampling_logps: mx.array | None = None,
+    is_ratio: mx.array | None = None,
+) -> TokenValues:
+    """The arguments are those of `policy_terms`, and so are the numbers: the same functions of the same arrays."""
+    mask_BT = mask.astype(mx.float32)
+    t = _token_arrays(settings, logps, old_logps, advantages, mask_BT, is_ratio)
+    _, marks = LOSSES[settings.loss_type].term(t)
+    clipped = marks.get("clip_ratio_total", marks.get("cispo_clip_ratio", mx.array(False)))
+    uncertain_BT = _entropy_mask(settings, _masked(entropies, mask_BT), mask_BT, entropy_threshold)
+    factor = _term_factor(t, sampling_logps, uncertain_BT)
+    return TokenValues(*(mx.broadcast_to(x, mask_BT.shape) for x in (t.ratio, clipped, t.advantage * factor)))
 
 
 def _require_arrays(s: Settings, ref_logps: mx.array | None, entropies: mx.array | None) -> None:
@@ -487,6 +518,14 @@ def _kl(t: Tokens, ref_logp_BT: mx.array) -> mx.array:
     kl_BT = mx.expm1(distance_BT) - distance_BT
     # k3 is unbiased for samples of π_θ; ours come from π_old, and the ratio corrects its value and its gradient for that.
     return kl_BT * t.ratio if t.settings.use_bias_correction_kl else kl_BT
+
+
+def _term_factor(t: Tokens, sampling_logps: mx.array | None, uncertain_BT: Scalar) -> Scalar:
+    """What multiplies the policy term, constants of the graph: 0 or 1 for the tokens that carry it, and the importance
+    correction."""
+    factor = _on_policy_rows(t, sampling_logps) * uncertain_BT
+    in_phi = t.settings.loss_type == "vespo"  # which has the correction inside φ
+    return factor if t.is_ratio is None or in_phi else factor * t.is_ratio
 
 
 def _on_policy_rows(t: Tokens, sampling_logps: mx.array | None) -> Scalar:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QFileDialog
 
 from app import theme
 from app.model import chat_choice
@@ -21,6 +20,7 @@ from app.model.prefs import Prefs
 from app.model.session import Session
 from app.pages import chat_page
 from app.pages.chat_page import ChatPage
+from app.widgets.basic import file_dialogs
 from app.widgets.chat.answer_view import SHORT, split_thinking
 from backend.spec.faults import Fault
 from backend.spec.places import RunFolder
@@ -331,7 +331,7 @@ def test_reward_code_runs_only_with_consent(
 
 def test_a_folder_that_is_not_listed_can_be_chosen(page: ChatPage, made: Path, monkeypatch: pytest.MonkeyPatch):
     folder = str(made.parent / "models" / "model")
-    monkeypatch.setattr(QFileDialog, "getExistingDirectory", lambda *_: folder)
+    monkeypatch.setattr(file_dialogs.QFileDialog, "getExistingDirectory", lambda *_: folder)
     page.bar.browse_requested.emit()
     assert page.bar.models.currentData() == folder and not page.bar.checkpoints.isVisible()
     service = load(page)

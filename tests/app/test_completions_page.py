@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from PySide6.QtCore import QModelIndex, QPoint, Qt
-from PySide6.QtGui import QGuiApplication
+from PySide6.QtGui import QColor, QGuiApplication, QTextCharFormat
+from PySide6.QtWidgets import QFileDialog
 
 from app import theme
 from app.model.session import Session
 from app.pages.completions_page import CompletionsPage
-from app.widgets.completions.completion_table import BAR_ROLE, STOP_LABELS, CompletionModel
+from app.widgets.completions.cells import STOP_LABELS
+from app.widgets.completions.completion_model import BAR_ROLE, CompletionModel
+from app.widgets.completions.marked_text import change_format
+from app.widgets.completions.token_colours import MEASURES, background
 from backend.spec.events import JsonLines
 from backend.spec.places import hold_lock
 from backend.types import Stop
@@ -47,19 +53,19 @@ def cell(model: CompletionModel, row: int, head: str, role: int = ROLE.DisplayRo
 def test_the_page_follows_the_newest_step(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=5, ending=None)
     show_run(qtbot, page, folder)
-    assert page.step.text() == "5" and page.about.text() == "4 prompts, 32 completions"
+    assert page.head.step.text() == "5" and page.head.about.text() == "4 prompts, 32 completions"
     rows = JsonLines(folder.completions)
     rows.append({"step": 6, "prompt": "p", "answer": "a", "completions": [{"text": "t", "reward": 1.0}]})
     page.session.run.poll()
     page._refresh()
-    assert page.step.text() == "6" and page.about.text() == "1 prompt, 1 completion"
+    assert page.head.step.text() == "6" and page.head.about.text() == "1 prompt, 1 completion"
     page.pick(3)
     rows.append({"step": 7, "prompt": "p", "completions": []})
     page.session.run.poll()
     page._refresh()
-    assert page.step.text() == "3" and not page.newest.isChecked(), "a step that was picked stays"
-    page.newest.setChecked(True)
-    assert page.step.text() == "7"
+    assert page.head.step.text() == "3" and not page.head.newest.isChecked(), "a step that was picked stays"
+    page.head.newest.setChecked(True)
+    assert page.head.step.text() == "7"
 
 
 def test_earlier_and_later_skip_steps_without_completions(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
@@ -67,11 +73,11 @@ def test_earlier_and_later_skip_steps_without_completions(qtbot, page: Completio
     rows = JsonLines(folder.completions)
     rows.append({"step": 4, "prompt": "p", "completions": []})
     show_run(qtbot, page, folder)
-    assert page.step.text() == "4" and not page.later.isEnabled()
-    page.earlier.click()
-    assert page.step.text() == "1" and not page.earlier.isEnabled()
+    assert page.head.step.text() == "4" and not page.head.later.isEnabled()
+    page.head.earlier.click()
+    assert page.head.step.text() == "1" and not page.head.earlier.isEnabled()
     page.pick(3)
-    assert page._shown[1] == 1, "the step before"
+    assert page._shown[1] == 4, "the nearest"
 
 
 def test_selecting_a_completion_shows_it_in_full(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
@@ -108,9 +114,9 @@ def test_selecting_a_completion_of_a_live_run_stops_following(qtbot, page: Compl
     try:
         show_run(qtbot, page, folder)
         qtbot.waitUntil(lambda: page.session.run.state == "running")
-        assert page.newest.isChecked()
+        assert page.head.newest.isChecked()
         qtbot.keyClick(page.table, Qt.Key.Key_Down)
-        assert not page.newest.isChecked() and page.step.text() == "2"
+        assert not page.head.newest.isChecked() and page.head.step.text() == "2"
     finally:
         os.close(handle)
 
@@ -120,7 +126,7 @@ def test_rows_are_copied_with_their_headings(qtbot, page: CompletionsPage, tmp_p
     page.table.selectRow(1)
     qtbot.keyClick(page.table, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
     head, line = QGuiApplication.clipboard().text().split("\n")
-    assert head.split("\t")[:3] == ["Completion", "Accuracy", "Integer Answer"] and line.startswith("<think>")
+    assert head.split("\t")[:3] == ["Completion", "Accuracy × 1", "Integer Answer × 1"] and line.startswith("<think>")
 
 
 GROUP = {
@@ -167,3 +173,245 @@ def test_a_score_has_a_bar_in_the_colour_of_its_function(qtbot) -> None:
 def test_every_stop_reason_that_a_trainer_writes_has_a_label() -> None:
     """A completion that a stop string had ended was shown with the raw word of the file."""
     assert set(get_args(Stop)) == set(STOP_LABELS)
+
+
+# ── filters, search, and the whole run ───────────────────────────────────────────────────────────────────────────────
+
+
+def completion(text: str, reward: float, **more) -> dict:
+    return {"text": text, "tokens": 3, "stop": "eos", "rewards": {"f": reward}, "reward": reward, "advantage": reward, **more}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    """Three steps of one prompt each; the second step's is that of the first again."""
+    folder = made_up_runs.make_run(
+        tmp_path / "runs" / "three", steps=0, total=3, reward_functions=["f"], reward_weights=[1.0]
+    )
+    rows = JsonLines(folder.completions)
+    data = {"text": ["so ", "it ", "is"], "logp": [-0.1, -2.0, None], "mask": [1, 1, 0]}
+    learned = {"learned_logp": [-0.1, -1.5, 0.0], "ratio": [1.0, 1.65, 1.0], "clipped": [0, 1, 0]}
+    texts = [
+        [completion("<think>a b</think><answer>4</answer>", 1.0, logged={"kind": "sum"}), completion("four", 0.0, stop="length")],
+        [completion("so it is", 0.5, token_data=data | learned), completion("so it was", 0.25)],
+        [completion("last", 2.0, stop="length"), completion("last", 2.0)],
+    ]  # fmt: skip
+    for step, (prompt, pair) in enumerate(zip(("2 + 2?", "2 + 2?", "other"), texts, strict=True), 1):
+        rows.append({"step": step, "prompt": prompt, "answer": "4", "type": None, "completions": pair})
+    rows.close()
+    return folder
+
+
+def texts_shown(page: CompletionsPage) -> list[str]:
+    return [line.completion["text"] for line in page.model.lines if line.completion is not None]
+
+
+def test_a_filter_leaves_its_completions_and_next_goes_on_in_later_steps(qtbot, page: CompletionsPage, run) -> None:
+    show_run(qtbot, page, run)
+    page.pick(1)
+    page.bar.show_filter("cut_off")
+    assert texts_shown(page) == ["four"] and page.bar.found.text() == "1 of 2 completions of this step"
+    qtbot.waitUntil(lambda: len(page.completions.facts) == 6)
+    page.bar.next.click()
+    assert page._shown[1] == 3 and page.table.current_line.completion["text"] == "last"
+    told = []
+    page.session.message.connect(told.append)
+    page.bar.next.click()
+    assert told == ["There is no later completion of “cut off”."] and page._shown[1] == 3
+    page.bar.previous.click()
+    assert page._shown[1] == 1
+    page.bar.show_filter("well_formed_wrong")
+    assert page.bar.found.text() == "None of the reward functions is known to compare with the right answer."
+
+
+def test_a_search_lists_what_it_finds_in_the_whole_run(qtbot, page: CompletionsPage, run) -> None:
+    show_run(qtbot, page, run)
+    page.find()
+    assert page.bar.search.hasFocus()
+    qtbot.keyClicks(page.bar.search, "SO IT")
+    qtbot.waitUntil(lambda: texts_shown(page) == ["so it is", "so it was"])
+    assert (
+        page.bar.scope.key == "run" and cell(page.model, 0, "Step") == "2" and "2 completions" in page.bar.found.text()
+    )
+    page.table.selectRow(1)
+    page.table.activated.emit(page.table.currentIndex())
+    assert page.bar.scope.key == "step" and page._shown[1] == 2, "Return leads to the step"
+    assert page.table.current_line.completion["text"] == "so it was"
+    page.bar.search.clear()
+    qtbot.keyClick(page.bar.search, Qt.Key.Key_Return)
+    assert page.completions.search is None
+
+
+def test_one_prompt_is_followed_through_the_run(qtbot, page: CompletionsPage, run) -> None:
+    show_run(qtbot, page, run)
+    page.pick(1)
+    page.follow_prompt.click()
+    qtbot.waitUntil(lambda: page.model.rowCount() == 4)
+    assert [cell(page.model, row, "Step") for row in range(4)] == ["1", "1", "2", "2"]
+    page.bar.prompt.click()
+    qtbot.waitUntil(lambda: page.model.rowCount() == 6)
+
+
+def test_a_click_on_a_header_sorts_within_the_groups_and_over_the_run(qtbot, page: CompletionsPage, run) -> None:
+    show_run(qtbot, page, run)
+    page.pick(2)
+    column = next(at for at in range(page.model.columnCount()) if page.model.sort_key(at) == "reward")
+    orders = []
+    for _ in range(3):
+        page.table.horizontalHeader().sectionClicked.emit(column)
+        orders.append(texts_shown(page))
+    assert orders == [["so it is", "so it was"], ["so it was", "so it is"], ["so it is", "so it was"]]
+    page.bar.scope.choose("run")
+    qtbot.waitUntil(lambda: page.model.rowCount() == 6)
+    page.table.horizontalHeader().sectionClicked.emit(
+        next(at for at in range(page.model.columnCount()) if page.model.sort_key(at) == "reward")
+    )
+    assert texts_shown(page)[0] == "last" and texts_shown(page)[-1] == "four"
+
+
+def test_two_selected_completions_show_what_differs(qtbot, page: CompletionsPage, run) -> None:
+    show_run(qtbot, page, run)
+    page.pick(2)
+    page.table.selectAll()
+    page.table.clearSelection()
+    page.table.selectRow(1)
+    qtbot.keyClick(page.table, Qt.Key.Key_Down, Qt.KeyboardModifier.ShiftModifier)
+    assert (
+        page.pane.text.toPlainText() == "so it iswas"
+        and page.pane._title.text() == "From step 2, number 1 to step 2, number 2"
+    )
+    marks = marks_of(page)
+    assert set(marks) == {"is", "was"} and marks["is"].fontStrikeOut() and not marks["was"].fontStrikeOut()
+    page.table.selectRow(1)
+    assert page.pane.text.toPlainText() == "so it is" and not page.pane.text.extraSelections()
+
+
+def test_thinking_and_answer_are_folded(qtbot, page: CompletionsPage, run) -> None:
+    show_run(qtbot, page, run)
+    page.pick(1)
+    page.pane.folds["think"].click()
+    assert page.pane.text.toPlainText() == "<think> … 2 words … </think><answer>4</answer>"
+    page.table.selectRow(2)
+    assert page.pane.folds["think"].isHidden(), "a text without tags has nothing to fold"
+
+
+def marks_of(page: CompletionsPage) -> dict[str, QTextCharFormat]:
+    """Marked text → its format; copied, as Qt's own goes with the list."""
+    return {mark.cursor.selectedText(): QTextCharFormat(mark.format) for mark in page.pane.text.extraSelections()}
+
+
+def choose_colour(page: CompletionsPage, key: str) -> None:
+    page.pane.measure.setCurrentIndex(page.pane.measure.findData(key))
+
+
+def test_tokens_are_coloured_by_what_was_recorded(qtbot, page: CompletionsPage, run) -> None:
+    show_run(qtbot, page, run)
+    page.pick(2)
+    choose_colour(page, "ratio")
+    marks = marks_of(page)
+    assert marks["it "].background().color() == background(MEASURES[2], 1.0)
+    assert marks["is"].underlineStyle() == QTextCharFormat.UnderlineStyle.DotLine, "not trained on"
+    assert page.pane.legend.isVisible() and page.pane.legend._ends == ("1.00", "1.65 π new / π old")
+    assert page.pane.marks.token_tip(1) == "token 2, “it ”: Ratio 1.65 π new / π old"
+    choose_colour(page, "logp")
+    assert page.pane.marks.token_tip(2) == "token 3, “is”: Log-probability when sampled – nats; not trained on"
+    page.table.selectRow(2)
+    assert page.pane.told.text().startswith("This run did not record") and not page.pane.text.extraSelections()
+    asked = []
+    page.session.field_requested.connect(asked.append)
+    page.pane.setting.click()
+    assert asked == ["record_tokens"]
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_text_on_every_colour_has_a_contrast_of_at_least_4_5(qapp, page: CompletionsPage, mode: str) -> None:
+    theme.apply(qapp, mode)
+    text = theme.palette().text
+    backgrounds = [background(measure, strength) for measure in MEASURES for strength in (-1.0, 1.0)]
+    backgrounds += [form.background().color() for form in map(change_format, ("added", "removed")) if form]
+    assert min(contrast(text, colour) for colour in backgrounds) >= 4.5
+
+
+def contrast(first: QColor, second: QColor) -> float:
+    """WCAG 2.1's contrast ratio."""
+    light, dark = sorted((_luminance(first), _luminance(second)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: QColor) -> float:
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in (colour.redF(), colour.greenF(), colour.blueF())]  # fmt: skip
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_weights_stand_where_totals_are_and_only_where_they_make_them_up(
+    qtbot, page: CompletionsPage, tmp_path: Path
+) -> None:
+    names = {"reward_functions": ["f", "g"], "reward_weights": [1.0, 0.1]}
+    folder = made_up_runs.make_run(tmp_path / "run", steps=0, total=2, **names)
+    rows = JsonLines(folder.completions)
+    for step, reward in ((1, 2.05), (2, 9.0)):
+        scored = {"text": "t", "rewards": {"f": 2.0, "g": 0.5}, "reward": reward}
+        rows.append({"step": step, "prompt": "p", "completions": [scored]})
+    show_run(qtbot, page, folder)
+    page.pick(1)
+    assert [page.model.headerData(c, Qt.Orientation.Horizontal) for c in (1, 2)] == ["f\n× 1", "g\n× 0.1"]
+    shown = re.sub(r"<[^>]+>|&nbsp;", "", page.detail.completion._scores.text())
+    assert shown == "2.05 = ● f 2.00 × 1 + ● g 0.500 × 0.1"
+    page.pick(2)
+    assert page.model.headerData(1, Qt.Orientation.Horizontal) == "f" and "×" not in page.pane._scores.text()
+
+
+def test_columns_that_functions_logged_are_shown(qtbot, page: CompletionsPage, run) -> None:
+    show_run(qtbot, page, run)
+    page.pick(1)
+    assert [cell(page.model, row, "kind") for row in (1, 2)] == ["sum", "–"]
+
+
+def test_another_page_can_ask_for_a_step_and_a_filter(qtbot, page: CompletionsPage, run) -> None:
+    show_run(qtbot, page, run)
+    page.show_requested(1, "cut_off")
+    assert page._shown[1] == 1 and texts_shown(page) == ["four"] and not page.head.newest.isChecked()
+    page.show_requested(2, None)
+    assert texts_shown(page) == ["so it is", "so it was"]
+    page.show_requested(3, "no such filter")
+    assert texts_shown(page) == ["last", "last"]
+
+
+def test_what_is_shown_is_saved(
+    qtbot, page: CompletionsPage, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show_run(qtbot, page, run)
+    page.bar.scope.choose("run")
+    qtbot.waitUntil(lambda: page.model.rowCount() == 6)
+    page.bar.show_filter("cut_off")
+    target = tmp_path / "out.jsonl"
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_args: (str(target), ""))
+    told = []
+    page.session.message.connect(told.append)
+    page._save(range(page.model.rowCount()))
+    qtbot.waitUntil(lambda: bool(told) and told[-1] == "2 completions are in out.jsonl.")
+    assert [json.loads(line)["text"] for line in target.read_text().splitlines()] == ["four", "last"]
+
+
+def test_a_step_beyond_the_end_is_told_and_does_not_follow_the_run(qtbot, page: CompletionsPage, run) -> None:
+    """Step 9999 was remembered, so that every newer step was the nearest to it: the page followed although it said it did not."""
+    show_run(qtbot, page, run)
+    told = []
+    page.session.message.connect(told.append)
+    page.head.step.setText("9999")
+    page.head.step.setModified(True)
+    page.head.step.editingFinished.emit()
+    assert told == ["Step 9,999 has no completions; step 3 is the nearest that has."] and page.head.step.text() == "3"
+    JsonLines(run.completions).append({"step": 4, "prompt": "p", "completions": []})
+    page.session.run.poll()
+    page._refresh()
+    assert page._shown[1] == 3 and not page.head.newest.isChecked()
+
+
+def test_unticking_follow_newest_stays_at_the_step(qtbot, page: CompletionsPage, run) -> None:
+    show_run(qtbot, page, run)
+    page.head.newest.click()
+    JsonLines(run.completions).append({"step": 4, "prompt": "p", "completions": []})
+    page.session.run.poll()
+    page._refresh()
+    assert page._shown[1] == 3

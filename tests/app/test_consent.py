@@ -94,7 +94,7 @@ def test_run_starts_nothing_without_consent(qtbot, tmp_path: Path, monkeypatch: 
     assert session.draft.problems() == []
     session.consent.ask = dialog = FakeDialog(False)
     messages: list[str] = []
-    session.message.connect(messages.append)
+    session.messages.said.connect(messages.append)
     session.start_run()
     assert started == [] and len(dialog.requests) == 1
     assert messages[-1] == "The reward file was not allowed to run, so nothing was started."

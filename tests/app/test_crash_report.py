@@ -15,7 +15,8 @@ from PySide6.QtGui import QGuiApplication
 from app.crash_catcher import CrashCatcher
 from app.model.prefs import Prefs
 from app.model.service import Service
-from app.model.session import FAULT_OFFER, Session
+from app.model.service_session import FAULT_OFFER
+from app.model.session import Session
 from app.widgets.help.problem_dialog import ProblemDialog
 from app.window import Window
 

@@ -189,6 +189,28 @@ def test_a_dataset_of_the_hub_is_downloaded_on_a_click(qtbot, page: DatasetPage)
     qtbot.waitUntil(lambda: service.of("preview")[-1]["fetch"] is True)
 
 
+def test_a_failed_download_can_be_tried_again(qtbot, page: DatasetPage) -> None:
+    """A fetch that failed left the sentence and no way to go on but to choose another dataset and come back."""
+    service = page.session.service
+    service.canned["preview"] = {"absent": True}
+    show_dataset(qtbot, page, "absent", data="owner/sums")
+    service.held["download"] = []
+    page.absent.button_clicked.emit()
+    page.dataset._on_refused([Fault("data", "Hugging Face cannot be reached.")])
+    assert page.failed.isVisible() and "cannot be reached" in page.path._problem.text()
+    page.failed.button_clicked.emit()
+    assert len(service.of("download")) == 2 and page.dataset.state == "fetching" and not page.failed.isVisible()
+
+
+def test_reading_that_was_refused_can_be_tried_again(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    show_dataset(qtbot, page, data=write_rows(tmp_path))
+    page.dataset._on_refused([Fault("data", "The helper process ended.")])
+    assert page.failed.isVisible()
+    page.failed.button_clicked.emit()
+    qtbot.waitUntil(lambda: page.dataset.state == "ready", timeout=5000)
+    assert page.table.isVisible() and page.session.service.of("download") == []
+
+
 def test_choosing_another_dataset_cancels_a_download(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     service = page.session.service
     service.canned["preview"] = {"absent": True}

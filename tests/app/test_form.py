@@ -17,18 +17,22 @@ from PySide6.QtWidgets import QApplication
 from app.model.draft import Draft
 from app.model.memory_parts import MemoryPart, MemoryParts
 from app.model.prefs import Prefs
+from app.model.presets import presets
 from app.model.session import Session
 from app.pages import train_page
-from app.pages.train_page import TrainPage
-from app.widgets.basic import controls
-from app.widgets.form import fields, path_field
+from app.pages.train_page import BASIC_FIELDS, REWARD_FIELDS, TrainPage
+from app.widgets.basic import controls, file_dialogs
+from app.widgets.form import fields, value_text
+from app.widgets.form.field_hints import HINTS, LONGEST
+from app.widgets.form.form import SettingsCard
 from app.widgets.form.memory_bar import MemoryBar
 from app.widgets.form.setting_search import SettingSearch
 from app.widgets.rewards.reward_delegates import LABEL, USE, WEIGHT, WeightEdit
 from app.window import Window
-from backend.spec import places
+from backend.spec import config, places
 from backend.spec.config import DEFAULT_REWARDS, SETTINGS, parse
 from backend.spec.throughput import CompletionTime
+from backend.spec.unusual import unusual
 
 FILLED = {
     "train_mode": "grpo",
@@ -64,6 +68,9 @@ FILLED = {
     "steps_per_eval": 20,
     "save_every": 30,
     "keep_checkpoints": 2,
+    "stop_when": ["kl > 0.8", "reward >= 2.5"],
+    "early_stopping_patience": 4,
+    "early_stopping_min_delta": 0.25,
     "val_batches": -1,
     "test": True,
     "test_batches": 10,
@@ -71,6 +78,7 @@ FILLED = {
     "memory_limit": 12.0,
     "retry_on_gpu_error": 1,
     "relax_gpu_timeout": True,
+    "record_tokens": True,
     "efficient_long_context": True,
     "seq_step_size": 256,
     "fuse": True,
@@ -296,7 +304,12 @@ def test_a_problem_is_shown_below_its_field_until_it_is_fixed(page: TrainPage, q
     qtbot.waitUntil(lambda: not field._problem.isVisible())
 
 
+def card_of(page: TrainPage, key: str) -> SettingsCard:
+    return next(card for card in page.form._cards if key in card.fields)
+
+
 def test_lora_settings_are_hidden_under_full(page: TrainPage):
+    page.all_settings.click()
     rank = page.form.fields["rank"]
     assert not rank.isHidden()
     fill(page.form.fields["train_type"], "full")
@@ -306,26 +319,99 @@ def test_lora_settings_are_hidden_under_full(page: TrainPage):
 
 
 def test_a_field_whose_condition_is_a_number_typed_as_text_is_shown(page: TrainPage):
+    page.all_settings.click()
     assert page.form.fields["log_kl"].isHidden()
     fill(page.form.fields["beta"], 0)
     assert not page.form.fields["log_kl"].isHidden()
 
 
-def test_advanced_opens_for_a_problem_inside(page: TrainPage, qtbot):
+def test_a_form_of_defaults_shows_the_basic_fields_alone(page: TrainPage):
+    """A new user met sixty fields; which of them matter, nothing said."""
+    page.draft.reset()
+    shown = {key for key, field in page.form.fields.items() if field.isVisible()}
+    assert shown == {*BASIC_FIELDS, *REWARD_FIELDS}
+    assert card_of(page, "seed").more.text() == "Show 25 more settings"
+    page.all_settings.click()
+    assert page.form.fields["seed"].isVisible() and page.form.fields["adam_beta1"].isVisible()
+    page.all_settings.click()
+    assert not page.form.fields["seed"].isVisible()
+
+
+def test_a_setting_that_differs_from_its_default_is_shown(page: TrainPage):
+    """Nothing that a run does is out of sight: not what a preset has set, nor what the user has."""
+    page.draft.reset()
+    page.draft.set("temperature", 1.2)
+    field = page.form.fields["temperature"]
+    assert field.isVisible()
+    fill(field, 0.8)  # the default: the field must not vanish while it is typed into
+    assert field.isVisible()
+    page.draft.reset()
+    assert not field.isVisible()
+
+
+def test_a_problem_in_a_folded_field_is_shown(page: TrainPage, qtbot):
     timeout = page.form.fields["reward_timeout"]
     page.draft.set("reward_timeout", "soon")
-    qtbot.waitUntil(timeout.isVisible)
+    qtbot.waitUntil(lambda: timeout._problem is not None and timeout._problem.isVisible())
     assert timeout._problem.text() == "Reward timeout must be a number, not 'soon'."
 
 
-def test_advanced_stays_as_the_user_left_it(page: TrainPage, tmp_path: Path, qtbot):
-    page.form.fields["keep_checkpoints"].parentWidget().parentWidget().button.click()
+def test_a_card_stays_as_the_user_left_it(page: TrainPage, tmp_path: Path, qtbot):
+    card_of(page, "keep_checkpoints").more.click()
     page.reveal("reward_timeout")
     again = TrainPage(Session(Prefs(tmp_path / "prefs")))
     qtbot.addWidget(again)
     again.show()
     assert again.form.fields["keep_checkpoints"].isVisible()
     assert not again.form.fields["reward_timeout"].isVisible(), "what a search opened, the user did not open"
+
+
+def test_an_unusual_value_is_remarked_upon_and_can_be_run(page: TrainPage, qtbot):
+    """10²⁰ steps and a learning rate of 5 passed without a word."""
+    fix_problems(page.draft)
+    fill(page.form.fields["iters"], 10**20)
+    fill(page.form.fields["learning_rate"], 5)
+    field = page.form.fields["learning_rate"]
+    qtbot.waitUntil(lambda: field._problem is not None and field._problem.isVisible())
+    assert field._problem.text() == "This is unusually large: 1e-6 to 1e-4 is usual."
+    assert field._problem.property("role") == "muted" and not field.control.property("problem")
+    assert page.launch._warnings.isVisible() and page.launch._warning_rows.count() == 2 and page.launch.run.isEnabled()
+    fill(page.form.fields["iters"], 100)
+    fill(field, 1e-5)
+    qtbot.waitUntil(lambda: not page.launch._warnings.isVisible())
+    assert not field._problem.isVisible()
+
+
+def test_no_preset_is_unusual() -> None:
+    for preset in presets():
+        values = {"model": "a/b", "data": "a/b"} | dict(preset.values)
+        assert not unusual(config.parse(values)), preset.name
+
+
+@pytest.mark.parametrize(
+    ("typed", "number"),
+    [
+        ("1,000", 1000),
+        ("1_000", 1000),
+        ("1 000", 1000),
+        ("1\u202f000", 1000),
+        ("12,345,678", 12345678),
+        ("-1,000", -1000),
+    ],
+)
+def test_thousands_may_be_typed_as_the_app_prints_them(typed: str, number: int):
+    """“1,000” was refused, though the window writes it so."""
+    assert value_text.number_value(typed, is_integer=True) == number
+
+
+@pytest.mark.parametrize("typed", ["0,001", "1,5", "1,00", "10,00,000", "1,000_000", ",100"])
+def test_a_decimal_comma_is_no_thousand(typed: str):
+    assert value_text.number_value(typed, is_integer=False) == typed
+
+
+def test_hints_belong_to_settings_and_fit_beside_their_labels() -> None:
+    assert set(HINTS) <= set(SETTINGS)
+    assert not [hint for hint in HINTS.values() if len(hint) > LONGEST or hint.endswith(".")]
 
 
 def test_revealing_an_advanced_field_opens_advanced(page: TrainPage):
@@ -408,7 +494,7 @@ def test_a_dropped_folder_is_the_model(page: TrainPage, tmp_path: Path):
 
 def test_browsing_sets_the_chosen_path_and_nothing_when_cancelled(page: TrainPage, monkeypatch: pytest.MonkeyPatch):
     chosen = iter(["/some/model", ""])
-    monkeypatch.setattr(path_field.QFileDialog, "getExistingDirectory", lambda *_: next(chosen))
+    monkeypatch.setattr(file_dialogs.QFileDialog, "getExistingDirectory", lambda *_: next(chosen))
     page.form.fields["model"].browse.click()
     page.form.fields["model"].browse.click()
     assert page.draft.value("model") == "/some/model"
@@ -580,7 +666,7 @@ def test_a_run_that_surely_does_not_fit_starts_only_after_confirmation(
     fix_problems(page.draft)
     page.session.estimate_memory = lambda config: MemoryParts((MemoryPart("Weights", 10e9),), 4e9)
     messages: list[str] = []
-    page.session.message.connect(messages.append)
+    page.session.messages.said.connect(messages.append)
     page.session.start_run()
     assert not started
     assert [plain_text(sentence) for sentence in messages] == [
@@ -619,7 +705,7 @@ def test_exactly_one_button_is_primary_the_demo_s_and_then_run(page: TrainPage):
 
 def test_run_with_problems_shows_the_first_problem(page: TrainPage):
     messages, requested = [], []
-    page.session.message.connect(messages.append)
+    page.session.messages.said.connect(messages.append)
     page.session.field_requested.connect(requested.append)
     page.launch.run.click()
     assert requested == ["model"]

@@ -6,18 +6,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QGuiApplication
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QWhatsThis
 
 from app.help_menu import GUIDES, facts
 from app.menus import HELP, MENUS
+from app.model.charts import CHARTS
+from app.model.glossary import CHART, SETTING, glossary
 from app.model.prefs import Prefs
 from app.model.session import Session
+from app.widgets.form.setting_help import help_html
 from app.widgets.help.about_dialog import NO_TEXT, AboutDialog
+from app.widgets.help.glossary_dialog import GlossaryDialog
 from app.widgets.help.text_dialog import TextDialog
 from app.window import Window
 from backend import __version__
 from backend.spec import components
 from backend.spec.components import Component
+from backend.spec.config import SETTINGS
 
 
 @pytest.fixture
@@ -71,3 +79,54 @@ def test_the_list_of_shortcuts_has_every_one(window: Window) -> None:
             assert window.menus[entry.name].text() in text
     for action in window.menus.by_name.values():
         assert action.shortcut().toString() in text
+
+
+# The glossary
+
+
+def test_the_glossary_has_every_chart_every_setting_and_the_words_of_the_field(window: Window) -> None:
+    entries = glossary()
+    terms = {entry.term for entry in entries}
+    assert {chart.title for chart in CHARTS} | {about.label for about in SETTINGS.values()} <= terms
+    assert {"Advantage", "Ratio", "Rollout", "KL", "Reward hacking", "Checkpoint", "LoRA"} <= terms
+    assert all(entry.text.endswith(".") and entry.section for entry in entries)
+    of_document = [entry.term for entry in entries if entry.section not in (CHART, SETTING)]
+    assert len(of_document) > 60 and len(of_document) == len(set(of_document))
+
+
+def test_the_glossary_is_searched_by_term_metric_and_other_name(window: Window) -> None:
+    window.menus["glossary"].trigger()
+    dialog = window.findChild(GlossaryDialog)
+    assert dialog.windowTitle() == "Glossary"
+    for typed, term in (("hit_max_tokens", "Cut off at the limit"), ("num_generations", "Group"), ("kullback", "KL")):
+        dialog.search.setText(typed)
+        assert term in dialog.text.toPlainText().splitlines(), typed
+    dialog.search.setText("advantage")
+    assert dialog.text.toPlainText().splitlines()[1] == "Advantage", "where the word is the term comes first"
+    dialog.search.setText("no such thing")
+    assert "No term has" in dialog.text.toPlainText()
+    window.menus["glossary"].trigger()
+    assert len(window.findChildren(GlossaryDialog)) == 1
+
+
+# F1
+
+
+def test_f1_explains_the_field_that_has_the_focus(window: Window, qtbot) -> None:
+    window.show_page("train")
+    with qtbot.waitActive(window):
+        window.show()
+        window.activateWindow()
+    control = window.pages["train"].form.fields["iters"].control
+    control.setFocus()
+    QTest.keyClick(control, Qt.Key.Key_F1)
+    shown = [widget for widget in QApplication.topLevelWidgets() if widget.metaObject().className() == "QWhatsThat"]
+    assert shown
+    QWhatsThis.hideText()
+    assert SETTINGS["iters"].help.split("\n")[0] in help_html(SETTINGS["iters"])
+    assert window.findChild(TextDialog) is None
+
+
+def test_f1_elsewhere_opens_the_guide(window: Window, qtbot) -> None:
+    window.menus["help_here"].trigger()
+    assert window.findChild(TextDialog).windowTitle() == "Guide"

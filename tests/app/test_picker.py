@@ -18,6 +18,7 @@ from app.model.prefs import Prefs
 from app.model.service import Service
 from app.model.session import Session
 from app.pages.parts import source_picking
+from app.pages.parts.suggested_entries import suggested_entries
 from app.pages.train_page import TrainPage
 from app.widgets.picker.picker import Picker
 from app.widgets.picker.picker_rows import CHANGED, NAME, SIZE, STAR, WHERE, PickerEntry, PickerLine, display_path
@@ -199,8 +200,32 @@ def test_the_empty_and_the_loading_state_have_a_text(qtbot: QtBot):
     picker.open_with_recent([])
     assert "Looking" in picker.message.text() and picker._stack.currentIndex() == 1
     picker.show_local([], set())
-    assert "no datasets on this machine yet" in picker.message.text() and not picker.take.isEnabled()
+    assert "such as gsm8k to search Hugging Face" in picker.message.text() and not picker.take.isEnabled()
     assert picker.file.isVisibleTo(picker)
+
+
+def test_suggested_models_say_what_they_are_good_for_and_whether_they_fit(
+    qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+):
+    """A user without a model met an empty list, and had to know the name of one."""
+    monkeypatch.setattr("app.model.memory.machine_bytes", lambda: 2_000_000_000)
+    picker = Picker("model")
+    qtbot.addWidget(picker)
+    entries = suggested_entries()
+    picker.open_with_recent([], entries)
+    here = {"id": entries[1].id, "name": entries[1].id, "where": "cache"}
+    picker.show_local([here], set())
+    assert row_texts(picker)[:3] == ["[On this machine]", entries[1].id, "[Good to begin with, to download]"]
+    assert row_texts(picker).count(entries[1].id) == 1, "what is here is not offered once more"
+    assert [cell(picker, entry.id, WHERE) for entry in (entries[0], entries[-1])] == ["Fits", "Too large"]
+    picker.choose_id(entries[0].id)
+    assert picker.take.text().replace("\u202f", " ") == "Download 294 MB"
+    assert "first run on any Mac" in picker.detail.text() and "of 2.0\u00a0GB." in picker.detail.text()
+    recorded = RecordedSignals(picker)
+    press(picker, Qt.Key.Key_Return)
+    assert recorded.downloads == [entries[0].id]
+    QTest.keyClicks(picker.search, "llama")
+    assert row_texts(picker)[:2] == ["[Good to begin with, to download]", "mlx-community/Llama-3.2-1B-Instruct-4bit"]
 
 
 def test_every_control_has_a_name(picker: Picker):
@@ -323,7 +348,10 @@ def test_a_hub_model_is_searched_downloaded_and_used_with_the_keyboard_alone(
     QTest.keyClick(field.control, Qt.Key.Key_Down)
     picker = page.picking._pickers["model"]
     assert picker.isVisible()
-    qtbot.waitUntil(lambda: "no models on this machine" in picker.message.text(), timeout=10_000)
+    # “There are no models on this machine yet”, it said, although the bundled one is on every machine.
+    qtbot.waitUntil(lambda: "Bundled demo/model" in row_texts(picker), timeout=10_000)
+    assert cell(picker, "Bundled demo/model", WHERE) == "Bundled"
+    assert "[Good to begin with, to download]" in row_texts(picker)
     QTest.keyClicks(picker.search, "tiny")
     press(picker, Qt.Key.Key_Return)
     qtbot.waitUntil(lambda: "someone/tiny-4bit" in row_texts(picker), timeout=10_000)
@@ -358,7 +386,7 @@ def test_a_model_that_cannot_be_loaded_is_a_problem_until_it_is_fixed(
     sentence = "strange cannot be trained. This version of mlx-lm knows no model of the kind marvin."
     draft, field = page.draft, page.form.fields["model"]
     messages: list[str] = []
-    page.session.message.connect(messages.append)
+    page.session.messages.said.connect(messages.append)
     monkeypatch.setattr(page.session, "_launch", lambda: pytest.fail("it was started"))
     draft.set("data", "a/b")
     field.take(write_unsupported_model(tmp_path / "strange"))

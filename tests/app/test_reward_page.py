@@ -139,7 +139,7 @@ def test_the_model_is_sampled_and_its_completions_scored(qtbot, page: RewardsPag
 
 def test_a_refused_sampling_shows_one_sentence(qtbot, page: RewardsPage) -> None:
     page.draft.set("data", "/nowhere/rows.jsonl")
-    with qtbot.waitSignal(page.session.message, timeout=PATIENCE) as signal:
+    with qtbot.waitSignal(page.session.messages.said, timeout=PATIENCE) as signal:
         page.source.sample.click()
     assert signal.args[0] == "There is no file or folder /nowhere/rows.jsonl." and page.source.sample.isVisible()
 
@@ -273,7 +273,9 @@ def test_declined_code_does_not_run(qtbot, page: RewardsPage, user_file: Path, t
     user_file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n{MINE}")
     page.session.consent.ask = lambda requests: False
     (tmp_path / "given.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
-    with qtbot.waitSignal(page.session.message, timeout=PATIENCE, check_params_cb=lambda text: "not allowed" in text):
+    with qtbot.waitSignal(
+        page.session.messages.said, timeout=PATIENCE, check_params_cb=lambda text: "not allowed" in text
+    ):
         page.bench.load_file(tmp_path / "given.jsonl")
     assert not (tmp_path / "ran").exists() and page.bench.functions == [] and not page.bench.busy
     edit(page, "/ 10", "/ 5")

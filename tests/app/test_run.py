@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PySide6.QtCore import QCoreApplication
 
-from app.model.completion_index import CompletionIndex
+from app.model.completions.step_index import CompletionIndex
 from app.model.run import Run
 from app.model.run_state import RunState
 from app.model.series import Series, number

@@ -325,7 +325,10 @@ def test_train_list_resume_and_score_a_named_run(inputs: Path, runs: Path, tmp_p
     assert row["sentence"] == "Finished after 2 steps." and "mine" in run_ok("runs").stdout
 
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-    assert run_ok("resume", "mine").stdout == "The run mine has finished; there is nothing to resume.\n"
+    assert (
+        run_ok("resume", "mine").stdout
+        == "The run mine has finished; there is nothing to resume. More steps: --set iters=N.\n"
+    )
     assert "The run mine exists already" in refused("train", file, "--name", "mine", "--set", "iters=9")
     assert "The run mine has a diary already" in refused("train", "--run", run.path)
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before

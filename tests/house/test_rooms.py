@@ -21,7 +21,12 @@ ANY = {"*"}
 SPEC, TYPES = "backend.spec", "backend.types"
 ADVANTAGES = "backend.training.advantages"
 MODEL = {"app.model"}
-PLAIN_DATA = {"app.model.memory_parts", "app.model.presets", "app.model.marks"}
+PLAIN_DATA = {
+    "app.model.memory_parts",
+    "app.model.presets",
+    "app.model.marks",
+    *(f"app.model.completions.{name}" for name in ("filters", "folding", "word_diff")),
+}
 """What widgets draw: data classes without Qt and without the session."""
 SHELL = MODEL | {"app.theme", "app.stylesheet", "app.widgets"}
 FRAME = SHELL | {
@@ -30,8 +35,9 @@ FRAME = SHELL | {
     "app.menus",
     "app.file_menu",
     "app.help_menu",
+    "app.run_window",
     "app.message_boxes",
-    "app.drop_target",
+    "app.desktop",
 }
 PLOTS = {"PySide6", "pyqtgraph", "numpy"}
 NUMBERS = {"mlx", "numpy"}
@@ -94,17 +100,17 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "app.pages.parts": (SHELL | {SPEC}, PLOTS),
     "app.pages": (SHELL | {SPEC, "app.pages.parts"}, PLOTS),
     "app.message_boxes": (set(), {"PySide6"}),
-    "app.drop_target": ({SPEC}, {"PySide6"}),
-    "app.file_open_event": (set(), {"PySide6"}),
     "app.crash_catcher": (set(), {"PySide6"}),
     "app.file_menu": (SHELL | {SPEC, "app.message_boxes"}, {"PySide6"}),
     "app.help_menu": (SHELL | {SPEC, "app.file_menu"}, {"PySide6"}),
-    "app.page_stack": (SHELL | {"app.pages"}, {"PySide6"}),
+    "app.desktop": ({SPEC}, {"PySide6", "jeepney"}),
+    "app.run_window": (SHELL | {SPEC, "app.help_menu", "app.menus", "app.message_boxes"}, {"PySide6"}),
+    "app.page_stack": (SHELL | {"app.pages"}, {"PySide6", "shiboken6"}),
     "app.page_drawing": (FRAME | {SPEC, "app.window"}, {"PySide6"}),
     "app.menus": (SHELL | {"app.pages", "app.file_menu"}, {"PySide6"}),
     "app.window": (FRAME | {SPEC}, {"PySide6"}),
     "app.__main__": (
-        FRAME | {SPEC, "app.window", "app.file_open_event", "app.page_drawing", "app.crash_catcher"},
+        FRAME | {SPEC, "app.window", "app.page_drawing", "app.crash_catcher"},
         {"PySide6"},
     ),
 }

@@ -353,6 +353,20 @@ def test_an_uncached_dataset_is_refused_within_5_seconds_without_a_network(hub: 
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.parametrize("repo_type", ["model", "dataset"])
+def test_offline_each_sentence_names_what_is_missing_and_has_no_error_number(repo_type: str):
+    """A config with a model and a dataset of the Hub gave the same sentence twice, with “[Errno -2] Name or service not known”,
+    and neither said what it was about."""
+    error = hub_errors.HTTPError("[Errno -2] Name or service not known")
+    said = hub_errors.explain(error, "someone/thing", repo_type)
+    assert said == (
+        f"The {repo_type} someone/thing is not on this machine, and Hugging Face cannot be reached: this machine seems to be "
+        f"offline; connect, or choose a {repo_type} that is here."
+    )
+    refused = hub_errors.explain(hub_errors.HTTPError("[Errno 111] Connection refused"), "", repo_type)
+    assert "Errno" not in refused and "cannot be reached: Connection refused; check" in refused
+
+
 def test_a_refusal_under_hf_hub_offline_names_the_variable(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE is set" in refused("someone/tiny")

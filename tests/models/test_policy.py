@@ -17,7 +17,8 @@ from mlx_lm import utils as mlx_lm_utils
 
 from backend.engine.model_probe import split
 from backend.models import policy as policy_module
-from backend.models.policy import Policy, adapter_config, load_policy, save_model
+from backend.models.policy import Policy, load_policy
+from backend.models.saving import adapter_config, save_model
 from backend.spec.config import Config, parse
 from backend.spec.faults import Mistake
 from tests.support import random_models

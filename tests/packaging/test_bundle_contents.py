@@ -18,6 +18,7 @@ from types import ModuleType
 import pytest
 
 from app.help_menu import GUIDES
+from app.model.glossary import GLOSSARY
 from backend.spec import components, loss_menu
 from backend.spec.rewards import catalog
 
@@ -93,7 +94,7 @@ def test_sources_that_menus_read_are_in_the_bundle() -> None:
 
 
 def test_the_documents_of_the_help_menu_are_in_the_bundle() -> None:
-    assert {file.name for file in contents.documents() if file.is_file()} == set(GUIDES.values())
+    assert {file.name for file in contents.documents() if file.is_file()} == {*GUIDES.values(), GLOSSARY.name}
 
 
 def test_metadata_is_that_of_everything_we_require() -> None:

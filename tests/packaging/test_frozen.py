@@ -173,6 +173,17 @@ def resume(machine: Machine, run: Path) -> None:
     machine.backend("resume", run)
 
 
+def change(machine: Machine, run: Path) -> None:
+    refusal = machine.run(BUNDLED_PROGRAM, "change", run, "beta=0.1", code=2).stderr
+    assert "is not training" in refusal
+
+
+def clone(machine: Machine, run: Path) -> None:
+    for kind in ("--warm", "--cold"):
+        folder = Path(machine.backend("clone", run, kind, "--name", f"clone{kind}", "--set", "iters=99").strip())
+        assert (folder / "parent.json").is_file()
+
+
 def demo(machine: Machine, run: Path) -> None:
     last = machine.backend("demo", "--iters", "1", "--json").splitlines()[-1]
     assert 0 < json.loads(last)["before"] < 1
@@ -180,6 +191,11 @@ def demo(machine: Machine, run: Path) -> None:
 
 def runs(machine: Machine, run: Path) -> None:
     assert "trained" in machine.backend("runs", "--json")
+
+
+def compare(machine: Machine, run: Path) -> None:
+    compared = json.loads(machine.backend("compare", run, run, "--json"))
+    assert not compared["settings"] and [one["steps"] for one in compared["results"]] == [2, 2]
 
 
 def export(machine: Machine, run: Path) -> None:
@@ -208,6 +224,15 @@ def generate(machine: Machine, run: Path) -> None:
 def evaluate(machine: Machine, run: Path) -> None:
     result = machine.backend("evaluate", run, "--limit", "4", "--greedy", "--json")
     assert json.loads(result.splitlines()[-1])
+
+
+def doctor(machine: Machine, run: Path) -> None:
+    assert json.loads(machine.backend("doctor", run, "--json"))["steps"]
+
+
+def replay(machine: Machine, run: Path) -> None:
+    machine.backend("replay", run, "--speed", "0", "--name", "replayed", "--runs-dir", machine.home)
+    assert (machine.home / "replayed" / "completions.jsonl").read_bytes() == (run / "completions.jsonl").read_bytes()
 
 
 def serve(machine: Machine, run: Path) -> None:
@@ -242,6 +267,21 @@ def hub(machine: Machine, run: Path) -> None:
     assert "There was no token" in machine.backend("hub", "logout")
 
 
+def sweep(machine: Machine, run: Path) -> None:
+    raw = {"base": yaml.safe_load(config(machine, "swept").read_text("utf-8")), "over": {"learning_rate": [1e-4, 1e-5]}}
+    file = machine.home / "sweep.yaml"
+    file.write_text(yaml.safe_dump(raw))
+    results = json.loads(machine.backend("sweep", file, "--json").splitlines()[-1])
+    assert results["state"] == "finished" and len(results["configurations"]) == 2
+
+
+def queue(machine: Machine, run: Path) -> None:
+    machine.backend("queue", "add", run / "config.yaml", "--name", "waits", "--set", "iters=1")
+    assert json.loads(machine.backend("queue", "list", "--json"))["waiting"] == ["waits"]
+    machine.backend("queue", "run")
+    assert json.loads(machine.backend("queue", "list", "--json"))["waiting"] == []
+
+
 VERBS = {
     verb.__name__: verb
     for verb in (
@@ -249,8 +289,14 @@ VERBS = {
         estimate,
         train,
         resume,
+        change,
+        clone,
         demo,
+        sweep,
         runs,
+        doctor,
+        replay,
+        compare,
         export,
         validate,
         chat,
@@ -261,6 +307,7 @@ VERBS = {
         bench,
         where,
         hub,
+        queue,
     )
 }
 

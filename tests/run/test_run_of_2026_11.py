@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.model.completion_index import CompletionIndex
+from app.model.completions.step_index import CompletionIndex
 from backend.cli.resume import has_finished
 from backend.rewards.completion_lines import group_of, line_of, read_groups
 from backend.rewards.sandbox.client import SandboxClient

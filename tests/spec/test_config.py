@@ -470,6 +470,8 @@ def _another(about: Setting) -> Any:
     """A valid value other than the default."""
     if about.key == "reward_weights":
         return [0.5] * len(DEFAULT_REWARDS)
+    if about.key == "stop_when":
+        return ["kl > 0.8"]
     if about.kind == "choice":
         return about.choices[-1].value
     if isinstance(about.default, bool):
@@ -608,7 +610,7 @@ LIMITS = {
     "(0, ∞)": "scale epsilon_high sapo_temperature_pos sapo_temperature_neg vespo_k_pos vespo_lambda_pos vespo_k_neg "
     "vespo_lambda_neg off_policy_mask_threshold sampling_correction_max sampling_correction_min reward_timeout",
     "[-1, ∞)": "num_layers val_batches test_batches",
-    "[0, ∞)": "epochs max_grad_norm lr_warmup_steps lr_warmup_init lr_final steps_per_eval memory_limit retry_on_gpu_error beta top_k "
+    "[0, ∞)": "early_stopping_patience early_stopping_min_delta epochs max_grad_norm lr_warmup_steps lr_warmup_init lr_final steps_per_eval memory_limit retry_on_gpu_error beta top_k "
     "entropy_target",
     "[1, ∞)": "iters batch_size gradient_accumulation_steps num_iterations steps_per_generation steps_per_report save_every "
     "keep_checkpoints num_generations_eval ref_model_sync_steps max_completion_length dynamic_sampling_rounds",

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from backend.models.policy import Policy, adapter_config
+from backend.models.policy import Policy
+from backend.models.saving import adapter_config
 from backend.spec.config import Config
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QObject, Signal
-from PySide6.QtWidgets import QFileDialog
 
 from app.model.reward_file import EditedRewardFile
 from app.model.session import Session
+from app.widgets.basic.file_dialogs import open_file, save_file
 from app.widgets.rewards.reward_file_panel import RewardFilePanel
 from backend.spec.faults import Mistake
 
@@ -116,11 +116,7 @@ class RewardEditing(QObject):
     # Questions: one method each, which tests replace by an answer
 
     def choose_file(self) -> Path | None:
-        start = str(self.session.prefs.last_folder)
-        chosen, _ = QFileDialog.getOpenFileName(self.panel, "Open reward file", start, "Python (*.py *.txt)")
-        return Path(chosen) if chosen else None
+        return open_file(self.panel, SETTING, "Open reward file", "Python (*.py *.txt)")
 
     def choose_new_file(self) -> Path | None:
-        start = str(self.session.prefs.last_folder / "my_rewards.py")
-        chosen, _ = QFileDialog.getSaveFileName(self.panel, "New reward file", start, "Python (*.py)")
-        return Path(chosen) if chosen else None
+        return save_file(self.panel, SETTING, "New reward file", "my_rewards.py", "Python (*.py)")

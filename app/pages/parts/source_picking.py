@@ -14,10 +14,12 @@ from PySide6.QtWidgets import QWidget
 
 from app.model.downloads import Download
 from app.model.session import Session
+from app.pages.parts.suggested_entries import suggested_entries
 from app.widgets.form.field import Field
 from app.widgets.form.path_field import PathField
 from app.widgets.picker.picker import Picker
 from app.widgets.picker.picker_rows import PLACE_LABELS, size_text
+from backend.spec.suggested_models import suggested
 
 SETTLE_MS = 400
 """How long typing must rest before a model is looked up."""
@@ -64,7 +66,7 @@ class Picking(QObject):
         self._field = field
         kind = field.setting.kind
         picker = self._pickers.get(kind) or self._create_picker(kind)
-        picker.open_with_recent(self.prefs.used(kind))
+        picker.open_with_recent(self.prefs.used(kind), suggested_entries() if kind == "model" else ())
         for download in self.session.downloads.of(kind):
             self._show_download(download)
         self._refresh(kind)
@@ -186,7 +188,9 @@ class Picking(QObject):
         if is_base:
             self.session.draft.refuse_model(name, facts["refusal"] if facts else "")
         if facts is None:
-            field.show_note("Not on this machine: it will be downloaded when the run starts.")
+            known = suggested(name)
+            what = f"about {size_text(known.download_bytes)} " if known is not None else "it "
+            field.show_note(f"Not on this machine: {what}will be downloaded when the run starts.")
         elif facts["refusal"] and not is_base and (Path(name).expanduser() / "adapter_config.json").is_file():
             field.show_note("An adapter of the base model.")
         elif facts["refusal"]:

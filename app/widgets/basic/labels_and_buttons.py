@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QLabel, QPushButton
+from PySide6.QtGui import QCursor, QFont
+from PySide6.QtWidgets import QLabel, QMenu, QPushButton
 
 
 def label(
@@ -41,3 +41,20 @@ def button(text: str, on_click: Callable[[], object], *, primary: bool = False, 
         widget.setProperty("role", "primary")
     widget.clicked.connect(lambda _checked=False: on_click())
     return widget
+
+
+def give_menu(button: QPushButton, menu: QMenu) -> None:
+    """Have a button open a menu.
+
+    While a menu is open it has the mouse, so Qt never tells the button that the pointer has left it: it stayed in its hover colour
+    until the pointer came back.
+    """
+    button.setMenu(menu)
+    button.setProperty("menu", True)
+
+    def follow_pointer() -> None:
+        is_under = button.rect().contains(button.mapFromGlobal(QCursor.pos()))
+        button.setAttribute(Qt.WidgetAttribute.WA_UnderMouse, is_under)
+        button.update()
+
+    menu.aboutToHide.connect(follow_pointer)

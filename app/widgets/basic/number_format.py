@@ -67,6 +67,17 @@ def duration(seconds: object) -> str:
     return f"{hours // 24}{THIN}d {hours % 24}{THIN}h"
 
 
+def file_size(size: object) -> str:
+    """Bytes in the largest decimal unit, as file managers show them: 740 bytes, 12.3 kB, 4.56 GB."""
+    number = finite(size)
+    if number is None:
+        return DASH
+    scale, unit = next(
+        ((s, u) for s, u in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if number >= s * 0.9995), (1, "bytes")
+    )
+    return f"{_digits(number / scale)}{THIN}{unit}" if scale > 1 else f"{int(number)}{THIN}{unit}"
+
+
 def moment(t: object, now: datetime | None = None) -> str:
     """A unix time as “today 14:05”, “yesterday 14:05”, “3 Nov 14:05” or, in another year, “3 Nov 2025”."""
     number = finite(t)

@@ -74,7 +74,7 @@ class MetricTile(QFrame):
         number, _, unit = self._figure.partition(THIN)
         font = theme.figures_font(_FIGURE_PX, QFont.Weight.DemiBold)
         colours = theme.palette()
-        colour = getattr(colours, self._role) if number != DASH else colours.faint
+        colour = getattr(colours, self._role) if number != DASH else colours.placeholder
         self._draw_fitting(painter, font, colour, rect, (number,))
         start = QFontMetrics(font).horizontalAdvance(number) + 5
         small = theme.caption_font()

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPlainTextEdit, QSpli
 from app import theme
 from app.widgets.basic.labels_and_buttons import label
 from app.widgets.basic.number_format import figure, signed
-from app.widgets.completions.completion_table import STOP_LABELS, advantage_colour
+from app.widgets.completions.cells import STOP_LABELS, advantage_colour
 from backend.spec.completion_rows import token_count
 
 
@@ -25,6 +25,7 @@ class CompletionPane(QWidget):
         super().__init__(parent)
         self._names: Sequence[str] = ()
         self._labels: Sequence[str] = ()
+        self._weights: Sequence[float] = ()
         self._completion: Mapping[str, Any] | None = None
         self.text = _pane(title)
         self._highlighter = TagHighlighter(self.text)
@@ -37,9 +38,10 @@ class CompletionPane(QWidget):
         self._title.setText(title)
         self.text.setAccessibleName(title)
 
-    def set_rewards(self, names: Sequence[str], labels: Sequence[str]) -> None:
-        """Set the reward functions' metric names and labels; a function's index decides its colour."""
-        self._names, self._labels = names, labels
+    def set_rewards(self, names: Sequence[str], labels: Sequence[str], weights: Sequence[float] = ()) -> None:
+        """Set the reward functions' metric names and labels; a function's index decides its colour. With `weights` the scores are
+        written as the sum that makes up the reward."""
+        self._names, self._labels, self._weights = names, labels, weights
 
     def show_completion(self, completion: Mapping[str, Any] | None) -> None:
         self._completion = completion
@@ -55,32 +57,42 @@ class CompletionPane(QWidget):
     def _scores_html(self, completion: Mapping[str, Any]) -> str:
         scores = completion.get("rewards")
         scores = scores if isinstance(scores, Mapping) else {}
-        return scores_html(self._labels, [scores.get(name) for name in self._names])
+        shown = scores_html(self._labels, [scores.get(name) for name in self._names], weights=self._weights)
+        return f"{figure(completion.get('reward'))} = {shown}" if self._weights else shown
 
 
-def scores_html(labels: Sequence[str], scores: Sequence[float | None], colours: Sequence[int] | None = None) -> str:
-    """“● Accuracy 2   ● Format 0.5”: each function's score after a dot in its colour. `colours` are the functions' indices among the
-    run's, by default their places here."""
+def scores_html(
+    labels: Sequence[str],
+    scores: Sequence[float | None],
+    colours: Sequence[int] | None = None,
+    weights: Sequence[float] = (),
+) -> str:
+    """“● Accuracy 2   ● Format 0.5”: each function's score after a dot in its colour; with weights “● Accuracy 2 × 1 + ● Format 0.5 × 0.2”.
+    `colours` are the functions' indices among the run's, by default their places here."""
     parts = [
         f'<span style="color:{theme.reward_colour(colour).name()}">●</span> {html.escape(short)} {figure(score)}'
         for colour, short, score in zip(colours or range(len(labels)), labels, scores, strict=True)
     ]
-    return _join_unbroken(parts)
+    weighted = [f"{part} × {weight:g}" for part, weight in zip(parts, weights, strict=True)] if weights else parts
+    return _join_unbroken(weighted, " + " if weights else " &nbsp;&nbsp; ")
 
 
 class CompletionDetail(QFrame):
     """The prompt on the left and the completion with its scores on the right; with `upright`, one above the other."""
 
-    def __init__(self, parent: QWidget | None = None, *, upright: bool = False) -> None:
+    def __init__(
+        self, parent: QWidget | None = None, *, upright: bool = False, pane: CompletionPane | None = None
+    ) -> None:
+        """`pane`: what shows the completion, a plain CompletionPane if left out."""
         super().__init__(parent)
         self.setProperty("role", "card")
         self.prompt = _pane("Prompt")
         self._highlighter = TagHighlighter(self.prompt)
         self._answer = _rich_label()
-        self.completion = CompletionPane("Completion")
+        self.completion = pane or CompletionPane("Completion")
         self.text = self.completion.text
         side = QWidget()
-        _lay_out_side(side, label("Prompt", theme.heading_font()), self._answer, None, self.prompt)
+        self._prompt_head = _lay_out_side(side, label("Prompt", theme.heading_font()), self._answer, None, self.prompt)
         splitter = self._splitter = QSplitter(childrenCollapsible=False, handleWidth=2 * theme.SPACE)
         self.set_upright(upright)
         splitter.addWidget(side)
@@ -92,11 +104,15 @@ class CompletionDetail(QFrame):
         row.addWidget(splitter)
         theme.signals.changed.connect(self._highlighter.rehighlight)
 
+    def add_link(self, link: QWidget) -> None:
+        """Add a control at the right of the prompt's head."""
+        self._prompt_head.addWidget(link, 0, Qt.AlignmentFlag.AlignTop)
+
     def set_upright(self, upright: bool) -> None:
         self._splitter.setOrientation(Qt.Orientation.Vertical if upright else Qt.Orientation.Horizontal)
 
-    def set_rewards(self, names: Sequence[str], labels: Sequence[str]) -> None:
-        self.completion.set_rewards(names, labels)
+    def set_rewards(self, names: Sequence[str], labels: Sequence[str], weights: Sequence[float] = ()) -> None:
+        self.completion.set_rewards(names, labels, weights)
 
     def show_completion(self, row: Mapping[str, Any], completion: Mapping[str, Any] | None) -> None:
         """Show a completion of `row` (one line of completions.jsonl); None shows the prompt alone."""
@@ -136,9 +152,9 @@ def _result_html(completion: Mapping[str, Any]) -> str:
     return _join_unbroken(parts)
 
 
-def _join_unbroken(parts: Sequence[str]) -> str:
+def _join_unbroken(parts: Sequence[str], between: str = " &nbsp;&nbsp; ") -> str:
     """Join the parts so that lines break between them only."""
-    return " &nbsp;&nbsp; ".join(f'<span style="white-space:nowrap">{part}</span>' for part in parts)
+    return between.join(f'<span style="white-space:nowrap">{part}</span>' for part in parts)
 
 
 def _pane(name: str) -> QPlainTextEdit:
@@ -154,8 +170,8 @@ def _rich_label() -> QLabel:
     return made
 
 
-def _lay_out_side(side: QWidget, title: QLabel, line: QLabel, more: QLabel | None, pane: QPlainTextEdit) -> None:
-    """Title and line above the pane, `more` between them."""
+def _lay_out_side(side: QWidget, title: QLabel, line: QLabel, more: QLabel | None, pane: QPlainTextEdit) -> QHBoxLayout:
+    """Title and line above the pane, `more` between them; returns the row of the title."""
     column = QVBoxLayout(side)
     column.setContentsMargins(0, 0, 0, 0)
     column.setSpacing(6)
@@ -167,6 +183,7 @@ def _lay_out_side(side: QWidget, title: QLabel, line: QLabel, more: QLabel | Non
     if more is not None:
         column.addWidget(more)
     column.addWidget(pane, 1)
+    return head
 
 
 def _set_text(pane: QPlainTextEdit, text: Any) -> None:

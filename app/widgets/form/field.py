@@ -9,11 +9,12 @@ from typing import Any
 
 from PySide6.QtCore import QEvent, QKeyCombination, QObject, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QKeySequence
-from PySide6.QtWidgets import QApplication, QLabel, QLineEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QHBoxLayout, QLabel, QLineEdit, QVBoxLayout, QWidget
 
 from app import theme
-from app.widgets.basic.controls import PathEdit
+from app.widgets.basic.controls import ElidedLabel, PathEdit
 from app.widgets.basic.layout import set_style_property
+from app.widgets.form.field_hints import HINTS
 from app.widgets.form.value_text import limits_text
 from backend.spec.setting import Setting
 
@@ -44,7 +45,14 @@ class Field(QWidget):
         self._column.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.label = QLabel(setting.label, self)
         self.label.setProperty("role", "muted")
-        self._column.addWidget(self.label)
+        self.hint = ElidedLabel(parent=self)
+        self.hint.setFont(theme.caption_font())
+        self.hint.setText(HINTS.get(setting.key, ""))
+        across = QHBoxLayout()
+        across.setSpacing(6)
+        across.addWidget(self.label)
+        across.addWidget(self.hint, 1)
+        self._column.addLayout(across)
         self._column.addWidget(self.build())
         self._explain()
 
@@ -71,17 +79,25 @@ class Field(QWidget):
         raise NotImplementedError
 
     def show_problem(self, sentence: str) -> None:
-        """Show the sentence below the control; "" removes it."""
+        """Show the sentence below the control and mark the control; "" removes both."""
+        self._show_below(sentence, "problem")
+        self._mark(bool(sentence))
+
+    def show_warning(self, sentence: str) -> None:
+        """Show below the control what is remarkable about a value that can be used; no warning while there is a problem."""
+        if not self.control.property("problem"):
+            self._show_below(sentence, "muted")
+
+    def _show_below(self, sentence: str, role: str) -> None:
         if self._problem is None and sentence:
             self._problem = QLabel()
-            self._problem.setProperty("role", "problem")
             self._problem.setFont(theme.caption_font())
             self._problem.setWordWrap(True)
             self._column.addWidget(self._problem)
-        if self._problem is not None and self._problem.text() != sentence:
+        if self._problem is not None:
             self._problem.setText(sentence)
             self._problem.setVisible(bool(sentence))
-            self._mark(bool(sentence))
+            set_style_property(self._problem, "role", role)
 
     def emit_edited(self, *_: object) -> None:
         self.edited.emit(self.setting.key, self.value())
@@ -157,8 +173,13 @@ class UndoKeys(QObject):
         return super().eventFilter(watched, event)
 
 
+def field_of(widget: QWidget | None) -> Field | None:
+    """The field that a widget is part of."""
+    while widget is not None and not isinstance(widget, Field):
+        widget = widget.parentWidget()
+    return widget
+
+
 def _is_control_of_a_field(widget: QWidget) -> bool:
-    parent = widget.parentWidget()
-    while parent is not None and not isinstance(parent, Field):
-        parent = parent.parentWidget()
-    return parent is not None and parent.control is widget
+    field = field_of(widget)
+    return field is not None and field.control is widget

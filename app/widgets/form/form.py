@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from PySide6.QtCore import Qt, QTimer, Signal
@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.layout import reserve_gutter, set_shown
-from app.widgets.form.field import Field
+from app.widgets.form.field import Field, field_of
 from app.widgets.form.fields import make_field
 from backend.spec.faults import Fault
 from backend.spec.setting import Setting
@@ -95,87 +95,109 @@ class FieldGrid(QWidget):
             self._grid.addWidget(filler, 0, i)
 
 
-class Disclosure(QWidget):
-    """A button with a chevron that shows and hides the widget below it.
-
-    Attributes:
-        button – the button.
-        content – the widget below it, set by `hold`.
-    """
-
-    def __init__(self, title: str, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(theme.SPACE)
-        self.button: QToolButton = IconButton("chevron-right", title)
-        self.button.setCheckable(True)
-        self.button.setProperty("role", "disclosure")
-        self.button.toggled.connect(self.set_open)
-        self._column.addWidget(self.button, 0, Qt.AlignmentFlag.AlignLeft)
-
-    def hold(self, content: QWidget) -> None:
-        """Set the widget that is shown and hidden."""
-        self.content = content
-        self._column.addWidget(content)
-        set_shown(content, self.is_open)
-
-    @property
-    def is_open(self) -> bool:
-        return self.button.isChecked()
-
-    def set_open(self, opened: bool) -> None:
-        self.button.setChecked(opened)
-        set_shown(self.content, opened)
-        self.button.set_icon("chevron-down" if opened else "chevron-right")  # type: ignore[attr-defined]
-
-
 class SettingsCard(QFrame):
-    """A card of the form: a title, its fields, and the advanced ones behind a disclosure.
+    """A card of the form: a title, its basic fields, and the others behind a button. Of those, the ones that differ from their
+    default are shown all the same: nothing that a run does is out of sight.
 
     Attributes:
         key – names the card.
-        fields – setting → field, advanced ones included.
-        middle – a layout between the fields and Advanced for the page's own widgets.
+        fields – setting → field, folded ones included.
+        middle – a layout below the basic fields for the page's own widgets.
+        more – the button that shows and hides the other fields.
+
+    Signals:
+        opened(bool) – the user clicked the button.
     """
 
-    def __init__(self, key: str, title: str, settings: Iterable[Setting], parent: QWidget | None = None) -> None:
+    opened = Signal(bool)
+
+    def __init__(
+        self,
+        key: str,
+        title: str,
+        settings: Iterable[Setting],
+        basic: Container[str],
+        parent: QWidget | None = None,
+    ) -> None:
         super().__init__(parent)
         self.key = key
         self.setProperty("role", "card")
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(2 * theme.SPACE, 12, 2 * theme.SPACE, 12)
-        self._column.setSpacing(12)
+        settings = list(settings)
+        self._applying = {setting.key for setting in settings}
+        self._changed: set[str] = set()
+        self.grid = FieldGrid((setting for setting in settings if setting.key in basic), self)
+        folded = [setting for setting in settings if setting.key not in basic]
+        self.folded_grid = FieldGrid(sorted(folded, key=lambda setting: setting.advanced), self)
+        fields = {field.setting.key: field for field in (*self.grid.fields, *self.folded_grid.fields)}
+        self.fields: dict[str, Field] = {setting.key: fields[setting.key] for setting in settings}
+        self._lay_out(title)
+        self._flow()
+
+    def _lay_out(self, title: str) -> None:
         self.title = QLabel(title, self)
         self.title.setFont(theme.heading_font())
-        self._column.addWidget(self.title)
-        settings = list(settings)
-        self.grid = FieldGrid((setting for setting in settings if not setting.advanced), self)
-        set_shown(self.grid, bool(self.grid.fields))
-        self._column.addWidget(self.grid)
         self.middle = QVBoxLayout()
         self.middle.setSpacing(12)
-        self._column.addLayout(self.middle)
-        self.advanced = Disclosure("Advanced", self)
-        self.advanced_grid = FieldGrid((setting for setting in settings if setting.advanced), self.advanced)
-        self.advanced.hold(self.advanced_grid)
-        fields = {field.setting.key: field for field in (*self.grid.fields, *self.advanced_grid.fields)}
-        self.fields: dict[str, Field] = {setting.key: fields[setting.key] for setting in settings}
-        self.advanced.button.setAccessibleName(f"Advanced settings of {title}")
-        self._column.addWidget(self.advanced)
-        set_shown(self.advanced, bool(self.advanced_grid.fields))
+        self.more: QToolButton = IconButton("chevron-right", parent=self)
+        self.more.setCheckable(True)
+        self.more.setProperty("role", "disclosure")
+        self.more.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+        self.more.toggled.connect(self._flow)
+        self.more.clicked.connect(self.opened)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(2 * theme.SPACE, 12, 2 * theme.SPACE, 12)
+        column.setSpacing(12)
+        column.addWidget(self.title)
+        column.addWidget(self.grid)
+        column.addLayout(self.middle)
+        column.addWidget(self.folded_grid)
+        column.addWidget(self.more, 0, Qt.AlignmentFlag.AlignLeft)
 
     def tab_order(self, middle: Iterable[QWidget] = ()) -> list[QWidget]:
         """The widgets that Tab visits, from top to bottom; `middle` are those that the page has added."""
         basic = [widget for field in self.grid.fields for widget in field.tab_stops()]
-        advanced = [widget for field in self.advanced_grid.fields for widget in field.tab_stops()]
-        return [*basic, *middle, self.advanced.button, *advanced]
+        folded = [widget for field in self.folded_grid.fields for widget in field.tab_stops()]
+        return [*basic, *middle, *folded, self.more]
 
-    def show_only(self, keys: set[str]) -> None:
-        """Show the fields of these settings, hide the others; Advanced is hidden if it has none."""
-        for grid in (self.grid, self.advanced_grid):
-            grid.show_only(keys)
-        set_shown(self.advanced, not self.advanced_grid.is_empty)
+    @property
+    def is_open(self) -> bool:
+        return self.more.isChecked()
+
+    def set_open(self, opened: bool) -> None:
+        """Show all fields, or only the basic ones and those that differ from their default."""
+        self.more.setChecked(opened)
+
+    def uncover(self, key: str) -> None:
+        """Open the card if it hides this field."""
+        folded = {field.setting.key for field in self.folded_grid.fields}
+        if key in folded and key not in self._changed:
+            self.set_open(True)
+
+    def show_only(self, applying: set[str]) -> None:
+        """Hide the fields of settings that do not apply."""
+        self._applying = applying
+        self._flow()
+
+    def show_changed(self, changed: set[str], *, afresh: bool) -> None:
+        """Show the fields of these settings, which differ from their default, also while the card is closed. Only `afresh` are others
+        hidden again: a field must not vanish while its default is typed into it."""
+        self._changed = changed if afresh else self._changed | changed
+        self._flow()
+
+    def _flow(self) -> None:
+        applying = [field.setting.key for field in self.folded_grid.fields if field.setting.key in self._applying]
+        self.grid.show_only(self._applying)
+        shown = {key for key in applying if self.is_open or key in self._changed}
+        self.folded_grid.show_only(shown)
+        set_shown(self.grid, not self.grid.is_empty)
+        set_shown(self.folded_grid, bool(shown))
+        hidden = sum(key not in self._changed for key in applying)
+        what = "settings" if self.grid.is_empty and not self._changed & set(applying) else "more settings"
+        count = f"{hidden} {what if hidden > 1 else what.removesuffix('s')}"
+        self.more.setText("Fewer settings" if self.is_open else f"Show {count}")
+        self.more.setAccessibleName(f"{self.more.text()} of {self.title.text()}")
+        self.more.set_icon("chevron-down" if self.is_open else "chevron-right")  # type: ignore[attr-defined]
+        set_shown(self.more, bool(hidden))
 
 
 class Form(QScrollArea):
@@ -187,7 +209,7 @@ class Form(QScrollArea):
     Signals:
         edited(key, raw value) – the user changed a field.
         focused(key) – a field got the focus.
-        opened(key of a card, is open) – the user opened or closed its Advanced.
+        opened(key of a card, is open) – the user opened or closed it.
     """
 
     edited = Signal(str, object)
@@ -222,7 +244,7 @@ class Form(QScrollArea):
 
     def add_card(self, card: SettingsCard) -> None:
         self._cards.append(card)
-        card.advanced.button.clicked.connect(lambda opened: self.opened.emit(card.key, opened))
+        card.opened.connect(lambda opened: self.opened.emit(card.key, opened))
         self.add(card)
         self.adopt(card.fields.values())
 
@@ -244,7 +266,7 @@ class Form(QScrollArea):
             card.show_only(keys)
 
     def show_problems(self, faults: Iterable[Fault]) -> None:
-        """Show the first fault of each field below it, open the Advanced that hides it, and remove old ones."""
+        """Show the first fault of each field below it, open the card that hides it, and remove old ones."""
         sentences: dict[str, str] = {}
         for fault in faults:
             sentences.setdefault(fault.setting, fault.sentence)
@@ -253,16 +275,26 @@ class Form(QScrollArea):
         for key in sentences:
             self._uncover(key)
 
-    def open_cards(self, keys: Iterable[str]) -> None:
-        """Open Advanced of these cards and close it in the others."""
+    def show_warnings(self, warnings: Iterable[Fault]) -> None:
+        """Show what is unusual below its field, and remove older warnings."""
+        sentences = {warning.setting: warning.sentence for warning in warnings}
+        for key, field in self.fields.items():
+            field.show_warning(sentences.get(key, ""))
+
+    def show_changed(self, changed: set[str], *, afresh: bool) -> None:
+        """Show the fields of these settings, which differ from their default, also in cards that are closed."""
         for card in self._cards:
-            card.advanced.set_open(card.key in set(keys))
+            card.show_changed(changed & card.fields.keys(), afresh=afresh)
+
+    def open_cards(self, keys: Iterable[str]) -> None:
+        """Open these cards and close the others."""
+        for card in self._cards:
+            card.set_open(card.key in set(keys))
 
     def _uncover(self, key: str) -> None:
-        """Open the Advanced that hides a field."""
+        """Open the card that hides a field."""
         for card in self._cards:
-            if key in card.fields and card.fields[key].setting.advanced:
-                card.advanced.set_open(True)
+            card.uncover(key)
 
     def reveal(self, key: str) -> bool:
         """Uncover a field, focus it and scroll to it; False if it does not apply now and is hidden."""
@@ -280,10 +312,12 @@ class Form(QScrollArea):
         # The slot takes none of the signal's arguments: the widget that lost the focus may be half destroyed, and PySide
         # must not wrap it in a Python object.
         widget = QApplication.focusWidget()
-        while widget is not None and not isinstance(widget, Field):
-            widget = widget.parentWidget()
-        if widget is not None and self.fields.get(widget.setting.key) is widget:
-            self.focused.emit(widget.setting.key)
+        if widget is not None and self.page.isAncestorOf(widget) and widget.height() < self.viewport().height() // 2:
+            # Qt scrolls to what Tab reaches from within the view, and not when Tab enters it.
+            self.ensureWidgetVisible(widget, 0, theme.SPACE)
+        field = field_of(widget)
+        if field is not None and self.fields.get(field.setting.key) is field:
+            self.focused.emit(field.setting.key)
 
     def scroll_to(self, widget: QWidget) -> None:
         """Scroll to a widget, on the next turn of the event loop: what was just shown for it is laid out by then."""

@@ -16,11 +16,10 @@ from app.model.memory_parts import MemoryParts
 from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.layout import clear_layout, set_style_property
 from app.widgets.form.memory_bar import MemoryBar
-from app.widgets.form.value_text import limits_text
+from app.widgets.form.setting_help import help_lines
 from backend.spec.config import SETTINGS
 from backend.spec.faults import Fault
 from backend.spec.setting import Setting
-from backend.spec.setting_aliases import other_names
 
 WIDTH, NARROW_WIDTH = 296, 256
 """Width in pixels before scaling: usual, and in a narrow page."""
@@ -40,10 +39,12 @@ class LaunchColumn(QScrollArea):
     Signals:
         run_pressed – the Run button was clicked.
         problem_pressed(setting) – the link of a problem was clicked.
+        editing_given_up – the settings of a waiting run should stay as they are.
     """
 
     run_pressed = Signal()
     problem_pressed = Signal(str)
+    editing_given_up = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -60,7 +61,8 @@ class LaunchColumn(QScrollArea):
         self._column.setContentsMargins(0, 0, 0, 2 * theme.SPACE)
         self._column.setSpacing(2 * theme.SPACE)
         self._build_plan()
-        self._build_problems()
+        self._problems, self._problem_title, self._problem_rows = self._build_list("")
+        self._warnings, _, self._warning_rows = self._build_list("Worth a second look")
         self._build_memory()
         self._build_help()
         self._column.addStretch()
@@ -86,6 +88,13 @@ class LaunchColumn(QScrollArea):
         if count > SHOWN_PROBLEMS:
             self._problem_rows.addWidget(_muted_label(f"and {count - SHOWN_PROBLEMS} more"))
 
+    def show_warnings(self, warnings: Sequence[Fault]) -> None:
+        """List values that can be used and are unusual; Run stays enabled."""
+        clear_layout(self._warning_rows)
+        self._warnings.setVisible(bool(warnings))
+        for warning in warnings[:SHOWN_PROBLEMS]:
+            self._warning_rows.addWidget(self._problem_row(warning, "muted"))
+
     def show_command(self, command: str, short: str) -> None:
         """Show `short`; the tool tip and Copy have the complete `command`."""
         self._full_command = command
@@ -99,10 +108,7 @@ class LaunchColumn(QScrollArea):
             self._help.setText("Its help stands here while the cursor is in it.")
             return
         self._help_title.setText(setting.label)
-        names = other_names(setting.key)
-        elsewhere = f"Elsewhere called {', '.join(names)}." if names else ""
-        choices = [f"{choice.label}: {choice.sentence}" for choice in setting.choices if choice.sentence]
-        self._help.setText("\n".join(filter(None, [setting.help, limits_text(setting), elsewhere, *choices])))
+        self._help.setText("\n".join(help_lines(setting)))
         self._help_key.setText(setting.key)
 
     def set_run(self, text: str, primary: bool, enabled: bool) -> None:
@@ -110,6 +116,11 @@ class LaunchColumn(QScrollArea):
         self.run.setText(text)
         self.run.setEnabled(enabled)
         set_style_property(self.run, "role", "primary" if primary else "")
+
+    def show_edited(self, name: str) -> None:
+        """Say that the form holds the settings of this waiting run; an empty name hides that."""
+        self._edited.setVisible(bool(name))
+        self._edited_name.setText(f"The settings of {name}, which waits in the queue")
 
     def show_memory(self, memory_parts: MemoryParts | None) -> None:
         """Show the estimated memory of the run; None (no estimate) hides it."""
@@ -132,9 +143,22 @@ class LaunchColumn(QScrollArea):
         self.run = QPushButton("Run")
         self.run.setToolTip("Trains in a process of its own; closing the window need not stop it.")
         self.run.clicked.connect(self.run_pressed)
-        for part in (self.summary, self.details, self.run):
+        for part in (self._build_edited(), self.summary, self.details, self.run):
             column.addWidget(part)
         self.set_run("Run", primary=True, enabled=True)
+
+    def _build_edited(self) -> QWidget:
+        self._edited, self._edited_name = QWidget(), QLabel(wordWrap=True)
+        self._edited_name.setProperty("role", "problem")
+        give_up = LinkButton("Leave them as they are")
+        give_up.clicked.connect(self.editing_given_up)
+        column = QVBoxLayout(self._edited)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(theme.SPACE // 2)
+        column.addWidget(self._edited_name)
+        column.addWidget(give_up, 0, Qt.AlignmentFlag.AlignLeft)
+        self._edited.hide()
+        return self._edited
 
     def _build_memory(self) -> None:
         self._memory_holder, self.memory = QWidget(), MemoryBar()
@@ -144,20 +168,21 @@ class LaunchColumn(QScrollArea):
         self._memory_holder.hide()
         self._column.addWidget(self._memory_holder)
 
-    def _build_problems(self) -> None:
-        self._problems = QWidget()
-        self._column.addWidget(self._problems)
-        column = QVBoxLayout(self._problems)
+    def _build_list(self, title: str) -> tuple[QWidget, QLabel, QVBoxLayout]:
+        """A list of sentences about settings: its widget, hidden while it is empty, its title, and the layout of its rows."""
+        holder, heading, rows = QWidget(), QLabel(title), QVBoxLayout()
+        column = QVBoxLayout(holder)
         column.setContentsMargins(theme.SPACE, 0, 0, 0)
         column.setSpacing(theme.SPACE)
-        self._problem_title = QLabel()
-        self._problem_title.setFont(theme.heading_font())
-        column.addWidget(self._problem_title)
-        self._problem_rows = QVBoxLayout()
-        self._problem_rows.setSpacing(theme.SPACE)
-        column.addLayout(self._problem_rows)
+        heading.setFont(theme.heading_font())
+        column.addWidget(heading)
+        rows.setSpacing(theme.SPACE)
+        column.addLayout(rows)
+        holder.hide()
+        self._column.addWidget(holder)
+        return holder, heading, rows
 
-    def _problem_row(self, fault: Fault) -> QWidget:
+    def _problem_row(self, fault: Fault, role: str = "problem") -> QWidget:
         row = QWidget()
         column = QVBoxLayout(row)
         column.setContentsMargins(0, 0, 0, 0)
@@ -167,7 +192,7 @@ class LaunchColumn(QScrollArea):
         link.setToolTip("Go to the field")
         link.clicked.connect(lambda: self.problem_pressed.emit(fault.setting))
         sentence = QLabel(fault.sentence, wordWrap=True)
-        sentence.setProperty("role", "problem")
+        sentence.setProperty("role", role)
         column.addWidget(link, 0, Qt.AlignmentFlag.AlignLeft)
         column.addWidget(sentence)
         return row

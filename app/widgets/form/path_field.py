@@ -8,14 +8,16 @@ from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QIcon, QKeySequence, QShortcut
-from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QLabel, QLineEdit, QMenu, QPushButton, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QMenu, QPushButton, QWidget
 
 from app import theme
 from app.widgets.basic import icons
 from app.widgets.basic.controls import PathEdit
+from app.widgets.basic.file_dialogs import open_file, open_folder
+from app.widgets.basic.labels_and_buttons import give_menu
 from app.widgets.form import value_text
 from app.widgets.form.field import LineField
-from backend.spec import first_choices
+from backend.spec import first_choices, places
 
 _NATIVE = QKeySequence.SequenceFormat.NativeText
 _ACCEPTS: dict[str, Callable[[Path], bool]] = {
@@ -24,7 +26,11 @@ _ACCEPTS: dict[str, Callable[[Path], bool]] = {
     "file": lambda path: path.suffix.lower() in (".py", ".txt"),
 }
 """Kind of setting → whether a dropped path is accepted. A dataset is always left to the window, which sets its columns too."""
-_PLACEHOLDERS = {"model": f"such as {first_choices.MODEL}", "data": f"such as {first_choices.DATASET}"}
+_PLACEHOLDERS = {
+    "model": f"such as {first_choices.MODEL}, or drop a folder here",
+    "data": f"such as {first_choices.DATASET}, or drop a file here",
+    "reward_functions_file": "drop a Python file here",
+}
 
 
 class PathField(LineField):
@@ -109,18 +115,20 @@ class PathField(LineField):
             menu = QMenu(self.browse)
             menu.addAction("File…", self.choose_file)
             menu.addAction("Folder…", self.choose_folder)
-            self.browse.setMenu(menu)
-            self.browse.setProperty("menu", True)
+            give_menu(self.browse, menu)
         else:
             self.browse.clicked.connect(self.choose_folder if self.setting.kind == "model" else self.choose_file)
 
     def choose_file(self) -> None:
         kinds = {"file": "Python (*.py *.txt)", "dataset": "Data (*.jsonl *.json *.csv *.parquet)"}
-        self.take(QFileDialog.getOpenFileName(self, self.setting.label, self._start(), kinds[self.setting.kind])[0])
+        self.take(
+            str(open_file(self, self.setting.key, self.setting.label, kinds[self.setting.kind], self._near()) or "")
+        )
 
     def choose_folder(self) -> None:
-        self.take(QFileDialog.getExistingDirectory(self, self.setting.label, self._start()))
+        self.take(str(open_folder(self, self.setting.key, self.setting.label, self._near()) or ""))
 
-    def _start(self) -> str:
+    def _near(self) -> Path | None:
+        """The path in the field, if it is the user's own: what is bundled lies in the app's folder, where nobody keeps files."""
         path = Path(self.value()).expanduser()
-        return str(path.parent if self.value() and path.parent.is_dir() else Path.home())
+        return path if path.is_absolute() and not path.is_relative_to(places.resources()) else None

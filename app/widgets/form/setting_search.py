@@ -18,7 +18,8 @@ from backend.spec.setting_aliases import other_names
 
 KEY = Qt.ItemDataRole.UserRole
 """Item role: the setting's key."""
-WIDTH = 220
+WIDTH, POPUP_WIDTH = 220, 420
+"""Of the line and of the list below it, in pixels before scaling."""
 
 
 class SettingSearch(QLineEdit):
@@ -49,7 +50,8 @@ class SettingSearch(QLineEdit):
         self._completer.setMaxVisibleItems(12)
         popup = self._completer.popup()
         assert popup is not None
-        popup.setMinimumWidth(theme.scaled(320))
+        popup.setProperty("role", "matches")
+        popup.setMinimumWidth(theme.scaled(POPUP_WIDTH))
         self.setCompleter(self._completer)
         self._completer.activated[QModelIndex].connect(self._choose_row)  # pyright: ignore[reportIndexIssue]
         self.returnPressed.connect(self._choose_first)

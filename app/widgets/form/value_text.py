@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from typing import Any
 
 from backend.spec import places
@@ -15,6 +16,9 @@ from backend.spec.setting import Setting
 
 BUNDLED = "Bundled "
 """Prefix of a path inside our resources, in place of the folder where this copy of the app is installed."""
+_BETWEEN = ",_ \u00a0\u2009\u202f'’"
+"""What people and programs put between thousands."""
+_GROUPED = re.compile(rf"[-+]?[1-9]\d{{0,2}}(?P<mark>[{_BETWEEN}])\d{{3}}((?P=mark)\d{{3}})*(\.\d*)?")
 _ESCAPES = (("\\", "\\\\"), ("\n", "\\n"), ("\t", "\\t"))
 
 
@@ -29,9 +33,9 @@ def number_text(value: Any) -> str:
 
 
 def number_value(text: str, is_integer: bool) -> float | str:
-    """Parse a number, an integer if `is_integer`. Scientific notation stays text, so that 1e-5 is kept as typed; so does
-    anything that is not such a number."""
-    text = text.strip().replace("−", "-")
+    """Parse a number, an integer if `is_integer`; its thousands may be apart, as in 1,000 or 1_000 or 1 000. Scientific notation stays
+    text, so that 1e-5 is kept as typed; so does anything that is not such a number."""
+    text = _without_groups(text.strip().replace("−", "-"))
     if "e" in text.lower():
         return text
     for kind in (int,) if is_integer else (int, float):
@@ -41,6 +45,11 @@ def number_value(text: str, is_integer: bool) -> float | str:
             continue
         return number if math.isfinite(number) else text
     return text
+
+
+def _without_groups(text: str) -> str:
+    """The number without what stands between its thousands. 0,001 is none: it is a decimal fraction elsewhere, and no thousand here."""
+    return re.sub(f"[{_BETWEEN}]", "", text) if _GROUPED.fullmatch(text) else text
 
 
 def limits_text(setting: Setting) -> str:

@@ -1,1 +1,1 @@
-"""The parts of the main window around the pages: sidebar and status strip."""
+"""The parts of the main window around the pages: sidebar, status strip, preferences."""

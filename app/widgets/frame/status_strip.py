@@ -5,12 +5,15 @@ It holds no reference to a run: the window pushes values into it.
 
 from __future__ import annotations
 
+import html
+from collections.abc import Callable
+
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QPainter, QPaintEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QWidget
 
 from app import theme
-from app.widgets.basic.controls import ElidedLabel
+from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.number_format import duration, figure
 from app.widgets.runs.state_chip import STATE_LABELS, StateDot
 
@@ -21,7 +24,9 @@ class StatusStrip(QFrame):
     Attributes:
         state – the label of the state.
         step, left, memory – labels of the step, the time left and the peak memory.
-        sentence – the elided label.
+        sentence – the elided label; its tool tip has all of it.
+        waiting – the link that says how many runs wait in the queue, hidden where none does.
+        offer – the link beside it, hidden where there is nothing to offer.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -35,9 +40,17 @@ class StatusStrip(QFrame):
         across = QHBoxLayout(self)
         across.setContentsMargins(12, 0, 12, 0)
         across.setSpacing(theme.SPACE)
-        for part in (self._dot, self.state, self.step, self.left, self.memory):
+        self.waiting = LinkButton("")
+        self.waiting.setToolTip("Show the queue")
+        self.waiting.hide()
+        for part in (self._dot, self.state, self.step, self.left, self.memory, self.waiting):
             across.addWidget(part)
         across.addWidget(self.sentence, 1)
+        self.offer = LinkButton("")
+        self._take: Callable[[], object] | None = None
+        self.offer.clicked.connect(self._take_offer)
+        self.offer.hide()
+        across.addWidget(self.offer)
         self.setFixedHeight(theme.scaled(28))
         self.show_state("")
         theme.signals.changed.connect(self.update)
@@ -54,9 +67,23 @@ class StatusStrip(QFrame):
         for label in (self.step, self.left, self.memory):
             label.setVisible(bool(label.text()))
 
-    def show_sentence(self, sentence: str) -> None:
+    def show_waiting(self, count: int, *, is_paused: bool = False) -> None:
+        """Show how many runs wait in the queue; 0 hides it."""
+        self.waiting.setText(f"{count} waiting{', paused' if is_paused else ''}")
+        self.waiting.setAccessibleName(f"{count} runs wait in the queue")
+        self.waiting.setVisible(count > 0)
+
+    def show_sentence(self, sentence: str, offer: str = "", take: Callable[[], object] | None = None) -> None:
+        """Show a sentence and, where `offer` is not empty, a link of that text that calls `take()`."""
         self.sentence.setText(sentence)
-        self.sentence.setToolTip(sentence)
+        self.sentence.setToolTip(f"<p>{html.escape(sentence)}</p>" if sentence else "")
+        self._take = take
+        self.offer.setText(offer)
+        self.offer.setVisible(bool(offer))
+
+    def _take_offer(self) -> None:
+        if self._take is not None:
+            self._take()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFileDialog, QPlainTextEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QDialogButtonBox, QPlainTextEdit, QVBoxLayout, QWidget
 
 from app import theme
+from app.widgets.basic.file_dialogs import save_file
 from app.widgets.basic.labels_and_buttons import button, label
 
 SIZE = QSize(680, 560)
@@ -70,9 +71,8 @@ class ProblemDialog(QDialog):
         self.done_label.show()
 
     def choose_path(self) -> Path | None:
-        start = Path.home() / f"grpo-studio-problem-{date.today():%Y-%m-%d}.txt"
-        chosen, _ = QFileDialog.getSaveFileName(self, "Save the report", str(start), "Text (*.txt)")
-        return Path(chosen) if chosen else None
+        name = f"grpo-studio-problem-{date.today():%Y-%m-%d}.txt"
+        return save_file(self, "report", "Save the report", name, "Text (*.txt)")
 
     def _buttons(self) -> QDialogButtonBox:
         box, role = QDialogButtonBox(QDialogButtonBox.StandardButton.Close), QDialogButtonBox.ButtonRole

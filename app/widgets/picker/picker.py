@@ -141,9 +141,11 @@ class Picker(QDialog):
 
     # Showing
 
-    def open_with_recent(self, recent: Sequence[str]) -> None:
-        """Open the dialog in its loading state; `show_local` ends it. `recent` are ids, the newest first."""
+    def open_with_recent(self, recent: Sequence[str], suggested: Sequence[PickerEntry] = ()) -> None:
+        """Open the dialog in its loading state; `show_local` ends it. `recent` are ids, the newest first; `suggested` are entries of
+        the Hub that are good to begin with."""
         self.contents.recent, self._loading = list(recent), True
+        self.contents.suggested = list(suggested)
         self.search.clear()
         self._show()
         self.search.setFocus(Qt.FocusReason.PopupFocusReason)
@@ -222,10 +224,7 @@ class Picker(QDialog):
     def _empty_text(self) -> str:
         if self._loading:
             return "Looking at what is on this machine…"
-        return (
-            f"There are no {self._many} on this machine yet.\n"
-            f"Type a name such as {self._example} to search Hugging Face, or choose a folder."
-        )
+        return f"Type a name such as {self._example} to search Hugging Face, or choose a folder."
 
     def _show_detail(self, *_: object) -> None:
         row = self.current()

@@ -23,6 +23,7 @@ RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 PLACE_LABELS = {
     "cache": "HF cache", "lmstudio": "LM Studio", "run": "Earlier run", "folder": "Folder", "hub": "Hugging Face",
+    "bundled": "Bundled",
 }  # fmt: skip
 NAME_LEAST = 200
 STAR, NAME, KIND, PRECISION, SIZE, CHANGED, WHERE = range(7)
@@ -46,7 +47,8 @@ def display_path(place: str) -> str:
 @dataclass(frozen=True, slots=True)
 class PickerEntry:
     """One model or dataset. `id` is the value for the form's field; `size` and `partial` (downloaded so far) in bytes,
-    `changed` in unix seconds; `refusal` says why it cannot be used."""
+    `changed` in unix seconds; `refusal` says why it cannot be used; `fits` whether training a suggested model fits in this machine's
+    memory, in two words."""
 
     id: str
     name: str
@@ -62,6 +64,7 @@ class PickerEntry:
     downloads: int | None = None
     gated: bool = False
     starred: bool = False
+    fits: str = ""
 
     @property
     def is_here(self) -> bool:
@@ -97,6 +100,8 @@ class PickerContents:
 
     local: list[PickerEntry] = field(default_factory=list)
     hub: list[PickerEntry] = field(default_factory=list)
+    suggested: list[PickerEntry] = field(default_factory=list)
+    """Entries on the Hub to begin with; one that is on this machine is not shown among them."""
     recent: list[str] = field(default_factory=list)
     hub_words: str = ""
     """The words that `hub` is the result for."""
@@ -104,7 +109,7 @@ class PickerContents:
     """A line in place of Hub results: a search is under way, failed, or found nothing."""
 
     def set_starred(self, id_: str, *, starred: bool) -> None:
-        for entries in (self.local, self.hub):
+        for entries in (self.local, self.hub, self.suggested):
             entries[:] = [replace(entry, starred=starred) if entry.id == id_ else entry for entry in entries]
 
     def rows(self, typed: str) -> list[PickerRow]:
@@ -118,13 +123,17 @@ class PickerContents:
         rows: list[PickerRow] = []
         for heading, entries in (("Favourites", favourites), ("Recent", recent), ("On this machine", others)):
             rows += [PickerLine(heading, "heading"), *entries] if entries else []
+        local_ids = {entry.id for entry in self.local}
+        suggested = [entry for entry in self.suggested if entry.matches(words) and entry.id not in local_ids]
+        rows += [PickerLine("Good to begin with, to download", "heading"), *suggested] if suggested else []
         return rows + self._hub_rows(typed.strip())
 
     def _hub_rows(self, typed: str) -> list[PickerRow]:
         local_ids = {entry.id for entry in self.local}
         if typed and typed == self.hub_words:
             state = [self.hub_line] if self.hub_line else []
-            remote = [entry for entry in self.hub if entry.id not in local_ids]
+            known_ids = local_ids | {entry.id for entry in self.suggested if entry.matches(typed.lower().split())}
+            remote = [entry for entry in self.hub if entry.id not in known_ids]
             return [PickerLine("On Hugging Face", "heading"), *state, *remote]
         return [PickerLine(f"Search Hugging Face for “{typed}”", "offer")] if typed else []
 
@@ -197,7 +206,7 @@ class PickerModel(QAbstractTableModel):
         if role == Qt.ItemDataRole.DecorationRole and place == STAR:
             colours = theme.palette()
             return icons.icon(
-                "star-filled" if row.starred else "star", colours.clip if row.starred else colours.faint, 16
+                "star-filled" if row.starred else "star", colours.clip if row.starred else colours.placeholder, 16
             )
         if role == Qt.ItemDataRole.AccessibleTextRole and place == STAR:
             return "favourite" if row.starred else "no favourite"
@@ -240,9 +249,11 @@ class PickerTable(BaseTable):
 
 
 def _where(entry: PickerEntry) -> str:
-    """Where an entry is; instead, that it cannot be used, or on the Hub its number of downloads."""
+    """Where an entry is; instead, that it cannot be used, or on the Hub whether it fits, else its number of downloads."""
     if entry.refusal:
         return "Unfinished" if entry.partial else "Cannot be used"
+    if entry.fits:
+        return entry.fits
     if entry.where == "hub" and entry.downloads is not None:
         return f"{_short(entry.downloads)} downloads"
     return PLACE_LABELS[entry.where]
@@ -268,5 +279,5 @@ def _line_data(line: PickerLine, role: int) -> Any:
 def _colour(row: PickerEntry, place: int) -> Any:
     colours = theme.palette()
     if row.refusal:
-        return colours.warning if place == WHERE else colours.faint
+        return colours.warning if place == WHERE else colours.muted
     return colours.text if place in (NAME, SIZE) else colours.muted

@@ -10,7 +10,8 @@ from typing import Any
 from PySide6.QtCore import Qt
 
 from app.widgets.basic.base_table import BaseTable
-from app.widgets.completions.completion_table import CompletionModel, CompletionTable
+from app.widgets.completions.completion_model import CompletionModel
+from app.widgets.completions.completion_table import CompletionTable
 
 NARROW, TEXT = 54, 150
 """Width of a column of scores, and least width of the text, in pixels."""

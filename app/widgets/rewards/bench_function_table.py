@@ -16,7 +16,7 @@ from app import theme
 from app.stylesheet import CELL_PADDING
 from app.widgets.basic.base_table import ROW_HEIGHT, BaseTable
 from app.widgets.basic.number_format import DASH, THIN, figure
-from app.widgets.completions.completion_table import reward_dot
+from app.widgets.completions.cells import reward_dot
 from app.widgets.form.value_text import number_text
 from app.widgets.rewards.reward_delegates import WeightDelegate
 

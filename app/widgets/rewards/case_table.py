@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QHeaderView
 from app import theme
 from app.widgets.basic.base_table import BaseTable
 from app.widgets.basic.number_format import figure
-from app.widgets.completions.completion_table import one_line
+from app.widgets.completions.cells import one_line
 
 Index = QModelIndex | QPersistentModelIndex
 HEADS = ("Result", "Completion", "Expected")

@@ -206,7 +206,7 @@ class CodeEditor(QPlainTextEdit):
             height = self.blockBoundingRect(block).height()
             if block.isVisible() and top + height >= event.rect().top():
                 is_error, is_current = block.blockNumber() + 1 == self._error_line, block.blockNumber() == cursor_line
-                painter.setPen(colours.bad if is_error else colours.text if is_current else colours.faint)
+                painter.setPen(colours.bad if is_error else colours.text if is_current else colours.placeholder)
                 box = QRect(0, round(top), self._numbers.width() - theme.SPACE, round(height))
                 align = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
                 painter.drawText(box, align, str(block.blockNumber() + 1))

@@ -12,6 +12,7 @@ from pathlib import Path
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QIntValidator
 from PySide6.QtWidgets import (
+    QApplication,
     QFrame,
     QHBoxLayout,
     QLineEdit,
@@ -171,10 +172,13 @@ class CompletionSource(QFrame):
         """Show what is being done in place of the inputs; "" brings them back."""
         self.doing.setText(f"{what}…" if what else "")
         self.bar.setRange(0, 0)
-        had_focus = self.isAncestorOf(self.focusWidget()) if self.focusWidget() else False
+        # The application's focus: `self.focusWidget()` is what had it here last, even while the user types on another page.
+        focused = QApplication.focusWidget()
+        had_focus = focused is not None and self.isAncestorOf(focused)
         self._stack.setCurrentWidget(self._working if what else self._choosing)
-        if had_focus and what:  # the focused widget is hidden now, and Qt would move the focus to any widget after it
-            self.cancel.setFocus()
+        if had_focus:  # the focused widget is hidden now, and Qt would move the focus to any widget after it
+            begin = {"model": self.sample, "run": self.load, "file": self.open}[self.sources.key]
+            (self.cancel if what else begin).setFocus()
 
     def show_progress(self, done: int, of: int) -> None:
         self.bar.setRange(0, of)

@@ -119,7 +119,7 @@ class RewardFilePanel(QFrame):
         centre = Qt.AlignmentFlag.AlignCenter
         column.addStretch(2)
         column.addWidget(label("No reward file", theme.heading_font(), align=centre))
-        sentence = "Write functions of your own in Python, and see at once what they give."
+        sentence = "Write functions of your own in Python, and see at once what they give. Or drop a file here."
         column.addWidget(label(sentence, role="muted", wrap=True, align=centre))
         buttons = QHBoxLayout()
         self.new = button("New file…", self.new_requested.emit, primary=True)

@@ -8,10 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFileDialog, QGridLayout, QHBoxLayout, QLineEdit, QWidget
+from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLineEdit, QWidget
 
 from app import theme
 from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel
+from app.widgets.basic.file_dialogs import first_folder, open_folder
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.layout import set_shown
 from app.widgets.basic.number_format import figure
@@ -149,15 +150,15 @@ class ExportChoices(QWidget):
         self.choose.setVisible(target.asks_for_folder)
         # What goes into another program's store or to the Hub is prepared in the run's folder.
         home = self.run.path if target.store or self.is_upload else lm_studio_models()
-        self._set_folder(Path.home() if target.asks_for_folder else home)
+        self._set_folder(first_folder("export") if target.asks_for_folder else home)
         if target.store:
             self.folder.setText(target.store)
             self.folder.setToolTip("")
 
     def _choose_folder(self) -> None:
-        path = QFileDialog.getExistingDirectory(self, "Folder to put the model into", str(self._folder))
-        if path:
-            self._set_folder(Path(path))
+        path = open_folder(self, "export", "Folder to put the model into")
+        if path is not None:
+            self._set_folder(path)
 
     def _set_folder(self, folder: Path) -> None:
         self._folder = folder

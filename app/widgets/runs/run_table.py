@@ -1,20 +1,31 @@
-"""The archive of runs as a table: a row for each run, sorted by any column, filtered by text."""
+"""The archive of runs as a table: a row for each run, columns to choose, several rows to select, filtered by a test."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, QSortFilterProxyModel, Qt
-from PySide6.QtGui import QColor, QResizeEvent
+from PySide6.QtCore import (
+    QAbstractTableModel,
+    QModelIndex,
+    QObject,
+    QPersistentModelIndex,
+    QSortFilterProxyModel,
+    Qt,
+    Signal,
+)
+from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView
 
 from app import theme
+from app.widgets.basic import icons
 from app.widgets.basic.base_table import BaseTable
-from app.widgets.basic.number_format import DASH, duration, figure, moment, signed
-from app.widgets.runs.state_chip import STATE_LABELS, STATE_ROLES
+from app.widgets.runs import run_columns
+from app.widgets.runs.run_columns import CURVE_KEY, DEFAULT_COLUMNS, FAVOURITE, NAME
+from app.widgets.runs.sparkline import CURVE, SparklineDelegate
+from backend.spec.run_fields import RunField
+from backend.spec.run_record import RunRecord
 
 Index = QModelIndex | QPersistentModelIndex
 SORT = Qt.ItemDataRole.UserRole
@@ -22,116 +33,107 @@ _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 
 
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    """What the table shows of a run; unknown values are None. `began` in unix seconds, `worked_s` without pauses."""
-
-    path: Path
-    state: str
-    model: str
-    step: int
-    iterations: int | None
-    reward: float | None
-    change: float | None
-    began: float | None
-    worked_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class _RunColumn:
-    """A column: its header, the text and the sort key of a row, its width, alignment and tool tip."""
-
-    head: str
-    text: Callable[[RunRow], str]
-    key: Callable[[RunRow], Any]
-    width: int
-    right: bool = False
-    help: str = ""
-
-
-_COLUMNS = (
-    _RunColumn("Run", lambda row: row.path.name, lambda row: row.path.name.lower(), 0),
-    _RunColumn("State", lambda row: STATE_LABELS[row.state], lambda row: row.state, 84),
-    _RunColumn("Model", lambda row: "/".join(Path(row.model).parts[-2:]) or DASH, lambda row: row.model.lower(), 150),
-    _RunColumn("Steps", lambda row: _steps(row), lambda row: row.step, 92, True),
-    _RunColumn("Reward", lambda row: figure(row.reward), lambda row: _number(row.reward), 76, True, "Mean over the last steps."),
-    _RunColumn("Change", lambda row: signed(row.change), lambda row: _number(row.change), 88, True,
-            "Against the mean over the first steps."),
-    _RunColumn("Began", lambda row: moment(row.began), lambda row: _number(row.began), 116, True),
-    _RunColumn("Worked", lambda row: duration(row.worked_s), lambda row: _number(row.worked_s), 92, True,
-            "Without loading and pauses."),
-)  # fmt: skip
-_STATE, _CHANGE = 1, 5
-_OPTIONAL = (2, 7)
-"""Columns that a narrow table hides: Model and Worked."""
-NARROW, _MIN_NAME_WIDTH = 820, 160
-
-
 class RunModel(QAbstractTableModel):
-    """Runs as rows. `set_row` replaces a row in place, so that the selection and the scroll position survive.
+    """Runs as rows. A row that changes is replaced in place, so that the selection and the scroll position survive.
 
     Attributes:
         rows – unsorted; the view sorts.
+        columns – the fields shown, in order.
     """
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.rows: list[RunRow] = []
+        self.rows: list[RunRecord] = []
+        self.columns: list[RunField] = run_columns.columns_of(list(DEFAULT_COLUMNS))
+        self._row_of: dict[str, int] = {}
         theme.signals.changed.connect(self._recolour)
 
-    def set_paths(self, paths: Sequence[Path]) -> None:
-        """Remove the runs that are not among `paths`. New ones come with `set_row`."""
+    def set_columns(self, keys: Sequence[str]) -> None:
+        self.beginResetModel()
+        self.columns = run_columns.columns_of(list(keys))
+        self.endResetModel()
+
+    def keep_only(self, paths: set[Path]) -> None:
+        """Remove the runs that are not among `paths`."""
+        names = {str(path) for path in paths}
         for i in reversed(range(len(self.rows))):
-            if self.rows[i].path not in paths:
+            if self.rows[i].summary.path not in names:
                 self.beginRemoveRows(QModelIndex(), i, i)
                 del self.rows[i]
                 self.endRemoveRows()
+        self._row_of = {record.summary.path: i for i, record in enumerate(self.rows)}
 
-    def set_row(self, row: RunRow) -> None:
-        """Replace the row of the same run, or add it."""
-        i = next((i for i, old in enumerate(self.rows) if old.path == row.path), None)
-        if i is None:
-            self.beginInsertRows(QModelIndex(), len(self.rows), len(self.rows))
-            self.rows.append(row)
+    def set_rows(self, records: Sequence[RunRecord]) -> None:
+        """Replace the rows of these runs, and add those of runs that have none."""
+        new = []
+        for record in records:
+            i = self._row_of.get(record.summary.path)
+            if i is None:
+                new.append(record)
+            elif self.rows[i] != record:
+                self.rows[i] = record
+                self.dataChanged.emit(self.index(i, 0), self.index(i, len(self.columns) - 1))
+        if new:
+            first = len(self.rows)
+            self.beginInsertRows(QModelIndex(), first, first + len(new) - 1)
+            self.rows += new
+            self._row_of |= {record.summary.path: first + i for i, record in enumerate(new)}
             self.endInsertRows()
-        elif self.rows[i] != row:
-            self.rows[i] = row
-            self.dataChanged.emit(self.index(i, 0), self.index(i, len(_COLUMNS) - 1))
+
+    def record_at(self, path: Path) -> RunRecord | None:
+        i = self._row_of.get(str(path))
+        return None if i is None else self.rows[i]
 
     def _recolour(self) -> None:
         if self.rows:
-            self.dataChanged.emit(self.index(0, 0), self.index(len(self.rows) - 1, len(_COLUMNS) - 1))
+            self.dataChanged.emit(self.index(0, 0), self.index(len(self.rows) - 1, len(self.columns) - 1))
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:
         return 0 if parent.isValid() else len(self.rows)
 
     def columnCount(self, parent: Index = QModelIndex()) -> int:
-        return 0 if parent.isValid() else len(_COLUMNS)
+        return 0 if parent.isValid() else len(self.columns)
 
     def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         if orientation != Qt.Orientation.Horizontal:
             return None
-        column = _COLUMNS[section]
-        return {
-            Qt.ItemDataRole.DisplayRole: column.head,
-            Qt.ItemDataRole.ToolTipRole: column.help or None,
-            Qt.ItemDataRole.TextAlignmentRole: _RIGHT if column.right else _LEFT,
-        }.get(Qt.ItemDataRole(role))
+        field = self.columns[section]
+        if role == Qt.ItemDataRole.DisplayRole:
+            return "" if field.kind == "flag" else field.title
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return f"<p>{field.help or field.title}</p>"
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return _RIGHT if run_columns.is_right_aligned(field) else _LEFT
+        return field.title if role == Qt.ItemDataRole.AccessibleTextRole else None
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        row, number = self.rows[index.row()], index.column()
-        column = _COLUMNS[number]
+        record, field = self.rows[index.row()], self.columns[index.column()]
         if role == Qt.ItemDataRole.DisplayRole:
-            return column.text(row)
+            return run_columns.cell_text(field, record)
         if role == SORT:
-            return column.key(row)
+            return run_columns.sort_key(field, record)
+        if role == CURVE:
+            return record.curve if field.key == CURVE_KEY else None
         if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _RIGHT if column.right else _LEFT
+            return _RIGHT if run_columns.is_right_aligned(field) else _LEFT
         if role == Qt.ItemDataRole.FontRole:
             return theme.figures_font()
-        if role == Qt.ItemDataRole.ToolTipRole and number in (0, 2):
-            return str(row.path) if number == 0 else row.model
-        return _colour(row, number) if role == Qt.ItemDataRole.ForegroundRole else None
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return _tip(field, record)
+        if field.key == FAVOURITE:
+            return _star(record, role)
+        return run_columns.cell_colour(field, record) if role == Qt.ItemDataRole.ForegroundRole else None
+
+
+class _TestedRows(QSortFilterProxyModel):
+    """Sorts by role SORT, and leaves out the rows that do not pass a test."""
+
+    test: Callable[[RunRecord], bool] = staticmethod(lambda record: True)
+
+    def filterAcceptsRow(self, row: int, parent: Index) -> bool:
+        model = self.sourceModel()
+        assert isinstance(model, RunModel)
+        return self.test(model.rows[row])
 
 
 class RunTable(BaseTable):
@@ -140,59 +142,135 @@ class RunTable(BaseTable):
     Attributes:
         sorted – the proxy model.
 
-    Qt's own signal `activated` is emitted on a double click and on Enter.
+    Signals:
+        opened – Enter, or a double click.
+        star_pressed(path) – the star of a run was clicked.
+        columns_changed([(key, width), …]) – the user has moved or resized a column.
     """
+
+    opened = Signal()
+    star_pressed = Signal(object)
+    columns_changed = Signal(list)
 
     def __init__(self, model: RunModel) -> None:
         super().__init__()
         self._rows = model
-        self.sorted = QSortFilterProxyModel(self, sortRole=SORT, filterKeyColumn=-1)
-        self.sorted.setFilterCaseSensitivity(Qt.CaseSensitivity.CaseInsensitive)
+        self.sorted = _TestedRows(self, sortRole=SORT)
         self.sorted.setSourceModel(model)
         self.setModel(self.sorted)
-        self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
-        self.setSortingEnabled(True)
-        self.sortByColumn(6, Qt.SortOrder.DescendingOrder)
+        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
+        self.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of runs differ at the end
+        self.setItemDelegate(SparklineDelegate(self))
+        self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.setAccessibleName("Runs")
         head = self.horizontalHeader()
         head.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
-        head.setMinimumSectionSize(64)
-        for index, column in enumerate(_COLUMNS[1:], 1):
-            self.setColumnWidth(index, theme.scaled(column.width))
+        head.setMinimumSectionSize(theme.scaled(run_columns.WIDTHS["flag"]))
+        head.setSectionsMovable(True)
+        head.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        head.sectionMoved.connect(lambda *_: self._tell_columns())
+        head.sectionResized.connect(lambda *_: self._tell_columns())
+        self._is_laying_out = False
+        self.setSortingEnabled(True)
+        self.show_columns([])
+        self.sort_by("began", Qt.SortOrder.DescendingOrder)
+        self.clicked.connect(self._on_clicked)
+        self.doubleClicked.connect(lambda index: self._field_at(index).key != FAVOURITE and self.opened.emit())
+
+    def show_columns(self, columns: Sequence[tuple[str, int]]) -> None:
+        """Show these columns with these widths; none at all means the default ones. The sorting column stays, if it is there."""
+        sorted_by = self._rows.columns[min(self.sorted.sortColumn(), len(self._rows.columns) - 1)].key
+        order = self.sorted.sortOrder()
+        widths = dict(columns)
+        self._is_laying_out = True
+        self._rows.set_columns([key for key, _ in columns] or DEFAULT_COLUMNS)
+        head = self.horizontalHeader()
+        for i, field in enumerate(self._rows.columns):
+            head.moveSection(head.visualIndex(i), i)
+            self.setColumnWidth(i, widths.get(field.key, 0) or run_columns.width_of(field))
+        self._is_laying_out = False
+        self.sort_by(sorted_by, order)
+        self._fill_width()
+
+    def sort_by(self, key: str, order: Qt.SortOrder) -> None:
+        """Sort by a column; by the name where it is not shown."""
+        keys = [field.key for field in self._rows.columns]
+        self.sortByColumn(keys.index(key if key in keys else NAME), order)
+
+    def columns(self) -> list[tuple[str, int]]:
+        """(key, width) of the columns as the user has arranged them."""
+        head = self.horizontalHeader()
+        logical = [head.logicalIndex(place) for place in range(len(self._rows.columns))]
+        return [(self._rows.columns[i].key, self.columnWidth(i)) for i in logical]
+
+    def set_test(self, test: Callable[[RunRecord], bool]) -> None:
+        """Show only the runs that pass."""
+        self.sorted.test = test
+        self.sorted.invalidateFilter()
+
+    def _tell_columns(self) -> None:
+        if not self._is_laying_out:
+            self.columns_changed.emit(self.columns())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        width = self.viewport().width()
-        for column in _OPTIONAL:
-            self.setColumnHidden(column, width < theme.scaled(NARROW))
-        used = sum(self.columnWidth(column) for column in range(1, len(_COLUMNS)) if not self.isColumnHidden(column))
-        self.setColumnWidth(0, max(theme.scaled(_MIN_NAME_WIDTH), width - used))
+        self._fill_width()
 
-    def selected_run(self) -> RunRow | None:
-        """The selected run, if any."""
-        rows = self.selected_rows()
-        return self._rows.rows[self.sorted.mapToSource(self.sorted.index(rows[0], 0)).row()] if rows else None
+    def _fill_width(self) -> None:
+        """Give the name the width that the other columns leave; where they leave too little, the table scrolls sideways."""
+        keys = [field.key for field in self._rows.columns]
+        name = keys.index(NAME)
+        used = sum(self.columnWidth(i) for i in range(len(keys)) if i != name)
+        self._is_laying_out = True
+        least = run_columns.width_of(self._rows.columns[name])
+        self.setColumnWidth(name, max(least, self.viewport().width() - used))
+        self._is_laying_out = False
 
-    def choose(self, path: Path) -> None:
-        """Select the run in this folder, if the table has it."""
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            self.opened.emit()
+        else:
+            super().keyPressEvent(event)
+
+    def selected_runs(self) -> list[RunRecord]:
+        """The selected runs, in the order of the table."""
+        return [self._record(row) for row in self.selected_rows()]
+
+    def choose(self, *paths: Path) -> None:
+        """Select the runs in these folders, as far as the table shows them."""
+        wanted = {str(path) for path in paths}
+        self.clearSelection()
+        mode = self.selectionMode()
+        self.setSelectionMode(QAbstractItemView.SelectionMode.MultiSelection)
         for row in range(self.sorted.rowCount()):
-            if self._rows.rows[self.sorted.mapToSource(self.sorted.index(row, 0)).row()].path == path:
+            if self._record(row).summary.path in wanted:
                 self.selectRow(row)
+        self.setSelectionMode(mode)
+
+    def _record(self, row: int) -> RunRecord:
+        return self._rows.rows[self.sorted.mapToSource(self.sorted.index(row, 0)).row()]
+
+    def _field_at(self, index: QModelIndex) -> RunField:
+        return self._rows.columns[index.column()]
+
+    def _on_clicked(self, index: QModelIndex) -> None:
+        if self._field_at(index).key == FAVOURITE:
+            self.star_pressed.emit(Path(self._record(index.row()).summary.path))
 
 
-def _steps(row: RunRow) -> str:
-    return f"{row.step:,} of {row.iterations:,}" if row.iterations else f"{row.step:,}"
+def _tip(field: RunField, record: RunRecord) -> str | None:
+    if field.key == NAME:
+        problem = f"\n{record.notes_problem}" if record.notes_problem else ""
+        return record.summary.path + problem
+    if field.key == "model":
+        return record.summary.model
+    if field.key == "note":
+        return record.notes.note
+    return record.summary.sentence if field.key == "state" and record.summary.sentence else None
 
 
-def _number(value: float | None) -> float:
-    """A sort key: runs without the value come last in descending order."""
-    return float("-inf") if value is None else value
-
-
-def _colour(row: RunRow, column: int) -> QColor:
-    colours = theme.palette()
-    if column == _STATE:
-        return getattr(colours, STATE_ROLES[row.state])
-    if column == _CHANGE and row.change:
-        return colours.advantage_above if row.change > 0 else colours.advantage_below
-    return colours.text if column in (0, 4) else colours.muted
+def _star(record: RunRecord, role: int) -> Any:
+    starred, colours = record.notes.favourite, theme.palette()
+    if role == Qt.ItemDataRole.DecorationRole:
+        return icons.icon("star-filled" if starred else "star", colours.clip if starred else colours.faint, 16)
+    return ("favourite" if starred else "no favourite") if role == Qt.ItemDataRole.AccessibleTextRole else None

@@ -10,6 +10,7 @@ from app import theme
 
 STATE_LABELS = {
     "": "No run",
+    "queued": "Queued",
     "starting": "Starting",
     "running": "Running",
     "paused": "Paused",
@@ -22,7 +23,8 @@ STATE_LABELS = {
 """A run's state → its label."""
 
 STATE_ROLES = {
-    "": "faint",
+    "": "placeholder",
+    "queued": "muted",
     "starting": "warning",
     "running": "good",
     "paused": "warning",

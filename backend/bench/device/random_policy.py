@@ -17,8 +17,9 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models import qwen3
 
 from backend.bench.device.schema import Precision, Qwen3Shape
+from backend.engine.shared_weights import copy_sharing_arrays
 from backend.models.adapters import attach_adapters
-from backend.models.policy import Policy, copy_sharing_arrays
+from backend.models.policy import Policy
 from backend.spec.config import Config
 
 BITS, GROUP = 4, 64

@@ -15,7 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from backend.spec.faults import Mistake
-from backend.spec.health import Finding
+from backend.spec.health.finding import Finding
 from backend.spec.rewards.catalog import builtin_rewards
 from backend.spec.rewards.parse import functions, parse_reward_file
 

@@ -13,6 +13,14 @@ from backend.spec.places import RunFolder
 
 Kind = Literal["config", "run", "data", "model", "reward_functions_file"]
 
+_DEEDS: dict[Kind, str] = {
+    "config": "Drop to open {}",
+    "run": "Drop to show the run {}",
+    "data": "Drop to train on the questions of {}",
+    "model": "Drop to train the model {}",
+    "reward_functions_file": "Drop to score with the functions of {}",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class DroppedFile:
@@ -20,6 +28,11 @@ class DroppedFile:
 
     kind: Kind
     path: Path
+
+    @property
+    def sentence(self) -> str:
+        """What dropping it does."""
+        return _DEEDS[self.kind].format(self.path.name)
 
 
 def dropped_file(mime: QMimeData) -> DroppedFile | None:

@@ -1,0 +1,124 @@
+"""What filters and columns need to know of every completion, in columns of numbers: some 40 bytes for each, whatever its text.
+
+A completion is named by its number in the file, counted from 0 over all rows; a row by its number too, and by its offset. Where a row
+lacks a value, or has one of the wrong type, the column holds NaN. No Qt, and no file.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from backend.spec.completion_rows import token_count
+
+CUT_OFF, IDENTICAL, BEST, WORST = 1, 2, 4, 8
+"""Flags of a completion: it ran into the length limit, its text occurs again in its group, it has the highest or the lowest reward of a
+group whose rewards differ."""
+ROW_COLUMNS = {"step": "q", "offset": "q", "prompt": "q"}
+COLUMNS = {"row": "i", "place": "i", "reward": "f", "advantage": "f", "tokens": "f", "flags": "B"}
+"""Column → type code of its array. `place` is the completion's number in its row, `prompt` a hash of the row's prompt."""
+
+
+class CompletionFacts:
+    """Columns by name: those of COLUMNS, of ROW_COLUMNS by row, and `score:<function>`.
+
+    Attributes:
+        rows – how many rows there are.
+        largest – function → its largest score by magnitude so far.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.rows = 0
+        self.largest: dict[str, float] = {}
+        self._arrays = {name: array(code) for name, code in (ROW_COLUMNS | COLUMNS).items()}
+        self._views: dict[str, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return len(self._arrays["row"])
+
+    @property
+    def rewards(self) -> list[str]:
+        """The functions that have scores, in the order in which they came up."""
+        return [name.removeprefix("score:") for name in self._arrays if name.startswith("score:")]
+
+    def column(self, name: str) -> np.ndarray:
+        """A column as an array; NaN throughout for a function without scores."""
+        values = self._arrays.get(name)
+        if values is None:
+            return np.full(len(self), np.nan, np.float32)
+        if name not in self._views or len(self._views[name]) != len(values):
+            # Copied: an array that lends its memory to a view cannot grow.
+            self._views[name] = np.array(np.frombuffer(values, dtype=values.typecode))
+        return self._views[name]
+
+    def per_completion(self, name: str) -> np.ndarray:
+        """A column of ROW_COLUMNS, once for each completion."""
+        return self.column(name)[self.column("row")]
+
+    def append(self, row: Mapping[str, Any], offset: int) -> None:
+        """Add a row of completions.jsonl, of any shape."""
+        completions = listed_completions(row)
+        count = len(completions)
+        self._arrays["step"].append(step if isinstance(step := row.get("step"), int) else 0)
+        self._arrays["offset"].append(offset)
+        self._arrays["prompt"].append(hash(str(row.get("prompt"))))
+        rewards = [_number(completion.get("reward")) for completion in completions]
+        self._arrays["row"].extend([self.rows] * count)
+        self._arrays["place"].extend(range(count))
+        self._arrays["reward"].extend(rewards)
+        self._arrays["advantage"].extend([_number(completion.get("advantage")) for completion in completions])
+        self._arrays["tokens"].extend([_number(token_count(completion.get("tokens"))) for completion in completions])
+        self._arrays["flags"].extend(_flags(completions, rewards))
+        self._append_scores(completions)
+        self.rows += 1
+
+    def _append_scores(self, completions: Sequence[Mapping[str, Any]]) -> None:
+        before = len(self) - len(completions)
+        all_scores = [scores_of(completion) for completion in completions]
+        for name in dict.fromkeys(name for scores in all_scores for name in scores):
+            column = self._arrays.setdefault(f"score:{name}", array("f"))
+            column.extend([np.nan] * (before - len(column)))
+            numbers = [_number(scores.get(name)) for scores in all_scores]
+            column.extend(numbers)
+            self.largest[name] = max(self.largest.get(name, 0.0), *(abs(x) for x in numbers if x == x), 0.0)
+        for name, column in self._arrays.items():
+            if name.startswith("score:"):  # of a function that this row has no scores of
+                column.extend([np.nan] * (len(self) - len(column)))
+
+
+def listed_completions(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The completions of a row that are objects."""
+    listed = row.get("completions")
+    return [item for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
+
+
+def scores_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Function → score of a completion; empty where it has none."""
+    scores = completion.get("rewards")
+    return scores if isinstance(scores, Mapping) else {}
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else np.nan
+
+
+def _flags(completions: Sequence[Mapping[str, Any]], rewards: Sequence[float]) -> list[int]:
+    texts = [completion.get("text") for completion in completions]
+    times: dict[Any, int] = {}
+    for text in texts:
+        if isinstance(text, str):
+            times[text] = times.get(text, 0) + 1
+    known = [reward for reward in rewards if reward == reward]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    return [
+        CUT_OFF * (completion.get("stop") == "length")
+        | IDENTICAL * (isinstance(text, str) and times[text] > 1)
+        | (low < high) * (BEST * (reward == high) | WORST * (reward == low))
+        for completion, text, reward in zip(completions, texts, rewards, strict=True)
+    ]

@@ -1,0 +1,106 @@
+"""The sentences of the status strip. A message belongs to a cause, and is withdrawn when it is no longer true.
+
+The newest message that still holds is shown; when it goes, an older one that still holds is shown again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+NOTICE_S = 15.0
+"""How long something that has simply happened (“Saved mine.yaml.”) is shown."""
+REVIEW_MS = 150
+"""How long the form and the run must rest before the messages are reviewed: typing must not wait for that."""
+NOTICE = "notice"
+"""The cause of messages about something that has happened and will not be undone by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A link beside a message: its text, and what it does."""
+
+    text: str
+    take: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One sentence. `cause` is its key: a later message of the same cause replaces it. `holds()` says whether it is still true;
+    without it, it stays until it is withdrawn, or for NOTICE_S where its cause is NOTICE."""
+
+    sentence: str
+    cause: str = NOTICE
+    holds: Callable[[], bool] | None = None
+    offer: Offer | None = None
+
+
+class Messages(QObject):
+    """The messages that hold, oldest first.
+
+    Signals:
+        changed – `current` is another one.
+        said(str) – this sentence was said.
+    """
+
+    changed = Signal()
+    said = Signal(str)
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._messages: list[Message] = []
+        self._review_timer = QTimer(self, singleShot=True, interval=REVIEW_MS)
+        self._review_timer.timeout.connect(self.review)
+        self._notice_timer = QTimer(self, singleShot=True, interval=round(NOTICE_S * 1000))
+        self._notice_timer.timeout.connect(lambda: self.withdraw(NOTICE))
+
+    @property
+    def current(self) -> Message | None:
+        """The message to show."""
+        return self._messages[-1] if self._messages else None
+
+    def note(self, sentence: str) -> None:
+        """Say what has happened; an empty sentence withdraws the last notice."""
+        self.say(sentence)
+
+    def say(
+        self,
+        sentence: str,
+        cause: str = NOTICE,
+        holds: Callable[[], bool] | None = None,
+        offer: Offer | None = None,
+    ) -> None:
+        """Show a message in place of the earlier one of this cause; an empty sentence only withdraws that."""
+        before = self.current
+        self._messages = [message for message in self._messages if message.cause != cause]
+        if sentence:
+            self._messages.append(Message(sentence, cause, holds, offer))
+            self.said.emit(sentence)
+            if cause == NOTICE:
+                self._notice_timer.start()
+        self._tell_since(before)
+
+    def withdraw(self, *causes: str) -> None:
+        """Remove the messages of these causes, if there are any."""
+        self._keep(lambda message: message.cause not in causes)
+
+    def review(self) -> None:
+        """Remove the messages that are no longer true."""
+        self._review_timer.stop()
+        self._keep(lambda message: message.holds is None or message.holds())
+
+    def review_soon(self) -> None:
+        """Review once the form and the run have rested; costs nothing while no message depends on them."""
+        if any(message.holds is not None for message in self._messages):
+            self._review_timer.start()
+
+    def _keep(self, is_kept: Callable[[Message], bool]) -> None:
+        before = self.current
+        self._messages = [message for message in self._messages if is_kept(message)]
+        self._tell_since(before)
+
+    def _tell_since(self, before: Message | None) -> None:
+        if self.current is not before:
+            self.changed.emit()

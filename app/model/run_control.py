@@ -1,0 +1,96 @@
+"""Which of several windows controls a live run. The first that follows it does; the others watch, and may take over.
+
+The lock is a file in the run's folder that dies with its window. A window cannot take it by force: it leaves a request, and the holder,
+which looks several times a second, gives the lock up. If it does not answer, the request is void after ANSWER_S.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from backend.spec import file_lock
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+
+ANSWER_S = 5.0
+"""How long a request stands: a window that does not answer by then hangs."""
+
+
+class RunControl:
+    """One window's side of it. Call `update` whenever the run is looked at.
+
+    Attributes:
+        is_elsewhere – whether another window controls the run.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._handle: int | None = None
+        self._asked_at: float | None = None
+        self.is_elsewhere = False
+
+    def update(self, live: bool) -> None:
+        """Take the control of a live run that no window controls; give it up where another asks for it, or the run has ended."""
+        if not live:
+            self.release()
+        elif self._handle is not None and self._is_asked_for():
+            self._let_go()
+            self.is_elsewhere = True
+        elif self._handle is None:
+            self._try_to_hold()
+
+    def take_over(self) -> None:
+        """Ask the window that controls the run to give it up; `update` then takes it. Raises Mistake where the request cannot be written."""
+        try:
+            self._folder.window_request.write_text(self._name(), encoding="utf-8")
+        except OSError as error:
+            raise Mistake("run", f"{self._folder.path} cannot be written: {error.strerror}.") from None
+        self._asked_at = time.monotonic()
+        self.update(live=True)
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether this window has asked for the control and got no answer in time."""
+        return self.is_elsewhere and self._asked_at is not None and time.monotonic() - self._asked_at > ANSWER_S
+
+    def require(self) -> None:
+        """Raises Mistake where another window controls the run."""
+        if self.is_elsewhere:
+            raise Mistake("run", "Another window controls this run. Take over there first.")
+
+    def release(self) -> None:
+        """Give the control up; the run is not touched."""
+        self._let_go()
+        self._asked_at, self.is_elsewhere = None, False
+
+    def _try_to_hold(self) -> None:
+        if self._is_asked_for():  # it is about to be another's
+            self.is_elsewhere = True
+            return
+        try:
+            self._handle = file_lock.try_hold(self._folder.window_lock)
+        except OSError:  # a folder that cannot be written: what is sent to the run then says so itself
+            self.is_elsewhere = False
+            return
+        self.is_elsewhere = self._handle is None
+        if self._handle is not None and self._asked_at is not None:
+            self._asked_at = None
+            self._folder.window_request.unlink(missing_ok=True)
+
+    def _is_asked_for(self) -> bool:
+        """Whether another window has asked for the control, not too long ago."""
+        request = self._folder.window_request
+        try:
+            age_s = time.time() - request.stat().st_mtime
+            return age_s < ANSWER_S and request.read_text(encoding="utf-8") != self._name()
+        except (OSError, ValueError):
+            return False
+
+    def _let_go(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def _name(self) -> str:
+        return f"{os.getpid()}-{id(self)}"

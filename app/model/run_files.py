@@ -1,0 +1,75 @@
+"""What the window reads of a run's files beside the diary: the newest checkpoint, the end of the log, the rewards of the settings."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from backend.spec.config import DEFAULT_REWARDS
+from backend.spec.places import RunFolder
+from backend.spec.rewards.catalog import metric_name, split_names
+
+_SETTING = re.compile(r"^[a-z_]+: ")
+
+
+def newest_checkpoint(folder: RunFolder) -> int | None:
+    """The step of a run's newest complete checkpoint, by the names of its folders; None if it has none."""
+    # A checkpoint is written under a hidden name, which is no number, and renamed when it is complete.
+    names = [path.parent.name for path in folder.checkpoints.glob("*/state.json")]
+    return max((int(name) for name in names if name.isdigit()), default=None)
+
+
+def sentences_of(faults: str) -> str:
+    """Faults without their `setting: ` prefixes, which are for programs; the sentences name the settings themselves."""
+    return " ".join(_SETTING.sub("", line) for line in faults.splitlines())
+
+
+def crash_sentence(step: int, log: list[str]) -> str:
+    """What can be said of a process that ended after this step without an ending in the diary; `log` ends with its last words."""
+    when = f"after step {step}" if step else "before its first step"
+    last_words = next((line.strip() for line in reversed(log) if line.strip()), "")
+    ended = f"The training process ended {when} without saying why."
+    return f"{ended} Its last words: {last_words}" if last_words else ended
+
+
+def tail_of(path: Path, max_bytes: int) -> list[str]:
+    """The last lines of a log, in at most `max_bytes`; of a progress line, its last state."""
+    text = last_lines(path, max_bytes).decode("utf-8", errors="replace")
+    lines = text.removesuffix("\n").split("\n") if text else []
+    # A progress bar rewrites its line after a carriage return: only its last state is shown.
+    return [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+
+
+def configured_rewards(config: dict[str, Any]) -> list[str]:
+    names = config.get("reward_functions") or list(DEFAULT_REWARDS)
+    return [metric_name(name) for name in split_names(names)] if isinstance(names, str | list) else []
+
+
+def modified_ns(path: Path) -> int:
+    """When the file was last written, in nanoseconds; 0 if it does not exist."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def file_size(path: Path) -> int:
+    """The bytes of a file; 0 if it does not exist."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def last_lines(path: Path, max_bytes: int) -> bytes:
+    """The last complete lines of a file, in at most `max_bytes`."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - max_bytes))
+            text = file.read(max_bytes)
+    except OSError:
+        return b""
+    return text if size <= max_bytes else text.partition(b"\n")[2]  # the first line is cut, perhaps inside a character

@@ -1,0 +1,268 @@
+"""Several runs on the same charts, what differs in their settings, what each has reached, and what they write to the same prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
+from PySide6.QtWidgets import QHBoxLayout, QSplitter, QStackedWidget, QVBoxLayout, QWidget
+
+from app import theme
+from app.model.run import Run
+from app.model.run_comparison import AXES, ComparedMetric, RunComparison
+from app.pages.parts.comparison_export import ComparisonExport
+from app.pages.parts.shared_prompt_panel import SharedPromptPanel
+from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.number_format import duration, figure
+from app.widgets.basic.segmented_control import Segments
+from app.widgets.charts.chart_grid import ChartContent, ChartGrid
+from app.widgets.charts.plot import Plot, Trace
+from app.widgets.compare.run_legend import ComparedName, RunLegend, letter_of
+from app.widgets.compare.text_table import TextTable
+from app.widgets.runs.state_chip import STATE_LABELS
+from backend.spec.archive import raw_settings
+from backend.spec.places import RunFolder
+from backend.spec.run_comparison import (
+    RunResult,
+    differing_settings,
+    result_of,
+    results_table,
+    settings_table,
+    value_text,
+)
+from backend.spec.run_record import RunRecord
+
+PARTS = {"results": "Results", "settings": "Settings that differ", "completions": "Completions"}
+TABLES_HEIGHT, TABLES_WIDTH = 210, 760
+WIDE = 1700
+"""From this width on the tables are beside the charts."""
+NEWS_MS = 500
+"""At most this often tables and charts are drawn again while runs are read or train."""
+
+
+class CompareView(QWidget):
+    """Shows the runs passed to `compare`; `update_records` keeps states and titles current.
+
+    Attributes:
+        comparison – the runs being followed; None before the first comparison and after `close_runs`.
+
+    Signals:
+        closed – back to the list.
+    """
+
+    closed = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.comparison: RunComparison | None = None
+        self.grid: ChartGrid | None = None
+        self._records: list[RunRecord] = []
+        self._metrics: list[ComparedMetric] = []
+        self._differences: dict[str, list[Any]] = {}
+        self._news = QTimer(self, singleShot=True, interval=NEWS_MS)
+        self._news.timeout.connect(self.refresh)
+        self._compose()
+        self._lay_out()
+
+    def _compose(self) -> None:
+        self.back = button("Back to the list", self.closed.emit, tip="Escape")
+        self.title = label(font=theme.title_font())
+        self.axis = Segments(AXES, "Horizontal axis")
+        self.axis.chosen.connect(lambda _: self._draw_charts())
+        self.legend = RunLegend()
+        self.legend.shown_changed.connect(self._draw_charts)
+        self.part = Segments(PARTS, "Below the charts")
+        self.part.chosen.connect(lambda key: self._tables.setCurrentIndex(list(PARTS).index(key)))
+        self.results, self.settings = TextTable("Results of the runs"), TextTable("Settings that differ")
+        self.same = label("Their settings are the same.", role="muted", align=Qt.AlignmentFlag.AlignCenter)
+        self.prompts = SharedPromptPanel()
+        self.export = ComparisonExport(self.tables, self)
+        self.export_button = button("Export…", self._show_export_menu, tip="Both tables, as CSV or Markdown")
+
+    def _lay_out(self) -> None:
+        head = QHBoxLayout()
+        head.setSpacing(theme.SPACE)
+        head.addWidget(self.back)
+        head.addWidget(self.title, 1)
+        head.addWidget(self.axis)
+        lower_head = QHBoxLayout()
+        lower_head.addWidget(self.part)
+        lower_head.addStretch(1)
+        lower_head.addWidget(self.export_button)
+        self._settings = QStackedWidget()
+        self._settings.addWidget(self.settings.in_card())
+        self._settings.addWidget(self.same)
+        self._tables = QStackedWidget()
+        for part in (self.results.in_card(), self._settings, self.prompts):
+            self._tables.addWidget(part)
+        lower = QWidget()
+        below = QVBoxLayout(lower)
+        below.setContentsMargins(0, 0, 0, 0)
+        below.setSpacing(theme.SPACE)
+        below.addLayout(lower_head)
+        below.addWidget(self._tables, 1)
+        self._charts = QWidget()
+        charts = QVBoxLayout(self._charts)
+        charts.setContentsMargins(0, 0, 0, 0)
+        self.parts = QSplitter(Qt.Orientation.Vertical, childrenCollapsible=False, handleWidth=theme.SPACE)
+        self.parts.addWidget(self._charts)
+        self.parts.addWidget(lower)
+        self.parts.setStretchFactor(0, 1)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(*(2 * theme.SPACE,) * 4)
+        column.setSpacing(12)
+        column.addLayout(head)
+        column.addWidget(self.legend)
+        column.addWidget(self.parts, 1)
+        for first, second in pairwise([self.back, *self.axis.buttons.values()]):
+            QWidget.setTabOrder(first, second)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        wide = self.width() >= theme.scaled(WIDE)
+        orientation = Qt.Orientation.Horizontal if wide else Qt.Orientation.Vertical
+        if self.parts.orientation() != orientation or event.oldSize().width() < 0:
+            self.parts.setOrientation(orientation)
+            self.parts.setSizes([10_000, theme.scaled(TABLES_WIDTH if wide else TABLES_HEIGHT)])
+
+    # ── the runs ────────────────────────────────────────────────────────────────────────────────
+
+    def compare(self, records: Sequence[RunRecord]) -> None:
+        """Compare these runs from now on, in this order."""
+        self.close_runs()
+        self._drop_grid()
+        self._records, self._metrics = list(records), []
+        folders = [Path(record.summary.path) for record in records]
+        self._differences = differing_settings([raw_settings(RunFolder(folder)) for folder in folders])
+        self.title.setText(f"Compare {len(records)} runs")
+        self.comparison = RunComparison(folders, self)
+        self.comparison.changed.connect(self._on_news)
+        self.refresh()
+
+    def update_records(self, records: Sequence[RunRecord]) -> None:
+        """Take the new records of runs that are compared."""
+        new = {record.summary.path: record for record in records}
+        current = [new.get(record.summary.path, record) for record in self._records]
+        if current != self._records:
+            self._records = current
+            self._on_news()
+
+    def close_runs(self) -> None:
+        """Stop following the runs."""
+        if self.comparison is not None:
+            self.comparison.close()
+            self.comparison.deleteLater()
+            self.comparison = None
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        self._news.stop()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.refresh()
+
+    def _on_news(self) -> None:
+        if self.isVisible() and not self._news.isActive():
+            self._news.start()
+
+    def refresh(self) -> None:
+        """Show what has been read so far."""
+        if self.comparison is None:
+            return
+        names = self.names()
+        self.legend.show_names(names)
+        self._show_tables(names)
+        self.prompts.show_runs(self.comparison, names)
+        metrics = self.comparison.metrics()
+        if metrics != self._metrics:
+            self._metrics = metrics
+            self._build_grid()
+        self._draw_charts()
+
+    def names(self) -> list[ComparedName]:
+        return [
+            ComparedName(i, letter_of(i), record.title, record.summary.name) for i, record in enumerate(self._records)
+        ]
+
+    # ── charts ──────────────────────────────────────────────────────────────────────────────────
+
+    def _build_grid(self) -> None:
+        """A plot for each metric. New metrics come while the first run is read, and hardly ever after that."""
+        self._drop_grid()
+        plots = [Plot(one.title, one.axis, one.unit, one.help) for one in self._metrics]
+        self.grid = ChartGrid(plots, self._content, lambda i: True)
+        layout = self._charts.layout()
+        assert layout is not None
+        layout.addWidget(self.grid)
+
+    def _drop_grid(self) -> None:
+        if self.grid is not None:
+            self.grid.hide()
+            self.grid.deleteLater()
+            self.grid = None
+
+    def _draw_charts(self) -> None:
+        if self.grid is not None and self.comparison is not None:
+            self.grid.refresh(self.comparison.span(self.axis.key))
+
+    def _content(self, i: int) -> ChartContent:
+        assert self.comparison is not None
+        traces = [
+            self._trace(name, self._metrics[i])
+            for name in self.legend.shown()
+            if name.index < len(self.comparison.runs)
+        ]
+        return ChartContent([trace for trace in traces if trace.has_data], "None of the runs shown has this metric.")
+
+    def _trace(self, name: ComparedName, metric: ComparedMetric) -> Trace:
+        assert self.comparison is not None
+        x, y = self.comparison.curve(self.comparison.runs[name.index], metric, self.axis.key)
+        return Trace(name.letter, f"reward:{name.index}", x, y)
+
+    # ── tables ──────────────────────────────────────────────────────────────────────────────────
+
+    def _show_tables(self, names: Sequence[ComparedName]) -> None:
+        settings, results = self.tables(_shown_text)
+        self.settings.show_table(settings)
+        self._settings.setCurrentIndex(0 if self._differences else 1)
+        self.results.show_table(results)
+
+    def tables(
+        self, write: Callable[[str, Any], str] = lambda _name, value: value_text(value)
+    ) -> list[list[list[str]]]:
+        """The settings that differ and the results, as rows of texts; `write(field of a RunResult, value)` gives a result's."""
+        titles = [f"{name.letter}  {name.title}" for name in self.names()]
+        results = results_table(self._results(), write)
+        for row, title in zip(results[1:], titles, strict=True):
+            row[0] = title
+        return [settings_table(titles, self._differences), results]
+
+    def _results(self) -> list[RunResult]:
+        """Of runs that are not read yet what their records tell."""
+        assert self.comparison is not None
+        runs: list[Run | None] = [*self.comparison.runs]
+        runs += [None] * (len(self._records) - len(runs))
+        return [_result(record, run) for record, run in zip(self._records, runs, strict=True)]
+
+    def _show_export_menu(self) -> None:
+        self.export.menu(self).popup(self.export_button.mapToGlobal(self.export_button.rect().bottomLeft()))
+
+
+def _shown_text(name: str, value: Any) -> str:
+    """A result as the window shows it, with the digits that matter; exports have them all."""
+    if name == "state":
+        return STATE_LABELS[value]
+    return duration(value) if name == "worked_s" else figure(value)
+
+
+def _result(record: RunRecord, run: Run | None) -> RunResult:
+    if run is None or not run.has_caught_up:
+        return result_of(record, [])
+    steps, rewards = run.eval_series("reward")
+    evaluations = [(int(step), float(reward)) for step, reward in zip(steps, rewards, strict=True) if reward == reward]
+    return result_of(record, evaluations, run.series("reward")[1].tolist())

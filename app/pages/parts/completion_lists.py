@@ -1,0 +1,118 @@
+"""Fills the completions table: with a step's groups, or with what a filter, a search or a prompt leaves of the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from PySide6.QtWidgets import QLabel
+
+from app.model import charts
+from app.model.completions.filters import sort, why_empty
+from app.model.completions.run_completions import RunCompletions
+from app.model.completions.weights import weights_at
+from app.model.run import Run
+from app.pages.parts.completion_lines import RunLines, step_lines
+from app.widgets.completions.completion_detail import CompletionDetail
+from app.widgets.completions.completion_model import CompletionLine, CompletionModel
+from app.widgets.completions.completion_table import CompletionTable
+from app.widgets.completions.filter_bar import FilterBar
+
+MOST_LINES = 100_000
+"""Lines that a list of the whole run shows."""
+
+
+class CompletionLists:
+    """Shows lists in a page's table, and says in `about` and the filter bar what they are.
+
+    Attributes:
+        order – (column of the facts, descending); "" is the order of the file.
+    """
+
+    def __init__(
+        self, model: CompletionModel, table: CompletionTable, detail: CompletionDetail, bar: FilterBar, about: QLabel
+    ) -> None:
+        self.order: tuple[str, bool] = ("", True)
+        self._model, self._table, self._detail, self._bar, self._about = model, table, detail, bar, about
+
+    def show_step(self, run: Run, completions: RunCompletions, step: int) -> None:
+        placed = run.placed_groups(step)
+        rows = [row for _, row in placed]
+        names, labels, weights = run.reward_names, labels_of(run), weights_at(run, step, rows)
+        self._model.set_columns(names, labels, weights, logged_names(rows))
+        self._model.show_lines(step_lines(placed, self._bar.query, self.order, completions.facts.largest or None))
+        self._reset_view()
+        count = sum(len(row.get("completions") or ()) for row in rows)
+        shown = sum(line.completion is not None for line in self._model.lines)
+        self._about.setText(f"{_counted(len(rows), 'prompt')}, {_counted(count, 'completion')}")
+        found = f"{shown:,} of {_counted(count, 'completion')} of this step" if self._bar.is_filtering else ""
+        self._tell_found(run, found, is_empty=shown == 0)
+
+    def show_run(self, run: Run, completions: RunCompletions) -> None:
+        lines = self._run_lines(completions)
+        rows = [line.row for line in lines[:8]]
+        names, labels = run.reward_names, labels_of(run)
+        self._model.set_columns(names, labels, (), logged_names(rows), has_steps=True)
+        self._model.show_lines(lines, completions.facts.largest or None)
+        self._reset_view()
+        self._tell_run(run, completions)
+
+    def show_weights(self, run: Run, line: CompletionLine) -> None:
+        """Write the scores of this line as the sum that makes up its reward."""
+        step = line.row.get("step")
+        weights = weights_at(run, step, [line.row]) if isinstance(step, int) else []
+        self._detail.set_rewards(run.reward_names, labels_of(run), weights)
+
+    def grow(self, run: Run, completions: RunCompletions) -> None:
+        """More of the file was read: add what belongs to the list of the whole run."""
+        # Sorting takes a tenth of a second where there are a million: once, at the end.
+        if not self.order[0] or completions.is_complete:
+            lines = self._run_lines(completions)
+            if not (self._model.is_flat and self._model.rowCount() and lines.begins_with(self._model.lines)):
+                self.show_run(run, completions)
+                return
+            self._model.extend(lines)
+        self._tell_run(run, completions)
+
+    def _run_lines(self, completions: RunCompletions) -> RunLines:
+        numbers = completions.select(self._bar.query)
+        if self.order[0]:
+            numbers = sort(completions.found, numbers, self.order[0], descending=self.order[1])
+        return RunLines(completions.found, numbers[:MOST_LINES], completions.row_at)
+
+    def _reset_view(self) -> None:
+        self._table.reset_view()
+        self._table.show_sorting(self.order[0], descending=self.order[1])
+
+    def _tell_run(self, run: Run, completions: RunCompletions) -> None:
+        count = self._model.rowCount()
+        is_cut = count == MOST_LINES or (completions.search is not None and completions.search.is_cut_short)
+        parts = [f"The first {count:,} completions" if is_cut else _counted(count, "completion")]
+        if not completions.is_complete:
+            parts.append(f"{completions.share:.0%} of the file read")
+        self._about.setText("Whole run")
+        self._tell_found(run, ", ".join(parts), is_empty=not count and completions.is_complete)
+
+    def _tell_found(self, run: Run, sentence: str, *, is_empty: bool) -> None:
+        reason = why_empty(self._bar.query, run.reward_names) if is_empty else ""
+        self._bar.tell(reason or sentence)
+
+
+def labels_of(run: Run) -> list[str]:
+    return [charts.label_of(name) for name in run.reward_names]
+
+
+def logged_names(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """The columns that reward functions logged for these rows."""
+    listed = [row.get("completions") for row in rows]
+    completions = [item for items in listed if isinstance(items, list) for item in items if isinstance(item, dict)]
+    logged = [item.get("logged") for item in completions]
+    return list(dict.fromkeys(name for columns in logged if isinstance(columns, dict) for name in columns))
+
+
+def called(line: CompletionLine) -> str:
+    """A completion in a few words."""
+    return f"step {line.row.get('step')}, number {line.place + 1}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,238 @@
+"""What can be done with the selected runs, as actions for buttons, menu and keys: each knows when it applies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QObject, Signal
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QInputDialog, QMenu, QWidget
+
+from app.model.run_state import LIVE
+from app.model.run_trash import TrashedRun, move_to_trash, put_back
+from app.model.session import Session
+from app.widgets.basic.open_in_desktop import open_path
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+from backend.spec.run_notes import change_notes, tags_in
+from backend.spec.run_record import RunRecord
+
+RESUMABLE = ("stopped", "failed", "crashed")
+Runs = Sequence[RunRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class RunAction:
+    """One entry of the menu. `applies(runs)` says whether it is enabled; `text(runs)` what it says then."""
+
+    key: str
+    text: Callable[[Runs], str]
+    applies: Callable[[Runs], bool]
+    keys: str = ""
+
+
+def _one(runs: Runs) -> bool:
+    return len(runs) == 1
+
+
+def _at_rest(runs: Runs) -> bool:
+    return bool(runs) and not any(run.summary.state in LIVE for run in runs)
+
+
+def _has_trained(runs: Runs) -> bool:
+    return _one(runs) and _at_rest(runs) and (runs[0].summary.step or 0) > 0
+
+
+def _fixed(text: str) -> Callable[[Runs], str]:
+    return lambda runs: text
+
+
+def _toggled(name: str, on: str, off: str) -> Callable[[Runs], str]:
+    return lambda runs: off if runs and all(getattr(run.notes, name) for run in runs) else on
+
+
+ACTIONS: tuple[RunAction | None, ...] = (
+    RunAction("open", _fixed("Open"), _one, "Return"),
+    RunAction("compare", lambda runs: f"Compare {len(runs)} runs" if len(runs) > 1 else "Compare", lambda runs: len(runs) > 1, "Return"),
+    RunAction("resume", _fixed("Resume"), lambda runs: _one(runs) and runs[0].summary.state in RESUMABLE),
+    RunAction("chat", _fixed("Chat"), _has_trained),
+    RunAction("export", _fixed("Export…"), _has_trained),
+    RunAction("evaluate", _fixed("Evaluate"), _has_trained),
+    None,
+    RunAction("clone", _fixed("New run from here…"), lambda runs: _one(runs) and (runs[0].summary.step or 0) > 0),
+    RunAction("use_settings", _fixed("Use its settings"), _one),
+    None,
+    RunAction("favourite", _toggled("favourite", "Favourite", "No favourite"), bool, "Ctrl+Shift+F"),
+    RunAction("rename", _fixed("Rename…"), _one, "F2"),
+    RunAction("tag", _fixed("Add tags…"), bool),
+    RunAction("archive", _toggled("archived", "Archive", "Take out of the archive"), bool),
+    None,
+    RunAction("show_folder", _fixed("Open folder"), _one),
+    RunAction("copy_path", _fixed("Copy path"), bool),
+    RunAction("free", _fixed("Free space…"), bool),
+    RunAction("trash", lambda runs: f"Move {len(runs)} runs to trash" if len(runs) > 1 else "Move to trash", _at_rest, "Delete"),
+)  # fmt: skip
+"""None is a separator."""
+
+
+class RunActions(QObject):
+    """Does them. What needs the page itself (compare, rename, free space, clone) is a signal.
+
+    Attributes:
+        trashed – the runs of the last move to the trash.
+
+    Signals:
+        compare_requested, rename_requested, free_requested, clone_requested – the user wants it for the selected runs.
+        changed([paths]) – notes of these runs were written.
+        moved – runs were moved to the trash, or back.
+        refused(sentence) – why something was not done.
+    """
+
+    compare_requested = Signal()
+    rename_requested = Signal()
+    free_requested = Signal()
+    clone_requested = Signal(object)
+    changed = Signal(list)
+    moved = Signal()
+    refused = Signal(str)
+
+    def __init__(self, session: Session, selected: Callable[[], Runs], parent: QWidget) -> None:
+        super().__init__(parent)
+        self.session = session
+        self.trashed: list[TrashedRun] = []
+        self._selected = selected
+        self._window = parent
+
+    def do(self, key: str) -> None:
+        """Do an action with the selected runs, if it applies to them."""
+        if _ACTION[key].applies(self._selected()):
+            getattr(self, key)()
+
+    def menu(self, parent: QWidget) -> QMenu:
+        """Every action, enabled as the selection allows."""
+        menu, runs = QMenu(parent), self._selected()
+        for entry in ACTIONS:
+            if entry is None:
+                menu.addSeparator()
+                continue
+            keys = f"\t{entry.keys}" if entry.keys and not (entry.key == "open" and len(runs) > 1) else ""
+            action = menu.addAction(entry.text(runs) + keys, lambda key=entry.key: self.do(key))
+            action.setEnabled(entry.applies(runs))
+        return menu
+
+    # ── elsewhere in the window ─────────────────────────────────────────────────────────────────
+
+    def open(self) -> None:
+        """Show the run on the Monitor page."""
+        self.session.open_run(self._path())
+        self.session.page_requested.emit("monitor")
+
+    def compare(self) -> None:
+        self.compare_requested.emit()
+
+    def resume(self) -> None:
+        self.session.resume_run(RunFolder(self._path()))
+
+    def chat(self) -> None:
+        self.session.chat_with(RunFolder(self._path()))
+
+    def export(self) -> None:
+        self.session.export_requested.emit(RunFolder(self._path()))
+
+    def evaluate(self) -> None:
+        """Show the run's evaluations, from where a new one can be started."""
+        self.session.open_run(self._path())
+        self.session.page_requested.emit("evaluate")
+
+    def clone(self) -> None:
+        self.clone_requested.emit(self._selected()[0])
+
+    def use_settings(self) -> None:
+        """Load the run's settings into the form."""
+        self.session.settings_requested.emit(RunFolder(self._path()))
+
+    def show_folder(self) -> None:
+        open_path(self._path())
+
+    def copy_path(self) -> None:
+        QGuiApplication.clipboard().setText("\n".join(str(path) for path in self._paths()))
+
+    # ── notes ───────────────────────────────────────────────────────────────────────────────────
+
+    def favourite(self) -> None:
+        self._toggle("favourite")
+
+    def archive(self) -> None:
+        """Hide the runs from the list, or show them again; nothing is moved."""
+        self._toggle("archived")
+
+    def rename(self) -> None:
+        self.rename_requested.emit()
+
+    def tag(self) -> None:
+        text = self.ask_for_tags()
+        new = tags_in(text)
+        if new:
+            for run in self._selected():
+                self.note(Path(run.summary.path), {"tags": tuple(dict.fromkeys([*run.notes.tags, *new]))})
+
+    def ask_for_tags(self) -> str:
+        """The tags to add; "" for none. Tests replace it by an answer."""
+        count = len(self._selected())
+        of = "the run" if count == 1 else f"{count} runs"
+        return QInputDialog.getText(self._window, "Add tags", f"Tags for {of}, between commas:")[0]
+
+    def note(self, path: Path, changes: dict[str, Any]) -> None:
+        """Write fields of a run's notes."""
+        try:
+            change_notes(RunFolder(path), **changes)
+        except Mistake as mistake:
+            self.refused.emit(mistake.faults[0].sentence)
+        self.changed.emit([path])
+
+    def _toggle(self, name: str) -> None:
+        runs = self._selected()
+        value = not all(getattr(run.notes, name) for run in runs)
+        for run in runs:
+            self.note(Path(run.summary.path), {name: value})
+
+    # ── disk ────────────────────────────────────────────────────────────────────────────────────
+
+    def free(self) -> None:
+        self.free_requested.emit()
+
+    def trash(self) -> None:
+        """Move the runs to the desktop's trash, from where `undo_trash` puts them back. No question is asked: nothing is lost."""
+        moved = []
+        for path in self._paths():
+            if self.session.run is not None and self.session.run.folder.path == path:
+                self.session.close_run()
+            try:
+                moved.append(move_to_trash(RunFolder(path)))
+            except Mistake as mistake:
+                self.refused.emit(mistake.faults[0].sentence)
+        if moved:
+            self.trashed = moved
+        self.moved.emit()
+
+    def undo_trash(self) -> None:
+        """Put the runs of the last move back."""
+        for run in self.trashed:
+            try:
+                put_back(run)
+            except Mistake as mistake:
+                self.refused.emit(mistake.faults[0].sentence)
+        self.trashed = []
+        self.moved.emit()
+
+    def _paths(self) -> list[Path]:
+        return [Path(run.summary.path) for run in self._selected()]
+
+    def _path(self) -> Path:
+        return self._paths()[0]
+
+
+_ACTION = {action.key: action for action in ACTIONS if action is not None}

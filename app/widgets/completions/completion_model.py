@@ -1,0 +1,268 @@
+"""The model behind tables of completions: groups under their prompts, or completions from anywhere in a run one below the other.
+
+The input is rows of completions.jsonl, read as they are: what is missing or of the wrong type is shown as a dash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtGui import QColor
+
+from app import theme
+from app.widgets.basic.number_format import DASH, figure, finite, signed
+from app.widgets.completions.cells import (
+    LEFT,
+    RIGHT,
+    STOP_LABELS,
+    advantage_colour,
+    one_line,
+    prompt_line,
+    reward_dot,
+)
+from backend.spec.completion_rows import token_count
+
+Index = QModelIndex | QPersistentModelIndex
+BAR_ROLE = Qt.ItemDataRole.UserRole
+"""Item role: (length −1 to 1, colour) of the bar under a score."""
+TIPS = {
+    "Reward": "The sum of the scores, each times its weight; beside a prompt, the mean of its completions.",
+    "Advantage": "How much better than its group: above zero it is made more likely, below zero less.",
+}
+_HEADER_CHARS = 14
+"""Characters of a header's line that the widest column has room for."""
+_SORT_KEYS = {"Reward": "reward", "Advantage": "advantage", "Tokens": "tokens", "Step": "step"}
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionLine:
+    """A line of the table: a prompt (`completion` is None) or one of its completions. `group` counts from 0 among the rows shown;
+    `offset` and `place` say where in completions.jsonl the row and in the row the completion is, −1 for what is in no such file."""
+
+    group: int
+    row: Mapping[str, Any]
+    completion: Mapping[str, Any] | None = None
+    offset: int = -1
+    place: int = -1
+
+
+class CompletionModel(QAbstractTableModel):
+    """Columns: the text, a score for each reward function, reward, advantage, what functions logged, tokens, stop reason; and the step,
+    where completions of several steps are shown.
+
+    Attributes:
+        lines – the table's lines, in order.
+        rewards – metric names of the reward functions, in the order of their columns.
+        is_flat – whether completions stand without their prompts.
+    """
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.lines: Sequence[CompletionLine] = []
+        self.rewards: list[str] = []
+        self.is_flat = False
+        self._count = 0
+        self._logged: list[str] = []
+        self._headers = ["Completion", "Reward", "Advantage", "Tokens", "End"]
+        self._max_scores: Mapping[str, float] = {}
+        theme.signals.changed.connect(self._recolour)
+
+    def set_columns(
+        self,
+        rewards: Sequence[str],
+        labels: Sequence[str],
+        weights: Sequence[float] = (),
+        logged: Sequence[str] = (),
+        *,
+        has_steps: bool = False,
+    ) -> None:
+        """`rewards` are the functions' metric names, `labels` their headers, `weights` what stands below these; `logged` names what
+        functions logged. Call it before showing lines."""
+        self.beginResetModel()
+        self.rewards, self._logged, self.is_flat = list(rewards), list(logged), has_steps
+        self.lines, self._count = [], 0
+        shown_weights = [f" × {weight:g}" for weight in weights] or [""] * len(labels)
+        heads = [_two_lines(text, weight) for text, weight in zip(labels, shown_weights, strict=True)]
+        steps = ["Step"] if has_steps else []
+        self._headers = ["Completion", *heads, "Reward", "Advantage", *steps, *logged, "Tokens", "End"]
+        self.endResetModel()
+
+    def show_lines(self, lines: Sequence[CompletionLine], max_scores: Mapping[str, float] | None = None) -> None:
+        """Show these lines. `max_scores`, each function's largest score by magnitude, are worked out from them if left out: scores of
+        different functions are on different scales, so one scale would hide the small ones' bars."""
+        self.beginResetModel()
+        self.lines, self._count = lines, len(lines)
+        self._max_scores = _largest(lines, self.rewards) if max_scores is None else max_scores
+        self.endResetModel()
+
+    def extend(self, lines: Sequence[CompletionLine]) -> None:
+        """Show these lines, which begin with those that are shown."""
+        if len(lines) > self._count:
+            self.beginInsertRows(QModelIndex(), self._count, len(lines) - 1)
+            self.lines, self._count = lines, len(lines)
+            self.endInsertRows()
+
+    def show_groups(self, rows: Sequence[Mapping[str, Any]], rewards: Sequence[str], labels: Sequence[str]) -> None:
+        """Show whole rows, each under its prompt."""
+        self.set_columns(rewards, labels)
+        self.show_lines([line for group, row in enumerate(rows) for line in lines_of_row(group, row)])
+
+    def sort_key(self, column: int) -> str:
+        """The name of a column among the facts of completions; "" for one that cannot be sorted by."""
+        if 0 < column <= len(self.rewards):
+            return f"score:{self.rewards[column - 1]}"
+        return _SORT_KEYS.get(self._headers[column], "")
+
+    def _recolour(self) -> None:
+        if self._count:
+            self.dataChanged.emit(self.index(0, 0), self.index(self._count - 1, self.columnCount() - 1))
+
+    # ── what Qt asks ────────────────────────────────────────────────────────────────────────────
+
+    def rowCount(self, parent: Index = QModelIndex()) -> int:
+        return 0 if parent.isValid() else self._count
+
+    def columnCount(self, parent: Index = QModelIndex()) -> int:
+        return 0 if parent.isValid() else len(self._headers)
+
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if orientation != Qt.Orientation.Horizontal:
+            return None
+        if role == Qt.ItemDataRole.DisplayRole:
+            return self._headers[section]
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return self._tip(section)
+        if role == Qt.ItemDataRole.DecorationRole and 0 < section <= len(self.rewards):
+            return reward_dot(section - 1)
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return self._alignment(section)
+        return None
+
+    def _tip(self, section: int) -> str | None:
+        header = self._headers[section]
+        if 0 < section <= len(self.rewards):
+            return self.rewards[section - 1]
+        return f"{header}, as a reward function logged it." if header in self._logged else TIPS.get(header)
+
+    def _alignment(self, column: int) -> Qt.AlignmentFlag:
+        is_text = column in (0, len(self._headers) - 1) or self._headers[column] in self._logged
+        return LEFT if is_text else RIGHT
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        line, column = self.lines[index.row()], index.column()
+        if role == Qt.ItemDataRole.DisplayRole:
+            return self._text(line, column)
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return self._text(line, column) if column == 0 and line.completion is None else None
+        if role == Qt.ItemDataRole.ForegroundRole:
+            return self._colour(line, column)
+        if role == Qt.ItemDataRole.BackgroundRole:
+            return theme.palette().window if line.completion is None else None
+        if role == Qt.ItemDataRole.FontRole:
+            return theme.mono_font() if column == 0 else theme.figures_font()
+        if role == BAR_ROLE:
+            return self._bar(line, column)
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return self._alignment(column)
+        return None
+
+    def _bar(self, line: CompletionLine, column: int) -> tuple[float, QColor] | None:
+        """A score divided by its function's largest score (by magnitude), and the bar's colour."""
+        if line.completion is None or not 0 < column <= len(self.rewards):
+            return None
+        name = self.rewards[column - 1]
+        largest, score = self._max_scores.get(name, 0.0), score_of(line, name)
+        return (score / largest, theme.reward_colour(column - 1)) if largest and score else None
+
+    def _text(self, line: CompletionLine, column: int) -> str:
+        if line.completion is None:
+            return self._prompt_text(line, column)
+        if column == 0:
+            return one_line(line.completion.get("text"))
+        if column <= len(self.rewards):
+            return figure(_scores(line.completion).get(self.rewards[column - 1]))
+        return self._text_after_scores(line, line.completion, self._headers[column])
+
+    def _prompt_text(self, line: CompletionLine, column: int) -> str:
+        if column == 0:
+            return prompt_line(line.row)
+        return figure(_mean_reward(line.row)) if self._headers[column] == "Reward" else ""
+
+    def _text_after_scores(self, line: CompletionLine, completion: Mapping[str, Any], header: str) -> str:
+        if header == "Reward":
+            return figure(completion.get("reward"))
+        if header == "Advantage":
+            return signed(completion.get("advantage"))
+        if header == "Tokens":
+            return figure(token_count(completion.get("tokens")))
+        if header == "End":
+            return STOP_LABELS.get(str(completion.get("stop")), str(completion.get("stop") or DASH))
+        if header == "Step":
+            return figure(line.row.get("step"))
+        logged = completion.get("logged")
+        value = logged.get(header) if isinstance(logged, Mapping) else None
+        return (
+            one_line(value) if isinstance(value, str) else figure(value) if finite(value) is not None else _plain(value)
+        )
+
+    def _colour(self, line: CompletionLine, column: int) -> Any:
+        colours = theme.palette()
+        if line.completion is None:
+            return colours.text if column == 0 else colours.muted
+        if 0 < column <= len(self.rewards):
+            return colours.text if score_of(line, self.rewards[column - 1]) else colours.muted
+        header = self._headers[column]
+        if header == "Advantage":
+            return advantage_colour(line.completion.get("advantage"))
+        if header == "End" and line.completion.get("stop") == "length":
+            return colours.warning
+        return colours.text if header in ("Completion", "Reward", *self._logged) else colours.muted
+
+
+def lines_of_row(group: int, row: Mapping[str, Any], offset: int = -1) -> list[CompletionLine]:
+    """The prompt of a row, and its completions."""
+    listed = row.get("completions")
+    completions = [item for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
+    lines = [CompletionLine(group, row, item, offset, place) for place, item in enumerate(completions)]
+    return [CompletionLine(group, row, None, offset), *lines]
+
+
+def score_of(line: CompletionLine, name: str) -> float | None:
+    """A function's score of the line's completion; None where it has none."""
+    return finite(_scores(line.completion or {}).get(name))
+
+
+def _largest(lines: Sequence[CompletionLine], names: Sequence[str]) -> dict[str, float]:
+    scored = [line for line in lines if line.completion is not None]
+    return {name: max((abs(score_of(line, name) or 0.0) for line in scored), default=0.0) for name in names}
+
+
+def _two_lines(label: str, weight: str) -> str:
+    """Two lines at most, so that columns stay narrow; each is elided in the middle, as names differ at their ends as often as not."""
+    first, _, second = label.partition(" ")
+    lines = [_elided(first), f"{_elided(second)}{weight}".strip()]
+    return "\n".join(line for line in lines if line)
+
+
+def _elided(text: str) -> str:
+    kept = _HEADER_CHARS // 2
+    return text if len(text) <= _HEADER_CHARS else f"{text[:kept]}…{text[-kept:]}"
+
+
+def _mean_reward(row: Mapping[str, Any]) -> float | None:
+    """Mean reward of a prompt's completions, the group baseline of their advantages."""
+    rewards = [finite(line.completion.get("reward")) for line in lines_of_row(0, row) if line.completion]
+    numbers = [reward for reward in rewards if reward is not None]
+    return sum(numbers) / len(numbers) if numbers else None
+
+
+def _scores(completion: Mapping[str, Any]) -> Mapping[str, Any]:
+    scores = completion.get("rewards")
+    return scores if isinstance(scores, Mapping) else {}
+
+
+def _plain(value: Any) -> str:
+    return DASH if value is None else one_line(str(value))

@@ -1,0 +1,23 @@
+"""What is to be known about a setting, for the column beside the form and for F1."""
+
+from __future__ import annotations
+
+from html import escape
+
+from app.widgets.form.value_text import limits_text
+from backend.spec.setting import Setting
+from backend.spec.setting_aliases import other_names
+
+
+def help_lines(setting: Setting) -> list[str]:
+    """Its help, its limits, its names in other programs, its choices: a line each, where there is one."""
+    names = other_names(setting.key)
+    elsewhere = f"Elsewhere called {', '.join(names)}." if names else ""
+    choices = [f"{choice.label}: {choice.sentence}" for choice in setting.choices if choice.sentence]
+    return [line for line in (setting.help, limits_text(setting), elsewhere, *choices) if line]
+
+
+def help_html(setting: Setting) -> str:
+    """The same below its label and key."""
+    lines = "".join(f"<p>{escape(line)}</p>" for line in help_lines(setting))
+    return f"<p><b>{escape(setting.label)}</b> &nbsp;<code>{escape(setting.key)}</code></p>{lines}"

@@ -1,0 +1,74 @@
+"""The glossary in a window of its own, with a line that searches it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+from itertools import groupby
+from typing import Protocol
+
+from PySide6.QtCore import QSize
+from PySide6.QtWidgets import QDialog, QDialogButtonBox, QLineEdit, QTextBrowser, QVBoxLayout, QWidget
+
+from app import theme
+from app.widgets.basic import icons
+
+SIZE = QSize(680, 620)
+
+
+class Term(Protocol):
+    """What the dialog shows of an entry; `app.model.glossary.GlossaryEntry` is one."""
+
+    @property
+    def term(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def section(self) -> str: ...
+
+
+class GlossaryDialog(QDialog):
+    """Terms by section; typing leaves those that `find(words)` returns. It is not modal.
+
+    Attributes:
+        search – the line.
+        text – the browser that shows the terms.
+    """
+
+    def __init__(self, find: Callable[[str], Sequence[Term]], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._find = find
+        self.setWindowTitle("Glossary")
+        self.search = QLineEdit(placeholderText="Find a word")
+        self.search.setAccessibleName("Find a word in the glossary")
+        self.search.setClearButtonEnabled(True)
+        self.search.setProperty("role", "search")
+        icon = icons.icon("search", theme.palette().muted, 16)
+        self.search.addAction(icon, QLineEdit.ActionPosition.LeadingPosition)
+        self.search.textChanged.connect(self._show)
+        self.text = QTextBrowser()
+        self.text.setAccessibleName("Glossary")
+        self.text.setFont(theme.body_font())
+        self.text.document().setDocumentMargin(2 * theme.SPACE)
+        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
+        buttons.rejected.connect(self.reject)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(*(2 * theme.SPACE,) * 4)
+        for part in (self.search, self.text, buttons):
+            column.addWidget(part)
+        self._show("")
+        self.search.setFocus()
+
+    def sizeHint(self) -> QSize:
+        return theme.scaled_size(SIZE)
+
+    def _show(self, typed: str) -> None:
+        terms = self._find(typed)
+        sections = groupby(terms, key=lambda term: term.section)
+        nothing = f"<p>No term has “{escape(typed)}” in it.</p>"
+        self.text.setHtml("".join(_section(title, list(of)) for title, of in sections) or nothing)
+
+
+def _section(title: str, terms: Sequence[Term]) -> str:
+    rows = (f"<p><b>{escape(term.term)}</b><br>{escape(term.text)}</p>" for term in terms)
+    return f"<h3>{escape(title)}</h3>{''.join(rows)}"

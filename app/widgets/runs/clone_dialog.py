@@ -1,0 +1,233 @@
+"""The dialog that makes a new run from a checkpoint of another: from which step, going on or starting over, with which settings changed.
+
+It builds the command line of the verb `clone`, which makes the folder and refuses what cannot be cloned; the process is started by a
+factory that is passed in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QCloseEvent
+from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QHBoxLayout, QLineEdit, QScrollArea, QVBoxLayout, QWidget
+
+from app import theme
+from app.widgets.basic.controls import CheckBox, ComboBox
+from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.layout import set_shown
+from app.widgets.basic.number_format import figure
+from app.widgets.basic.segmented_control import Segments
+from app.widgets.runs.changed_settings import ChangedSettings
+from app.widgets.runs.verb_task import MakeTask, VerbTask
+from backend.spec.command import backend_command
+from backend.spec.config import SETTINGS, TEXTS, load
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+from backend.spec.run_comparison import value_text
+from backend.spec.saved_weights import SavedWeights, best_of, saved_weights
+from backend.spec.steering import config_at, read_changes
+
+WAYS = {"warm": "Go on from there", "cold": "Start over with its weights"}
+EXPLAINED = {
+    "warm": "Weights, optimizer, place in the data and charts up to that step are those of the run: unchanged, it would go on as the run itself.",
+    "cold": "Only the weights are taken. It begins at step 0 with a fresh optimizer and the prompts from the beginning.",
+}
+_WIDTH = 600
+
+
+class CloneDialog(QDialog):
+    """Not modal. Closing it while the folder is being made cancels that.
+
+    Attributes:
+        step, way, name, settings, at_once – the choices.
+        outcome – what is in the way, or why it was refused.
+
+    Signals:
+        cloned(path, starts) – the new run's folder is there; `starts`: it is to be trained at once.
+    """
+
+    cloned = Signal(object, bool)
+
+    def __init__(self, run: RunFolder, title: str, make_task: MakeTask, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.run = run
+        self._make_task = make_task
+        self._task: VerbTask | None = None
+        self._checkpoints = list(reversed(saved_weights(run)))
+        self._problem = ""
+        self.setWindowTitle(f"New run from {title}")
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.resize(theme.scaled(_WIDTH), theme.scaled(560))
+        self._build()
+        self._lay_out()
+        self._show_step()
+
+    def _build(self) -> None:
+        self.step = ComboBox()
+        self.step.setAccessibleName("Step to begin from")
+        best = best_of(self._checkpoints)
+        for saved in self._checkpoints:
+            self.step.addItem(_checkpoint_text(saved, self._checkpoints[0], best), saved.step)
+        self.step.currentIndexChanged.connect(lambda _: self._show_step())
+        self.way = Segments(WAYS, "How the new run begins")
+        self.way.chosen.connect(lambda _: self._show_way())
+        self.explained = label(role="muted", wrap=True)
+        self.name = QLineEdit()
+        self.name.setAccessibleName("Name of the new run")
+        self.name.textChanged.connect(lambda _: self._show_ready())
+        self.settings = ChangedSettings()
+        self.settings.changed.connect(self._show_ready)
+        self.differs = label(wrap=True, align=Qt.AlignmentFlag.AlignTop)
+        self.at_once = CheckBox("Train it at once")
+        self.at_once.setChecked(True)
+        self.outcome = label(role="problem", wrap=True, selectable=True)
+        self.close_button = button("Cancel", self.close)
+        self.create_button = button("Make the new run", self.create_run, primary=True)
+
+    def _lay_out(self) -> None:
+        grid = QGridLayout()
+        grid.setHorizontalSpacing(12)
+        grid.setVerticalSpacing(theme.SPACE)
+        grid.setColumnStretch(1, 1)
+        for row, (text, part) in enumerate(
+            (("From", self.step), ("It will", self.way), ("", self.explained), ("Name", self.name))
+        ):
+            grid.addWidget(label(text, role="muted"), row, 0)
+            grid.addWidget(part, row, 1, *([Qt.AlignmentFlag.AlignLeft] if part is self.way else []))
+        page = QWidget()
+        page.setObjectName("page")
+        inside = QVBoxLayout(page)
+        inside.setContentsMargins(0, 0, theme.GUTTER, 0)
+        inside.addWidget(self.settings)
+        inside.addStretch(1)
+        area = QScrollArea(widgetResizable=True)
+        area.setFrameShape(QFrame.Shape.NoFrame)
+        area.setWidget(page)
+        buttons = QHBoxLayout()
+        buttons.addWidget(self.at_once)
+        buttons.addStretch(1)
+        buttons.addWidget(self.close_button)
+        buttons.addWidget(self.create_button)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(*(2 * theme.SPACE,) * 4)
+        column.setSpacing(12)
+        column.addLayout(grid)
+        column.addWidget(area, 1)
+        column.addWidget(self.differs)
+        column.addWidget(self.outcome)
+        column.addLayout(buttons)
+
+    # ── choices ─────────────────────────────────────────────────────────────────────────────────
+
+    def _show_step(self) -> None:
+        """The settings of the chosen step: changes that the run had by then are part of them."""
+        self._problem = ""
+        now: dict[str, Any] = {}
+        if not self._checkpoints:
+            self._problem = f"The run {self.run.name} has no checkpoint to begin from."
+        else:
+            try:
+                now = config_at(load(self.run.config), read_changes(self.run), self.step.currentData()).model_dump()
+            except Mistake as mistake:
+                self._problem = mistake.faults[0].sentence
+        self.name.setPlaceholderText(f"{self.run.name}-from-{self.step.currentData()}")
+        self.settings.setEnabled(not self._problem)
+        self.settings.set_now(now)
+        self._show_way()
+
+    def _show_way(self) -> None:
+        self.explained.setText(EXPLAINED[self.way.key])
+        self._show_ready()
+
+    def _show_ready(self) -> None:
+        """Say what will differ, and what is in the way."""
+        if self._is_running:
+            return
+        new, faults = self.settings.values(), self.settings.faults()
+        now = {key: self.settings.now(key) for key in new}
+        lines = [f"{SETTINGS[key].label}: {value_text(now[key])} → {value_text(value)}" for key, value in new.items()]
+        same = "Nothing differs: a second run from the same point."
+        self.differs.setText("What will differ:\n" + "\n".join(lines) if lines else same)
+        taken = bool(self.name.text().strip()) and (self.run.path.parent / self.name.text().strip()).exists()
+        elsewhere = [sentence for key, sentence in faults.items() if key not in self.settings.fields]
+        reasons = [self._problem, "There is a run of this name already." if taken else "", *elsewhere]
+        self._say(" ".join(filter(None, reasons)))
+        self.create_button.setEnabled(not any(reasons) and not faults)
+
+    def _say(self, sentence: str) -> None:
+        self.outcome.setText(sentence)
+        set_shown(self.outcome, bool(sentence))
+
+    def command(self) -> list[str]:
+        """The command line for the present choices."""
+        changes = [
+            part for key, value in self.settings.values().items() for part in ("--set", f"{key}={_written(key, value)}")
+        ]
+        name = self.name.text().strip()
+        return backend_command(
+            "clone", str(self.run.path), "--step", str(self.step.currentData()), f"--{self.way.key}",
+            *changes, *(["--name", name] if name else []), "--runs-dir", str(self.run.path.parent),
+        )  # fmt: skip
+
+    # ── the process ─────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _is_running(self) -> bool:
+        return self._task is not None and self._task.is_running
+
+    def create_run(self) -> None:
+        """Have the folder made; the dialog closes when it is there, and says why where it is refused."""
+        self._say("")
+        self._task = self._make_task(self.command(), self)
+        self._task.done.connect(self._end)
+        self.create_button.setEnabled(False)
+        self.create_button.setText("Making the new run…")
+        self._task.start()
+
+    def _end(self, outcome: Any) -> None:
+        self.create_button.setText("Make the new run")
+        if not outcome.ok:
+            faults = _faults_in(outcome.output)
+            self.settings.show_faults(faults)
+            elsewhere = [sentence for key, sentence in faults.items() if key not in self.settings.fields]
+            self._say(" ".join(elsewhere) if faults else outcome.sentence)
+            self.create_button.setEnabled(True)
+            return
+        self.cloned.emit(Path(outcome.sentence), self.at_once.isChecked())
+        self.close()
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        if self._task is not None and self._is_running:
+            self._task.done.connect(self.close)
+            self._task.cancel()
+            event.ignore()
+        else:
+            super().closeEvent(event)
+
+
+def _checkpoint_text(saved: SavedWeights, newest: SavedWeights, best: SavedWeights | None) -> str:
+    """“Step 40, reward 2.31, the newest and the best”."""
+    reward = "" if saved.score is None else f", reward {figure(saved.score)}"
+    marks = [mark for mark, one in (("the newest", newest), ("the best", best)) if saved == one]
+    return f"Step {saved.step:,}{reward}{', ' if marks else ''}{' and '.join(marks)}"
+
+
+def _written(key: str, value: Any) -> str:
+    """A value as `--set` reads it: text as it is, everything else as YAML, nothing for a setting that is emptied."""
+    if value is None or value == "":
+        return ""
+    return str(value) if SETTINGS[key].kind in TEXTS else json.dumps(value)
+
+
+def _faults_in(output: str) -> Mapping[str, str]:
+    """Key → sentence, of the lines `key: sentence` that a verb prints for mistakes."""
+    pairs = (line.partition(": ") for line in output.splitlines())
+    return {
+        key: sentence
+        for key, colon, sentence in pairs
+        if colon and (key in SETTINGS or key in ("run", "checkpoint", "reference", "run_name"))
+    }

@@ -1,0 +1,174 @@
+"""The verbs `queue list`, `add`, `remove`, `move`, `run`, `pause` and `resume`: runs that wait their turn."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from backend.cli import help_page
+from backend.cli.completions import changes as changes_offered
+from backend.cli.completions import run_names
+from backend.cli.exit_codes import STOPPED, verb
+from backend.cli.options import AsJson, ExistingRunsDir, NewRunsDir
+
+if TYPE_CHECKING:
+    from backend.spec.places import RunFolder
+    from backend.spec.queue import QueueFile
+
+queue = typer.Typer(no_args_is_help=True, help="Runs that wait their turn.", epilog=help_page.epilog("queue"))
+
+WaitingRun = Annotated[str, typer.Argument(help="A run that waits, by name.", autocompletion=run_names)]
+REMOVED = ("config.yaml", "log.txt", "about.json")
+"""What a run holds that has never begun; a folder with anything else in it is kept when the run leaves the queue."""
+
+
+@queue.command("list")
+@verb
+def list_runs(runs_dir: ExistingRunsDir = None, as_json: AsJson = False) -> None:
+    """What waits, in its order."""
+    file = _queue_of(runs_dir)
+    now = file.read()
+    names = [run.name for run in now.waiting]
+    if as_json:
+        about = {"waiting": names, "paused": now.is_paused, "pause_after_failure": now.pauses_after_failure}
+        print(json.dumps(about | {"running": file.has_runner()}, ensure_ascii=False))
+        return
+    for place, name in enumerate(names, 1):
+        print(f"{place}  {name}")
+    print(_state_sentence(file))
+
+
+@queue.command()
+@verb
+def add(
+    config: Annotated[Path, typer.Argument(help="The settings, a YAML file; or a run folder that has not begun.")],
+    runs_dir: NewRunsDir = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the run folder.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, over the file.", autocompletion=changes_offered)
+    ] = None,
+    first: Annotated[bool, typer.Option("--first", help="Before the runs that wait already.")] = False,
+) -> None:
+    """Check the settings, make a run folder, and let it wait; prints the folder."""
+    from backend.cli.new_run import apply_changes, new_run
+    from backend.spec.config import read
+    from backend.spec.faults import Mistake
+    from backend.spec.places import RunFolder
+
+    if config.is_dir():
+        if name or changes:
+            raise Mistake("config", "--set and --name go with a YAML file; a run folder is as it is.")
+        run = RunFolder(config.expanduser().resolve())
+        file = _queue_of(runs_dir or run.path.parent)
+    else:
+        file = _queue_of(runs_dir)
+        file.read()  # a broken queue is told before a folder is made for it
+        run = new_run(apply_changes(read(config), changes or []), runs_dir, name).folder
+    file.add(run, first=first)
+    print(run.path)
+    print(_state_sentence(file))
+
+
+@queue.command()
+@verb
+def remove(run: WaitingRun, runs_dir: ExistingRunsDir = None) -> None:
+    """Take a run out of the queue. Its folder is deleted if it holds nothing but settings."""
+    file = _queue_of(runs_dir)
+    folder = _waiting_run(file, run)
+    file.remove(folder)
+    others = sorted(path.name for path in folder.path.iterdir() if path.name not in REMOVED)
+    if others:
+        print(f"{folder.name} is out of the queue. Its folder stays, as it holds {', '.join(others)}.")
+        return
+    shutil.rmtree(folder.path)
+    print(f"{folder.name} is out of the queue, and its settings are deleted.")
+
+
+@queue.command()
+@verb
+def move(
+    run: WaitingRun,
+    place: Annotated[int, typer.Argument(min=1, help="Its new place; 1 is the next to train.")],
+    runs_dir: ExistingRunsDir = None,
+) -> None:
+    """Give a waiting run another place."""
+    file = _queue_of(runs_dir)
+    file.move(_waiting_run(file, run), place - 1)
+    list_runs(runs_dir)
+
+
+@queue.command("run")
+@verb
+def run_queue(runs_dir: ExistingRunsDir = None) -> None:
+    """Train what waits, one after the other, until the queue is empty. A run that trains already is waited for."""
+    from backend.run.queue_runner import QueueRunner
+    from backend.spec.faults import Mistake
+
+    file = _queue_of(runs_dir)
+    if file.read().is_paused:
+        raise Mistake("queue", "The queue is paused; `queue resume` lets it go on.")
+    try:
+        reason = QueueRunner(file, lambda sentence: print(sentence, flush=True)).run()
+    except KeyboardInterrupt:
+        print("\nThe queue stops here. A run that trains goes on; `queue run` goes on with the rest.")
+        raise typer.Exit(STOPPED) from None
+    print(_state_sentence(file))
+    if reason == "paused":
+        raise typer.Exit(STOPPED)
+
+
+@queue.command()
+@verb
+def pause(
+    runs_dir: ExistingRunsDir = None,
+    after_failure: Annotated[
+        bool | None,
+        typer.Option("--after-failure/--not-after-failure", help="Not now, but (or no longer) whenever a run fails."),
+    ] = None,
+) -> None:
+    """Start no other run. The one that trains goes on."""
+    file = _queue_of(runs_dir)
+    if after_failure is None:
+        file.set_paused(True)
+    else:
+        file.set_pauses_after_failure(after_failure)
+    print(_state_sentence(file))
+
+
+@queue.command()
+@verb
+def resume(runs_dir: ExistingRunsDir = None) -> None:
+    """Take the pause back."""
+    file = _queue_of(runs_dir)
+    file.set_paused(False)
+    print(_state_sentence(file))
+
+
+def _queue_of(runs_dir: Path | None) -> QueueFile:
+    from backend.spec.queue import QueueFile
+
+    return QueueFile(runs_dir)
+
+
+def _waiting_run(file: QueueFile, name: str) -> RunFolder:
+    """The folder of a run by its name, or its path. The queue itself says whether it waits."""
+    from backend.spec.places import find_run
+
+    return find_run(name, file.folder)
+
+
+def _state_sentence(file: QueueFile) -> str:
+    """How many runs wait, and what has to happen before they train."""
+    now = file.read()
+    count = len(now.waiting)
+    waits = "No run waits." if not count else "1 run waits." if count == 1 else f"{count} runs wait."
+    after = " A failure pauses it." if now.pauses_after_failure else ""
+    if now.is_paused:
+        return f"{waits} The queue is paused; `queue resume` lets it go on.{after}"
+    if count and not file.has_runner():
+        return f"{waits} `queue run` trains them.{after}"
+    return f"{waits}{after}"

@@ -1,0 +1,151 @@
+"""The verb `sweep`: many configurations and seeds, trained in turns on one base model, the weaker ones given up early."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from backend.cli.exit_codes import verb
+from backend.cli.gpu_timeout import relax_gpu_timeout
+from backend.cli.options import AsJson, NewRunsDir
+from backend.cli.restart import restart
+from backend.cli.run_session import logging_to, signal_handlers_restored
+from backend.cli.sweep_table import plan_lines, print_results
+from backend.spec.command import shell_line
+from backend.spec.config import parse
+from backend.spec.faults import Mistake
+from backend.spec.sweep import SweepPlan
+from backend.spec.sweep_file import load_sweep
+from backend.spec.sweep_results import (
+    SweepFolder,
+    SweepResults,
+    find_sweep,
+    fresh_results,
+    make_runs,
+    make_sweep,
+    read_results,
+    write_results,
+)
+
+if TYPE_CHECKING:
+    from backend.run.sweep.inputs import SweepInputs
+
+
+@verb
+def sweep(
+    file: Annotated[str, typer.Argument(help="The sweep, a YAML file; with --resume its folder or name.")],
+    runs_dir: NewRunsDir = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the sweep, in place of the file's.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a sweep that was stopped.")] = False,
+    plan_only: Annotated[bool, typer.Option("--plan", help="Say what would be trained, and stop.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a grid or a random search of settings, with several seeds."""
+    if resume:
+        if name or plan_only:
+            raise Mistake("resume", "--name and --plan go with a new sweep; one that is resumed is as it is.")
+        return resume_sweep(file, runs_dir, as_json=as_json)
+    plan = load_sweep(file)
+    plan = replace(plan, name=name) if name else plan
+    if plan_only:
+        print("\n".join(plan_lines(plan)))
+        return
+    inputs = _checked(plan)
+    folder = make_sweep(plan, runs_dir)
+    make_runs(plan, folder)
+    _train(plan, folder, inputs, as_json)
+
+
+def resume_sweep(name: str, runs_dir: Path | None, *, as_json: bool = False) -> None:
+    """Go on with a sweep, or begin one that the window has made: a folder with sweep.yaml and no runs yet."""
+    folder = find_sweep(name, runs_dir)
+    if folder is None:
+        raise Mistake("sweep", f"There is no sweep {name}: neither a sweep's folder nor the name of one.")
+    plan, results = load_sweep(folder.plan), read_results(folder)
+    if results is not None and results.state == "finished":
+        print(f"The sweep {folder.name} has finished; there is nothing to resume.")
+        return
+    try:
+        inputs = _checked(plan)
+        make_runs(plan, folder)
+    except Mistake as mistake:
+        _write_failure(folder, plan, mistake)
+        raise
+    _train(plan, folder, inputs, as_json)
+
+
+def _checked(plan: SweepPlan) -> SweepInputs:
+    """What the runs read before their model. Raises Mistake with every fault of what the settings point to."""
+    relax_gpu_timeout(parse(plan.base))  # before the import below, which imports mlx
+    from backend.run.sweep.inputs import SweepInputs
+
+    inputs = SweepInputs()
+    inputs.check(plan)
+    return inputs
+
+
+def _write_failure(folder: SweepFolder, plan: SweepPlan, mistake: Mistake) -> None:
+    """For the window, which sees nothing but the folder."""
+    results = read_results(folder) or fresh_results(plan)
+    results.state, results.sentence = "failed", " ".join(fault.sentence for fault in mistake.faults)
+    write_results(folder, results)
+
+
+def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: bool) -> None:
+    """Train the sweep and print its table; exit with the sweep's code."""
+    from backend.engine.cpu import blas
+    from backend.run.ending import RESTART
+    from backend.run.sweep.sweep import run_sweep
+
+    with signal_handlers_restored():
+        with logging_to(folder.process):
+            out = sys.stderr if as_json else sys.stdout
+            print(folder.path, file=out, flush=True)
+            print(blas.prepare(), file=sys.stderr, flush=True)
+            command = shell_line([*sys.argv])
+            ending = run_sweep(plan, folder, inputs, command=command, echo=_lines(out), may_restart=True)
+        if ending.kind == RESTART:
+            restart("sweep", str(folder.path), "--resume", *(["--json"] if as_json else []))
+    results = read_results(folder)
+    if results is not None and as_json:
+        print(json.dumps(results.to_dict(), ensure_ascii=False))
+    elif results is not None:
+        print_results(results)
+    print(ending.sentence, file=sys.stderr if ending.exit_code or as_json else sys.stdout)
+    if ending.exit_code:
+        raise typer.Exit(ending.exit_code)
+
+
+def _lines(out: TextIO) -> Callable[[SweepResults], None]:
+    """A line for each run that ends and each rung that is judged."""
+    told: set[str] = set()
+
+    def once(line: str) -> None:
+        if line not in told:
+            told.add(line)
+            print(line, file=out, flush=True)
+
+    def echo(results: SweepResults) -> None:
+        for note in results.notes:
+            once(note)
+        for each in results.configurations:
+            for run in each.runs:
+                if run.state not in ("waiting", "training"):
+                    value = "–" if run.value is None else f"{run.value:.4g}"
+                    once(f"{run.run}  {run.state} at step {run.step}  held-out {results.metric} {value}")
+        for rung in results.rungs:
+            once(
+                f"step {rung.step}  {len(rung.kept)} of {len(results.configurations)} configurations go on: {_numbers(rung.kept)}"
+            )
+
+    return echo
+
+
+def _numbers(kept: list[int]) -> str:
+    return ", ".join(map(str, kept))

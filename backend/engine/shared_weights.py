@@ -1,0 +1,38 @@
+"""Arrays that several module trees share, also where decoding has packed them.
+
+Decoding concatenates weights that read the same input and turns the policy's own arrays into views of the result
+(`backend.generation.fused_linear`). A second policy on the same base has to find that result: concatenating the views once more
+would put the base into memory twice.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+
+class SharedWeights:
+    """The tree from which policies are copied, and the packed arrays whose views it holds."""
+
+    def __init__(self, tree: nn.Module) -> None:
+        self.tree = tree
+        # By the identity of the views; they are kept, so that no other array takes one of these numbers.
+        self._packed: dict[tuple[int, ...], tuple[list[mx.array], mx.array]] = {}
+
+    def packed(self, views: Sequence[mx.array]) -> mx.array | None:
+        """The array that these arrays, in this order, are all of; None if they were not packed."""
+        found = self._packed.get(tuple(map(id, views)))
+        return found[1] if found else None
+
+    def add(self, views: Sequence[mx.array], packed: mx.array) -> None:
+        self._packed[tuple(map(id, views))] = list(views), packed
+
+
+def copy_sharing_arrays(model: nn.Module) -> nn.Module:
+    """A second module tree over the same arrays, at no cost in memory."""
+    arrays = {id(array): array for _, array in tree_flatten(model.parameters())}
+    return copy.deepcopy(model, arrays)  # deepcopy does not copy objects that are in its memo

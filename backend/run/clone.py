@@ -1,0 +1,217 @@
+"""A new run from a checkpoint of another, with some settings changed.
+
+*Warm*: the clone goes on. It has the parent's weights, optimizer, place in the data, step counter, diary and completions up to that
+step, so that a clone without changes continues as the parent would have, bit for bit. *Cold*: the clone starts at step 0 from the
+parent's weights, with a fresh optimizer and the prompts from the beginning. In both the reference is the one that the settings name,
+the base model by default; a cold clone may stay near the weights it starts from instead.
+
+The folder appears complete or not at all, and starts nothing: a warm clone is a stopped run, which `resume` continues; a cold one
+has no diary yet, and a checkpoint of step 0 that `train --run` starts from. Changes of settings that the parent had by that step are in
+the clone's config.yaml; those that it had later are not inherited.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import mlx.core as mx
+from mlx.utils import tree_unflatten
+
+from backend.run import checkpoint
+from backend.run.checkpoint import Checkpoint, TrainingState
+from backend.spec.config import SETTINGS, Config, dump, keys_used_by, load, parse
+from backend.spec.events import Diary
+from backend.spec.faults import Fault, Mistake
+from backend.spec.lineage import Parent, write_parent
+from backend.spec.places import RunFolder, make_run_folder
+from backend.spec.saved_weights import find_checkpoint
+from backend.spec.setting_aliases import translate
+from backend.spec.steering import config_at, read_changes
+from backend.training.learner import optimizer_of
+from backend.training.optimizer import state_arrays
+
+Reference = Literal["base", "clone"]
+
+OF_THE_WEIGHTS = (
+    *("model", "train_mode", "train_type", "num_layers", "rank", "scale", "lora_keys", "quantization", "dtype"),
+)
+"""Settings that the weights were trained for: with others they would be another model, or none."""
+OF_THE_STATE = ("optimizer", "data", "dataset_config", "train_split", "validation_split")
+"""Settings that moments and the place in the data belong to: a warm clone keeps them."""
+COPIED_AT_ONCE = 16 << 20
+"""Bytes."""
+
+
+def clone_settings(parent: RunFolder, which: str, changes: Mapping[str, Any], *, warm: bool) -> tuple[Config, Config]:
+    """The parent's settings at checkpoint `which` ("best", "last" or a step), and those of a clone with `changes`, raw settings of
+    which None means the default. Raises Mistake for changes that a clone cannot have."""
+    step = find_checkpoint(parent, which).step
+    before = config_at(load(parent.config), read_changes(parent), step)
+    values, faults = translate(changes)
+    emptied = {key: SETTINGS[key].default for key, value in changes.items() if value is None and key in SETTINGS}
+    if faults:
+        raise Mistake(faults)
+    after = parse(before.model_dump() | {"run_name": ""} | emptied | values)
+    if faults := [*_kept_faults(before, after, warm=warm), *_length_faults(before, after, step, warm=warm)]:
+        raise Mistake(faults)
+    return before, after
+
+
+def _kept_faults(before: Config, after: Config, *, warm: bool) -> list[Fault]:
+    faults = [
+        Fault(key, f"{SETTINGS[key].label} belongs to the weights that a clone starts from, and stays as it is.")
+        for key in OF_THE_WEIGHTS
+        if getattr(before, key) != getattr(after, key)
+    ]
+    return faults + [
+        Fault(
+            key, f"{SETTINGS[key].label} cannot change where a clone goes on (warm); a cold clone starts with another."
+        )
+        for key in OF_THE_STATE
+        if warm and getattr(before, key) != getattr(after, key)
+    ]
+
+
+def _length_faults(before: Config, after: Config, step: int, *, warm: bool) -> list[Fault]:
+    if not warm or after.epochs or after.stages or after.iters > step:
+        return []
+    return [Fault("iters", f"A clone that goes on after step {step} needs more than {after.iters} Iterations.")]
+
+
+def clone(
+    parent: RunFolder,
+    which: str = "last",
+    changes: Mapping[str, Any] | None = None,
+    *,
+    warm: bool = True,
+    name: str = "",
+    runs_dir: Path | None = None,
+    reference: Reference = "base",
+) -> RunFolder:
+    """Make the folder of a clone; see above. `runs_dir`: where it goes, beside the parent by default. Raises Mistake."""
+    before, after = clone_settings(parent, which, changes or {}, warm=warm)
+    if reference == "clone" and (warm or after.train_type == "full"):
+        raise Mistake("reference", "Only a cold clone of LoRA or DoRA can stay near the weights that it starts from.")
+    path = find_checkpoint(parent, which).path
+    saved = next(each for each in checkpoint.all_checkpoints(parent) if each.path == path)
+    runs_dir = runs_dir or parent.path.parent
+    if name and (runs_dir / name).exists():
+        raise Mistake("run_name", f"There is a run {name} already; choose another name for the clone.")
+    folder = make_run_folder(name or f"{parent.name}-from-{saved.state.step}", runs_dir)
+    after = parse(after.model_dump() | {"run_name": name})
+    draft = RunFolder(folder.path.with_name(f".{folder.name}.{os.getpid()}"))
+    try:
+        draft.path.mkdir()
+        if reference == "clone":
+            after = _with_own_reference(parent, saved, after, draft, folder)
+        changed = _changed(before, after)
+        (_copy_warm if warm else _copy_cold)(parent, saved, after, changed, draft)
+        write_parent(draft, Parent(parent.name, parent.path, saved.state.step, warm, changed))
+        draft.config.write_text(dump(after), encoding="utf-8")  # last: with it the folder counts as a run
+        draft.path.rename(folder.path)
+    except (OSError, RuntimeError) as error:  # mlx reports a file that it cannot write as RuntimeError
+        shutil.rmtree(draft.path, ignore_errors=True)
+        folder.path.rmdir()
+        raise Mistake("run", f"The run {parent.name} cannot be cloned to {folder.path}: {error}.") from None
+    return folder
+
+
+def _changed(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
+    keys = [key for key in SETTINGS if key != "run_name" and getattr(before, key) != getattr(after, key)]
+    return {key: (getattr(before, key), getattr(after, key)) for key in keys}
+
+
+# ── warm ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _copy_warm(
+    parent: RunFolder, saved: Checkpoint, after: Config, changed: Mapping[str, tuple[Any, Any]], draft: RunFolder
+) -> None:
+    """The checkpoint, and diary and completions up to it; what was changed is the diary's next line."""
+    state = saved.state
+    target = draft.checkpoints / saved.path.name
+    shutil.copytree(saved.path, target)
+    _copy_head(parent.events, draft.events, state.events_bytes)
+    _copy_head(parent.completions, draft.completions, state.completions_bytes)
+    if state.gpu_errors_told:  # they have left smaller micro-batches, which round differently
+        lines = parent.gpu_errors.read_bytes().splitlines(keepends=True)
+        draft.gpu_errors.write_bytes(b"".join(lines[: state.gpu_errors_told]))
+    _publish_adapters(parent, saved, draft)
+    diary = Diary(draft.events)
+    if changed:
+        diary.write("change", step=state.step + 1, settings=changed)
+    _write_state(target, replace(_without_stale(state, changed), events_bytes=diary.size))
+    sentence = f"Cloned from {parent.name} after step {state.step}, and not begun yet."
+    diary.write("stopped", step=state.step, reason="cloned", sentence=sentence)  # cut off when the clone goes on
+    diary.close()
+
+
+def _without_stale(state: TrainingState, changed: Mapping[str, Any]) -> TrainingState:
+    """The state without what belongs to settings that were changed."""
+    if changed.keys() & {"entropy_coef", "entropy_adaptive"}:
+        state = replace(state, bonus=[])
+    if changed.keys() & {"reward_functions", "reward_functions_file", "reward_weight_schedule"}:
+        state = replace(state, reward_weights=[])
+    if changed.keys() & set(keys_used_by("rewards", "scoring")):  # other rewards are no higher or lower than these
+        state = replace(state, score=None, best_score=None, best_step=0, gain=None, scores_without_gain=0)
+    return state
+
+
+def _copy_head(source: Path, target: Path, size: int) -> None:
+    """The first `size` bytes of a file that may still be growing."""
+    if not source.exists():
+        return
+    with source.open("rb") as read, target.open("wb") as write:
+        while size > 0 and (piece := read.read(min(size, COPIED_AT_ONCE))):
+            write.write(piece)
+            size -= len(piece)
+
+
+# ── cold ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _copy_cold(
+    parent: RunFolder, saved: Checkpoint, after: Config, changed: Mapping[str, tuple[Any, Any]], draft: RunFolder
+) -> None:
+    """A checkpoint of step 0: the weights, and the optimizer as it is before its first update."""
+    target = draft.checkpoints / "000000"
+    target.mkdir(parents=True)
+    shutil.copy2(saved.weights_file, target)
+    fresh = optimizer_of(after)
+    parameters: Any = tree_unflatten(list(saved.weights().items()))
+    fresh.init(parameters)
+    mx.save_safetensors(str(target / "optimizer.safetensors"), state_arrays(fresh))
+    _write_state(target, TrainingState())
+    _publish_adapters(parent, saved, draft)
+
+
+def _with_own_reference(
+    parent: RunFolder, saved: Checkpoint, after: Config, draft: RunFolder, folder: RunFolder
+) -> Config:
+    """The settings with the clone's first weights as the reference, which are kept in its folder."""
+    (draft.path / "reference").mkdir()
+    shutil.copy2(saved.weights_file, draft.path / "reference")
+    shutil.copy2(parent.adapters / "adapter_config.json", draft.path / "reference")
+    return parse(after.model_dump() | {"reference_model_path": str(folder.path / "reference")})
+
+
+# ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _publish_adapters(parent: RunFolder, saved: Checkpoint, draft: RunFolder) -> None:
+    """`adapters/` as the trainer leaves it at a save, for chat and export before the clone has begun."""
+    about = parent.adapters / "adapter_config.json"
+    if saved.weights_file.name == "adapters.safetensors" and about.is_file():
+        draft.adapters.mkdir()
+        shutil.copy2(saved.weights_file, draft.adapters)
+        shutil.copy2(about, draft.adapters)
+
+
+def _write_state(folder: Path, state: TrainingState) -> None:
+    (folder / "state.json").write_text(json.dumps(asdict(state)), encoding="utf-8")

@@ -1,0 +1,70 @@
+"""The groups of a step: prompts taken, completions sampled and scored; with dynamic sampling, groups without a gradient replaced.
+
+Updates nothing and writes nothing: what the trainer has to do meanwhile comes in as `poll`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from backend.run.parts import RunParts
+from backend.run.step_timer import StepTimer
+from backend.spec.config import Config
+from backend.types import Group
+
+Poll = Callable[[str, float | None], None]
+"""Takes the phase, and the share of it that is done where that is known. May raise, to give the step up."""
+
+
+@dataclass(slots=True)
+class GroupCollection:
+    """Collects the groups of one step. `logged` holds the metrics that reward functions logged in the last round."""
+
+    parts: RunParts
+    config: Config
+    timer: StepTimer
+    poll: Poll
+    logged: dict[str, float] = field(default_factory=dict)
+
+    def collect(self, step: int) -> tuple[list[Group], dict[str, float]]:
+        """The step's scored groups, and the metrics of their rollout.
+
+        Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): a group whose completions all have the same reward has advantage
+        0 and no gradient. Such groups are set aside and replaced by groups of new prompts, in at most
+        `dynamic_sampling_rounds` rounds; groups that are still missing then are filled from those set aside, so that the
+        step's size never varies. Prompts are taken from the stream in order, so the choice depends neither on chance nor on
+        timing.
+        """
+        count, dynamic = self.config.prompts_per_step, self.config.dynamic_sampling
+        kept: list[Group] = []
+        without_gradient: list[Group] = []
+        for _ in range(self.config.dynamic_sampling_rounds if dynamic else 1):
+            for group in self._sample_and_score(count - len(kept), step):
+                has_gradient = not dynamic or self.parts.scoring.has_nonzero_advantage(group, step)
+                (kept if has_gradient else without_gradient).append(group)
+            if len(kept) == count:
+                break
+        sampled = kept + without_gradient
+        tokens = sum(completion.trained_tokens for group in sampled for completion in group.completions)
+        metrics = {"rollout_tokens_per_second": self.timer.rate(tokens, "rollout")}
+        if dynamic:
+            metrics["dynamic_sampling/prompts"] = len(sampled)
+        return sampled[:count], metrics
+
+    def _sample_and_score(self, count: int, step: int) -> list[Group]:
+        """Take the next `count` prompts, sample a group of completions for each, and score them."""
+        stream, config = self.parts.prompt_stream, self.config
+        position = stream.cursor  # with the seed, it fixes the random numbers of these completions
+        problems = stream.take(count)
+        most_tokens = count * config.group_size * config.max_completion_length
+        with self.timer.phase("rollout"):
+            groups = self.parts.rollout.sample(
+                problems, config.group_size, self.parts.sampling, config.seed, position,
+                lambda tokens: self.poll("sampling", tokens / most_tokens),
+            )  # fmt: skip
+        with self.timer.phase("reward"):
+            self.poll("scoring", None)
+            self.logged = self.parts.scoring.score(groups, step, stream.epoch)
+            self.poll("scoring", None)  # a command that came while the functions ran
+        return groups

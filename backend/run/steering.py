@@ -1,0 +1,52 @@
+"""A run's changes of settings on the trainer's side: requests become recorded changes, and each is handed out at its step.
+
+A change is on disk before any step uses it. Otherwise a run killed just after would be resumed with other settings than it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backend.spec.config import Config
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+from backend.spec.steering import Change, changed, config_at, read_changes, take_request, write_changes
+
+
+class Steering:
+    """The changes of one run. `config`: the settings of config.yaml. Raises Mistake for a damaged changes.json."""
+
+    def __init__(self, run: RunFolder, config: Config) -> None:
+        self._run, self._config = run, config
+        self.changes = read_changes(run)
+
+    def config_at(self, step: int) -> Config:
+        """The settings of a step, counted from 1; those the run began with at 0."""
+        return config_at(self._config, self.changes, step)
+
+    def beginning_at(self, step: int) -> list[Change]:
+        """The changes that hold from this very step on, in the order they were asked for."""
+        return [change for change in self.changes if change.step == step]
+
+    def take(self, begun: int) -> Change | None:
+        """Record what the window has asked for; `begun` is the last step that has begun. As `record`."""
+        return self.record(take_request(self._run), begun)
+
+    def record(self, asked: Mapping[str, Any], begun: int) -> Change | None:
+        """Record a change that holds from the step after `begun` on; None where every setting has this value already.
+
+        After a resume from an older checkpoint there may be changes of later steps: a new one then holds with the last of them, so that
+        they stay in the order in which they were made. Raises Mistake for settings that cannot be, and where the file cannot be written.
+        """
+        step = max([begun + 1, *(change.step for change in self.changes)])
+        pairs = changed(self.config_at(step), asked, done=step - 1)
+        if not pairs:
+            return None
+        change = Change(step, pairs)
+        try:
+            write_changes(self._run, [*self.changes, change])
+        except OSError as error:
+            raise Mistake("run", f"{self._run.changes} cannot be written: {error.strerror}.") from None
+        self.changes.append(change)
+        return change

@@ -1,0 +1,52 @@
+"""Rows and reward functions of a sweep's runs, each dataset in memory once.
+
+Every run executes its reward files by itself, as it would alone: a function may keep state from call to call.
+"""
+
+from __future__ import annotations
+
+from backend.data.rows import SPLITS, Splits
+from backend.run.preflight import preflight
+from backend.run.run_inputs import RunInputs, read_inputs
+from backend.spec.config import Config
+from backend.spec.faults import Fault, Mistake
+from backend.spec.sweep import Member, SweepPlan
+
+
+class SweepInputs:
+    """What the runs of a sweep read before their model."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, RunInputs] = {}
+        self._rows: list[list[dict[str, object]]] = []
+
+    def check(self, plan: SweepPlan) -> None:
+        """Check everything that every configuration points to, once for all seeds. Raises Mistake with all faults."""
+        faults: dict[Fault, None] = {}
+        for member in plan.members():
+            if member.seed != plan.seeds[0]:
+                continue
+            try:
+                self._read[member.run] = self._shared(preflight(plan.raw_settings(member)))
+            except Mistake as mistake:
+                faults |= dict.fromkeys(mistake.faults)
+        if faults:
+            raise Mistake(list(faults))
+
+    def of(self, member: Member, config: Config) -> RunInputs:
+        """The inputs of one run, read now if `check` has not read them. Raises Mistake."""
+        if member.run not in self._read:
+            self._read[member.run] = self._shared(read_inputs(config))
+        return self._read[member.run]
+
+    def _shared(self, inputs: RunInputs) -> RunInputs:
+        """The same inputs with lists of rows that another run has already, where they are equal."""
+        rows = {split: self._known(inputs.splits.rows(split)) for split in SPLITS}
+        return RunInputs(Splits(**rows, source=inputs.splits.source), inputs.reward_functions)  # pyright: ignore[reportArgumentType]
+
+    def _known(self, rows: list[dict[str, object]]) -> list[dict[str, object]]:
+        for known in self._rows:
+            if known == rows:
+                return known
+        self._rows.append(rows)
+        return rows

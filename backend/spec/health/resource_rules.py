@@ -1,0 +1,76 @@
+"""Rules about what a run uses up: memory, and its data."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from statistics import fmean
+
+from backend.spec.health.recent import LONG, WINDOW, Change, Recent, known
+from backend.spec.health.rule import Rule, Sign, Threshold
+
+EXPLAINED = 1.1
+"""Growth of the longest completion beyond which memory may well have grown with it."""
+
+
+def memory_creeping(recent: Recent, threshold: float) -> Sign | None:
+    peaks, at_first = recent.values("peak_memory_gb", LONG), known(recent.first, "peak_memory_gb")
+    if len(peaks) < LONG or not at_first:
+        return None
+    before, now = fmean(at_first), fmean(peaks[-WINDOW:])
+    if now <= threshold * before or not _rises_throughout(peaks) or _grew_with_completions(recent):
+        return None
+    return Sign(
+        now,
+        f"“Memory” has grown from {before:.3g} GB in the first steps to {now:.3g} GB, and still grows, though completions are no longer than "
+        f"they were: something is kept from step to step.",
+        limit=threshold * before,
+    )
+
+
+def _rises_throughout(values: list[float]) -> bool:
+    third = len(values) // 3
+    parts = [values[start : start + third] for start in (0, third, 2 * third)]
+    changes = [Change.between(early, late) for early, late in pairwise(parts)]
+    return all(change is not None and change.is_clear and change.size > 0 for change in changes)
+
+
+def _grew_with_completions(recent: Recent) -> bool:
+    before, now = known(recent.first, "completions/max_length"), recent.values("completions/max_length")
+    return bool(before and now) and fmean(now) > EXPLAINED * fmean(before)
+
+
+def seen_often(recent: Recent, threshold: float) -> Sign | None:
+    values = recent.values("epoch")
+    if not values or values[-1] < threshold:
+        return None
+    held_out = [evaluation.reward for evaluation in recent.evaluations]
+    if len(held_out) > 1 and max(held_out[-2:]) >= max(held_out):
+        return None  # it still gets better on prompts that it has not seen
+    tail = (
+        f", and “Held-out reward” no longer rises ({held_out[-1]:.3g}, at best {max(held_out):.3g})."
+        if len(held_out) > 1
+        else "."
+    )
+    return Sign(
+        values[-1],
+        f"Every prompt has been sampled {values[-1]:.0f} times (from {threshold:.0f} times on a model may learn them by heart){tail}",
+    )  # fmt: skip
+
+
+RESOURCE_RULES = (
+    Rule(
+        "memory_creeping", "Memory creeping up", "Memory", "peak_memory_gb",
+        Threshold(1.25, f"the mean peak of {WINDOW} steps is more than this many times that of the run's first {WINDOW}, it rose from each third "
+                  f"of the last {LONG} steps to the next, and the longest completion did not grow by more than 10 %",
+                  "ours: peaks of a sound run vary with the longest completion, by a few per cent"),
+        "Look for a reward function that keeps what it was given. Save, stop and resume: a new process starts with none of it.",
+        memory_creeping, "reward_functions_file", needs=LONG,
+    ),
+    Rule(
+        "seen_often", "Data seen too often", "Other", "epoch",
+        Threshold(10.0, "the passes over the dataset are at least this many, and the newest two evaluations are not the best of the last eight",
+                  "ours; few prompts do teach for many passes as long as held-out reward rises: arXiv:2504.20571"),
+        "Take more prompts, or stop at the best checkpoint.",
+        seen_often, "data", level="info",
+    ),
+)  # fmt: skip

@@ -1,0 +1,156 @@
+"""Rules about the rewards: functions that never score, groups without signal, one reward bought with another, no trend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from backend.spec.first_choices import SYSTEM_PROMPT
+from backend.spec.health.recent import LONG, WINDOW, Change, Metrics, Recent, known, label_of
+from backend.spec.health.rule import Rule, Sign, Threshold
+
+
+def never_scores(recent: Recent, threshold: float) -> Sign | None:
+    if len(recent.steps) < WINDOW:
+        return None
+    silent = [name for name in recent.rewards() if not any(known(recent.steps, f"rewards/{name}/mean"))]
+    silent = [name for name in silent if known(recent.steps, f"rewards/{name}/mean")]
+    if not silent:
+        return None
+    labels = [label_of(name) for name in silent]
+    functions = (
+        f"function{'s' if len(silent) > 1 else ''} {' and '.join(filter(None, [', '.join(labels[:-1]), labels[-1]]))}"
+    )
+    # A model that has once written the tags knows of them; one that is cut off never comes to them.
+    knows_tags = any(
+        any(known(recent.first, f"rewards/{name}/mean")) for name in recent.rewards() if name.startswith("r1_")
+    )
+    is_told = recent.setting("system_prompt") or (recent.mean("hit_max_tokens_ratio") or 0) > 0.3
+    asks_for_tags = any(name.startswith("r1_") for name in silent) and not (knows_tags or is_told)
+    return Sign(
+        0.0,
+        f"The reward {functions} gave {threshold:.0f} to every completion of the last {len(recent.steps)} steps.",
+        {"system_prompt": SYSTEM_PROMPT} if asks_for_tags else {},
+        about=tuple(silent),
+        metric=f"rewards/{silent[0]}/mean",
+        advice="Tell the model in the system prompt to write the tags that these functions look for." if asks_for_tags else "",
+    )  # fmt: skip
+
+
+def no_signal(recent: Recent, threshold: float) -> Sign | None:
+    share = recent.mean("frac_reward_zero_std")
+    if share is None or share < threshold or recent.has_converged:
+        return None
+    is_cold = recent.setting("temperature") < 0.8
+    return Sign(
+        share,
+        f"“Groups without signal” is {share:.0%} on average over the last {WINDOW} steps (from {threshold:.0%} on nothing is learned): "
+        f"within a group all completions got the same reward.",
+        {"temperature": 1.0} if is_cold else {"group_size": recent.setting("group_size") * 2},
+    )
+
+
+def hacking(recent: Recent, threshold: float) -> Sign | None:
+    return _against_held_out(recent, threshold) or _against_another_function(recent, threshold)
+
+
+def _against_held_out(recent: Recent, threshold: float) -> Sign | None:
+    """The training reward has risen since the evaluation at which the held-out reward was best, and that has fallen."""
+    if len(recent.evaluations) < 3:
+        return None
+    *earlier, last, newest = recent.evaluations
+    best = max(earlier, key=lambda evaluation: evaluation.reward)
+    now = (last.reward + newest.reward) / 2  # of two, because an evaluation of few prompts scatters
+    training = recent.mean("reward")
+    if training is None or best.training is None or training <= best.training:
+        return None
+    if best.reward - now <= threshold * abs(best.reward):
+        return None
+    return Sign(
+        now,
+        f"“Held-out reward” has fallen from {best.reward:.3g} after step {best.step} to {now:.3g}, while “Reward” in training has risen "
+        f"from {best.training:.3g} to {training:.3g}.",
+        about=("held_out",),
+        limit=best.reward * (1 - threshold),
+        metric="reward",
+        advice="The run learns its training prompts and not the task. Go back to the checkpoint of that step; take more prompts, a lower "
+        "learning rate or a higher KL weight.",
+    )
+
+
+def _against_another_function(recent: Recent, threshold: float) -> Sign | None:
+    """One function's mean has clearly risen and another's clearly fallen, since the run's first steps or over the last LONG."""
+    if len(recent.steps) < 2 * WINDOW:
+        return None
+    earlier = [recent.steps[index] for index in range(WINDOW)]
+    for before in (recent.first, earlier):
+        changes = {name: _change(name, before, recent) for name in recent.rewards()}
+        clear = {name: change for name, change in changes.items() if change is not None and change.is_clear}
+        risen = [name for name, change in clear.items() if change.size > threshold * abs(change.before)]
+        fallen = [name for name, change in clear.items() if -change.size > threshold * abs(change.before)]
+        if risen and fallen:
+            up, down = max(risen, key=lambda name: clear[name].size), min(fallen, key=lambda name: clear[name].size)
+            since = "the first steps" if before is recent.first else f"{len(recent.steps)} steps"
+            return Sign(
+                clear[down].after,
+                f"Since {since}, {label_of(up)} has risen from {clear[up].before:.2g} to {clear[up].after:.2g}, and {label_of(down)} has "
+                f"fallen from {clear[down].before:.2g} to {clear[down].after:.2g} (“Rewards per function”).",
+                about=(down,),
+                limit=clear[down].before * (1 - threshold),
+                metric=f"rewards/{down}/mean",
+            )
+    return None
+
+
+def _change(name: str, before: Sequence[Metrics], recent: Recent) -> Change | None:
+    metric = f"rewards/{name}/mean"
+    return Change.between(known(before, metric), recent.values(metric))
+
+
+def flat(recent: Recent, threshold: float) -> Sign | None:
+    rewards = recent.values("reward", LONG)
+    if len(rewards) < LONG:
+        return None
+    change = Change.between(rewards[: LONG // 2], rewards[LONG // 2 :])
+    if change is None or abs(change.size) > threshold * change.error:
+        return None
+    # Most groups have no signal: another rule's finding. It has converged: nothing is left to learn.
+    if (recent.mean("frac_reward_zero_std") or 0) > 0.5 or recent.has_converged:
+        return None
+    return Sign(
+        change.size,
+        f"“Reward” has not moved in {LONG} steps: {change.before:.3g} in the older half, {change.after:.3g} in the newer.",
+        limit=threshold * change.error,
+    )
+
+
+REWARD_RULES = (
+    Rule(
+        "never_scores", "A reward function never scores", "Rewards per function", "rewards/*/mean",
+        Threshold(0.0, f"a function gave exactly this to every completion of the last {WINDOW} to {LONG} steps", "SPEC: tags the model never writes"),
+        "Read some completions: the model may never write what the function looks for, or a column may be the wrong one.",
+        never_scores, "reward_functions",
+    ),
+    Rule(
+        "no_signal", "No groups with signal", "Groups without signal", "frac_reward_zero_std",
+        Threshold(0.95, f"the mean over {WINDOW} steps of the share of groups whose completions all got the same reward is at least this, "
+                  "and the reward has not risen to nearly the same for all",
+                  "ours: of 20 groups one teaches; trl#5640, verl#5228 on groups of no variance"),
+        "Take a larger group, a higher Temp, rewards with partial credit, or other prompts; or stop, if the reward is full.",
+        no_signal, "group_size",
+    ),
+    Rule(
+        "hacking", "One reward at the cost of another", "Rewards per function", "rewards/*/mean",
+        Threshold(0.2, f"a function's mean, or the held-out reward, has fallen by more than this part of what it was, while another "
+                  f"function, or the training reward, has risen; means of {WINDOW} steps that differ by four standard errors",
+                  "ours; that proxies rise while the goal falls: arXiv:2210.10760"),
+        "The run may have found a way to score that was not meant. Read some completions; lower the weight of the reward that rises.",
+         hacking, "reward_weights", needs=2 * WINDOW,
+    ),
+    Rule(
+        "flat", "Flat reward", "Reward", "reward",
+        Threshold(1.0, f"the mean rewards of the older and newer half of {LONG} steps differ by at most this many standard errors, and the "
+                  "reward has not risen before to nearly the same for all", "ours: one standard error, which chance exceeds in a third of the cases"),
+        "Score some completions by hand first: rewards may be too harsh or the prompts too hard. Then a higher learning rate.",
+         flat, "learning_rate", needs=LONG,
+    ),
+)  # fmt: skip

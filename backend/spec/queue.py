@@ -1,0 +1,258 @@
+"""The queue: runs that wait their turn, in the order of one small file, queue.json in the folder of runs.
+
+An entry is the name of a run folder that holds a config.yaml and no diary yet. A folder that was deleted, or whose training has begun,
+counts no more, so nothing has to be undone when a process dies between two steps. The file is changed under a lock and
+replaced by rename: a reader never sees half of it. The runner (`backend.run.queue_runner`) has a lock of its own, so that there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from backend.spec import file_lock, places
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+
+FILE, LOCK, RUNNER_LOCK, LOG = "queue.json", "queue.lock", "queue-runner.lock", "queue.log"
+"""Names in the folder of runs: the order, the lock on changing it, the lock of the runner, what a detached runner prints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What queue.json says. `waiting`: the folders in their order. `is_paused`: no other run is started; one that trains goes on.
+
+    `starting`: the run that the runner has started and that may have written nothing yet. It waits again if that runner dies.
+    """
+
+    waiting: tuple[RunFolder, ...] = ()
+    starting: RunFolder | None = None
+    is_paused: bool = False
+    pauses_after_failure: bool = False
+
+    def place_of(self, run: RunFolder) -> int | None:
+        """The place of a run, from 0; None for one that does not wait."""
+        return self.waiting.index(run) if run in self.waiting else None
+
+
+class QueueFile:
+    """The queue of one folder of runs. Every method that changes it raises Mistake for a file that cannot be read or written.
+
+    Attributes:
+        folder – the folder of runs.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or places.runs_folder()
+
+    @property
+    def path(self) -> Path:
+        return self.folder / FILE
+
+    @property
+    def log(self) -> Path:
+        return self.folder / LOG
+
+    def read(self) -> Queue:
+        """The queue now. Raises Mistake for a file that is broken; it is left as it is, and so are the runs."""
+        listed = self._read_listed()
+        starting = listed.starting if listed.starting is not None and self.has_runner() else None
+        waiting = (run for run in listed.waiting if run != starting and is_fresh(run) and not run.is_locked())
+        return replace(listed, waiting=tuple(waiting), starting=starting)
+
+    def holds(self, run: RunFolder) -> bool:
+        """Whether this run waits. A broken file holds nothing."""
+        try:
+            return run in self.read().waiting
+        except Mistake:
+            return False
+
+    # ── changes ─────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, run: RunFolder, *, first: bool = False) -> int:
+        """Let a run wait, at the end or `first`; returns its place, from 0."""
+        run = self._own(run)
+        if not run.config.is_file():
+            raise Mistake("queue", f"The folder {run.path} holds no config.yaml.")
+        if run.has_diary or run.is_locked():
+            raise Mistake("queue", f"The run {run.name} has begun already; only a run that has not can wait.")
+        with self._change() as change:
+            queue = change(lambda queue: replace(queue, waiting=_with(queue.waiting, run, 0 if first else None)))
+        return queue.waiting.index(run)
+
+    def remove(self, run: RunFolder) -> None:
+        """Take a run out of the queue; its folder stays."""
+        with self._change() as change:
+            entry = self._waiting(run)
+            change(lambda queue: replace(queue, waiting=_without(queue.waiting, entry)))
+
+    def move(self, run: RunFolder, place: int) -> None:
+        """Put a waiting run at a place, from 0; beyond the end is the end."""
+        with self._change() as change:
+            entry = self._waiting(run)
+            change(lambda queue: replace(queue, waiting=_with(queue.waiting, entry, max(0, place))))
+
+    def set_paused(self, paused: bool) -> None:
+        """Start no other run, or go on with starting them."""
+        with self._change() as change:
+            change(lambda queue: replace(queue, is_paused=paused))
+
+    def set_pauses_after_failure(self, pauses: bool) -> None:
+        """Whether a run that fails pauses the queue."""
+        with self._change() as change:
+            change(lambda queue: replace(queue, pauses_after_failure=pauses))
+
+    def rewrite_settings(self, run: RunFolder, text: str) -> None:
+        """Replace a waiting run's config.yaml; refused once the run is being started."""
+        with self._change():  # under the lock no runner starts it between the look and the rename
+            self._waiting(run)
+            _replace(run.config, text)
+
+    # ── the runner ──────────────────────────────────────────────────────────────────────────────
+
+    def has_runner(self) -> bool:
+        """Whether a process starts the waiting runs one after the other."""
+        return file_lock.is_held(self.folder / RUNNER_LOCK)
+
+    def hold_runner_lock(self) -> int:
+        """Be the runner until the returned handle is closed. Raises Mistake where another process is."""
+        with self._change() as change:
+            handle = file_lock.try_hold(self.folder / RUNNER_LOCK)
+            if handle is None:
+                raise Mistake("queue", "The queue is being run by another process already.")
+            change(lambda queue: replace(queue, starting=None))  # the runner that wrote it is dead
+        return handle
+
+    def start_next(self, otherwise: Callable[[Queue], None]) -> RunFolder | None:
+        """The run whose turn it is, which from now on waits no more. Where there is none, or the queue is paused, calls `otherwise`
+        under the lock on changes: a runner that gives its own lock up there leaves no run behind that was added a moment too late."""
+        with self._change() as change:
+            queue = self.read()
+            if queue.waiting and not queue.is_paused:
+                run = queue.waiting[0]
+                change(lambda queue: replace(queue, starting=run))
+                return run
+            otherwise(queue)
+            return None
+
+    def settle(self, run: RunFolder) -> None:
+        """The process that was started for this run has ended. If it wrote no diary the run is dropped, lest it be started for ever; if
+        another process holds the run, it stays until that one has begun or died."""
+        with self._change() as change:
+            waiting = self._read_listed().waiting
+            kept = waiting if run.is_locked() else _without(waiting, run)
+            change(lambda queue: replace(queue, waiting=tuple(filter(is_fresh, kept)), starting=None))
+
+    # ── the file ────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def _change(self) -> Generator[Callable[[Callable[[Queue], Queue]], Queue]]:
+        """Hold the lock; yields a function that replaces the queue by what it is given makes of it, and returns that."""
+        self._make_folder()
+        with file_lock.held(self.folder / LOCK):
+            yield self._rewrite
+
+    def _rewrite(self, change: Callable[[Queue], Queue]) -> Queue:
+        listed = self._read_listed()
+        # A run that is just being started stays: should its process die before the diary's first line, it waits again.
+        queue = change(replace(listed, waiting=tuple(filter(is_fresh, listed.waiting))))
+        content = {
+            "runs": [run.name for run in queue.waiting],
+            "starting": queue.starting.name if queue.starting is not None else None,
+            "paused": queue.is_paused,
+            "pause_after_failure": queue.pauses_after_failure,
+        }
+        _replace(self.path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+        return queue
+
+    def _read_listed(self) -> Queue:
+        """What the file lists, without a look at the folders."""
+        try:
+            raw = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return Queue()
+        except (OSError, ValueError, RecursionError) as error:
+            raise self._broken(str(error).splitlines()[0]) from None
+        content = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
+        names, starting = content.get("runs"), content.get("starting")
+        flags = [content.get(key, False) for key in ("paused", "pause_after_failure")]
+        if not isinstance(names, list) or not all(map(_is_name, cast("list[Any]", names))):
+            raise self._broken("runs is no list of names of folders")
+        if starting is not None and not _is_name(starting):
+            raise self._broken("starting is no name of a folder")
+        if not all(isinstance(flag, bool) for flag in flags):
+            raise self._broken("paused and pause_after_failure are true or false")
+        waiting = tuple(RunFolder(self.folder / name) for name in dict.fromkeys(cast("list[str]", names)))
+        return Queue(waiting, RunFolder(self.folder / starting) if starting is not None else None, *flags)
+
+    def _broken(self, why: str) -> Mistake:
+        return Mistake(
+            "queue",
+            f"The queue in {self.path} cannot be read ({why}). Mend or delete that file; the runs in it keep their folders.",
+        )
+
+    def _make_folder(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            writable = os.access(self.folder, os.W_OK)
+        except OSError:
+            writable = False
+        if not writable:
+            raise Mistake("queue", f"The queue cannot be written in {self.folder}.")
+
+    def _own(self, run: RunFolder) -> RunFolder:
+        """The same run as an entry of this queue. Raises Mistake for a folder elsewhere."""
+        if run.path.resolve().parent != self.folder.resolve():
+            raise Mistake("queue", f"{run.path} is not in the folder of runs, {self.folder}.")
+        return RunFolder(self.folder / run.name)
+
+    def _waiting(self, run: RunFolder) -> RunFolder:
+        """The run's entry. Raises Mistake for one that does not wait."""
+        entry = self._own(run)
+        if entry not in self.read().waiting:
+            raise Mistake("queue", f"The run {run.name} does not wait in the queue.")
+        return entry
+
+
+def is_fresh(run: RunFolder) -> bool:
+    """Whether a run has settings and has never begun."""
+    return run.config.is_file() and not run.has_diary
+
+
+def is_waiting(run: RunFolder) -> bool:
+    """Whether a run waits in the queue of the folder that it is in."""
+    return QueueFile(run.path.parent).holds(run)
+
+
+def _with(waiting: tuple[RunFolder, ...], run: RunFolder, place: int | None) -> tuple[RunFolder, ...]:
+    others = _without(waiting, run)
+    place = len(others) if place is None else place
+    return (*others[:place], run, *others[place:])
+
+
+def _without(waiting: tuple[RunFolder, ...], run: RunFolder) -> tuple[RunFolder, ...]:
+    return tuple(other for other in waiting if other != run)
+
+
+def _is_name(value: Any) -> bool:
+    """Whether a value names a folder directly inside another, and nothing outside of it."""
+    return isinstance(value, str) and value not in ("", ".", "..") and "/" not in value and "\0" not in value
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file by rename. Raises Mistake."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # before the rename: a power cut must not leave an empty queue
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise Mistake("queue", f"{path} cannot be written: {error.strerror}.") from None

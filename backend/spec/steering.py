@@ -1,0 +1,222 @@
+"""Changes of settings during a run: which settings may change, what a change must satisfy, and how changes are kept.
+
+A change holds from the beginning of a step on, and the step in flight ends with the settings it began with. `changes.json` in the run's
+folder lists every change with its step; config.yaml and this list together determine the run, so a resume from any checkpoint
+repeats it exactly (`backend.run.steering` applies them). A changed setting means from its step on what it would mean had the run
+begun with it: of a schedule only the part that is still to come is another one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from backend.spec.config import SETTINGS, Config, parse, problems
+from backend.spec.faults import Fault, Mistake
+from backend.spec.places import RunFolder
+from backend.spec.setting_aliases import translate
+
+VERSION = 1
+
+STEERABLE: tuple[str, ...] = (
+    "iters",
+    "learning_rate",
+    "lr_final",
+    "max_grad_norm",
+    "beta",
+    "epsilon",
+    "epsilon_high",
+    "delta",
+    "entropy_coef",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "reward_weights",
+    "reward_weights_final",
+    "scale_rewards",
+    "mask_truncated_completions",
+    "dynamic_sampling",
+    "save_every",
+    "steps_per_eval",
+    "stop_when",
+    "early_stopping_patience",
+    "early_stopping_min_delta",
+)
+"""Keys of the settings that may change during a run, in the order in which they are offered. The others decide the shape of the model,
+the rows, or how much memory a step takes: they are fixed once the model is loaded, and a clone of the run changes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Settings that hold from `step` on: key → (value before, value from then on)."""
+
+    step: int
+    settings: dict[str, tuple[Any, Any]]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "settings": {key: list(pair) for key, pair in self.settings.items()}}
+
+    @property
+    def sentence(self) -> str:
+        """“From step 13 on: Learning rate 1e-05 → 5e-06, KL weight 0.1 → 0.”"""
+        parts = [f"{SETTINGS[key].label} {_shown(old)} → {_shown(new)}" for key, (old, new) in self.settings.items()]
+        return f"From step {self.step:,} on: {', '.join(parts)}."
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_shown, cast("list[Any]", value))) + "]"
+    return "empty" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# ── what a change must satisfy ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def changed(config: Config, asked: Mapping[str, Any], done: int = 0) -> dict[str, tuple[Any, Any]]:
+    """What the raw settings `asked` change in `config`: key → (old, new), without those that keep their value.
+
+    `done`: steps that will have been done when the change begins to hold. A key with the value None goes back to its default. Raises
+    Mistake with every fault, in the words of the form.
+    """
+    values, faults = translate(asked)
+    faults = [*faults, *_fixed_setting_faults([*values, *asked])]
+    if faults:
+        raise Mistake(faults)
+    emptied = {key: SETTINGS[key].default for key, value in asked.items() if value is None and key in SETTINGS}
+    old = config.model_dump()
+    raw = old | emptied | values
+    if faults := problems(raw):
+        raise Mistake(faults)
+    new = parse(raw)
+    pairs = {key: (old[key], getattr(new, key)) for key in STEERABLE if getattr(new, key) != old[key]}
+    if faults := list(_faults_in_course(config, new, pairs, done)):
+        raise Mistake(faults)
+    return pairs
+
+
+def _fixed_setting_faults(keys: Sequence[str]) -> Iterator[Fault]:
+    for key in dict.fromkeys(keys):
+        if key in SETTINGS and key not in STEERABLE:
+            sentence = (
+                f"{SETTINGS[key].label} is fixed once a run has begun; clone the run to go on with another value."
+            )
+            yield Fault(key, sentence)
+        elif key not in SETTINGS and not translate({key: 1})[0].keys() & SETTINGS.keys():
+            yield from problems({key: 1, "model": "-", "data": "-"})
+
+
+def _faults_in_course(config: Config, new: Config, changes: Mapping[str, Any], done: int) -> Iterator[Fault]:
+    """Faults of changes that would be sound settings of a new run."""
+    if "iters" in changes and (config.epochs or config.stages):
+        what = "Epochs decides" if config.epochs else "The stages decide"
+        yield Fault("iters", f"{what} how long this run is, so Iterations cannot change it.")
+    elif "iters" in changes and new.iters < done:
+        yield Fault(
+            "iters", f"Iterations must be at least {done}, which are done when the change holds, not {new.iters}."
+        )
+    if "reward_weights" in changes and config.stages:
+        yield Fault("reward_weights", "The stages of this run have their own weights; clone the run to change them.")
+    if "steps_per_eval" in changes and not config.steps_per_eval:
+        yield Fault(
+            "steps_per_eval",
+            "This run began without evaluations and has read no held-out prompts; clone it to add them.",
+        )
+    if new.needs_reference and not config.needs_reference and config.train_type == "full":
+        yield Fault(
+            "beta",
+            "This run began with KL weight 0, so it keeps no reference model, and under full fine-tuning its weights are overwritten; "
+            "clone the run to add one.",
+        )
+
+
+# ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_changes(run: RunFolder) -> list[Change]:
+    """The changes of a run in the order of their steps; none where there is no file. Raises Mistake for a damaged file, without which
+    the run cannot be repeated."""
+    try:
+        text = run.changes.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise Mistake("run", f"{run.changes} cannot be read: {error.strerror}.") from None
+    try:
+        return [_change(entry) for entry in json.loads(text)["changes"]]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise Mistake("run", f"{run.changes} is damaged: it does not hold a list of changes.") from None
+
+
+def _change(entry: Any) -> Change:
+    pairs = {str(key): (old, new) for key, (old, new) in entry["settings"].items()}
+    return Change(int(entry["step"]), pairs)
+
+
+def write_changes(run: RunFolder, changes: Sequence[Change]) -> None:
+    """Replace the file of changes: it is on disk when this returns. Raises OSError."""
+    kept = {"v": VERSION, "changes": [change.to_dict() for change in changes]}
+    _write_synced(run.changes, json.dumps(kept, ensure_ascii=False, indent=1) + "\n")
+
+
+def config_at(config: Config, changes: Sequence[Change], step: int) -> Config:
+    """The settings of a step: those of config.yaml, `config`, with every change that holds by then. Raises Mistake where they do not
+    fit together, as after an edit of config.yaml."""
+    new = {key: pair[1] for change in changes if change.step <= step for key, pair in change.settings.items()}
+    return parse(config.model_dump() | new) if new else config
+
+
+# ── asking a running trainer ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def request_change(run: RunFolder, asked: Mapping[str, Any]) -> None:
+    """Ask the trainer of a run to change settings. The file is the request: the trainer takes it between two bursts of work, in a
+    pause too. A request that was not taken yet is added to. Raises Mistake where the folder cannot be written."""
+    try:
+        waiting = read_request(run.change_request)
+        _write_synced(run.change_request, json.dumps({"settings": waiting | dict(asked)}, ensure_ascii=False))
+    except OSError as error:
+        raise Mistake("run", f"{run.path} cannot be written: {error.strerror}.") from None
+
+
+def take_request(run: RunFolder) -> dict[str, Any]:
+    """The settings that were asked for, taken out of the folder; {} where there are none."""
+    taken = run.change_request.with_suffix(".taken")
+    try:
+        # A rename succeeds for one reader, and what the window writes meanwhile is a new file.
+        run.change_request.rename(taken)
+        asked = read_request(taken)
+        taken.unlink()
+    except OSError:
+        return {}
+    return asked
+
+
+def read_request(path: Path) -> dict[str, Any]:
+    """The settings in a file of a request; {} where there is no such file, or it holds something else."""
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+    return cast("dict[str, Any]", settings) if isinstance(settings, dict) else {}
+
+
+def _write_synced(path: Path, text: str) -> None:
+    """Replace a file by rename, its content on disk before the new name is."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

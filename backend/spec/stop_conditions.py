@@ -1,0 +1,86 @@
+"""Conditions that end a run: `stop_when: ["kl > 0.8", "reward >= 2.5"]`, and which metrics they may name.
+
+A condition compares the mean of the last `WINDOW` steps, so that a single noisy step ends nothing. A metric with `eval/` before it is
+that of the newest evaluation on held-out prompts, which is a mean already. The comparison with a run's metrics is
+`backend.run.planned_end`'s.
+"""
+
+from __future__ import annotations
+
+import difflib
+import operator
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from backend.spec.events import METRICS
+from backend.spec.rewards.catalog import metric_name
+
+WINDOW = 5
+"""Steps whose mean is compared."""
+EVALUATION = "eval/"
+"""Before the name of a metric of held-out prompts."""
+
+COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le,
+}  # fmt: skip
+_CONDITION = re.compile(r"^\s*([^\s<>=]+)\s*(>=|<=|>|<)\s*(\S+)\s*$")
+
+OCCASIONAL_METRICS = (
+    *("epoch", "time/save", "dynamic_sampling/prompts", "sampling/logp_gap/mean", "sampling/logp_gap/max"),
+    *("sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"),
+    *(f"sampling/importance_sampling_ratio/{kind}" for kind in ("min", "mean", "max")),
+)
+"""Metrics that not every step of every run has, beside `METRICS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopCondition:
+    """`metric` `sign` `limit`, such as kl > 0.8."""
+
+    metric: str
+    sign: str
+    limit: float
+
+    def is_met(self, value: float) -> bool:
+        """False for NaN, as every comparison with it."""
+        return COMPARISONS[self.sign](value, self.limit)
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.sign} {self.limit:g}"
+
+
+def parse_condition(text: str) -> StopCondition:
+    """Raises ValueError with a sentence for text that is no condition."""
+    match = _CONDITION.match(text)
+    try:
+        limit = float(match[3]) if match else float("nan")
+    except ValueError:
+        limit = float("nan")
+    if match is None or not abs(limit) < float("inf"):
+        raise ValueError(f"“{text}” is not a condition; write a metric, a sign and a number, such as kl > 0.8.")
+    return StopCondition(match[1], match[2], limit)
+
+
+def condition_fault(text: str, rewards: Sequence[str], may_log_metrics: bool) -> str:
+    """Why a condition cannot be used, or "". `rewards`: the run's reward functions as the settings name them.
+
+    `may_log_metrics`: reward functions of the user's own may log any metric, so that a name is only refused if it is nearly a known one.
+    """
+    try:
+        condition = parse_condition(text)
+    except ValueError as error:
+        return str(error)
+    known = known_metrics(rewards)
+    bare = condition.metric.removeprefix(EVALUATION)
+    near = difflib.get_close_matches(bare, known, n=1, cutoff=0.6)
+    if bare in known or (may_log_metrics and not near):
+        return ""
+    prefix = EVALUATION if condition.metric != bare else ""
+    return f"There is no metric {condition.metric}." + (f" Did you mean {prefix}{near[0]}?" if near else "")
+
+
+def known_metrics(rewards: Iterable[str]) -> list[str]:
+    """The metrics of a run with these reward functions, its own logged ones left out."""
+    of_rewards = [f"rewards/{metric_name(name)}/{kind}" for name in rewards for kind in ("mean", "std")]
+    return [*METRICS, *OCCASIONAL_METRICS, *of_rewards]

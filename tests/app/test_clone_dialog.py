@@ -1,0 +1,192 @@
+"""The dialog that makes a new run from a checkpoint: what it offers, what it refuses, and the command that it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtWidgets import QWidget
+from typer.testing import CliRunner
+
+from app import theme
+from app.model.session import Session
+from app.pages.runs_page import RunsPage
+from app.widgets.runs.clone_dialog import CloneDialog
+from backend.__main__ import app
+from backend.spec.places import RunFolder
+from tests.support import made_up_runs
+
+
+class FakeTask(QObject):
+    """A process that ends when the test says so."""
+
+    line = Signal(str)
+    done = Signal(object)
+
+    def __init__(self, command: list[str], parent: QWidget) -> None:
+        super().__init__(parent)
+        self.command, self.is_running = command, False
+
+    def start(self) -> None:
+        self.is_running = True
+
+    def cancel(self) -> None:
+        self.end(False, "Cancelled.")
+
+    def end(self, ok: bool, sentence: str, output: str = "") -> None:
+        self.is_running = False
+        self.done.emit(SimpleNamespace(ok=ok, sentence=sentence, output=output or sentence))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """A run with three checkpoints whose learning rate was changed before step 15."""
+    run = made_up_runs.make_run(tmp_path / "runs" / "sums", steps=30, learning_rate=3e-5)
+    for step, score in ((10, 0.5), (20, 2.0), (30, 1.0)):
+        folder = run.checkpoints / f"{step:06}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text(json.dumps({"step": step, "score": score}))
+        for name in ("adapters.safetensors", "optimizer.safetensors"):
+            (folder / name).write_bytes(b"0")
+    change = {"step": 15, "settings": {"learning_rate": [3e-5, 1e-5]}}
+    run.changes.write_text(json.dumps({"v": 1, "changes": [change]}))
+    return run
+
+
+@pytest.fixture
+def dialog(qtbot, qapp, run: RunFolder):
+    theme.apply(qapp, "light")
+    tasks: list[FakeTask] = []
+
+    def make_task(command: list[str], parent: QWidget) -> FakeTask:
+        tasks.append(FakeTask(command, parent))
+        return tasks[-1]
+
+    shown = CloneDialog(run, "Sums", make_task)
+    shown.tasks = tasks
+    shown.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)
+    qtbot.addWidget(shown)
+    shown.show()
+    yield shown
+
+
+def flags(command: list[str]) -> list[str]:
+    return command[command.index("clone") + 2 :]
+
+
+def test_every_checkpoint_is_offered_with_its_reward(dialog: CloneDialog) -> None:
+    texts = [dialog.step.itemText(i) for i in range(dialog.step.count())]
+    assert texts == ["Step 30, reward 1.00, the newest", "Step 20, reward 2.00, the best", "Step 10, reward 0.500"]
+    assert dialog.name.placeholderText() == "sums-from-30" and dialog.create_button.isEnabled()
+    assert dialog.differs.text().startswith("Nothing differs")
+
+
+def test_a_setting_is_compared_with_its_value_at_the_chosen_step(dialog: CloneDialog) -> None:
+    dialog.settings.add("learning_rate")
+    dialog.settings.fields["learning_rate"].control.setText("2e-5")
+    dialog.settings.fields["learning_rate"].emit_edited()
+    assert "Learning rate: 1e-05 → 2e-05" in dialog.differs.text(), "it was changed before step 30"
+    dialog.step.setCurrentIndex(2)
+    assert "Learning rate: 3e-05 → 2e-05" in dialog.differs.text()
+    dialog.settings.remove("learning_rate")
+    assert dialog.differs.text().startswith("Nothing differs") and flags(dialog.command()).count("--set") == 0
+
+
+def test_the_command_says_what_was_chosen(dialog: CloneDialog, run: RunFolder) -> None:
+    dialog.step.setCurrentIndex(1)
+    dialog.way.choose("cold")
+    dialog.name.setText("colder")
+    for key, text in (("temperature", "0.7"), ("epsilon_high", "0.28"), ("reward_weights", "1, 2, 1, 1, 1")):
+        dialog.settings.add(key)
+        dialog.settings.fields[key].control.setText(text)
+        dialog.settings.fields[key].emit_edited()
+    assert flags(dialog.command()) == [
+        *("--step", "20", "--cold", "--set", "temperature=0.7", "--set", "epsilon_high=0.28"),
+        *("--set", "reward_weights=[1.0, 2.0, 1.0, 1.0, 1.0]"),
+        *("--name", "colder", "--runs-dir", str(run.path.parent)),
+    ]
+
+
+def test_a_wrong_value_is_told_at_its_field_and_nothing_can_be_made(dialog: CloneDialog) -> None:
+    dialog.settings.add("temperature")
+    field = dialog.settings.fields["temperature"]
+    field.control.setText("-1")
+    field.emit_edited()
+    assert not dialog.create_button.isEnabled() and field._problem.text().startswith("Temp must be above 0")
+    field.control.setText("0.5")
+    field.emit_edited()
+    assert dialog.create_button.isEnabled()
+    dialog.name.setText("sums")
+    assert dialog.outcome.text() == "There is a run of this name already." and not dialog.create_button.isEnabled()
+
+
+def test_what_the_verb_refuses_is_told_where_it_belongs(dialog: CloneDialog) -> None:
+    dialog.settings.add("rank")
+    dialog.settings.fields["rank"].control.setText("16")
+    dialog.settings.fields["rank"].emit_edited()
+    dialog.create_button.click()
+    assert not dialog.create_button.isEnabled()
+    (task,) = dialog.tasks
+    task.end(False, "rank: Rank stays.", "rank: Rank stays.\nrun: Another reason.")
+    assert dialog.settings.fields["rank"]._problem.text() == "Rank stays."
+    assert dialog.outcome.text() == "Another reason." and dialog.isVisible() and dialog.create_button.isEnabled()
+
+
+def test_the_new_run_is_announced_and_the_dialog_closes(qtbot, dialog: CloneDialog, run: RunFolder) -> None:
+    dialog.at_once.setChecked(False)
+    dialog.create_button.click()
+    with qtbot.waitSignal(dialog.cloned) as signal:
+        dialog.tasks[0].end(True, str(run.path.parent / "sums-from-30"))
+    assert signal.args == [run.path.parent / "sums-from-30", False] and not dialog.isVisible()
+
+
+def test_closing_cancels_what_is_being_made(qtbot, dialog: CloneDialog) -> None:
+    dialog.create_button.click()
+    made = []
+    dialog.cloned.connect(lambda *_: made.append(True))
+    dialog.close()
+    assert not made and not dialog.tasks[0].is_running
+
+
+def test_a_run_without_checkpoints_says_so(qtbot, tmp_path: Path) -> None:
+    run = made_up_runs.make_run(tmp_path / "runs" / "bare", steps=3)
+    dialog = CloneDialog(run, "Bare", FakeTask)
+    qtbot.addWidget(dialog)
+    assert (
+        dialog.outcome.text() == "The run bare has no checkpoint to begin from."
+        and not dialog.create_button.isEnabled()
+    )
+
+
+def test_the_command_is_one_that_the_verb_understands(dialog: CloneDialog) -> None:
+    """The made-up checkpoint holds no arrays, so it is refused, but not for the options."""
+    dialog.settings.add("temperature")
+    dialog.settings.fields["temperature"].control.setText("0.7")
+    dialog.settings.fields["temperature"].emit_edited()
+    command = dialog.command()
+    result = CliRunner().invoke(app(), command[command.index("clone") :])
+    assert "No such option" not in result.output and "temperature" not in result.output
+
+
+def test_the_page_opens_the_clone_and_starts_it(
+    qtbot, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = RunsPage(Session())
+    qtbot.addWidget(page)
+    page.show()
+    qtbot.waitUntil(lambda: not page.runs.is_reading, timeout=5000)
+    started = []
+    monkeypatch.setattr("app.model.processes.resume_training", lambda folder: started.append(folder.path))
+    page.run_actions.do("clone")
+    dialog = page.findChild(CloneDialog)
+    assert dialog.windowTitle() == "New run from sums"
+    with qtbot.waitSignal(page.session.page_requested) as signal:
+        dialog.cloned.emit(run.path, True)
+    assert signal.args == ["monitor"] and started == [run.path] and page.session.run.folder == run
+    other = made_up_runs.make_run(tmp_path / "runs" / "other", steps=3)
+    dialog.cloned.emit(other.path, False)
+    assert started == [run.path] and page.session.run.folder == other, "shown, not started"
+    page.session.close_run()

@@ -1,0 +1,217 @@
+"""Comparing runs: their curves on the same charts, the settings that differ, the results, and what they write to the same prompt."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QWidget
+
+from app import theme
+from app.model import run_comparison
+from app.model.run_comparison import RunComparison
+from app.model.session import Session
+from app.pages.parts.compare_view import CompareView
+from app.pages.runs_page import RunsPage
+from app.widgets.basic.flow_layout import FlowLayout
+from app.widgets.compare.run_legend import letter_of
+from backend.spec.events import Diary
+from backend.spec.places import RunFolder
+from backend.spec.run_comparison import as_csv, as_markdown
+from backend.spec.run_record import read_record
+from tests.support import made_up_runs
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    for name, steps, rate in (("slow", 60, 1e-6), ("fast", 30, 1e-4), ("third", 12, 1e-5)):
+        made_up_runs.make_run(tmp_path / "runs" / name, steps=steps, learning_rate=rate)
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def view(qtbot, qapp, archive: Path):
+    theme.apply(qapp, "light")
+    shown = CompareView()
+    qtbot.addWidget(shown)
+    shown.resize(1100, 760)
+    shown.show()
+    compare(qtbot, shown, archive, "slow", "fast")
+    yield shown
+    shown.close_runs()
+
+
+def compare(qtbot, view: CompareView, archive: Path, *names: str) -> None:
+    view.compare([read_record(RunFolder(archive / name)) for name in names])
+    qtbot.waitUntil(lambda: view.comparison is not None and not view.comparison.is_reading, timeout=5000)
+    view.refresh()
+    assert view.grid is not None
+    qtbot.waitUntil(lambda: not view.grid._turns.isActive(), timeout=5000)
+
+
+def plot(view: CompareView, title: str):
+    return next(plot for plot in view.grid.plots if plot.title == title)
+
+
+def test_each_run_has_a_curve_of_its_own_colour_in_every_chart(view: CompareView) -> None:
+    reward = plot(view, "Reward")
+    assert [(trace.label, trace.colour, len(trace.x)) for trace in reward.traces] == [
+        ("A", "reward:0", 60),
+        ("B", "reward:1", 30),
+    ]
+    assert [trace.pen.color() for trace in reward.traces] == [theme.reward_colour(0), theme.reward_colour(1)]
+    titles = [plot.title for plot in view.grid.plots]
+    assert titles[:2] == ["Reward", "Held-out reward: Reward"] and "Rewards per function: Accuracy" in titles
+    assert len(titles) == len(set(titles))
+
+
+def test_a_click_in_the_legend_hides_a_run_everywhere(qtbot, view: CompareView) -> None:
+    chip = view.legend.chips[0]
+    assert chip.text() == "A  slow"
+    qtbot.keyClick(chip, Qt.Key.Key_Space)
+    qtbot.waitUntil(lambda: [trace.label for trace in plot(view, "Reward").traces] == ["B"], timeout=2000)
+    view.refresh()
+    assert not view.legend.chips[0].isChecked(), "a refresh brings it not back"
+    view.legend.chips[0].click()
+    qtbot.waitUntil(lambda: len(plot(view, "Reward").traces) == 2, timeout=2000)
+
+
+def test_the_axis_can_be_tokens_or_time(qtbot, view: CompareView, archive: Path) -> None:
+    slow = view.comparison.runs[0]
+    reward = view.comparison.metrics()[0]
+    tokens, values = view.comparison.curve(slow, reward, "tokens")
+    assert tokens[-1] == 60 * 3100 and values[-1] == slow.series("reward")[1][-1]
+    assert np.isnan(values[0]) and set(values[np.isfinite(values)]) == set(slow.series("reward")[1]), (
+        "nothing is made up"
+    )
+    fast = view.comparison.curve(view.comparison.runs[1], reward, "tokens")
+    assert np.array_equal(fast[0], tokens) and np.isnan(fast[1][-1]), (
+        "one grid for all, and no curve goes on after its run"
+    )
+    seconds, _ = view.comparison.curve(slow, reward, "time")
+    assert seconds[-1] == pytest.approx(np.sum(slow.series("time/step")[1]), abs=1)
+    view.axis.choose("tokens")
+    qtbot.waitUntil(lambda: plot(view, "Reward").traces[0].x[-1] == 60 * 3100, timeout=2000)
+
+
+def test_the_tables_show_what_differs_and_what_was_reached(view: CompareView) -> None:
+    settings, results = view.tables()
+    assert settings == [["Setting", "A  slow", "B  fast"], ["Learning rate", "1e-06", "0.0001"]]
+    assert [row[:3] for row in results] == [
+        ["Run", "State", "Steps"],
+        ["A  slow", "finished", "60"],
+        ["B  fast", "finished", "30"],
+    ]
+    held_out = results[0].index("Held-out, best")
+    assert [row[held_out] for row in results[1:]] == ["3.1", "1.9"] and [row[held_out + 1] for row in results[1:]] == [
+        "60",
+        "20",
+    ]
+    assert view.results.table[1][1] == "Finished"
+
+
+def test_equal_settings_are_said_to_be_equal(qtbot, view: CompareView, archive: Path) -> None:
+    made_up_runs.make_run(archive / "twin", steps=3, learning_rate=1e-6, seed=0)
+    compare(qtbot, view, archive, "slow", "twin")
+    view.part.choose("settings")
+    assert view.same.isVisible()
+
+
+def test_both_tables_are_copied_and_saved(view: CompareView, tmp_path: Path) -> None:
+    view.export.menu(view).actions()[0].trigger()
+    text = QGuiApplication.clipboard().text()
+    assert "| Learning rate | 1e-06 | 0.0001 |" in text and "| A  slow | finished | 60 |" in text
+    view.export.save(tmp_path / "tables.csv", as_csv)
+    assert "Learning rate,1e-06,0.0001" in (tmp_path / "tables.csv").read_text()
+    assert as_markdown(view.tables()[0]) in text
+
+
+def test_a_live_run_is_followed(qtbot, view: CompareView, archive: Path) -> None:
+    diary = Diary(archive / "fast" / "events.jsonl")
+    for step in range(31, 36):
+        diary.write("step", step=step, metrics=made_up_runs.metrics(step, 60, random.Random(step)))
+    diary.close()
+    qtbot.waitUntil(lambda: len(plot(view, "Reward").traces[1].x) == 35, timeout=5000)
+
+
+def test_the_same_prompt_of_two_runs_side_by_side(qtbot, view: CompareView, archive: Path) -> None:
+    view.part.choose("completions")
+    panel = view.prompts
+    # Both runs were made with the same random numbers: at the newest step that both have, 30, they share every prompt.
+    qtbot.waitUntil(lambda: panel.prompt.count() == 4, timeout=2000)
+    assert panel.where.text() == "step 30" and panel.sides.isVisible()
+    shared = panel._prompts[0]
+    best = max(one["reward"] for one in shared.groups[0]["completions"])
+    assert shared.best()[0]["reward"] == best
+    rows = [json.loads(line) for line in (archive / "fast" / "completions.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["prompt"] = f"Other: {row['prompt']}"
+    (archive / "third" / "completions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    compare(qtbot, view, archive, "slow", "third")
+    qtbot.waitUntil(lambda: panel.nothing.isVisible(), timeout=2000)
+
+
+def test_an_older_step_is_searched_for_a_prompt_that_both_were_asked(qtbot, archive: Path) -> None:
+    rows = [json.loads(line) for line in (archive / "fast" / "completions.jsonl").read_text().splitlines()]
+    for row in rows:
+        if row["step"] > 27:
+            row["prompt"] = "Another"
+    (archive / "fast" / "completions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    comparison = RunComparison([archive / "slow", archive / "fast"])
+    qtbot.waitUntil(lambda: len(comparison.runs) == 2 and not comparison.is_reading, timeout=5000)
+    qtbot.waitUntil(lambda: len(comparison.runs[1].completion_steps()) == 30, timeout=5000)
+    assert {shared.step for shared in comparison.shared_prompts(*comparison.runs)} == {27}
+    comparison.close()
+
+
+def test_runs_are_opened_one_after_the_other(qtbot, archive: Path) -> None:
+    comparison = RunComparison([archive / "slow", archive / "fast", archive / "third"])
+    assert len(comparison.runs) == 1 and comparison.is_reading
+    seen = []
+    comparison.changed.connect(lambda: seen.append([run.has_caught_up for run in comparison.runs]))
+    qtbot.waitUntil(lambda: not comparison.is_reading, timeout=5000)
+    assert len(comparison.runs) == 3 and all(all(caught_up[:-1]) for caught_up in seen)
+    comparison.close()
+
+
+def test_the_page_shows_the_comparison_until_escape(qtbot, qapp, archive: Path) -> None:
+    page = RunsPage(Session())
+    qtbot.addWidget(page)
+    page.show()
+    qtbot.waitUntil(lambda: not page.runs.is_reading, timeout=5000)
+    page.table.choose(archive / "slow", archive / "fast")
+    page.open()
+    assert page.compare_view.isVisible() and page.compare_view.title.text() == "Compare 2 runs"
+    page.refresh()
+    assert page.compare_view.isVisible(), "reading the folder does not leave it"
+    qtbot.keyClick(page.compare_view.back, Qt.Key.Key_Escape)
+    assert page.table.isVisible() and page.compare_view.comparison is None
+    assert len(page.table.selected_runs()) == 2
+
+
+def test_letters_go_on_after_z() -> None:
+    assert [letter_of(i) for i in (0, 25, 26, 27, 701, 702)] == ["A", "Z", "AA", "AB", "ZZ", "AAA"]
+
+
+def test_a_flow_layout_goes_on_in_a_new_line(qtbot) -> None:
+    box = QWidget()
+    qtbot.addWidget(box)
+    layout = FlowLayout(box, spacing=10)
+    for _ in range(3):
+        child = QWidget()
+        child.setFixedSize(100, 20)
+        layout.addWidget(child)
+    assert (layout.heightForWidth(320), layout.heightForWidth(319), layout.heightForWidth(50)) == (20, 50, 80)
+
+
+def test_resampling_keeps_to_the_values_that_were_there() -> None:
+    x, y = np.array([2.0, 5.0]), np.array([1.0, 3.0])
+    assert run_comparison.resampled(x, y, np.arange(8.0))[1].tolist() == pytest.approx(
+        [np.nan, np.nan, 1, 1, 1, 3, np.nan, np.nan], nan_ok=True
+    )
+    assert np.isnan(run_comparison.resampled(x[:0], y[:0], np.arange(3.0))[1]).all()

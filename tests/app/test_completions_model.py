@@ -1,0 +1,301 @@
+"""What the Completions page finds in a file of any size: filters, full-text search, differences, folding, exports."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.model.completions import text_search
+from app.model.completions.export import CompletionExport
+from app.model.completions.facts import CompletionFacts
+from app.model.completions.filters import FILTERS, Query, select, sort, why_empty
+from app.model.completions.folding import fold
+from app.model.completions.run_completions import RunCompletions
+from app.model.completions.step_index import TAIL, CompletionIndex
+from app.model.completions.text_search import TextSearch
+from app.model.completions.word_diff import diff
+from backend.spec.completion_rows import without_token_data
+from backend.spec.events import JsonLines
+from backend.spec.faults import Mistake
+
+
+def completion(text: str, reward: float | None = 0.0, stop: str = "eos", **rewards: float | None) -> dict[str, Any]:
+    return {"text": text, "tokens": len(text), "stop": stop, "rewards": rewards, "reward": reward, "advantage": reward}
+
+
+def row(step: int, *completions: dict[str, Any], prompt: str = "What is it?") -> dict[str, Any]:
+    return {"step": step, "prompt": prompt, "answer": "4", "type": None, "completions": list(completions)}
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]], *, ascii_only: bool = False) -> Path:
+    if ascii_only:
+        path.write_text("".join(json.dumps(item) + "\n" for item in rows))
+        return path
+    lines = JsonLines(path)
+    for item in rows:
+        lines.append(item)
+    lines.close()
+    return path
+
+
+def facts_of(rows: Sequence[dict[str, Any]]) -> CompletionFacts:
+    facts = CompletionFacts()
+    for number, item in enumerate(rows):
+        facts.append(item, number)
+    return facts
+
+
+# ── facts and filters ────────────────────────────────────────────────────────────────────────────────────────────────
+
+ROWS = [
+    row(1, completion("a", 1.0, r1_accuracy_reward_func=2.0, r1_count_xml=0.5), completion("b", 0.0, "length", r1_accuracy_reward_func=0.0, r1_count_xml=0.4),
+        completion("b", 0.0, r1_accuracy_reward_func=0.0, r1_count_xml=0.1)),
+    row(2, completion("c", 0.5, r1_accuracy_reward_func=0.0), completion("d", 0.5), completion("e", None), prompt="Another"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        (Query(), [0, 1, 2, 3, 4, 5]),
+        (Query("best"), [0]),  # the second group's rewards are equal, so none of it is best or worst
+        (Query("worst"), [1, 2]),
+        (Query("cut_off"), [1]),
+        (Query("identical"), [1, 2]),
+        (Query("well_formed_wrong"), [1]),  # 2 is wrong too, but has a fifth of the format score; 3 has none
+        (Query("score", "reward", is_above=True, limit=0.4), [0, 3, 4]),
+        (Query("score", "score:r1_count_xml", is_above=False, limit=0.4001), [1, 2]),
+        (Query("score", "score:unknown", is_above=False, limit=9.0), []),
+        (Query(prompt=hash("Another")), [3, 4, 5]),
+    ],
+)
+def test_a_filter_leaves_what_it_says(query: Query, expected: list[int]) -> None:
+    assert select(facts_of(ROWS), query).tolist() == expected
+
+
+def test_rows_of_any_shape_have_facts() -> None:
+    facts = facts_of(
+        [{"step": "x"}, {"step": 1, "completions": [{"text": None, "rewards": "odd", "tokens": [1, 2]}, "odd", {}]}]
+    )
+    assert len(facts) == 2 and facts.rows == 2
+    assert math.isnan(facts.column("reward")[0]) and facts.column("tokens")[0] == 2
+    assert all(select(facts, Query(name)).size == 0 for name in FILTERS if name != "all")
+
+
+def test_sorting_puts_missing_values_last_and_keeps_ties_in_order() -> None:
+    facts = facts_of(ROWS)
+    every = np.arange(6)
+    assert sort(facts, every, "reward", descending=True).tolist() == [0, 3, 4, 1, 2, 5]
+    assert sort(facts, every, "reward", descending=False).tolist() == [1, 2, 3, 4, 0, 5]
+    assert sort(facts, every, "step", descending=True).tolist() == [3, 4, 5, 0, 1, 2]
+
+
+def test_a_filter_that_can_find_nothing_says_why() -> None:
+    wrong = Query("well_formed_wrong")
+    assert "right answer" in why_empty(wrong, ["length_target"])
+    assert "form" in why_empty(wrong, ["my_accuracy"])
+    assert not why_empty(wrong, ["my_accuracy", "tag_format"]) and not why_empty(Query("best"), [])
+
+
+# ── search ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def found(path: Path, text: str) -> list[tuple[int, int]]:
+    """(step, place) of every match."""
+    search = TextSearch(path, text)
+    while search.advance(0.01):
+        pass
+    steps, places = search.facts.per_completion("step"), search.facts.column("place")
+    return [(int(steps[number]), int(places[number])) for number in search.matches]
+
+
+@pytest.mark.parametrize("ascii_only", [False, True])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("NEEDLE", [(2, 1)]),
+        ('say "yes"', [(3, 0)]),
+        ("one\ntwo", [(3, 1)]),
+        ("back\\slash", [(4, 0)]),
+        ("CAFÉ", [(4, 1)]),
+        ("café", [(4, 1)]),
+        ("пРивет", [(5, 0)]),
+        ("日本", [(5, 1)]),
+        ("<answer>7</answer>", [(6, 0)]),
+        ("Wholly", [(7, 0), (7, 1)]),  # in the prompt
+        ("reward", []),  # a key of every line
+        ("`answer`", []),  # equal to other signs but for one bit
+        ("nowhere", []),
+    ],
+)
+def test_text_is_found_whatever_its_case_and_however_json_spells_it(
+    tmp_path: Path, text: str, expected: list[tuple[int, int]], ascii_only: bool
+) -> None:
+    texts = [("x", "y"), ("a", "A Needle here"), ('She will say "Yes".', "one\ntwo"), ("a back\\slash", "un Café noir"),
+             ("Привет, мир", "日本語"), ("<answer>7</answer>", "@answer@"), ("a", "b")]  # fmt: skip
+    rows = [row(step, *(completion(one) for one in pair)) for step, pair in enumerate(texts, 1)]
+    rows[6]["prompt"] = "A wholly other prompt"
+    assert found(write(tmp_path / "completions.jsonl", rows, ascii_only=ascii_only), text) == expected
+
+
+def test_a_search_over_many_slices_loses_nothing_at_their_edges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_search, "SLICE", 1000)
+    rows = [row(step, completion(f"number {step};" + "x" * (step * 7 % 1500))) for step in range(1, 200)]
+    path = write(tmp_path / "completions.jsonl", rows)
+    assert [found(path, f"number {step};") for step in (1, 99, 198, 199)] == [
+        [(1, 0)],
+        [(99, 0)],
+        [(198, 0)],
+        [(199, 0)],
+    ]
+    assert len(found(path, "NUMBER")) == 199
+
+
+def test_a_search_goes_on_with_what_was_written_since_and_sees_a_file_cut_back(tmp_path: Path) -> None:
+    path = write(tmp_path / "completions.jsonl", [row(1, completion("needle"))])
+    search = TextSearch(path, "needle")
+    assert not search.advance(1.0) and search.matches == [0] and search.share == 1.0
+    write(path, [row(2, completion("no")), row(3, completion("a needle"))])
+    assert not search.advance(1.0) and search.matches == [0, 1]
+    path.write_bytes(b"")
+    search.advance(1.0)
+    assert search.is_void
+
+
+def test_a_search_ends_with_hits_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_search, "MOST_HITS", 10)
+    path = write(tmp_path / "completions.jsonl", [row(step, completion("x"), completion("x")) for step in range(50)])
+    search = TextSearch(path, "x")
+    assert not search.advance(1.0) and len(search.matches) == 10 and search.is_cut_short
+
+
+# ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_newest_step_of_a_long_file_is_known_at_once(tmp_path: Path) -> None:
+    text = "x" * 100_000
+    rows = [row(step, completion(text), completion(f"{step} {number}")) for step in range(1, 61) for number in range(3)]
+    path = write(tmp_path / "completions.jsonl", rows)
+    assert path.stat().st_size > TAIL + (4 << 20)
+    index = CompletionIndex(path)
+    assert index.advance(), "there is more to read"
+    assert index.steps()[-1] == 60 and len(index.steps()) < 10
+    assert [item["completions"][1]["text"] for item in index.rows()] == ["60 0", "60 1", "60 2"]
+    while index.advance():
+        pass
+    assert index.steps() == list(range(1, 61)) and len(index.rows(60)) == 3
+    for offset, item in index.placed_rows(30):
+        with path.open("rb") as file:
+            file.seek(offset)
+            assert json.loads(file.readline()) == item
+
+
+def test_facts_of_a_file_cut_back_start_over(qtbot, tmp_path: Path) -> None:
+    path = write(tmp_path / "completions.jsonl", [row(step, completion("x"), completion("y")) for step in range(1, 5)])
+    completions = RunCompletions(path)
+    voided = []
+    completions.voided.connect(lambda: voided.append(len(completions.facts)))
+    completions.follow(True)
+    qtbot.waitUntil(lambda: len(completions.facts) == 8 and completions.is_complete)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+    qtbot.waitUntil(lambda: voided == [0] and len(completions.facts) == 4)
+    completions.follow(False)
+
+
+TRICKY = ['], "logp": [', ', "token_data": {"text": [', '"', "}", "\\", '\\"], "logp": [1']
+
+
+def test_token_data_is_cut_out_of_a_line_whatever_the_texts_hold(tmp_path: Path) -> None:
+    data = {"text": TRICKY, "logp": [-1.5, None, 0.0, 1e-9, -2.0, 3.0], "mask": [1, 1, 0, 1, 1, 1], "ratio": [1.0] * 6}
+    plain = [completion("".join(TRICKY)) | {"logged": {"a": "}"}}, completion("b")]
+    recorded = [one | {"token_data": data | {"text": texts}} for one, texts in zip(plain, (TRICKY, []), strict=True)]
+    line = write(tmp_path / "a.jsonl", [row(1, *recorded)]).read_bytes()
+    assert json.loads(without_token_data(line)) == row(1, *plain)
+    without = write(tmp_path / "b.jsonl", [row(1, *plain)]).read_bytes()
+    assert without_token_data(without) is without
+
+
+def test_tokens_are_read_of_one_completion(qtbot, tmp_path: Path) -> None:
+    data = {"text": ["a"], "logp": [-1.0]}
+    path = write(tmp_path / "a.jsonl", [row(1, completion("a"), completion("a") | {"token_data": data})])
+    completions = RunCompletions(path)
+    assert completions.token_data(0, 1) == data
+    assert completions.token_data(0, 0) is None and completions.token_data(0, 5) is None
+
+
+# ── texts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parts"),
+    [
+        ("2 + 2 = 4", "2 + 2 = 5", [("same", "2 + 2 = "), ("removed", "4"), ("added", "5")]),
+        ("so it is", "so that is", [("same", "so "), ("removed", "it"), ("added", "that"), ("same", " is")]),
+        ("same", "same", [("same", "same")]),
+        ("", "new", [("added", "new")]),
+        ("<a>1</a>", "<a></a>", [("same", "<a>"), ("removed", "1"), ("same", "</a>")]),
+    ],
+)
+def test_a_difference_is_in_words_and_signs(old: str, new: str, parts: list[tuple[str, str]]) -> None:
+    assert diff(old, new) == parts
+
+
+def test_long_texts_are_compared_by_lines() -> None:
+    lines = [f"line {number} of many words\n" for number in range(2000)]
+    changed = [*lines[:1000], "another\n", *lines[1001:]]
+    assert [kind for kind, _ in diff("".join(lines), "".join(changed))] == ["same", "removed", "added", "same"]
+
+
+def test_folding_counts_the_words_between_tags() -> None:
+    text = "<think>one two\nthree</think><answer>4</answer>"
+    assert fold(text, ["think"]) == "<think> … 3 words … </think><answer>4</answer>"
+    assert fold(text, ["answer"]).endswith("<answer> … 1 word … </answer>")
+    assert fold("<think>cut off here", ["think"]) == "<think> … 3 words … "
+    assert fold(text, []) == text
+
+
+# ── export ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def exported(source: Path, target: Path, places: list[tuple[int, int]]) -> str:
+    export = CompletionExport(source, places, target)
+    while export.advance(0.0):  # no time at all: one completion a call
+        assert not target.exists(), "never half a file"
+    return target.read_text()
+
+
+def test_an_export_has_what_was_chosen_in_its_order(tmp_path: Path) -> None:
+    source = write(
+        tmp_path / "completions.jsonl",
+        [row(1, completion("a", accuracy=2.0), completion("``` b", 1.5)), row(2, completion("é"))],
+    )
+    second = len(source.read_bytes().splitlines(keepends=True)[0])
+    places = [(second, 0), (0, 1)]
+    lines = [json.loads(line) for line in exported(source, tmp_path / "out.jsonl", places).splitlines()]
+    assert [(line["step"], line["text"], line["prompt"]) for line in lines] == [
+        (2, "é", "What is it?"),
+        (1, "``` b", "What is it?"),
+    ]
+    page = exported(source, tmp_path / "out.md", places)
+    assert "## Step 2" in page and "````\n``` b\n````" in page and "reward 1.5" in page
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["completions.jsonl", "out.jsonl", "out.md"]
+
+
+def test_an_export_that_is_cancelled_or_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    source = write(tmp_path / "completions.jsonl", [row(1, completion("a"), completion("b"))])
+    export = CompletionExport(source, [(0, 0), (0, 1)], tmp_path / "out.jsonl")
+    assert export.advance(0.0) and export.written == 1
+    export.cancel()
+    assert [path.name for path in tmp_path.iterdir()] == ["completions.jsonl"]
+    with pytest.raises(Mistake, match="must end in"):
+        CompletionExport(source, [], tmp_path / "out.txt")
+    with pytest.raises(Mistake, match="cannot be opened"):
+        CompletionExport(source, [], tmp_path / "no" / "out.md")

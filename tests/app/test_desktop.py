@@ -1,0 +1,231 @@
+"""What the desktop hears of a run: notifications on a real D-Bus, a click on one, the icon's progress; and what is news at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QApplication
+
+from app.__main__ import connect_desktop
+from app.desktop.launcher_icon import LauncherIcon
+from app.desktop.notifications import Notifier
+from app.model.prefs import Prefs
+from app.model.run import Run
+from app.model.run_notices import RunNotices
+from app.model.session import Session
+from app.widgets.frame.preferences_dialog import PreferencesDialog
+from app.window import Window
+from backend.spec import places
+from backend.spec.events import Diary
+from backend.spec.places import RunFolder, hold_lock
+from tests.support import made_up_runs
+
+WAIT_MS = 5000
+needs_bus = pytest.mark.skipif(
+    not sys.platform.startswith("linux") or shutil.which("dbus-daemon") is None, reason="needs a D-Bus daemon"
+)
+
+SERVER = """
+from jeepney import DBusAddress, HeaderFields, MatchRule, message_bus, new_method_return, new_signal
+from jeepney.io.blocking import open_dbus_connection
+name, path = "org.freedesktop.Notifications", "/org/freedesktop/Notifications"
+bus = open_dbus_connection("SESSION")
+bus.send_and_get_reply(message_bus.RequestName(name))
+bus.send_and_get_reply(message_bus.AddMatch(MatchRule(type="signal", interface="com.canonical.Unity.LauncherEntry")))
+print("ready", flush=True)
+while True:
+    message = bus.receive()
+    member = message.header.fields.get(HeaderFields.member)
+    if member == "Notify":
+        print("Notify", message.header.fields[HeaderFields.signature], message.body[3], "|", message.body[4], flush=True)
+        bus.send(new_method_return(message, "u", (7,)))
+        for number in (8, 7):  # 8 is another program's
+            bus.send(new_signal(DBusAddress(path, interface=name), "ActionInvoked", "us", (number, "default")))
+    elif member == "Update":
+        print("Update", message.body[1]["progress"][1], message.body[1]["progress-visible"][1], flush=True)
+"""
+"""A desktop: it prints what it is asked to show, and clicks on every notification."""
+
+
+@pytest.fixture
+def desktop(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
+    """A private bus with a desktop on it; its prints are on `stdout`."""
+    daemon = subprocess.Popen(
+        ["dbus-daemon", "--session", "--nofork", "--print-address=1"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )  # fmt: skip
+    assert daemon.stdout is not None
+    monkeypatch.setenv("DBUS_SESSION_BUS_ADDRESS", daemon.stdout.readline().strip())
+    server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None and server.stdout.readline() == "ready\n"
+    yield server
+    for process in (server, daemon):
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def printed(desktop: subprocess.Popen[str]) -> str:
+    assert desktop.stdout is not None
+    return desktop.stdout.readline().strip()
+
+
+@needs_bus
+def test_notifications_and_progress_reach_a_linux_desktop(desktop, qapp: QApplication, qtbot) -> None:
+    from app.desktop.session_bus import SessionBus
+
+    qapp.setDesktopFileName("grpo-studio")
+    bus = SessionBus()
+    notifier, icon, clicks = Notifier(bus), LauncherIcon(bus), []
+    notifier.clicked.connect(lambda: clicks.append(1))
+    assert notifier.show("sums finished", "Reward 1 < 2 & rising.")
+    assert printed(desktop) == "Notify susssasa{sv}i sums finished | Reward 1 &lt; 2 &amp; rising."
+    qtbot.waitUntil(lambda: bool(clicks), timeout=WAIT_MS)
+    icon.show_percent(43)
+    icon.show_percent(43)
+    icon.show_percent(None)
+    assert [printed(desktop), printed(desktop)] == ["Update 0.43 True", "Update 0.0 False"]
+    assert clicks == [1], "the click on another program's notification is not ours"
+    bus.close()
+
+
+@needs_bus
+def test_a_desktop_that_goes_away_is_no_error(desktop, qapp: QApplication, qtbot) -> None:
+    from app.desktop.session_bus import SessionBus
+
+    bus = SessionBus()
+    notifier = Notifier(bus)
+    assert notifier.show("one", "")
+    subprocess.run(["kill", "-9", str(desktop.pid)], check=True)
+    bus.close()
+    os.environ["DBUS_SESSION_BUS_ADDRESS"] = "unix:path=/nowhere"
+    assert not SessionBus().listen("a.b", "/c")
+    assert not Notifier(SessionBus()).show("two", "")
+
+
+class Heard:
+    """What a window tells its desktop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.notices: list[tuple[str, str]] = []
+        self.percents: list[int | None] = []
+        monkeypatch.setattr(
+            Notifier, "show", lambda _self, title, sentence: bool(self.notices.append((title, sentence)))
+        )
+        monkeypatch.setattr(LauncherIcon, "show_percent", lambda _self, percent: self.percents.append(percent))
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
+    return Heard(monkeypatch)
+
+
+@pytest.fixture
+def window(tmp_path: Path, qapp: QApplication, qtbot, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> Window:
+    """A window with a desktop, behind the windows of other programs."""
+    window = Window(Session(Prefs(tmp_path / "prefs")))
+    qtbot.addWidget(window, before_close_func=lambda window: window.session.close_run())
+    monkeypatch.setattr(window, "is_in_front", lambda: False)
+    connect_desktop(qapp, window)
+    return window
+
+
+def live_run(window: Window, qtbot) -> tuple[Run, RunFolder, int]:
+    folder = made_up_runs.make_run(places.runs_folder() / "sums", steps=30, ending=None, now=True)
+    handle = hold_lock(folder)
+    window.session.open_run(folder.path)
+    run = window.session.run
+    assert run is not None
+    qtbot.waitUntil(lambda: run.state == "running" and run.step == 30, timeout=WAIT_MS)
+    return run, folder, handle
+
+
+def write(folder: RunFolder, kind: str, **fields) -> None:
+    diary = Diary(folder.events)
+    diary.write(kind, **fields)
+    diary.close()
+
+
+def test_an_end_and_trouble_are_told_once(window: Window, heard: Heard, qtbot) -> None:
+    _, folder, handle = live_run(window, qtbot)
+    assert heard.percents[-1] == 50 and window.windowTitle().startswith("50 % – sums – ")
+    finding = {"code": "identical", "level": "warning", "sentence": "All completions are the same.", "advice": ""}
+    for _ in range(2):
+        write(folder, "health", **finding, step=30)
+    write(folder, "health", code="fine", level="info", sentence="Nothing to do.", advice="", step=30)
+    qtbot.waitUntil(lambda: bool(heard.notices), timeout=WAIT_MS)
+    write(folder, "finished", step=60, sentence="Finished after 60 steps.")
+    os.close(handle)
+    qtbot.waitUntil(lambda: len(heard.notices) == 2, timeout=WAIT_MS)
+    assert heard.notices[0] == ("sums", "All completions are the same.")
+    assert heard.notices[1][0] == "sums finished" and heard.notices[1][1].startswith("30 steps. Reward ")
+    assert heard.percents[-1] is None and "%" not in window.windowTitle()
+
+
+def test_a_crash_is_told(window: Window, heard: Heard, qtbot) -> None:
+    _, _, handle = live_run(window, qtbot)
+    os.close(handle)
+    qtbot.waitUntil(lambda: bool(heard.notices), timeout=WAIT_MS)
+    ((title, sentence),) = heard.notices
+    assert title == "sums crashed" and "after step 30" in sentence
+
+
+def test_what_was_so_before_is_no_news(window: Window, heard: Heard, qtbot) -> None:
+    folder = made_up_runs.make_run(places.runs_folder() / "old", steps=3, ending="failed")
+    write(folder, "health", code="identical", level="warning", sentence="All the same.", advice="", step=3)
+    window.session.open_run(folder.path)
+    run = window.session.run
+    assert run is not None
+    qtbot.waitUntil(lambda: not run.is_live, timeout=WAIT_MS)
+    qtbot.wait(50)
+    assert heard.notices == []
+
+
+@pytest.mark.parametrize("why", ["in front", "switched off"])
+def test_nothing_is_told_to_who_looks_or_does_not_want_it(
+    window: Window, heard: Heard, qtbot, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    if why == "in front":
+        monkeypatch.setattr(window, "is_in_front", lambda: True)
+    else:
+        window.session.prefs.notifies = False
+    run, _, handle = live_run(window, qtbot)
+    os.close(handle)
+    qtbot.waitUntil(lambda: run.state == "crashed", timeout=WAIT_MS)
+    qtbot.wait(50)
+    assert heard.notices == []
+
+
+def test_a_run_that_fails_at_once_is_news_to_who_started_it(qapp: QApplication, qtbot) -> None:
+    folder = made_up_runs.make_run(places.runs_folder() / "run", steps=0, ending="failed")
+    run, notices, raised = Run(folder), RunNotices(), []
+    notices.raised.connect(lambda title, _: raised.append(title))
+    notices.follow(run, is_launched=True)
+    qtbot.waitUntil(lambda: bool(raised), timeout=WAIT_MS)
+    assert raised == ["run failed"]
+    run.close()
+
+
+def test_preferences_take_effect_at_once(window: Window, heard: Heard, qtbot) -> None:
+    _, _, handle = live_run(window, qtbot)
+    window.menus["preferences"].trigger()
+    (dialog,) = window.findChildren(PreferencesDialog)
+    dialog.shows_progress.click()
+    assert heard.percents[-1] is None and not window.session.prefs.shows_progress
+    dialog.shows_progress.click()
+    assert heard.percents[-1] == 50
+    dialog.notifies.click()
+    assert not window.session.prefs.notifies
+    dialog.closing.setCurrentIndex(2)
+    dialog.closing.activated.emit(2)
+    again = Prefs(window.session.prefs.folder)
+    window.session.prefs.sync()
+    assert (again.when_closing, again.notifies) == ("stop", False)
+    dialog.close()
+    os.close(handle)

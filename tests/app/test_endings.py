@@ -1,0 +1,416 @@
+"""Every way in which a run can end or fall silent, as the window shows it: header, strip, title, Monitor, and what it offers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from app.message_boxes import QuestionBox
+from app.model.crash_offer import crash_offer, last_run
+from app.model.prefs import Prefs
+from app.model.run import Run
+from app.model.session import Session
+from app.window import Window
+from backend.spec import places
+from backend.spec.command import backend_environment
+from backend.spec.events import Diary
+from backend.spec.places import RunFolder, hold_lock
+from tests.support import made_up_runs
+
+WAIT_MS = 8000
+
+
+@pytest.fixture
+def session(tmp_path: Path, qapp) -> Iterator[Session]:
+    session = Session(Prefs(tmp_path / "prefs"))
+    yield session
+    session.close_run()
+
+
+@pytest.fixture
+def window(session: Session, qtbot) -> Window:
+    window = Window(session)
+    qtbot.addWidget(window, before_close_func=lambda window: window.session.close_run())
+    window.resize(1280, 800)
+    window.show()
+    window.show_page("monitor")
+    return window
+
+
+@contextmanager
+def trained(folder: RunFolder) -> Iterator[None]:
+    """Hold the run's lock, as its trainer does."""
+    handle = hold_lock(folder)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def running(name: str = "run", *, steps: int = 30) -> RunFolder:
+    """A run in the middle, with a checkpoint at step 20; its newest event is a few seconds old."""
+    folder = made_up_runs.make_run(places.runs_folder() / name, steps=steps, ending=None, now=True)
+    checkpoint = folder.checkpoints / "000020"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state.json").write_text("{}")
+    return folder
+
+
+def write(folder: RunFolder, kind: str, **fields) -> None:
+    diary = Diary(folder.events)
+    diary.write(kind, **fields)
+    diary.close()
+
+
+def shown(window: Window, folder: RunFolder, qtbot, state: str) -> Run:
+    window.session.open_run(folder.path)
+    run = window.session.run
+    assert run is not None
+    qtbot.waitUntil(lambda: run._at_end and run.state == state, timeout=WAIT_MS)
+    run.poll()
+    window.pages["monitor"]._refresh()
+    return run
+
+
+def card(window: Window) -> tuple[str, str, list[str]]:
+    """Title, texts and buttons of Monitor's card; empty where it is hidden."""
+    verdict = window.pages["monitor"].verdict
+    if verdict.isHidden():
+        return "", "", []
+    text = " ".join(line.text() for line in (verdict._sentence, verdict._advice))
+    return verdict._title.text(), text, [button.text() for button in verdict.buttons()]
+
+
+def age(folder: RunFolder) -> None:
+    """Let no file look as if a process had just been launched."""
+    for path in folder.path.iterdir():
+        os.utime(path, (time.time() - 3600,) * 2)
+
+
+def advance(monkeypatch: pytest.MonkeyPatch, run: Run, seconds: float) -> None:
+    """Let the run's monotonic clock go on."""
+    clock = run.clock._monotonic
+    monkeypatch.setattr(run.clock, "_monotonic", lambda: clock() + seconds)
+    run.poll()
+
+
+# ── it says how it ended ────────────────────────────────────────────────────────────────────────
+
+
+def test_finished(window: Window, qtbot) -> None:
+    folder = running(steps=60)
+    with trained(folder):
+        run = shown(window, folder, qtbot, "running")
+        assert window.windowTitle().startswith("100 % – run – ")
+        assert card(window) == ("", "", [])
+        write(folder, "finished", step=60, sentence="Finished after 60 steps.")
+    qtbot.waitUntil(lambda: run.state == "finished", timeout=WAIT_MS)
+    title, _, buttons = card(window)
+    assert title.startswith("Finished: 60 steps") and "Export to LM Studio…" in buttons
+    assert window.strip.state.text() == "Finished" and not window.strip.left.isVisible()
+    assert "%" not in window.windowTitle()
+
+
+def test_stopped(window: Window, qtbot) -> None:
+    folder = running()
+    with trained(folder):
+        run = shown(window, folder, qtbot, "running")
+        window.stop()
+        assert run.state == "stopping" and folder.control.read_text() == "stop"
+        write(
+            folder, "stopped", step=30, sentence="Stopped at step 30 because it was asked to stop; everything is saved."
+        )
+    qtbot.waitUntil(lambda: run.state == "stopped", timeout=WAIT_MS)
+    title, text, buttons = card(window)
+    assert title.startswith("Stopped: 30 of 60 steps") and "everything is saved" in text
+    assert buttons[0] == "Resume from step 20" and window.menus["resume"].isEnabled()
+
+
+def test_failed(window: Window, qtbot) -> None:
+    folder = running()
+    write(folder, "failed", step=30, sentence="reward_functions: The reward file is gone.")
+    shown(window, folder, qtbot, "failed")
+    title, text, buttons = card(window)
+    assert title.startswith("Failed") and "The reward file is gone." in text and "Edit settings" in buttons
+    assert window.strip.sentence.text() == "The reward file is gone."
+
+
+def test_crashed(window: Window, qtbot) -> None:
+    folder = running()
+    with trained(folder):
+        run = shown(window, folder, qtbot, "running")
+    qtbot.waitUntil(lambda: run.state == "crashed", timeout=WAIT_MS)
+    title, text, buttons = card(window)
+    assert title.startswith("Crashed") and "ended after step 30" in text and "step 20 is saved" in text
+    assert buttons[:2] == ["Resume from step 20", "Open log"]
+    assert "without saying why" in window.strip.sentence.text()
+
+
+TRAINER = """
+import sys, time
+from pathlib import Path
+from backend.spec.events import Diary
+from backend.spec.places import RunFolder, hold_lock
+run = RunFolder(Path(sys.argv[1]))
+lock = hold_lock(run)
+diary = Diary(run.events)
+for step in range(31, 60):
+    diary.write("step", step=step, metrics={"reward": 1.0})
+    time.sleep(0.1)
+"""
+
+
+def test_killed(window: Window, qtbot) -> None:
+    """SIGKILL leaves a process no last word; only its lock dies with it."""
+    folder = running()
+    command = [sys.executable, "-P", "-c", TRAINER, str(folder.path)]
+    trainer = subprocess.Popen(command, env=backend_environment())
+    try:
+        run = shown(window, folder, qtbot, "running")
+        qtbot.waitUntil(lambda: run.step > 31, timeout=WAIT_MS)
+        trainer.send_signal(signal.SIGKILL)
+        trainer.wait(5)
+        began = time.monotonic()
+        qtbot.waitUntil(lambda: run.state == "crashed", timeout=WAIT_MS)
+        assert time.monotonic() - began < 2
+        assert card(window)[2][0] == "Resume from step 20"
+    finally:
+        trainer.kill()
+        trainer.wait()
+
+
+def test_half_a_line(window: Window, qtbot) -> None:
+    """What a killed process has half written is no event, before and after it is completed."""
+    folder = running()
+    line = json.dumps({"v": 1, "seq": 99, "t": time.time(), "kind": "step", "step": 31, "metrics": {"reward": 7.0}})
+    with trained(folder), folder.events.open("a") as diary:
+        run = shown(window, folder, qtbot, "running")
+        diary.write(line[:40])
+        diary.flush()
+        run.poll()
+        assert (run.step, run.latest("reward")) != (31, 7.0) and run.state == "running"
+        diary.write(line[40:] + "\n")
+        diary.flush()
+        qtbot.waitUntil(lambda: run.step == 31, timeout=WAIT_MS)
+    folder.events.write_bytes(folder.events.read_bytes() + b'{"v": 1, "kind": "fini')
+    qtbot.waitUntil(lambda: run.state == "crashed", timeout=WAIT_MS)
+    assert run.step == 31
+
+
+# ── it does not end ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_hung(window: Window, qtbot, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = running()
+    with trained(folder):
+        run = shown(window, folder, qtbot, "running")
+        assert run.silence == "" and window.strip.left.isVisible()
+        advance(monkeypatch, run, 310)
+        qtbot.waitUntil(lambda: card(window)[0] == "No sign of life for 5 min.", timeout=WAIT_MS)
+        assert "goes on from step 20" in card(window)[1] and card(window)[2] == ["Open log"]
+        assert window.strip.sentence.text().startswith("No sign of life for 5 min.")
+        assert "No sign of life" in window.pages["monitor"].header._doing.text()
+        assert not window.strip.left.isVisible(), "nobody knows how long it takes"
+        assert window.menus["stop"].isEnabled(), "it may answer yet"
+        write(folder, "step", step=31, metrics={"reward": 1.0})
+        qtbot.waitUntil(lambda: run.silence == "" and card(window)[0] == "", timeout=WAIT_MS)
+        assert "No sign" not in window.strip.sentence.text() and window.strip.left.isVisible()
+
+
+def test_a_pause_is_no_silence(window: Window, qtbot, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = running()
+    write(folder, "phase", phase="paused")
+    with trained(folder):
+        run = shown(window, folder, qtbot, "paused")
+        advance(monkeypatch, run, 7200)
+        assert run.silence == "" and card(window)[0] == "Paused"
+
+
+@pytest.mark.parametrize("jump_s", [8 * 3600, -8 * 3600], ids=["asleep for a night", "clock set back"])
+def test_machine_asleep(window: Window, qtbot, monkeypatch: pytest.MonkeyPatch, jump_s: float) -> None:
+    """Unix time jumps, monotonic time does not: elapsed, time left and silence stay what they are."""
+    folder = running()
+    write(folder, "phase", phase="sampling")  # the first event of the diary with its process's monotonic clock
+    with trained(folder):
+        run = shown(window, folder, qtbot, "running")
+        elapsed, left = run.elapsed_s, run.eta_s
+        assert left is not None and 20 < left < 60
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + jump_s)
+        run.poll()
+        assert run.silence == "" and abs(run.elapsed_s - elapsed) < 3
+        write(folder, "phase", phase="sampling")  # the trainer wakes too; its monotonic clock stood still
+        run.poll()
+        for step in (31, 32):
+            write(folder, "step", step=step, metrics={"reward": 1.0})
+            run.poll()
+        qtbot.waitUntil(lambda: run.step == 32, timeout=WAIT_MS)
+        assert abs(run.elapsed_s - elapsed) < 5
+        assert run.eta_s is not None and run.eta_s < left + 5
+
+
+def test_sleep_between_two_events_of_one_process_is_no_work(tmp_path: Path) -> None:
+    """In the archive too, where nobody was looking when the machine fell asleep."""
+    from backend.spec.work_clock import WorkClock
+
+    clock = WorkClock()
+    for t, mono, kind in ((0.0, 5.0, "phase"), (2.0, 7.0, "step"), (30_002.0, 9.0, "step"), (29_000.0, 12.0, "step")):
+        clock.take({"t": t, "mono": mono, "kind": kind, "phase": "sampling"})
+    assert clock.seconds == pytest.approx(2 + 2 + 3)
+
+
+# ── the window ends ─────────────────────────────────────────────────────────────────────────────
+
+
+WINDOW = """
+import sys
+from PySide6.QtWidgets import QApplication
+from PySide6.QtCore import QTimer
+from app.model.session import Session
+app = QApplication([])
+session = Session()
+print(session.reattach(), session.run.folder.name, flush=True)
+QTimer.singleShot(300, lambda: print("controls", not session.run.control.is_elsewhere, flush=True))
+app.exec()
+"""
+
+
+def test_window_killed_and_reopened(window: Window, session: Session, qtbot) -> None:
+    """A killed window takes nothing with it but the control, which the next one has at once."""
+    folder = running()
+    with trained(folder):
+        other = subprocess.Popen(
+            [sys.executable, "-P", "-c", WINDOW], env=backend_environment(), stdout=subprocess.PIPE, text=True
+        )
+        assert other.stdout is not None
+        try:
+            assert other.stdout.readline() == "True run\n"
+            assert other.stdout.readline() == "controls True\n"
+            assert session.reattach()
+            run = session.run
+            assert run is not None
+            qtbot.waitUntil(lambda: run.control.is_elsewhere, timeout=WAIT_MS)
+            assert not window.menus["stop"].isEnabled() and window.menus["take_over"].isEnabled()
+            assert window.strip.sentence.text() == "Another window controls this run."
+            assert window.strip.offer.text() == "Take over"
+        finally:
+            other.kill()
+            other.wait()
+            other.stdout.close()
+        qtbot.waitUntil(lambda: not run.control.is_elsewhere, timeout=WAIT_MS)
+        assert window.menus["stop"].isEnabled() and "Another window" not in window.strip.sentence.text()
+        assert run.state == "running"
+
+
+def test_two_windows_and_one_in_control(window: Window, session: Session, qtbot, tmp_path: Path) -> None:
+    folder = running()
+    with trained(folder):
+        shown(window, folder, qtbot, "running")
+        other = Session(Prefs(tmp_path / "other"))
+        other.open_run(folder.path)
+        run = other.run
+        assert run is not None
+        qtbot.waitUntil(lambda: run.control.is_elsewhere, timeout=WAIT_MS)
+        run.take_over()
+        qtbot.waitUntil(lambda: not window.menus["stop"].isEnabled(), timeout=WAIT_MS)
+        assert window.strip.offer.text() == "Take over"
+        assert window.leave_training(), "who only watches is not asked what should become of the run"
+        window.stop()
+        assert window.strip.sentence.text() == "Another window controls this run. Take over there first."
+        assert not folder.control.exists()
+        window.menus["take_over"].trigger()
+        qtbot.waitUntil(lambda: run.control.is_elsewhere and window.menus["stop"].isEnabled(), timeout=WAIT_MS)
+        other.close_run()
+
+
+# ── what is offered afterwards ──────────────────────────────────────────────────────────────────
+
+
+def test_the_last_run_is_shown_after_a_restart(session: Session) -> None:
+    older = made_up_runs.make_run(places.runs_folder() / "older", steps=3)
+    made_up_runs.make_run(places.runs_folder() / "newer", steps=3)
+    os.utime(older.events, (time.time() + 5,) * 2)
+    fresh = RunFolder(places.runs_folder() / "waits")
+    fresh.path.mkdir()
+    fresh.config.write_text("model: a\n")
+    assert last_run() == older, "the one that has trained last, which may have been resumed; what never began is none"
+    assert not session.reattach()
+    session.show_last_run()
+    assert session.run is not None and session.run.folder == older
+
+
+def test_no_run_is_none(session: Session) -> None:
+    session.show_last_run()
+    assert session.run is None and session.crash_to_offer() is None
+
+
+def test_a_crash_is_offered_to_be_resumed_once(
+    window: Window, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = running(steps=137)
+    age(folder)
+    session.show_last_run()
+    offer = session.crash_to_offer()
+    assert offer is not None
+    assert offer.question == "run ended unexpectedly after step 137."
+    assert offer.detail == "It can go on from step 20. The 117 steps after it would be trained again."
+    resumed: list[RunFolder] = []
+    monkeypatch.setattr(session, "resume_run", resumed.append)
+    window.offer_resume(offer)
+    box = window.findChildren(QuestionBox)[-1]
+    box._buttons[0].click()
+    assert resumed == [folder]
+    assert session.crash_to_offer() is None
+    write(folder, "step", step=138, metrics={})
+    age(folder)
+    assert session.crash_to_offer() is not None, "another crash of the same run"
+
+
+@pytest.mark.parametrize("ending", ["finished", "stopped", "failed"])
+def test_other_endings_are_not_offered(ending: str) -> None:
+    folder = made_up_runs.make_run(places.runs_folder() / "run", steps=3, ending=ending)
+    age(folder)
+    assert crash_offer(folder, "") is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "closes", "says", "paused"),
+    [("keep", True, "", False), ("stop", True, "stop", True), ("cancel", False, "", False)],
+)
+def test_closing_asks_and_remembers(
+    window: Window,
+    session: Session,
+    qtbot,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: str,
+    closes: bool,
+    says: str,
+    paused: bool,
+) -> None:
+    folder = running()
+    waits = RunFolder(places.runs_folder() / "waits")
+    waits.path.mkdir()
+    waits.config.write_text("model: a\n")
+    runner = session.queue.file.hold_runner_lock()
+    session.queue.add(waits)
+    asked: list[Callable] = []
+    monkeypatch.setattr("app.run_window.ask_and_remember", lambda *_: (asked.append(_), (answer, True))[1])
+    with trained(folder):
+        shown(window, folder, qtbot, "running")
+        assert window.leave_training() is closes
+        assert (folder.control.read_text() if folder.control.exists() else "") == says
+        assert session.queue.now.is_paused is paused, "or the next run would begin behind the user's back"
+        assert session.prefs.when_closing == ("ask" if answer == "cancel" else answer)
+        folder.control.unlink(missing_ok=True)
+        window.leave_training()
+        assert len(asked) == (2 if answer == "cancel" else 1)
+    os.close(runner)

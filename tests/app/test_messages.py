@@ -1,0 +1,137 @@
+"""The status strip's sentences: each belongs to a cause, and goes when the cause does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
+
+from app.model import messages
+from app.model.messages import Messages, Offer
+from app.model.prefs import Prefs
+from app.model.session import Session
+from app.window import Window
+
+
+@pytest.fixture
+def window(tmp_path: Path, qtbot) -> Iterator[Window]:
+    session = Session(Prefs(tmp_path / "prefs"))
+    window = Window(session)
+    qtbot.addWidget(window, before_close_func=lambda window: setattr(window.session, "run", None))
+    window.show()
+    yield window
+    if session._service is not None:
+        session._service.close()
+
+
+def sentence(window: Window) -> str:
+    return window.strip.sentence.text()
+
+
+def test_the_newest_that_holds_is_shown_and_an_older_one_returns() -> None:
+    told: list[str] = []
+    them = Messages()
+    them.changed.connect(lambda: told.append(them.current.sentence if them.current else ""))
+    true = {"a": True, "b": True}
+    them.say("a", "a", lambda: true["a"])
+    them.say("b", "b", lambda: true["b"])
+    them.review()
+    true["b"] = False
+    them.review()
+    them.say("c", "a")
+    them.withdraw("a")
+    assert told == ["a", "b", "a", "c", ""]
+    them.say("d", "d", offer=Offer("Undo", print))
+    them.say("", "d")
+    assert them.current is None
+
+
+def test_a_notice_goes_by_itself(qtbot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "NOTICE_S", 0.05)
+    them = Messages()
+    them.note("Saved mine.yaml.")
+    assert them.current is not None
+    qtbot.waitUntil(lambda: them.current is None)
+
+
+def test_that_code_was_not_allowed_is_said_until_it_is(window: Window, tmp_path: Path, qtbot) -> None:
+    """The strip went on saying that the reward file was not allowed to run, after the user had allowed it."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        'from backend.rewards import register_reward_function\n\n@register_reward_function("mine")\n'
+        "def mine(completions, **kwargs):\n    return [1.0 for _ in completions]\n"
+    )
+    session = window.session
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "answer": "1"}\n')
+    (tmp_path / "m").mkdir()
+    session.draft.update({"model": str(tmp_path / "m"), "data": str(tmp_path / "rows.jsonl")})
+    session.draft.update({"reward_functions_file": str(file), "reward_functions": ["mine"]})
+    session.consent.ask = lambda requests: False
+    assert not session._may_run_code(session.draft.values())
+    assert "not allowed to run" in sentence(window)
+    session.consent.ask = lambda requests: True
+    assert session.consent.obtain(session.draft.values())
+    session.draft.set("seed", 3)
+    qtbot.waitUntil(lambda: sentence(window) == "")
+
+
+def test_a_problem_that_stopped_run_is_said_until_it_is_mended(window: Window, qtbot) -> None:
+    """“No reward function is ticked” stayed in the strip after Undo had ticked them again."""
+    draft = window.session.draft
+    draft.update({"model": "a/b", "data": "a/b"})
+    draft.set("reward_functions", [])
+    window.session.start_run()
+    assert "reward function" in sentence(window)
+    window.undo()
+    qtbot.waitUntil(lambda: sentence(window) == "")
+
+
+def test_a_file_that_could_not_be_opened_is_forgotten_by_new(window: Window, tmp_path: Path) -> None:
+    """“There is no file…” stayed in the strip after New."""
+    window.session.load_config(tmp_path / "nowhere.yaml")
+    assert "nowhere.yaml" in sentence(window)
+    window.new_config()
+    assert sentence(window) == ""
+
+
+def test_what_was_opened_is_said_until_the_form_is_edited(window: Window, tmp_path: Path, qtbot) -> None:
+    (tmp_path / "mine.yaml").write_text("model: a/b\ndata: a/b\n")
+    window.session.load_config(tmp_path / "mine.yaml")
+    QTest.qWait(messages.REVIEW_MS + 20)
+    assert sentence(window) == "Opened mine.yaml."
+    window.session.draft.set("iters", 3)
+    qtbot.waitUntil(lambda: sentence(window) == "")
+
+
+def test_a_page_that_is_not_shown_cannot_take_the_keyboard(window: Window, qtbot) -> None:
+    """Rewards, Sample, then on Train a weight was edited, and Return, Down, Space collapsed the sidebar: the hidden page had taken
+    the focus for its Cancel button when the sampling ended."""
+    window.show_page("rewards")
+    window.show_page("train")
+    window.activateWindow()
+    qtbot.waitUntil(lambda: window.isActiveWindow())
+    field = window.pages["train"].form.fields["iters"].control
+    field.setFocus()
+    source = window.pages["rewards"].source
+    for widget in (source.cancel, source.sample):
+        widget.setFocus()
+        assert QApplication.focusWidget() is field
+    source.sample.parentWidget().setFocus()  # the page remembers it as its own last focus
+    for what in ("Sampling", "", "Scoring", ""):
+        source.show_busy(what)
+        assert QApplication.focusWidget() is field
+
+
+def test_the_source_that_was_used_keeps_the_focus_when_its_inputs_return(window: Window, qtbot) -> None:
+    window.show_page("rewards")
+    window.activateWindow()
+    qtbot.waitUntil(lambda: window.isActiveWindow())
+    source = window.pages["rewards"].source
+    source.sample.setFocus()
+    source.show_busy("Sampling")
+    assert QApplication.focusWidget() is source.cancel
+    source.show_busy("")
+    assert QApplication.focusWidget() is source.sample

@@ -1,0 +1,75 @@
+"""Several windows follow one run, and one of them controls it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from app.model.run_control import ANSWER_S, RunControl
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+def looked(*controls: RunControl) -> list[bool]:
+    """Each window looks at the live run; which of them see the control elsewhere."""
+    for control in controls:
+        control.update(live=True)
+    return [control.is_elsewhere for control in controls]
+
+
+def test_the_first_window_controls_the_run_and_the_next_when_it_is_gone(folder: RunFolder) -> None:
+    first, second = RunControl(folder), RunControl(folder)
+    assert looked(first, second) == [False, True]
+    first.require()
+    with pytest.raises(Mistake, match="Another window"):
+        second.require()
+    first.release()
+    assert looked(second, first) == [False, True]
+
+
+def test_taking_over_passes_the_control_on_and_back(folder: RunFolder) -> None:
+    first, second = RunControl(folder), RunControl(folder)
+    looked(first, second)
+    second.take_over()
+    assert second.is_elsewhere, "not before the first has looked"
+    assert looked(first, first, second, first) == [True, True, False, True]
+    assert not folder.window_request.exists()
+    first.take_over()
+    assert looked(second, first) == [True, False]
+
+
+def test_a_window_that_hangs_is_told_and_its_request_expires(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = RunControl(folder), RunControl(folder)
+    looked(first, second)
+    second.take_over()
+    assert not second.is_unanswered
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + ANSWER_S + 1)
+    assert second.is_unanswered
+    os.utime(folder.window_request, (0, 0))
+    assert looked(first, second) == [False, True], "an old request, of a window that is gone perhaps, moves nobody"
+
+
+def test_a_run_that_has_ended_is_nobodys(folder: RunFolder) -> None:
+    first, second = RunControl(folder), RunControl(folder)
+    looked(first, second)
+    for control in (first, second):
+        control.update(live=False)
+        assert not control.is_elsewhere
+
+
+def test_a_folder_that_cannot_be_written_has_no_control_to_share(tmp_path: Path) -> None:
+    control = RunControl(RunFolder(tmp_path / "gone"))
+    assert looked(control) == [False]
+    with pytest.raises(Mistake, match="cannot be written"):
+        control.take_over()

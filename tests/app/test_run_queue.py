@@ -1,0 +1,132 @@
+"""The queue in the window: what waits, who runs it, and the run that it starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from app.model import processes
+from app.model.prefs import Prefs
+from app.model.run_queue import RunQueue
+from app.model.session import Session
+from backend.spec import places
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+from backend.spec.queue import QueueFile
+
+
+@pytest.fixture
+def runners(monkeypatch: pytest.MonkeyPatch) -> list[QueueFile]:
+    """Stands in for the runners that are started."""
+    started: list[QueueFile] = []
+    monkeypatch.setattr(processes, "start_queue_runner", started.append)
+    return started
+
+
+@pytest.fixture
+def session(tmp_path: Path, qapp, runners) -> Session:
+    session = Session(Prefs(tmp_path / "prefs"))
+    session.restore()
+    return session
+
+
+def prepared(name: str) -> RunFolder:
+    run = RunFolder(places.runs_folder() / name)
+    run.path.mkdir(parents=True)
+    run.config.write_text("model: a\n")
+    os.utime(run.config, (1e9, 1e9))
+    return run
+
+
+def test_a_run_that_is_added_has_a_runner_started_once(qapp, runners) -> None:
+    queue = RunQueue()
+    assert queue.add(prepared("a"))
+    lock = queue.file.hold_runner_lock()
+    queue.add(prepared("b"))
+    assert len(runners) == 1 and [run.name for run in queue.waiting] == ["a", "b"]
+    assert queue.is_active
+    os.close(lock)
+    queue.set_paused(True)
+    queue.add(prepared("c"))
+    assert len(runners) == 1, "a paused queue needs no runner"
+    queue.set_paused(False)
+    assert len(runners) == 2
+
+
+def test_refusals_are_sentences(qapp, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_queue: QueueFile) -> None:
+        raise Mistake("run", "python cannot be started.")
+
+    monkeypatch.setattr(processes, "start_queue_runner", start)
+    queue, said = RunQueue(), []
+    queue.refused.connect(said.append)
+    assert not queue.add(prepared("a"))
+    queue.move(prepared("other"), 0)
+    queue.file.path.write_text("{")
+    queue.set_paused(True)
+    assert said[0] == "python cannot be started."
+    assert "does not wait" in said[1] and "queue.json cannot be read" in said[2]
+    assert "queue.json cannot be read" in queue.problem and queue.waiting == ()
+
+
+def test_a_removed_run_goes_to_the_trash(qapp, runners, monkeypatch: pytest.MonkeyPatch) -> None:
+    trashed: list[str] = []
+    monkeypatch.setattr("app.model.run_queue.QFile.moveToTrash", lambda path: not trashed.append(path))
+    queue = RunQueue()
+    run = prepared("a")
+    queue.add(run)
+    queue.remove(run)
+    assert trashed == [str(run.path)] and queue.waiting == ()
+
+
+def test_the_form_waits_as_a_run_and_its_settings_can_be_changed(session: Session, runners) -> None:
+    session.draft.set("run_name", "first")
+    session.draft.set("seed", 3)
+    session.queue_run()
+    (run,) = session.queue.waiting
+    assert run.name == "first" and "seed: 3" in run.config.read_text() and len(runners) == 1
+    session.queue.edit(run)
+    session.draft.set("seed", 4)
+    session.queue_run()
+    assert "seed: 4" in run.config.read_text() and session.queue.edited is None
+    assert session.queue.waiting == (run,), "it has kept its place, and there is no second"
+    assert session.messages.current and session.messages.current.sentence == "first waits with these settings."
+
+
+def test_a_form_with_problems_does_not_wait(session: Session) -> None:
+    session.draft.set("temperature", "hot")
+    session.queue_run()
+    assert session.queue.waiting == () and not list(places.all_runs())
+
+
+def test_settings_of_a_run_that_begins_meanwhile_are_not_changed(session: Session, qtbot) -> None:
+    run = prepared("a")
+    session.queue.add(run)
+    session.queue.edit(run)
+    lock = session.queue.file.hold_runner_lock()
+    session.queue.file.start_next(lambda _: None)
+    session.queue.refresh()
+    assert session.queue.edited is None
+    os.close(lock)
+    session.close_run()
+
+
+@pytest.mark.parametrize(("shown", "follows"), [("", True), ("live", True), ("archived", False)])
+def test_the_next_run_is_shown_to_who_watched_the_one_before(session: Session, shown: str, follows: bool) -> None:
+    """Nobody who reads an older run is taken away from it."""
+    queue = session.queue
+    queue.add(prepared("next"))
+    if shown:
+        session.open_run(prepared(shown).path)
+    session._training = RunFolder(places.runs_folder() / "live")
+    lock = queue.file.hold_runner_lock()
+    queue.file.start_next(lambda _: None)
+    queue.refresh()
+    assert session.run is not None
+    assert (session.run.folder.name == "next") is follows
+    assert session.is_training
+    assert session.messages.current and session.messages.current.sentence == "next has left the queue and begins."
+    os.close(lock)
+    session.close_run()

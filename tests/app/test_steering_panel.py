@@ -1,0 +1,172 @@
+"""Settings of a live run, changed from the window: what is offered, what is refused beside its field, and what the trainer is asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QWidget
+
+from app import theme
+from app.model.run import Run
+from app.model.session import Session
+from app.pages.parts.run_steering import RunSteering
+from app.widgets.monitor.steering_panel import GROUPS, SteeringPanel
+from backend.spec.config import dump, parse
+from backend.spec.events import Diary
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder, hold_lock
+from backend.spec.steering import STEERABLE, Change, read_request, write_changes
+
+SETTINGS = parse({"model": "m", "data": "d", "iters": 100, "reward_functions": ["r1_int", "r1_count_xml"]})
+
+
+class LiveRun:
+    """A run folder as a trainer at step 12 has it; the test writes what the trainer would."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir()
+        self.folder = RunFolder(path)
+        self.folder.config.write_text(dump(SETTINGS))
+        self.lock = hold_lock(self.folder)
+        self.diary = Diary(self.folder.events)
+        self.diary.write("started", iterations=100)
+        for step in range(1, 13):
+            self.diary.write("step", step=step, metrics={"reward": 0.5})
+
+    def asked(self) -> dict[str, Any]:
+        return read_request(self.folder.change_request)
+
+    def take(self, *changes: Change) -> None:
+        write_changes(self.folder, changes)
+        self.folder.change_request.unlink()
+        self.diary.write("note", level="info", sentence=changes[-1].sentence, answers="change")
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[LiveRun]:
+    run = LiveRun(tmp_path / "mine")
+    yield run
+    run.diary.close()
+    os.close(run.lock)
+
+
+@pytest.fixture
+def steering(qtbot, qapp, live: LiveRun) -> Iterator[RunSteering]:
+    theme.apply(qapp, "light")
+    session, parent = Session(), QWidget()
+    qtbot.addWidget(parent)
+    steered = RunSteering(session, parent)
+    session.open_run(live.folder.path)
+    qtbot.waitUntil(lambda: run_of(session).state == "running", timeout=5000)
+    steered.open()
+    yield steered
+    session.close_run()
+
+
+def run_of(session: Session) -> Run:
+    assert session.run is not None
+    return session.run
+
+
+def panel_of(steering: RunSteering) -> SteeringPanel:
+    assert steering.panel is not None
+    return steering.panel
+
+
+def type_into(panel: SteeringPanel, key: str, text: str) -> None:
+    control: Any = panel.fields[key].control
+    control.setFocus()
+    control.selectAll()
+    QTest.keyClicks(control, text)
+
+
+def shown_texts(panel: SteeringPanel) -> str:
+    return f"{panel._answer.text()} {panel._problem.text()}"
+
+
+def test_every_setting_that_may_change_is_offered_with_its_present_value(steering: RunSteering) -> None:
+    panel = panel_of(steering)
+    assert sorted(key for keys in GROUPS.values() for key in keys) == sorted(STEERABLE)
+    assert panel.fields["iters"].value() == 100 and panel.fields["beta"].value() == 0.1
+    assert panel.fields["lr_final"].isHidden(), "the rate is constant"
+    assert all(field.control.accessibleName() for field in panel.fields.values())
+    assert not panel.change.isEnabled() and not panel.put_back.isEnabled()
+
+
+def test_a_fault_is_beside_its_field_and_nothing_is_asked(steering: RunSteering, live: LiveRun) -> None:
+    panel = panel_of(steering)
+    type_into(panel, "temperature", "0")
+    type_into(panel, "iters", "7")
+    problem = panel.fields["temperature"]._problem
+    assert problem is not None and problem.text() == "Temp must be above 0, not 0." and not panel.change.isEnabled()
+    type_into(panel, "temperature", "0.9")
+    shortened = panel.fields["iters"]._problem
+    assert shortened is not None and "at least 12, which are done" in shortened.text()
+    QTest.mouseClick(panel.put_back, Qt.MouseButton.LeftButton)
+    assert panel.fields["iters"].value() == 100 and not panel.change.isEnabled() and live.asked() == {}
+
+
+def test_a_change_is_asked_for_answered_listed_and_undone(qtbot, steering: RunSteering, live: LiveRun) -> None:
+    panel = panel_of(steering)
+    type_into(panel, "learning_rate", "5e-6")
+    type_into(panel, "beta", "0.1")  # as it is
+    assert panel.change.isEnabled() and panel.change.text() == "Change"
+    QTest.keyClick(panel.change, Qt.Key.Key_Space)
+    assert live.asked() == {"learning_rate": "5e-6"}
+    change = Change(14, {"learning_rate": (1e-5, 5e-6)})
+    live.take(change)
+    qtbot.waitUntil(lambda: "From step 14 on: Learning rate 1e-05 → 5e-06." in shown_texts(panel), timeout=5000)
+    assert float(panel.fields["learning_rate"].value()) == 5e-6 and not panel.change.isEnabled()
+    undo = next(
+        child for child in panel.findChildren(QWidget) if child.accessibleName().startswith("Undo: From step 14")
+    )
+    QTest.mouseClick(undo, Qt.MouseButton.LeftButton)
+    assert live.asked() == {"learning_rate": 1e-5}
+
+
+def test_a_refusal_of_the_trainer_is_shown(qtbot, steering: RunSteering, live: LiveRun) -> None:
+    panel = panel_of(steering)
+    type_into(panel, "beta", "0.3")
+    QTest.mouseClick(panel.change, Qt.MouseButton.LeftButton)
+    live.diary.write("note", level="warning", sentence="The change was not made. No.", answers="change")
+    qtbot.waitUntil(lambda: "The change was not made. No." in shown_texts(panel), timeout=5000)
+    assert panel.fields["beta"].value() == 0.3 and panel.put_back.isEnabled(), "to be mended, or put back"
+
+
+def test_what_is_typed_stays_when_another_change_is_taken(qtbot, steering: RunSteering, live: LiveRun) -> None:
+    panel = panel_of(steering)
+    type_into(panel, "beta", "0.3")
+    live.folder.change_request.write_text(json.dumps({"settings": {"top_k": 5}}))
+    live.take(Change(14, {"top_k": (20, 5)}))
+    qtbot.waitUntil(lambda: panel.fields["top_k"].value() == 5, timeout=5000)
+    assert panel.fields["beta"].value() == 0.3 and panel.change.isEnabled()
+
+
+def test_the_panel_opens_at_the_conditions_and_closes_with_the_run(qtbot, steering: RunSteering, live: LiveRun) -> None:
+    panel = panel_of(steering)
+    steering.open("stop_when")
+    type_into(panel, "stop_when", "rewrd > 1")
+    problem = panel.fields["stop_when"]._problem
+    assert problem is not None and "Did you mean reward?" in problem.text()
+    live.diary.write("finished", step=12, sentence="Done.")
+    os.close(live.lock)
+    qtbot.waitUntil(lambda: not panel.isVisible(), timeout=5000)
+    live.lock = os.open(os.devnull, os.O_RDONLY)
+    with pytest.raises(Mistake, match="while a run is training or paused"):
+        run_of(steering._session).change({"beta": 0.2})
+
+
+def test_two_requests_before_the_trainer_looks_are_both_kept(steering: RunSteering, live: LiveRun) -> None:
+    run = run_of(steering._session)
+    run.change({"beta": 0.2, "top_k": 3})
+    run.change({"beta": 0.3})
+    assert live.asked() == {"beta": 0.3, "top_k": 3}
+    with pytest.raises(Mistake, match="Rank is fixed"):
+        run.change({"rank": 4})

@@ -1,0 +1,85 @@
+"""The verbs that steer a run from a terminal: `change` while it trains, and `resume --set`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from backend.__main__ import app
+from backend.spec.command import backend_command, backend_environment
+from backend.spec.events import read_events
+from backend.spec.places import RunFolder
+from backend.spec.steering import read_changes
+from tests.support import small_run
+
+VERBS = app()
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    small_run.settings_for(folder)
+    return folder
+
+
+@pytest.fixture
+def training(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RunFolder, Any]]:
+    """A run that waits in a pause after its first step, in a process of its own."""
+    monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path))
+    run = RunFolder(tmp_path / "mine")
+    small_run.write_config(run.config, small_run.settings_for(inputs, iters=3000))
+    command = backend_command("train", "--run", str(run.path), "--stream")
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=backend_environment())
+    assert child.stdout
+    for line in child.stdout:
+        event = json.loads(line)
+        if event["kind"] == "step" and event["step"] == 1:
+            run.say("pause")
+        if event.get("phase") == "paused":
+            break
+    yield run, child
+    child.kill()
+    child.communicate()
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(VERBS, [str(argument) for argument in arguments])
+
+
+def test_change_tells_from_which_step_it_holds(training: tuple[RunFolder, Any]) -> None:
+    run, child = training
+    begun = time.monotonic()
+    result = call("change", "mine", "learning_rate=5e-6", "num_generations=4")
+    assert result.exit_code == 2 and "group_size: Group is fixed once a run has begun" in result.stderr
+    result = call("change", "mine", "learning_rate=1e-5")
+    assert (result.exit_code, result.stdout) == (0, "Nothing was changed: the settings have these values already.\n")
+    step = small_run.steps(run)[-1]
+    result = call("change", "mine", f"iters={step + 3}", "learning_rate=5e-6")
+    assert result.exit_code == 0, result.stderr
+    (change,) = read_changes(run)
+    assert result.stdout == f"From step {change.step} on: Iterations 3000 → {step + 3}, Learning rate 1e-05 → 5e-06.\n"
+    assert change.step in (step + 1, step + 2) and time.monotonic() - begun < 5
+    run.say("resume")
+    assert child.wait(20) == 0
+    *_, last = read_events(run.events)
+    assert (last["kind"], last["step"]) == ("finished", step + 3)
+    result = call("change", "mine", "beta=0.1")
+    assert result.exit_code == 2 and "is not training; “resume mine --set beta=0.1” goes on" in result.stderr
+    result = call("resume", "mine", "--set", "beta=0.1")
+    assert result.exit_code == 2 and "has finished; give it more steps as well" in result.stderr
+    result = call("resume", "mine", "--set", f"iters={step + 4}", "--set", "beta=0.1")
+    assert result.exit_code == 0, result.stderr
+    *_, last = read_events(run.events)
+    assert (last["kind"], last["step"]) == ("finished", step + 4)
+    assert [event["step"] for event in read_events(run.events) if event["kind"] == "change"] == [change.step, step + 4]
+    assert call("clone", "mine", "--set", "rank=4").exit_code == 2
+    result = call("clone", "mine", "--set", f"iters={step + 5}", "--name", "next", "--start")
+    assert result.exit_code == 0, result.stderr
+    assert small_run.steps(RunFolder(run.path.parent / "next")) == list(range(1, step + 6))

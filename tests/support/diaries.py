@@ -1,0 +1,69 @@
+"""Recorded diaries: what real runs of the demo's model wrote, healthy and sick ones, in `tests/golden/diaries/NAME.jsonl.gz`.
+
+The first line is the recording's header, the others are the diary's events without phases and health findings, numbers rounded to six
+digits. `python -m tests.support.record_diaries` makes them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from backend.spec.events import Event
+from backend.spec.places import RunFolder
+
+FOLDER = Path(__file__).parents[1] / "golden" / "diaries"
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One recorded run. `settings`: its raw settings; `signs`: the rules that must find something in it, none for a healthy run.
+
+    `constructed`: how it was made from another recording, where the sickness cannot be provoked on a tiny model; empty for a real run.
+    `tail`: bytes after the last whole line, of a diary whose process died while it wrote.
+    """
+
+    name: str
+    story: str
+    settings: dict[str, Any]
+    signs: list[str]
+    events: list[Event]
+    constructed: str = ""
+    tail: str = ""
+
+    def unpack(self, folder: Path) -> RunFolder:
+        """Write it as a run folder: config.yaml and events.jsonl."""
+        folder.mkdir(parents=True)
+        run = RunFolder(folder)
+        run.config.write_text(yaml.safe_dump(self.settings), encoding="utf-8")
+        lines = "".join(json.dumps(event, ensure_ascii=False) + "\n" for event in self.events)
+        run.events.write_text(lines + self.tail, encoding="utf-8")
+        return run
+
+    def save(self) -> Path:
+        header = asdict(self)
+        del header["events"]
+        path = FOLDER / f"{self.name}.jsonl.gz"
+        lines = [json.dumps(value, ensure_ascii=False) for value in (header, *self.events)]
+        # mtime=0: the same events give the same bytes.
+        path.write_bytes(gzip.compress("\n".join([*lines, ""]).encode(), 9, mtime=0))
+        return path
+
+
+def names() -> Sequence[str]:
+    """The names of all recordings, sorted."""
+    return sorted(path.name.removesuffix(".jsonl.gz") for path in FOLDER.glob("*.jsonl.gz"))
+
+
+@cache
+def recording(name: str) -> Recording:
+    lines = gzip.decompress((FOLDER / f"{name}.jsonl.gz").read_bytes()).decode().splitlines()
+    header, *events = map(json.loads, lines)
+    return Recording(**header, events=events)
