@@ -137,7 +137,7 @@ def label_of(reward: str) -> str:
     return next((entry.label for entry in builtin_rewards() if entry.name == reward), reward)
 
 
-def has_place(chart: Chart, metrics: Iterable[str], config: Mapping[str, Any]) -> bool:
+def has_place(chart: Chart, metrics: Iterable[str]) -> bool:
     """Whether a run whose steps have these metrics has anything for this chart: numbers, or a reason worth telling why there are none."""
     explains = chart.held_out or any(curve.metric == "kl" for curve in chart.curves)
     return explains or any(chart.shows(name) for name in metrics)

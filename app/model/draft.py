@@ -275,18 +275,34 @@ class Draft(QObject):
     # Rewards
 
     def rewards(self) -> list[RewardEntry]:
-        """Every reward function that can be ticked: the shipped ones, those of the user's file, then each entry of the setting that
-        is more than a name (arguments, `file.py::function`), under that entry."""
+        """Every reward function that can be ticked: those of the user's file, the shipped ones, then each entry of the setting that is
+        more than a name (arguments, `file.py::function`), under that entry."""
         known, names = self._known_rewards(), self._values["reward_functions"]
         plain = {entry.name for entry in known}
         called = [text for text in map(str, names if isinstance(names, list) else ()) if text not in plain]
         entries = (catalog.find_entry(text, known) for text in dict.fromkeys(called))
         return known + [entry for entry in entries if entry is not None]
 
+    def use_reward_file(self, path: str) -> None:
+        """Set the user's reward file, and tick its functions, before those that are ticked already; ticks of a file before it go."""
+        old = {entry.name for entry in self._user_rewards()[0]}
+        try:
+            own = [entry.name for entry in catalog.rewards_in_file(catalog.locate_reward_file(path))]
+        except Mistake:  # it is set all the same, and becomes a problem with its sentence
+            own = []
+        names, weights = self._values["reward_functions"], self._values["reward_weights"]
+        listed = [str(name) for name in names] if isinstance(names, list) else []
+        weighed = dict(zip(listed, weights, strict=False)) if isinstance(weights, list) and weights else {}
+        now = own + [name for name in listed if name not in own and name not in old]
+        change = {"reward_functions_file": path, "reward_functions": now}
+        if weighed:
+            change["reward_weights"] = [weighed.get(name, 1.0) for name in now]
+        self.update(change, f"Reward file {Path(path).name}")
+
     def _known_rewards(self) -> list[RewardEntry]:
         own = self._user_rewards()[0]
         replaced = {entry.name for entry in own}
-        return [entry for entry in catalog.builtin_rewards() if entry.name not in replaced] + own
+        return own + [entry for entry in catalog.builtin_rewards() if entry.name not in replaced]
 
     def _user_rewards(self) -> tuple[list[RewardEntry], list[Fault]]:
         path = self._reward_file()

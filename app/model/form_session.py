@@ -107,7 +107,10 @@ class FormSession(QObject):
 
     def use_path(self, key: str, path: Path) -> None:
         """Put a file or folder into a setting, and show it there."""
-        self.draft.set(key, str(path))
+        if key == "reward_functions_file":
+            self.draft.use_reward_file(str(path))
+        else:
+            self.draft.set(key, str(path))
         self.page_requested.emit("train")
         self.field_requested.emit(key)
 

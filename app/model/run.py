@@ -18,16 +18,15 @@ from app.model.marks import Mark
 from app.model.present_settings import PresentSettings
 from app.model.run_clock import RunClock, silence_sentence
 from app.model.run_control import RunControl
-from app.model.run_files import configured_rewards, file_size, last_lines, modified_ns, newest_checkpoint, sentences_of
+from app.model.run_files import configured_rewards, file_size, log_lines, modified_ns, newest_checkpoint, problem_of
 from app.model.run_state import LIVE, RunState, State
 from backend.spec.archive import STARTUP_GRACE_S, may_be_starting
 from backend.spec.completion_rows import GroupRow
-from backend.spec.config import Config, read
+from backend.spec.config import read
 from backend.spec.events import Event, Follower
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.queue import is_waiting
-from backend.spec.steering import Change
 
 LIVE_MS, IDLE_MS, BEHIND_MS = 250, 1000, 4
 """Polling intervals: of a live run, of one that has ended, and while there is more to read than one poll takes."""
@@ -37,8 +36,6 @@ SLICE = 256 << 10
 """Bytes of diary parsed in one go: about 2 ms."""
 BUDGET_S = 0.03
 """Time that a poll may read before it returns to the event loop."""
-LOG_TAIL = 64 << 10
-"""Bytes at the end of log.txt that `log_tail` reads."""
 
 
 class Run(QObject):
@@ -48,6 +45,7 @@ class Run(QObject):
         folder – the run folder.
         clock – the present as the run's trainer sees it.
         control – whether this window controls the run, or another.
+        present_settings – its settings with every change, and the changes.
 
     Signals:
         changed – new events were read; emitted about four times a second at most.
@@ -66,7 +64,7 @@ class Run(QObject):
     def __init__(self, folder: RunFolder, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.folder = folder
-        self._present_settings = PresentSettings(folder)
+        self.present_settings = PresentSettings(folder, lambda: self.config)
         self.clock = RunClock()
         self.control = RunControl(folder)
         self._silence = ""
@@ -167,20 +165,7 @@ class Run(QObject):
     @property
     def problem(self) -> str:
         """Why a failed or crashed run ended, as one sentence; empty in any other state."""
-        if self._state == "failed":
-            sentence = (self.ending or {}).get("sentence")
-            return (
-                sentences_of(sentence)
-                if isinstance(sentence, str) and sentence
-                else "The run failed; the log may tell why."
-            )
-        if self._state != "crashed":
-            return ""
-        when = f"after step {self.step}" if self.step else "before its first step"
-        last_words = next((line.strip() for line in reversed(self.log_tail(20)) if line.strip()), "")
-        return f"The training process ended {when} without saying why." + (
-            f" Its last words: {last_words}" if last_words else ""
-        )
+        return problem_of(self._state, self.ending, self.step, self.folder)
 
     def send(self, word: str) -> None:
         """Write a control word (pause, resume, save, stop) for the trainer. Raises Mistake where that fails, or another window controls
@@ -196,24 +181,10 @@ class Run(QObject):
         self.poll()
 
     def change(self, settings: Mapping[str, Any]) -> None:
-        """Ask the trainer to change these raw settings from its next step on. Raises Mistake for settings that cannot be, for a run that
-        does not train, and where another window controls it."""
+        """Ask the trainer to change these raw settings from its next step on. Raises Mistake, as `send` and `PresentSettings.ask`."""
         self._update_control()
         self.control.require()
-        if self._state not in ("running", "paused"):
-            raise Mistake("run", "Settings change while a run is training or paused.")
-        self._present_settings.ask(self.config, settings, self.step)
-        self.poll()
-
-    @property
-    def setting_changes(self) -> list[Change]:
-        """The changes of settings that the trainer took. Raises Mistake for a damaged changes.json."""
-        return self._present_settings.changes()
-
-    @property
-    def settings(self) -> Config:
-        """The settings once every change holds. Raises Mistake where config.yaml or changes.json has faults."""
-        return self._present_settings.at_last(self.config)
+        self.present_settings.ask(settings, self._state, self.step)
 
     def take_over(self) -> None:
         """Take the control from the window that has it. Raises Mistake."""
@@ -297,10 +268,7 @@ class Run(QObject):
 
     def log_tail(self, n: int = 200) -> list[str]:
         """The last `n` lines of log.txt; of a progress line, its last state."""
-        text = last_lines(self.folder.log, LOG_TAIL).decode("utf-8", errors="replace")
-        lines = text.removesuffix("\n").split("\n") if text else []
-        # A progress bar rewrites its line after a carriage return: only its last state is shown.
-        return [line.rstrip("\r").rpartition("\r")[2] for line in lines[-n:]]
+        return log_lines(self.folder.log, n)
 
     def completion_steps(self) -> list[int]:
         """Steps that have completions, ascending."""
@@ -373,6 +341,8 @@ class Run(QObject):
             self._stop_requested = False
         elif self._stop_requested and locked:
             self._repeat_stop()
+        if state in LIVE and self._state not in LIVE:
+            self.clock.expect()
         if state != self._state:
             self._state = state
             self._has_news = True
@@ -385,7 +355,8 @@ class Run(QObject):
             self.control_changed.emit(self.control.is_elsewhere)
 
     def _update_silence(self) -> None:
-        waits = not self.is_live or self._state == "paused"
+        is_resumed = self._expected_until is not None  # the last event is an earlier process's
+        waits = not self.is_live or self._state == "paused" or is_resumed
         silence = "" if waits else silence_sentence(self.clock.silence_s(self._run_state.last_t))
         self._has_news = self._has_news or silence != self._silence
         self._silence = silence

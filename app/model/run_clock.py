@@ -18,6 +18,11 @@ class RunClock:
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._then, self._at = wall(), monotonic()
+        self._process_since = float("-inf")
+
+    def expect(self) -> None:
+        """A process has just been started for the run: its silence counts from now, and not from the last event of the one before."""
+        self._process_since = self.now()
 
     def hear(self, t: float) -> None:
         """An event with this unix time has just been written. Not for events that were in the diary when it was opened."""
@@ -27,8 +32,8 @@ class RunClock:
         return self._then + self._monotonic() - self._at
 
     def silence_s(self, last_t: float | None) -> float:
-        """Seconds since the event at `last_t`; 0 where there is none."""
-        return max(0.0, self.now() - last_t) if last_t is not None else 0.0
+        """Seconds since the event at `last_t`, the newest of the diary; 0 where there is none."""
+        return max(0.0, self.now() - max(last_t, self._process_since)) if last_t is not None else 0.0
 
 
 def silence_sentence(silence_s: float) -> str:

@@ -23,6 +23,8 @@ AXES = {"step": "Step", "tokens": "Tokens", "time": "Time"}
 """Key of an x axis → its title. Time is that of the steps in seconds, without loading, evaluation and pauses."""
 POINTS = 2000
 """Points of a curve over tokens or time: runs share them, so that a position has a value in each."""
+MOST_AVERAGED = 20
+"""Steps at each end whose rewards are kept for a mean: more than `archive.averaging_window` ever takes."""
 SEARCHED_STEPS = 100
 """How many steps that both runs recorded are searched, from the newest, for a prompt that both were asked."""
 
@@ -70,6 +72,7 @@ class RunComparison(QObject):
         super().__init__(parent)
         self.runs: list[Run] = []
         self._waiting = list(folders)
+        self._positions: dict[tuple[int, str], tuple[np.ndarray, np.ndarray]] = {}
         self._open_next()
 
     @property
@@ -113,15 +116,22 @@ class RunComparison(QObject):
         steps, values = run.eval_series(metric.metric) if metric.held_out else run.series(metric.metric)
         if axis == "step" or not len(steps):
             return steps, values
-        all_steps, positions = positions_of(run, axis)
+        all_steps, positions = self._positions_of(run, axis)
         if not len(positions):
             return np.empty(0), np.empty(0)
         x = np.interp(steps, all_steps, positions)
         return resampled(x, values, self._grid(axis)) if not metric.held_out else (np.round(x), values)
 
     def _grid(self, axis: str) -> np.ndarray:
-        ends = [positions[-1] for run in self.runs if len(positions := positions_of(run, axis)[1])]
+        ends = [positions[-1] for run in self.runs if len(positions := self._positions_of(run, axis)[1])]
         return np.unique(np.round(np.linspace(0, max(ends, default=0.0), POINTS)))
+
+    def _positions_of(self, run: Run, axis: str) -> tuple[np.ndarray, np.ndarray]:
+        """`positions_of`, kept until the run has more steps: every curve of every chart asks."""
+        kept = self._positions.get((id(run), axis))
+        if kept is None or run.span is None or len(kept[0]) == 0 or kept[0][-1] != run.span[1]:
+            kept = self._positions[id(run), axis] = positions_of(run, axis)
+        return kept
 
     def span(self, axis: str) -> tuple[float, float] | None:
         """The first and last x of all runs; None before there is one."""
@@ -132,6 +142,14 @@ class RunComparison(QObject):
             return min(first for first, _ in spans), max(last for _, last in spans)
         grid = self._grid(axis)
         return (float(grid[0]), float(grid[-1])) if len(grid) > 1 else None
+
+    def rewards_at_the_ends(self, run: Run) -> list[float]:
+        """The first and the last rewards of a run, as many as `archive.first_and_last_means` may need."""
+        rewards = run.series("reward")[1]
+        finite = rewards[np.isfinite(rewards)]
+        return (
+            finite if len(finite) <= 2 * MOST_AVERAGED else np.r_[finite[:MOST_AVERAGED], finite[-MOST_AVERAGED:]]
+        ).tolist()
 
     # ── completions ─────────────────────────────────────────────────────────────────────────────
 

@@ -47,7 +47,6 @@ class RunControl:
         except OSError as error:
             raise Mistake("run", f"{self._folder.path} cannot be written: {error.strerror}.") from None
         self._asked_at = time.monotonic()
-        self.update(live=True)
 
     @property
     def is_unanswered(self) -> bool:

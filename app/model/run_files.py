@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from backend.spec.config import DEFAULT_REWARDS
+from backend.spec.events import Event
 from backend.spec.places import RunFolder
 from backend.spec.rewards.catalog import metric_name, split_names
 
+LOG_TAIL = 64 << 10
+"""Bytes at the end of a log that `log_lines` reads."""
 _SETTING = re.compile(r"^[a-z_]+: ")
 
 
@@ -19,6 +22,28 @@ def newest_checkpoint(folder: RunFolder) -> int | None:
     # A checkpoint is written under a hidden name, which is no number, and renamed when it is complete.
     names = [path.parent.name for path in folder.checkpoints.glob("*/state.json")]
     return max((int(name) for name in names if name.isdigit()), default=None)
+
+
+def problem_of(state: str, ending: Event | None, step: int, folder: RunFolder) -> str:
+    """Why a failed or crashed run ended, as one sentence; empty in any other state."""
+    if state == "failed":
+        sentence = (ending or {}).get("sentence")
+        return sentences_of(str(sentence)) if sentence else "The run failed; the log may tell why."
+    if state != "crashed":
+        return ""
+    when = f"after step {step}" if step else "before its first step"
+    last_words = next((line.strip() for line in reversed(log_lines(folder.log, 20)) if line.strip()), "")
+    return f"The training process ended {when} without saying why." + (
+        f" Its last words: {last_words}" if last_words else ""
+    )
+
+
+def log_lines(path: Path, n: int) -> list[str]:
+    """The last `n` lines of a log; of a progress line, its last state."""
+    text = last_lines(path, LOG_TAIL).decode("utf-8", errors="replace")
+    lines = text.removesuffix("\n").split("\n") if text else []
+    # A progress bar rewrites its line after a carriage return: only its last state is shown.
+    return [line.rstrip("\r").rpartition("\r")[2] for line in lines[-n:]]
 
 
 def sentences_of(faults: str) -> str:

@@ -5,6 +5,7 @@ Trainings are started by a detached process, `queue run`, which needs no window;
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from backend.spec.places import RunFolder
 from backend.spec.queue import Queue, QueueFile
 
 POLL_MS = 1000
+LAUNCH_S = 15.0
+"""How long a runner may take from its start to its lock: it imports first."""
 
 
 class RunQueue(QObject):
@@ -44,6 +47,7 @@ class RunQueue(QObject):
         self.has_runner = False
         self.problem = ""
         self.edited: RunFolder | None = None
+        self._launched_until: float | None = None
         self._timer = QTimer(self, interval=POLL_MS)
         self._timer.timeout.connect(self.refresh)
         self._timer.start()
@@ -56,7 +60,12 @@ class RunQueue(QObject):
     @property
     def is_active(self) -> bool:
         """Whether a run of the queue is being trained, or the next begins by itself."""
-        return self.has_runner and not self.now.is_paused and bool(self.waiting or self.now.starting)
+        has_runner = self.has_runner or self._is_launching()
+        return has_runner and not self.now.is_paused and bool(self.waiting or self.now.starting)
+
+    def _is_launching(self) -> bool:
+        """Whether a runner was just started that does not hold its lock yet."""
+        return self._launched_until is not None and time.monotonic() < self._launched_until
 
     def refresh(self) -> None:
         """Read the file."""
@@ -66,6 +75,8 @@ class RunQueue(QObject):
         except Mistake as mistake:
             self.now, self.problem = Queue(), mistake.faults[0].sentence
         self.has_runner = self.file.has_runner()
+        if self.has_runner:
+            self._launched_until = None
         if self.edited is not None and self.edited not in self.waiting:
             self.stop_editing()
         if (self.now, self.has_runner, self.problem) != before:
@@ -101,13 +112,15 @@ class RunQueue(QObject):
         )  # as in Session: the window opens without the means to start one
 
         self.refresh()
-        if self.has_runner or self.now.is_paused or not self.waiting:
+        if self.has_runner or self._is_launching() or self.now.is_paused or not self.waiting:
             return True
         try:
             start_queue_runner(self.file)
         except Mistake as mistake:
             self.refused.emit(mistake.faults[0].sentence)
             return False
+        self._launched_until = time.monotonic() + LAUNCH_S
+        self.changed.emit()
         return True
 
     # ── the settings of a run that waits ────────────────────────────────────────────────────────

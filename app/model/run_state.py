@@ -184,6 +184,9 @@ class RunState:
         step, settings = event.get("step"), event.get("settings")
         if _is_count(step) and isinstance(settings, dict):
             self._mark(step, "change", change_sentence(settings))
+            length = settings.get("iters")
+            if isinstance(length, list) and _is_count(length[-1]):
+                self.iterations = length[-1]
 
     def _on_health(self, event: Event) -> None:
         self.health.append(event)

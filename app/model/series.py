@@ -100,25 +100,30 @@ class Series:
             self._grow()
         self._steps[self._size : end] = [step for step, _ in rows]
         table = _table([values.values() for _, values in rows], len(names))
-        for index, name in enumerate(names):
-            column = self._columns.get(name)
-            if column is None:
-                column = self._columns[name] = np.full(len(self._steps), np.nan)
-            column[self._size : end] = table[:, index]
+        for name in names:
+            if name not in self._columns:
+                self._columns[name] = np.empty(len(self._steps))
+                self._columns[name][: self._size] = np.nan
+        values = dict(zip(names, table.T, strict=True))
+        for name, column in self._columns.items():
+            column[self._size : end] = values.get(name, np.nan)
         self._size = end
 
     def _truncate(self, step: int) -> None:
         self._store()
-        size = int(np.searchsorted(self._steps[: self._size], step))
-        for column in self._columns.values():
-            column[size : self._size] = np.nan
-        self._size = size
+        self._size = int(np.searchsorted(self._steps[: self._size], step))
 
     def _grow(self) -> None:
-        more = len(self._steps)
-        self._steps = np.concatenate([self._steps, np.empty(more, dtype=np.int64)])
+        """Double the capacity. What lies beyond the size is never written here: touching it would hold up the event loop."""
+        self._steps = _doubled(self._steps, self._size)
         for name, column in self._columns.items():
-            self._columns[name] = np.concatenate([column, np.full(more, np.nan)])
+            self._columns[name] = _doubled(column, self._size)
+
+
+def _doubled(column: np.ndarray, size: int) -> np.ndarray:
+    larger = np.empty(2 * len(column), dtype=column.dtype)
+    larger[:size] = column[:size]
+    return larger
 
 
 def _table(rows: Sequence[Iterable[Any]], width: int) -> np.ndarray:

@@ -180,7 +180,13 @@ class Session(ServiceSession):
         if self.is_training:
             sentence = "One run at a time: stop the present run first, let it finish, or add this one to the queue."
             self.messages.say(sentence, START, lambda: self.is_training)
-        return self.is_training
+            return True
+        from backend.spec.sweep_results import live_sweep
+
+        if (sweep := live_sweep()) is not None:
+            sentence = f"The sweep {sweep.name} is training: stop it on Sweeps first, or let it finish."
+            self.messages.say(sentence, START, sweep.process.is_locked)
+        return sweep is not None
 
     def _shows_problem(self) -> bool:
         faults = self.draft.problems()

@@ -48,6 +48,7 @@ PAGES: tuple[PageEntry, ...] = (
     PageEntry("evaluate", "Evaluate", "intervals", "app.pages.evaluate_page:EvaluatePage", "Ctrl+6", 1920),
     PageEntry("chat", "Chat", "chat", "app.pages.chat_page:ChatPage", "Ctrl+7", 1920),
     PageEntry("runs", "Runs", "stack", "app.pages.runs_page:RunsPage", "Ctrl+8", 2560),
+    PageEntry("sweeps", "Sweeps", "sweep", "app.pages.sweeps_page:SweepsPage", "Ctrl+9", 1440),
 )
 
 

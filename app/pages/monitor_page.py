@@ -6,39 +6,32 @@ that `app.model.run` follows. Figures come from the run, charts from the table o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 
 from PySide6.QtCore import Qt, QTimer
-from PySide6.QtGui import QKeyEvent, QShowEvent
+from PySide6.QtGui import QKeyEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.model import charts
-from app.model.charts import CHARTS, Curve
 from app.model.run import Run
 from app.model.run_clock import silence_advice
 from app.model.run_state import PHASE_WORDS
 from app.model.run_summary import count_text
 from app.model.session import Session
-from app.pages.parts.chart_export import ChartExport
-from app.pages.parts.charts_menu import ChartsMenu
+from app.pages.parts import run_verdict
+from app.pages.parts.run_charts import RunCharts
+from app.pages.parts.run_findings import RunFindings
 from app.pages.parts.run_steering import RunSteering
-from app.widgets.basic.controls import ComboBox, ElidedLabel
+from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.empty_state import EmptyState
-from app.widgets.basic.number_format import duration
 from app.widgets.basic.open_in_desktop import open_path
-from app.widgets.charts.chart_grid import ChartContent, ChartGrid, ZoomButton
 from app.widgets.charts.metric_tile import MetricTile, TileRow
-from app.widgets.charts.plot import Plot, Trace
 from app.widgets.runs.log_view import LogView
-from app.widgets.runs.result_card import BeforeAfter, CardAction, ResultCard
+from app.widgets.runs.result_card import CardAction, ResultCard
 from app.widgets.runs.run_header import RunHeader
-from backend.spec.archive import averaging_window, first_and_last_means
 from backend.spec.faults import Mistake
 
-SMOOTHING = (("No smoothing", 0.0), ("Light smoothing", 0.6), ("Strong smoothing", 0.9))
 TILES = (
     ("Reward", "reward", "accent", "", "The newest step's mean reward."),
     ("KL", "kl", "kl", "nats", "Distance of the policy from the reference model, per token."),
@@ -62,12 +55,12 @@ class MonitorPage(QWidget):
         super().__init__(parent)
         self.session = session
         self._run: Run | None = None
-        self._curves: list[list[Curve]] = [[] for _ in CHARTS]
-        self._curves_for: tuple[object, ...] = ()
-        self._shows_marks = session.prefs.chart_marks
         self._clock = QTimer(self, interval=CLOCK_MS)  # the elapsed time moves on between two steps of the run
         self._clock.timeout.connect(self._show_time)
         self.steering = RunSteering(session, self)
+        # Slots of the Run menu, which calls them by name.
+        self.change_settings, self.stop_when = self.steering.open, self.steering.open_conditions
+        self.finish_step = self.steering.finish_step
         self._compose()
         self._lay_out()
         session.run_changed.connect(self._on_run_changed)
@@ -81,43 +74,15 @@ class MonitorPage(QWidget):
         )
         self.nothing.button_clicked.connect(lambda: self.session.page_requested.emit("train"))
         self.header = RunHeader()
-        self.smoothing = ComboBox()
-        for label, weight in SMOOTHING:
-            self.smoothing.addItem(label, weight)
-        self.smoothing.setMinimumContentsLength(13)
-        self.smoothing.setAccessibleName("Smoothing of the charts")
-        self.smoothing.currentIndexChanged.connect(lambda _: self.grid.set_smoothing(self.smoothing.currentData()))
         self.tiles = {metric: MetricTile(label, role, unit, help) for label, metric, role, unit, help in TILES}
         self.verdict = ResultCard()
         self.note = ElidedLabel()
+        self.findings = RunFindings(self.session, self)
         self.log = LogView()
-        self.grid = ChartGrid(
-            [Plot(chart.title, chart.axis, chart.unit, chart.help) for chart in CHARTS],
-            self._chart_at,
-            lambda index: bool(self._curves[index]),
-        )
-        self._connect_charts()
-
-    def _connect_charts(self) -> None:
-        prefs = self.session.prefs
-        for plot in self.grid.plots:
-            plot.set_log(plot.title in prefs.log_charts)
-            plot.log_changed.connect(partial(prefs.set_log_chart, plot.title))
-        self.grid.step_chosen.connect(lambda step: self.session.completions_requested.emit(step, None))
-        self.charts_menu = ChartsMenu(
-            self.grid, ChartExport(self.grid, prefs, self._run_name, self.session.message.emit)
-        )
-        self.charts_menu.marks.setChecked(self._shows_marks)
-        self.charts_menu.marks.toggled.connect(self._show_marks)
-        for tool in (ZoomButton(self.grid), self.smoothing, self.charts_menu):
+        self.charts = RunCharts(self.session)
+        self.grid = self.charts.grid
+        for tool in self.charts.tools:
             self.header.tools.addWidget(tool)
-
-    def _show_marks(self, shown: bool) -> None:
-        self.session.prefs.chart_marks = self._shows_marks = shown
-        self._refresh()
-
-    def _run_name(self) -> str:
-        return self._run.folder.name if self._run is not None else "charts"
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() == Qt.Key.Key_Escape and self.grid.span is not None:
@@ -128,7 +93,9 @@ class MonitorPage(QWidget):
     def _lay_out(self) -> None:
         content = QWidget()
         above, below = QVBoxLayout(), QVBoxLayout()
-        for part in (self.header, self.note, self.verdict, TileRow(list(self.tiles.values()))):
+        tile_row = TileRow(list(self.tiles.values()))
+        self._beside_charts = (self.header, self.note, self.verdict, tile_row, self.log)
+        for part in (self.header, self.note, self.findings.cards, self.verdict, tile_row):
             above.addWidget(part)
         below.addWidget(self.log)
         column = QVBoxLayout(content)
@@ -148,8 +115,7 @@ class MonitorPage(QWidget):
 
     def _on_run_changed(self) -> None:
         self._run = self.session.run
-        self._curves_for = ()
-        self.grid.forget_span()
+        self.charts.show_run(self._run)
         self.log.follow(self._run.folder.log if self._run else None)
         self.log.unfold(False)
         if self._run is not None:
@@ -157,7 +123,12 @@ class MonitorPage(QWidget):
             self._run.state_changed.connect(self._show_verdict)
         self._stack.setCurrentIndex(0 if self._run is None else 1)
         self._show_verdict()
+        self.findings.show_run(self._run)
         self._refresh()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.findings.show_run(self._run, self._beside_charts)
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -177,8 +148,8 @@ class MonitorPage(QWidget):
         self._show_note(run)
         if not run.is_live or run.silence or not self.verdict.isHidden():
             self._show_verdict()
-        self._find_curves(run)
-        self.grid.refresh(run.span)
+        self.findings.show_run(run, self._beside_charts)
+        self.charts.refresh()
 
     def _show_progress(self, run: Run) -> None:
         reading = run.read_share
@@ -200,44 +171,11 @@ class MonitorPage(QWidget):
             self.tiles["kl"].show_value(None, instead="off: KL weight 0")
 
     def _show_note(self, run: Run) -> None:
-        """Show the newest health finding or warning, else the newest note."""
-        warnings = [note for note in run.notes if note.get("level") == "warning"]
-        important = sorted([*run.health, *warnings], key=lambda event: event.get("seq") or 0)
-        newest = (important or run.notes)[-1:]
-        text = " ".join(str(newest[0].get(key) or "") for key in ("sentence", "advice")).strip() if newest else ""
-        self.note.setText(text)
-        self.note.setToolTip("\n".join(str(event.get("sentence", "")) for event in run.notes))
-        self.note.setVisible(bool(text))
-
-    # ── charts ──────────────────────────────────────────────────────────────────────────────────
-
-    def _find_curves(self, run: Run) -> None:
-        """Decide each chart's curves. Those of the reward functions are included before their first value, so that no chart
-        moves when it comes."""
-        key = (run, len(run.metric_names()), len(run.eval_metric_names()), tuple(run.reward_names), bool(run.step))
-        if key == self._curves_for:
-            return
-        self._curves_for = key
-        expected = [f"rewards/{name}/{kind}" for name in run.reward_names for kind in ("mean", "std")]
-        steps, evals = (
-            list(dict.fromkeys([*names, *expected])) for names in (run.metric_names(), run.eval_metric_names())
-        )
-        self._curves = [
-            charts.curves_of(chart, evals if chart.held_out else steps, run.reward_names)
-            if not run.step or charts.has_place(chart, steps, run.config)
-            else []
-            for chart in CHARTS
-        ]
-
-    def _chart_at(self, index: int) -> ChartContent:
-        run, chart = self._run, CHARTS[index]
-        if run is None:
-            return ChartContent()
-        read = run.eval_series if chart.held_out else run.series
-        traces = [_trace(curve, read, stacked=curve.metric in chart.stacked) for curve in self._curves[index]]
-        waiting = charts.placeholder(chart, run.config, is_live=run.is_live, steps=run.step)
-        marks = run.marks if self._shows_marks else ()
-        return ChartContent([trace for trace in traces if trace.has_data], waiting, marks)
+        """Show the newest note; warnings are among the findings."""
+        notes = [str(note.get("sentence", "")) for note in run.notes if note.get("level") != "warning"]
+        self.note.setText(notes[-1] if notes else "")
+        self.note.setToolTip("\n".join(notes))
+        self.note.setVisible(bool(notes))
 
     # ── the verdict ───────────────────────────────────────────────────────────────────────────
 
@@ -251,7 +189,7 @@ class MonitorPage(QWidget):
         if show is not None:
             show(run)
         # The card has new buttons, which Qt puts at the end of the tab order.
-        for widget, following in pairwise([self.smoothing, self.charts_menu, *self.verdict.buttons(), self.grid]):
+        for widget, following in pairwise([*self.charts.tools, *self.verdict.buttons(), self.grid]):
             QWidget.setTabOrder(widget, following)
 
     def _show_paused(self, run: Run) -> None:
@@ -286,7 +224,12 @@ class MonitorPage(QWidget):
             CardAction("Completions", lambda: self.session.page_requested.emit("completions")),
         ]
         self.verdict.show_result(
-            f"Finished: {_effort(run)}", "good", _early_end(run), _averaged(run), changes=_changes(run), actions=actions
+            f"Finished: {run_verdict.effort(run)}",
+            "good",
+            run_verdict.early_end(run),
+            run_verdict.averaged(run),
+            changes=run_verdict.changes(run),
+            actions=actions,
         )
 
     def _show_stopped(self, run: Run) -> None:
@@ -298,7 +241,11 @@ class MonitorPage(QWidget):
             CardAction("Open folder", self._open_folder),
         ]
         self.verdict.show_result(
-            f"Stopped: {_effort(run)}", "muted", advice=sentence, changes=_changes(run), actions=actions
+            f"Stopped: {run_verdict.effort(run)}",
+            "muted",
+            advice=sentence,
+            changes=run_verdict.changes(run),
+            actions=actions,
         )
 
     def _show_failed(self, run: Run) -> None:
@@ -314,7 +261,9 @@ class MonitorPage(QWidget):
             CardAction("Open log", self.log.open_file),
             *([CardAction("Report a problem…", lambda: self.session.problem_found.emit(run))] if is_bug else []),
         ]
-        self.verdict.show_result(f"Failed{_at(run)}", "bad", run.problem, advice, actions=actions)
+        self.verdict.show_result(
+            f"Failed{run_verdict.where_it_ended(run)}", "bad", run.problem, advice, actions=actions
+        )
         self.log.unfold(is_bug)
 
     def _show_crashed(self, run: Run) -> None:
@@ -322,7 +271,9 @@ class MonitorPage(QWidget):
         saved = f"Everything up to step {step:,} is saved." if step is not None else "There is no checkpoint yet."
         report = CardAction("Report a problem…", lambda: self.session.problem_found.emit(run))
         actions = [self._resume_action(run), CardAction("Open log", self.log.open_file), report]
-        self.verdict.show_result(f"Crashed{_at(run)}", "bad", run.problem, saved, actions=actions)
+        self.verdict.show_result(
+            f"Crashed{run_verdict.where_it_ended(run)}", "bad", run.problem, saved, actions=actions
+        )
 
     def _resume_action(self, run: Run) -> CardAction:
         step = run.checkpoint
@@ -334,19 +285,6 @@ class MonitorPage(QWidget):
         """Resume the run from its newest checkpoint."""
         if self._run is not None and not self._run.is_live:
             self.session.resume_run(self._run.folder)
-
-    def change_settings(self) -> None:
-        """Open the panel that changes settings of the live run."""
-        self.steering.open()
-
-    def stop_when(self) -> None:
-        """The same, at the conditions that end the run."""
-        self.steering.open("stop_when")
-
-    def finish_step(self) -> None:
-        """Stop the run once the step in flight is done."""
-        self.session.message.emit("The run stops at the end of the step in flight.")
-        self._send("finish-step")  # a refusal is the newer message
 
     def _export(self) -> None:
         if self._run is not None:
@@ -370,55 +308,3 @@ class MonitorPage(QWidget):
                 self._run.send(word)
         except Mistake as mistake:
             self.session.message.emit(mistake.faults[0].sentence)
-
-
-def _trace(curve: Curve, read: Callable, *, stacked: bool) -> Trace:
-    x, y = read(curve.metric)
-    low = high = None
-    if curve.spread:
-        spread = read(curve.spread)[1]
-        if len(spread):
-            low, high = y - spread, y + spread
-    elif curve.low and len(read(curve.low)[1]) and len(read(curve.high)[1]):
-        low, high = read(curve.low)[1], read(curve.high)[1]
-    return Trace(curve.label, curve.colour, x, y, low, high, stacked)
-
-
-def _changes(run: Run) -> list[BeforeAfter]:
-    """Reward before → after: in training, on held-out prompts, on the test split."""
-    changes = [BeforeAfter("Reward in training", *first_and_last_means(run.series("reward")[1].tolist()))]
-    held_out = run.eval_series("reward")[1]
-    if len(held_out) > 1:
-        changes.append(BeforeAfter("Held-out reward", float(held_out[0]), float(held_out[-1])))
-    test_reward = run.test_metrics.get("reward")
-    if isinstance(test_reward, int | float):
-        changes.append(BeforeAfter("Test reward", None, float(test_reward)))
-    return [change for change in changes if change.after is not None]
-
-
-def _effort(run: Run) -> str:
-    """“32 steps in 43 s”; for a run that ended early, “12 of 32 steps in 16 s”."""
-    of = f" of {run.iterations:,}" if run.iterations and run.iterations != run.step else ""
-    return f"{run.step:,}{of} step{'s' if of or run.step != 1 else ''} in {duration(run.elapsed_s)}"
-
-
-def _averaged(run: Run) -> str:
-    """Over which steps the figures of the result were averaged."""
-    count = averaging_window(len(run.series("reward")[0]))
-    steps = f"{count} steps" if count > 1 else "step"
-    text = f"Training: means of the first and last {steps}."
-    evaluated = run.eval_series("reward")[0]
-    if len(evaluated) > 1:
-        began = f"after step {evaluated[0]:,}" if evaluated[0] else "before training"
-        text += f" Held-out: {began}, after step {evaluated[-1]:,}."
-    return text
-
-
-def _early_end(run: Run) -> str:
-    """Why a run has finished before its last step, as planned; otherwise empty."""
-    ending = run.ending or {}
-    return str(ending.get("sentence") or "") if ending.get("reason") in ("stop_when", "early_stopping") else ""
-
-
-def _at(run: Run) -> str:
-    return f" after step {run.step:,}" if run.step else " before the first step"

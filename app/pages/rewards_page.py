@@ -305,7 +305,7 @@ class RewardsPage(QWidget):
         if path.suffix == ".jsonl":
             self.bench.load_file(path)
         else:
-            self.draft.set("reward_functions_file", str(path))
+            self.draft.use_reward_file(str(path))
 
     def keep_case(self) -> None:
         if self._line is not None and self._line[1] is not None:

@@ -169,6 +169,9 @@ class TrainPage(QWidget):
         data = self.form.fields["data"]
         assert isinstance(data, PathField)
         data.hand_over = self.session.use_data
+        file = self.form.fields["reward_functions_file"]
+        assert isinstance(file, PathField)
+        file.hand_over = self.draft.use_reward_file
         self.left_out.closed.connect(self._close_left_out)
         self.session.time_forecast.changed.connect(self._show_plan)
         self.form.focused.connect(lambda key: self.launch.show_help(SETTINGS[key]))

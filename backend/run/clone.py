@@ -5,8 +5,8 @@ step, so that a clone without changes continues as the parent would have, bit fo
 parent's weights, with a fresh optimizer and the prompts from the beginning. In both the reference is the one that the settings name,
 the base model by default; a cold clone may stay near the weights it starts from instead.
 
-The folder appears complete or not at all, and starts nothing: a warm clone is a stopped run, which `resume` continues; a cold one
-has no diary yet, and a checkpoint of step 0 that `train --run` starts from. Changes of settings that the parent had by that step are in
+The folder appears complete or not at all, and starts nothing: a clone is a stopped run, which `resume` continues, a cold one from a
+checkpoint of step 0. Changes of settings that the parent had by that step are in
 the clone's config.yaml; those that it had later are not inherited.
 """
 
@@ -147,9 +147,7 @@ def _copy_warm(
     if changed:
         diary.write("change", step=state.step + 1, settings=changed)
     _write_state(target, replace(_without_stale(state, changed), events_bytes=diary.size))
-    sentence = f"Cloned from {parent.name} after step {state.step}, and not begun yet."
-    diary.write("stopped", step=state.step, reason="cloned", sentence=sentence)  # cut off when the clone goes on
-    diary.close()
+    _end_diary(diary, f"Cloned from {parent.name} after step {state.step}, and not begun yet.", state.step)
 
 
 def _without_stale(state: TrainingState, changed: Mapping[str, Any]) -> TrainingState:
@@ -189,6 +187,8 @@ def _copy_cold(
     mx.save_safetensors(str(target / "optimizer.safetensors"), state_arrays(fresh))
     _write_state(target, TrainingState())
     _publish_adapters(parent, saved, draft)
+    of_step = f"the weights of {parent.name} after step {saved.state.step}"
+    _end_diary(Diary(draft.events), f"Cloned with {of_step}, and not begun yet.", 0)
 
 
 def _with_own_reference(
@@ -211,6 +211,12 @@ def _publish_adapters(parent: RunFolder, saved: Checkpoint, draft: RunFolder) ->
         draft.adapters.mkdir()
         shutil.copy2(saved.weights_file, draft.adapters)
         shutil.copy2(about, draft.adapters)
+
+
+def _end_diary(diary: Diary, sentence: str, step: int) -> None:
+    """Mark the clone as a run that waits to be resumed; the line is cut off then."""
+    diary.write("stopped", step=step, reason="cloned", sentence=sentence)
+    diary.close()
 
 
 def _write_state(folder: Path, state: TrainingState) -> None:

@@ -53,12 +53,15 @@ class RunParts:
         """Sentences for the user that came up since the last call."""
         return [*self.background_tokenizer.new_notes(), *self.rollout.new_notes()]
 
+    def steps_of(self, config: Config) -> int:
+        """How long the run is with these settings. `iters` does not count where epochs or stages decide it."""
+        return self.steps if config.epochs or config.stages else config.iters
+
     def change(self, config: Config, keys: Collection[str]) -> None:
         """Go on with the settings of `config`, between two steps; `keys` names those that differ from before. Raises Mistake for a
         reference model that cannot be loaded."""
         self.policy.use_reference(config)
-        # `iters` does not count where epochs or stages decide the length.
-        self.scoring.change(config, self.steps if config.epochs else config.iters)
+        self.scoring.change(config, self.steps_of(config))
         self.steps = self.scoring.steps
         self.sampling = sampling_of(config)
         self.learner.change(config, self.steps, keys)

@@ -101,7 +101,7 @@ class Replay:
             self._next_group = next(self._groups, None)
 
     def _write(self, event: Event) -> None:
-        fields = {key: value for key, value in event.items() if key not in ("v", "seq", "t", "kind")}
+        fields = {key: value for key, value in event.items() if key not in ("v", "seq", "t", "mono", "kind")}
         name = self.recorded.run.name
         if event["kind"] == "started":
             fields |= {"pid": os.getpid(), "command": f"replay of {name}: {event.get('command', '')}"}

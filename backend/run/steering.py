@@ -29,9 +29,14 @@ class Steering:
         """The changes that hold from this very step on, in the order they were asked for."""
         return [change for change in self.changes if change.step == step]
 
-    def take(self, begun: int) -> Change | None:
-        """Record what the window has asked for; `begun` is the last step that has begun. As `record`."""
-        return self.record(take_request(self._run), begun)
+    def take(self, begun: int) -> tuple[str, str]:
+        """Record what the window has asked for, if it can be; `begun` is the last step that has begun. → level and sentence of the
+        answer."""
+        try:
+            change = self.record(take_request(self._run), begun)
+        except Mistake as mistake:
+            return "warning", " ".join(["The change was not made.", *(fault.sentence for fault in mistake.faults)])
+        return "info", change.sentence if change else "Nothing was changed: the settings have these values already."
 
     def record(self, asked: Mapping[str, Any], begun: int) -> Change | None:
         """Record a change that holds from the step after `begun` on; None where every setting has this value already.

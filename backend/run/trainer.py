@@ -36,7 +36,6 @@ from backend.run.token_data import recorded_tokens
 from backend.spec.config import Config
 from backend.spec.config_notes import config_notes
 from backend.spec.events import Diary, JsonLines, read_events
-from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.steering import Change
 from backend.training.batch import completion_metrics, pack
@@ -136,13 +135,7 @@ class Trainer:
 
     def take_change(self) -> None:
         """Record the change that was asked for, and answer in a note: from which step it holds, or why it cannot be."""
-        level = "info"
-        try:
-            change = self.steering.take(self._begun)
-            sentence = change.sentence if change else "Nothing was changed: the settings have these values already."
-        except Mistake as mistake:
-            level = "warning"
-            sentence = " ".join(["The change was not made.", *(fault.sentence for fault in mistake.faults)])
+        level, sentence = self.steering.take(self._begun)
         self.diary.write("note", level=level, sentence=sentence, answers="change")
 
     def step(self, step: int) -> None:
@@ -239,8 +232,11 @@ class Trainer:
         self.write_started(saved, command)
 
     def write_started(self, saved: checkpoint.Checkpoint | None, command: str) -> None:
+        steps = self.parts.steps_of(
+            self.steering.config_at(self.state.step + 1)
+        )  # a resume may have lengthened the run
         self.diary.write(
-            "started", pid=os.getpid(), command=command, model=self.config.model, iterations=self.parts.steps,
+            "started", pid=os.getpid(), command=command, model=self.config.model, iterations=steps,
             ranks=1, device=str(mx.default_device()), versions=versions(),
             resumed_from=saved.state.step if saved else None,
         )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
@@ -12,8 +13,10 @@ from typing import Any, BinaryIO, Literal, cast
 import yaml
 
 from backend.spec.events import ENDINGS, Event, parse_line
+from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, all_runs
 from backend.spec.queue import is_waiting
+from backend.spec.steering import read_changes
 from backend.spec.work_clock import WorkClock
 
 State = Literal["queued", "starting", "running", "finished", "stopped", "failed", "crashed"]
@@ -74,7 +77,7 @@ def summary(run: RunFolder) -> Summary:
         ),
         model=str(settings.get("model", "")),
         step=newest.get("step"),
-        iterations=starts[-1].get("iterations") if starts else _int_or_none(settings.get("iters")),
+        iterations=_iterations(run, starts, ending, settings),
         reward=_metrics(newest).get("reward"),
         sentence=str(ending.get("sentence", "")) if ending else "",
         reward_before=before,
@@ -83,6 +86,16 @@ def summary(run: RunFolder) -> Summary:
         worked_s=_working_seconds(events) if steps else None,
         metrics=_metrics(newest),
     )
+
+
+def _iterations(run: RunFolder, starts: list[Event], ending: Event | None, settings: Any) -> int | None:
+    """How long the run is: as the newest change of it says, else as its newest process began."""
+    with suppress(Mistake):  # a damaged list of changes is told where the run goes on
+        changed = [change.settings["iters"][1] for change in read_changes(run) if "iters" in change.settings]
+        if changed:
+            return _int_or_none(changed[-1])
+    has_begun = bool(starts) and (ending or {}).get("reason") != "cloned"  # a clone's diary begins with its parent's
+    return starts[-1].get("iterations") if has_begun else _int_or_none(settings.get("iters"))
 
 
 def averaging_window(count: int) -> int:

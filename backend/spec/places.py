@@ -107,7 +107,7 @@ class RunFolder:
 
     @property
     def change_request(self) -> Path:
-        """Settings that the window asks a running trainer to change; transient, as `control` is."""
+        """Settings that a running trainer is asked to change, by `backend.spec.steering.request_change`; transient, as `control` is."""
         return self.path / "change.json"
 
     @property
@@ -176,7 +176,7 @@ class RunFolder:
         return file_lock.is_held(self.lock)
 
     def say(self, word: str) -> None:
-        """Write a control word (pause, resume, save, stop) for the trainer, atomically by rename."""
+        """Write a control word (pause, resume, save, stop, finish-step) for the trainer, atomically by rename."""
         draft = self.path / f".control.{os.getpid()}"
         draft.write_text(word, encoding="utf-8")
         draft.replace(self.control)

@@ -112,6 +112,7 @@ def stamp(run: RunFolder) -> list[int]:
         run.events,
         run.about,
         run.parent,
+        run.changes,
         run.completions,
         run.checkpoints,
         run.evaluations,

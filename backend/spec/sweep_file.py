@@ -195,7 +195,7 @@ def _halving(raw: Any) -> tuple[Halving | None, list[Fault]]:
         faults.append(Fault("halving", "first_rung must be the number of steps before the first are given up."))
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep < 1:
         faults.append(
-            Fault("halving", f"keep must be the share that goes on, between 0 and 1 such as 0.5, not {keep}.")
+            Fault("halving", f"keep must be the share that goes on, above 0 and below 1 such as 0.5, not {keep}.")
         )
     return (None, faults) if faults else (Halving(cast("int", first), float(keep)), [])
 

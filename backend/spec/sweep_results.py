@@ -111,6 +111,11 @@ def make_runs(plan: SweepPlan, folder: SweepFolder) -> None:
             run.config.write_text(dump(parse(plan.raw_settings(member))), encoding="utf-8")
 
 
+def live_sweep() -> SweepFolder | None:
+    """The newest sweep that a process trains."""
+    return next((folder for folder in all_sweeps() if folder.process.is_locked()), None)
+
+
 # ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -97,6 +97,8 @@ def test_the_axis_can_be_tokens_or_time(qtbot, view: CompareView, archive: Path)
     assert seconds[-1] == pytest.approx(np.sum(slow.series("time/step")[1]), abs=1)
     view.axis.choose("tokens")
     qtbot.waitUntil(lambda: plot(view, "Reward").traces[0].x[-1] == 60 * 3100, timeout=2000)
+    plot(view, "Reward").set_step(int(tokens[-1]))
+    assert plot(view, "Reward")._step_label.text() == "186,000 tokens"
 
 
 def test_the_tables_show_what_differs_and_what_was_reached(view: CompareView) -> None:

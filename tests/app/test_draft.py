@@ -109,7 +109,7 @@ def test_a_reward_file_is_read_as_text_and_never_run(draft: Draft, tmp_path: Pat
         {"reward_functions_file": str(file), "reward_functions": ["mine", "r1_count_xml"]}
     )
     assert not draft.problems()
-    assert draft.rewards()[-1].name == "mine"
+    assert draft.rewards()[0].name == "mine"
     assert not witness.exists()
 
 

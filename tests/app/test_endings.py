@@ -18,6 +18,7 @@ from app.message_boxes import QuestionBox
 from app.model.crash_offer import crash_offer, last_run
 from app.model.prefs import Prefs
 from app.model.run import Run
+from app.model.run_control import RunControl
 from app.model.session import Session
 from app.window import Window
 from backend.spec import places
@@ -226,6 +227,18 @@ def test_hung(window: Window, qtbot, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "No sign" not in window.strip.sentence.text() and window.strip.left.isVisible()
 
 
+def test_the_silence_of_a_resumed_run_counts_from_its_new_process(
+    window: Window, qtbot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made_up_runs.make_run(places.runs_folder() / "old", steps=12, ending="failed")  # a year ago
+    run = shown(window, folder, qtbot, "failed")
+    run.expect_process()
+    assert run.state == "starting" and run.silence == ""
+    with trained(folder):
+        advance(monkeypatch, run, 310)
+        assert run.silence == "No sign of life for 5 min."
+
+
 def test_a_pause_is_no_silence(window: Window, qtbot, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = running()
     write(folder, "phase", phase="paused")
@@ -309,6 +322,19 @@ def test_window_killed_and_reopened(window: Window, session: Session, qtbot) -> 
         qtbot.waitUntil(lambda: not run.control.is_elsewhere, timeout=WAIT_MS)
         assert window.menus["stop"].isEnabled() and "Another window" not in window.strip.sentence.text()
         assert run.state == "running"
+
+
+def test_control_that_comes_at_once_is_shown_too(window: Window, session: Session, qtbot) -> None:
+    """The one who had it may have let it go already when another asks: the actions stayed disabled then."""
+    folder = running()
+    with trained(folder):
+        holder = RunControl(folder)
+        holder.update(live=True)
+        run = shown(window, folder, qtbot, "running")
+        assert run.control.is_elsewhere and not window.menus["stop"].isEnabled()
+        holder.release()
+        window.take_over()
+        assert not run.control.is_elsewhere and window.menus["stop"].isEnabled()
 
 
 def test_two_windows_and_one_in_control(window: Window, session: Session, qtbot, tmp_path: Path) -> None:

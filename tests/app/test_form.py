@@ -330,7 +330,13 @@ def test_a_form_of_defaults_shows_the_basic_fields_alone(page: TrainPage):
     page.draft.reset()
     shown = {key for key, field in page.form.fields.items() if field.isVisible()}
     assert shown == {*BASIC_FIELDS, *REWARD_FIELDS}
-    assert card_of(page, "seed").more.text() == "Show 25 more settings"
+    card = card_of(page, "seed")
+    folded = [
+        field
+        for key, field in card.fields.items()
+        if key not in BASIC_FIELDS and field.setting.applies(page.draft.valid_values())
+    ]
+    assert card.more.text() == f"Show {len(folded)} more settings"
     page.all_settings.click()
     assert page.form.fields["seed"].isVisible() and page.form.fields["adam_beta1"].isVisible()
     page.all_settings.click()
@@ -588,10 +594,71 @@ def test_the_functions_of_a_reward_file_get_rows_without_running_it(page: TrainP
     file.write_text(
         "raise SystemExit\n\n@register_reward_function('mine')\ndef mine(p, c, a, t=None):\n    '''Ten for all.'''\n"
     )
-    page.form.fields["reward_functions_file"].take(str(file))
-    assert rows(page)[-1] == ("mine", False, 1.0)
-    click_cell(page, 5, USE)
-    assert page.draft.value("reward_functions")[-1] == "mine"
+    page.draft.set("reward_functions_file", str(file))  # typed: nothing is ticked
+    assert rows(page)[0] == ("mine", False, 1.0)
+    click_cell(page, 0, USE)
+    assert page.draft.value("reward_functions")[0] == "mine"
+
+
+def test_functions_of_a_chosen_file_come_first_and_ticked(page: TrainPage, tmp_path: Path):
+    """They came last of 21 rows, and unticked: the user's own functions did nothing until they were found."""
+    for name in ("first", "second"):
+        text = f"@register_reward_function('{name}')\ndef {name}(p, c, a, t=None):\n    'Scores all.'\n"
+        (tmp_path / f"{name}.py").write_text(text)
+    page.draft.update({"reward_functions": ["r1_count_xml"], "reward_weights": [0.5]})
+    page.form.fields["reward_functions_file"].take(str(tmp_path / "first.py"))
+    assert rows(page)[0] == ("first", True, 1.0)
+    assert page.draft.value("reward_functions") == ["first", "r1_count_xml"]
+    assert page.draft.value("reward_weights") == [1.0, 0.5]
+    page.session.use_path("reward_functions_file", tmp_path / "second.py")
+    assert page.draft.value("reward_functions") == ["second", "r1_count_xml"], "what the earlier file had is gone"
+    broken = tmp_path / "broken.py"
+    broken.write_text("def (")
+    page.form.fields["reward_functions_file"].take(str(broken))
+    assert page.draft.value("reward_functions_file") == str(broken) and page.draft.problems()
+
+
+def choose_reward(page: TrainPage, name: str) -> None:
+    row = next(i for i, row in enumerate(page.rewards.model.rows) if row.entry.name == name)
+    page.rewards.table.setCurrentIndex(page.rewards.model.index(row, LABEL))
+
+
+def test_arguments_of_a_function_are_typed_into_fields_of_their_own(page: TrainPage):
+    """`regex_match(pattern=…)` had to be written by hand, in another field."""
+    page.draft.update({"reward_functions": ["r1_count_xml"], "reward_weights": [0.5]})
+    page.rewards.show_all()
+    choose_reward(page, "cosine_scaled_reward")
+    assert page.rewards.arguments.minimumSizeHint().width() < 400, "it fits the narrowest window"
+    choose_reward(page, "keyword")
+    fields = page.rewards.arguments.fields
+    assert page.rewards.arguments.minimumSizeHint().width() < 400, "it fits the narrowest window"
+    assert list(fields) == ["word", "case"] and fields["word"].placeholderText() == "must be given"
+    assert fields["case"].currentText() == "Default (no)"
+    fields["word"].setFocus()
+    QTest.keyClicks(fields["word"], "four")
+    QTest.keyClick(fields["word"], Qt.Key.Key_Return)
+    assert page.draft.value("reward_functions") == ["r1_count_xml", 'keyword(word="four")']
+    assert page.draft.value("reward_weights") == [0.5, 1.0]
+    assert page.rewards.arguments.fields is fields, "the next field has the focus already, and must keep it"
+    fields["case"].setCurrentIndex(fields["case"].findData("true"))
+    fields["case"].activated.emit(fields["case"].currentIndex())
+    assert page.draft.value("reward_functions")[1] == 'keyword(word="four", case=True)'
+    fields["word"].clear()
+    fields["word"].editingFinished.emit()
+    assert page.draft.value("reward_functions")[1] == "keyword(case=True)"
+    assert any("word" in fault.sentence for fault in page.draft.problems())
+
+
+def test_a_number_among_the_arguments_is_written_as_one(page: TrainPage):
+    page.rewards.show_all()
+    choose_reward(page, "length_target")
+    line = page.rewards.arguments.fields["target"]
+    assert line.placeholderText() == "200" and line.text() == ""
+    line.setText("1,000")
+    line.editingFinished.emit()
+    assert page.draft.value("reward_functions")[-1] == "length_target(target=1000)"
+    choose_reward(page, "r1_count_xml")
+    assert not page.rewards.arguments.fields and "four tags" in page.rewards.arguments._about.text()
 
 
 # The column that stays

@@ -100,9 +100,9 @@ def test_the_glossary_is_searched_by_term_metric_and_other_name(window: Window) 
     assert dialog.windowTitle() == "Glossary"
     for typed, term in (("hit_max_tokens", "Cut off at the limit"), ("num_generations", "Group"), ("kullback", "KL")):
         dialog.search.setText(typed)
-        assert term in dialog.text.toPlainText().splitlines(), typed
+        assert any(line.startswith(f"{term} ") for line in dialog.text.toPlainText().splitlines()), typed
     dialog.search.setText("advantage")
-    assert dialog.text.toPlainText().splitlines()[1] == "Advantage", "where the word is the term comes first"
+    assert dialog.text.toPlainText().startswith("Advantage"), "where the word is the term comes first"
     dialog.search.setText("no such thing")
     assert "No term has" in dialog.text.toPlainText()
     window.menus["glossary"].trigger()

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PySide6.QtCore import QPointF, Qt
 from PySide6.QtGui import QFont, QFontMetrics, QGuiApplication
+from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.model.charts import CHARTS, curves_of, placeholder
 from app.model.session import Session
-from app.pages import monitor_page
 from app.pages.monitor_page import MonitorPage
+from app.pages.parts import run_verdict
 from app.widgets.basic.number_format import duration, figure, moment, signed, ticks
 from app.widgets.charts.metric_tile import MetricTile
 from app.widgets.runs.log_view import LogView
@@ -159,7 +161,7 @@ def test_without_a_run_there_is_one_button_and_it_leads_to_train(qtbot, page: Mo
 def test_a_finished_run_shows_its_result_first(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
     show_run(made_up_runs.make_run(tmp_path / "run", steps=60))
     rewards = session.run.series("reward")[1]
-    before, after = monitor_page._changes(session.run)[0].before, monitor_page._changes(session.run)[0].after
+    before, after = run_verdict.changes(session.run)[0].before, run_verdict.changes(session.run)[0].after
     assert (before, after) == (pytest.approx(rewards[:10].mean()), pytest.approx(rewards[-10:].mean()))
     assert page.verdict.isVisible() and page.verdict._title.text().startswith("Finished: 60 steps in 1")
     assert button_texts(page) == ["Export to LM Studio…", "Chat", "Open folder", "Evaluate", "Completions"]
@@ -171,10 +173,10 @@ def test_a_finished_run_shows_its_result_first(page: MonitorPage, show_run, tmp_
 def test_tab_goes_from_the_result_to_the_charts_to_the_log(page: MonitorPage, show_run, tmp_path: Path) -> None:
     """The buttons of the verdict are created last, and were last in the tab order."""
     show_run(made_up_runs.make_run(tmp_path / "run", steps=30))
-    chain: list[QWidget] = [page.charts_menu]
-    while chain[-1].nextInFocusChain() is not page.charts_menu:
+    chain: list[QWidget] = [page.charts.menu]
+    while chain[-1].nextInFocusChain() is not page.charts.menu:
         chain.append(chain[-1].nextInFocusChain())
-    expected_order = [page.charts_menu, *page.verdict.buttons(), page.grid.plots[0], page.log._toggle]
+    expected_order = [page.charts.menu, *page.verdict.buttons(), page.grid.plots[0], page.log._toggle]
     assert [widget for widget in chain if widget in expected_order] == expected_order
 
 
@@ -249,6 +251,97 @@ def test_a_tile_shows_the_change_with_the_precision_of_its_figure(qtbot) -> None
     for now, start, expected in ((0.1062, 0.1056, "+0.001"), (0.1062, 0.1061, ""), (2.5, 1.0, "+1.50"), (0.0, 0.5, "−0.500"), (0.0467, 0.0441, "+2.6"), (2.5e6, 1e6, "+1.50M")):  # fmt: skip
         tile.show_value(now, start)
         assert tile.caption().removesuffix(" since the start") == expected
+
+
+# ── from a point to its cause ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_point_leads_to_its_completions(qtbot, page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
+    show_run(made_up_runs.make_run(tmp_path / "run", steps=30))
+    reward = plot(page, "Reward")
+    view = reward._view
+    at = view.mapFromScene(view.box.mapViewToScene(QPointF(12, reward.traces[0].at(12))))
+    with qtbot.waitSignal(session.completions_requested) as requested:
+        QTest.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=at)
+    assert requested.args == [12, None]
+
+
+def test_marks_tell_what_happened_and_a_resume_takes_back_those_it_cut_off(
+    qtbot, page: MonitorPage, show_run, tmp_path: Path, session: Session
+) -> None:
+    folder = made_up_runs.make_run(tmp_path / "run", steps=3, ending=None)
+    size = folder.events.stat().st_size
+    diary = Diary(folder.events)
+    diary.write("checkpoint", step=3, path="checkpoints/000003")
+    diary.write("change", step=4, settings={"learning_rate": [1e-4, 5e-5], "beta": [0.1, None]})
+    diary.write("health", code="kl", sentence="KL is high.", advice="Lower it.", step=2)
+    diary.write("change", step=None, settings=3)
+    diary.write("started", iterations=9)
+    diary.close()
+    show_run(folder)
+    assert [(mark.step, mark.kind, mark.sentence) for mark in session.run.marks] == [
+        (1, "eval", "Evaluated: held-out reward 1.33."),
+        (3, "checkpoint", "Saved: a checkpoint."),
+        (4, "change", "Changed: learning_rate 0.0001 → 5e-05, beta 0.1 → none."),
+        (2, "health", "KL is high."),
+        (3, "resume", "Resumed after step 3."),
+    ]
+    reward = plot(page, "Reward")
+    assert len(reward._marks) == 5
+    page.charts.show_marks(False)
+    qtbot.waitUntil(lambda: len(reward._marks) == 0)
+    page.charts.show_marks(True)
+    qtbot.waitUntil(lambda: len(reward._marks) == 5)
+    with folder.events.open("rb+") as file:
+        file.truncate(size)
+    Diary(folder.events).write("started", iterations=9)
+    qtbot.waitUntil(lambda: [mark.kind for mark in session.run.marks] == ["eval", "resume"], timeout=5000)
+
+
+def test_save_now_says_when_it_is_saved(qtbot, page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
+    folder = made_up_runs.make_run(tmp_path / "run", steps=3, ending=None)
+    show_run(folder)
+    diary, told = Diary(folder.events), []
+    session.message.connect(told.append)
+    diary.write("checkpoint", step=3, path="checkpoints/000003")
+    session.run.poll()
+    assert told == [], "nobody asked for that one"
+    session.run.send("save")
+    for _ in range(2):
+        diary.write("checkpoint", step=4, path="checkpoints/000004")
+    session.run.poll()
+    assert told == ["Saved: the run can be resumed from step 4."]
+
+
+def test_two_rows_of_charts_are_in_view_below_the_result(
+    qtbot, qapp, page: MonitorPage, show_run, tmp_path: Path
+) -> None:
+    """There were fewer, at 1280×800."""
+    folder = made_up_runs.make_run(tmp_path / "run", steps=60)
+    page.resize(1104, 704)  # what a window of 1280×800 leaves to a page
+    show_run(folder)
+    assert page.verdict.isVisible()
+    second_row = plot(page, "Clip ratios")
+    bottom = second_row.mapTo(page.grid.viewport(), second_row.rect().bottomLeft()).y()
+    assert bottom <= page.grid.viewport().height()
+    page.resize(1060, 700)
+
+
+def test_the_parts_of_a_step_s_time_are_stacked(page: MonitorPage, show_run, tmp_path: Path) -> None:
+    show_run(made_up_runs.make_run(tmp_path / "run", steps=9))
+    page.grid.draw(plot(page, "Step time"))
+    stacked = {trace.label: trace.stacked for trace in plot(page, "Step time").traces}
+    assert stacked == {"Sampling": True, "Rewards": True, "Learning": True, "Step": False}
+
+
+def test_a_diary_that_is_being_read_says_so(page: MonitorPage, show_run, tmp_path: Path, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """An archived run of 100,000 steps was "starting", with days of work and no time left."""
+    show_run(made_up_runs.make_run(tmp_path / "run", steps=9))
+    assert session.run.read_share is None
+    monkeypatch.setattr(session.run, "_at_end", False)
+    session.run._follower._offset //= 2
+    page._show_progress(session.run)
+    assert page.header._doing.text() == "Step 9 of 60 · reading what has happened, 50%"
 
 
 # ── quickness ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -349,5 +442,7 @@ def test_the_line_above_the_charts_is_a_warning_before_any_other_note(
         diary.write("note", level=level, sentence=sentence)
     diary.close()
     show_run(folder)
-    assert page.note.text() == "macOS stopped the GPU's work."
-    assert page.note.toolTip() == "macOS stopped the GPU's work.\nPrompts are read twice."
+    page.findings.cards.unfold(True)
+    (row,) = page.findings.cards.rows()
+    assert row._text.text() == "macOS stopped the GPU's work."
+    assert page.note.text() == page.note.toolTip() == "Prompts are read twice."

@@ -299,7 +299,7 @@ def test_a_new_reward_file_contains_working_functions(qtbot, page: RewardsPage, 
     page.session.consent.ask = lambda requests: pytest.fail("it was asked about what we wrote")
     page.editing.choose_new_file = lambda: tmp_path / "fresh.py"
     page.panel.new.click()
-    assert [entry.name for entry in page.draft.rewards()[-2:]] == ["concise", "mentions_answer"]
+    assert [entry.name for entry in page.draft.rewards()[:2]] == ["concise", "mentions_answer"]
     page.draft.set("reward_functions", ["concise", "mentions_answer"])
     load_rows(qtbot, page, tmp_path)
     assert page.bench.failed is None and not any(item["error"] for item in page.bench.functions)

@@ -43,9 +43,11 @@ def prepared(name: str) -> RunFolder:
 def test_a_run_that_is_added_has_a_runner_started_once(qapp, runners) -> None:
     queue = RunQueue()
     assert queue.add(prepared("a"))
+    assert queue.is_active, "its process needs seconds until it holds the lock, in which nothing else may begin"
+    queue.add(prepared("a2"))
     lock = queue.file.hold_runner_lock()
     queue.add(prepared("b"))
-    assert len(runners) == 1 and [run.name for run in queue.waiting] == ["a", "b"]
+    assert len(runners) == 1 and [run.name for run in queue.waiting] == ["a", "a2", "b"]
     assert queue.is_active
     os.close(lock)
     queue.set_paused(True)

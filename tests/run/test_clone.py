@@ -80,7 +80,7 @@ def test_a_warm_clone_without_changes_continues_as_its_parent_bit_for_bit(parent
     run = clone(parent, "3", name="twin", runs_dir=tmp_path)
     *_, last = read_events(run.events)
     assert (last["kind"], last["step"], last["reason"]) == ("stopped", 3, "cloned")
-    assert (summary(run).state, summary(run).step) == ("stopped", 3)
+    assert (summary(run).state, summary(run).step, summary(run).iterations) == ("stopped", 3, 5)
     assert (run.adapters / "adapters.safetensors").read_bytes() == (
         parent.checkpoints / "000003" / "adapters.safetensors"
     ).read_bytes()
@@ -112,6 +112,7 @@ def test_what_was_changed_is_used_kept_and_marked(parent: RunFolder, tmp_path: P
     assert run.name == "parent-from-3" and load(run.config).run_name == ""
     expected = {key: (SETTINGS.get(key, 0), value) for key, value in changes.items()}
     assert read_parent(run) == Parent("parent", parent.path, 3, True, expected)
+    assert summary(run).iterations == 4
     continued(run)
     _, change = [event for event in read_events(run.events) if event["kind"] == "change"]
     assert (change["step"], set(change["settings"])) == (4, set(changes))
@@ -136,13 +137,14 @@ def test_another_reward_forgets_what_was_scored_before(parent: RunFolder, tmp_pa
 def test_a_cold_clone_starts_over_from_the_weights(parent: RunFolder, tmp_path: Path, reference: Any) -> None:
     changes = {"iters": 1, "optimizer": "lion", "num_iterations": 1, "dropout": 0}
     run = clone(parent, "4", changes, warm=False, runs_dir=tmp_path, reference=reference)
-    assert not run.has_diary
+    assert (summary(run).state, summary(run).iterations, summary(run).step) == ("stopped", 1, None)
     (saved,) = checkpoint.all_checkpoints(run)
     source = next(each for each in checkpoint.all_checkpoints(parent) if each.state.step == 4)
     assert saved.state == checkpoint.TrainingState()
     assert all(mx.array_equal(x, source.weights()[name]).item() for name, x in saved.weights().items())
     assert all(not np.any(np.array(x)) for name, x in saved.optimizer().items() if name.endswith(".m"))
     continued(run)
+    assert [event["kind"] for event in read_events(run.events)].count("stopped") == 0
     assert [step for kind, step, _ in numbers(run) if kind == "step"] == [1]
     kl = next(metrics["kl"] for kind, _, metrics in numbers(run) if kind == "step")
     assert abs(kl) < 1e-6 if reference == "clone" else kl > 1e-6, (

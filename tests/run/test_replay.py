@@ -41,13 +41,13 @@ def call(*arguments: str) -> Result:
 def bare(events: list[Event]) -> list[Event]:
     """Without what differs by design: times, numbers, the mark of a replay."""
     return [
-        {key: value for key, value in event.items() if key not in ("t", "seq", "pid", "command")}
+        {key: value for key, value in event.items() if key not in ("t", "mono", "seq", "pid", "command")}
         for event in events
         if not str(event.get("sentence", "")).startswith("A replay of")
     ]
 
 
-@pytest.mark.parametrize(("name", "state"), [("healthy-grpo", "finished"), ("lr-1", "failed")])  # fmt: skip
+@pytest.mark.parametrize(("name", "state"), [("healthy-grpo", "finished"), ("lr-1", "failed"), ("crashed", "crashed"), ("half-written", "crashed")])  # fmt: skip
 def test_a_replay_ends_as_the_original_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, state: str
 ) -> None:

@@ -16,6 +16,7 @@ from backend.generation.sampler import Sampling
 from backend.run import checkpoint, telemetry
 from backend.run.parts import load_parts
 from backend.run.run_process import train
+from backend.spec.archive import summary
 from backend.spec.config import parse
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
@@ -231,6 +232,7 @@ def test_a_finished_run_goes_on_to_a_later_end(raw: dict[str, Any], run: RunFold
     trained(constant | {"iters": 2}, run)
     ending = train(parse(constant | {"iters": 2}), run, command="a test", changes={"iters": 4})
     assert (ending.kind, ending.step) == ("finished", 4)
+    assert events(run, "started")[-1]["iterations"] == summary(run).iterations == 4
     assert_equals(run, trained(constant | {"iters": 4}, RunFolder(tmp_path / "long")))
     with pytest.raises(Mistake, match="Iterations must be at least 4, which are done"):
         train(parse(constant | {"iters": 2}), run, command="a test", changes={"iters": 3})

@@ -287,7 +287,7 @@ def test_a_killed_sweep_goes_on_with_the_verb(tmp_path: Path) -> None:
     )
     _wait_for(lambda: len(small_run.steps(folder.run("kill-2-seed0"))) > 24)
     going_on.send_signal(signal.SIGINT)
-    output, _ = going_on.communicate(timeout=30)
+    output, _ = going_on.communicate(timeout=100)
     assert going_on.returncode == 3, output
     for name in ("kill-1-seed0", "kill-2-seed0"):
         steps = small_run.steps(folder.run(name))
@@ -317,7 +317,7 @@ def test_a_gpu_error_of_one_run_restarts_the_sweep(tmp_path: Path) -> None:
 
 
 def _wait_for(is_true: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 200
     while not is_true():
-        assert time.monotonic() < until, "waited for a minute"
+        assert time.monotonic() < until, "waited for minutes"
         time.sleep(0.05)

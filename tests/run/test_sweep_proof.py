@@ -67,36 +67,28 @@ def test_halving_finds_the_winner_of_the_grid_for_half_the_completions(seed: int
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(1800)
 @pytest.mark.alone
+@pytest.mark.timeout(900)
 def test_four_runs_in_turns_take_no_longer_than_four_alone(tmp_path: Path) -> None:
-    """By the seconds of their steps. Each run is trained alone and in turns alternately, so that both see the same machine."""
-    sweep: dict[str, Any] = {"over": {"learning_rate": RATES[2:6]}, "round_steps": 5}
-    settings = demo_settings(iters=30, steps_per_eval=0)
+    """In processor seconds, loading included, which other programs disturb less than the clock. Alternately, so that both meet the
+    same machine; turns of two steps, so that there are many."""
+    sweep = {"over": {"learning_rate": RATES[2:6]}, "round_steps": 2, "name": "timed"}
+    plan = parse_sweep({"base": demo_settings(iters=16, steps_per_eval=0)} | sweep)
     ratios: list[float] = []
-    for repeat in range(3):
-        plan, results = swept_timed(tmp_path / f"turns-{repeat}", settings, sweep)
-        alone: list[float] = []
+    for repeat in range(-1, 3):
+        began = time.process_time()
+        folder = make_sweep(plan, tmp_path / f"turns{repeat}")
+        make_runs(plan, folder)
+        assert run_sweep(plan, folder, SweepInputs(), command="a test").exit_code == 0
+        turned = time.process_time()
         for member in plan.members():
-            run = RunFolder(tmp_path / f"alone-{repeat}" / member.run)
-            small_run.train_here(plan.raw_settings(member), run)
-            alone += step_seconds(run)
-        in_turns = [s for each in results for s in step_seconds(each)]
-        ratios.append(sum(in_turns) / sum(alone))
-    print("\nseconds a step in turns over alone: " + ", ".join(f"{ratio:.3f}" for ratio in ratios))
+            run = RunFolder(tmp_path / f"alone{repeat}" / member.run)
+            assert small_run.train_here(plan.raw_settings(member), run).exit_code == 0
+        alone = time.process_time() - turned
+        if repeat >= 0:  # the first compiles for both
+            ratios.append((turned - began) / alone)
+            print(
+                f"\nprocessor seconds in turns {turned - began:.2f}, alone {alone:.2f}, ratio {ratios[-1]:.3f}",
+                flush=True,
+            )
     assert statistics.median(ratios) <= 1.03
-
-
-def swept_timed(runs: Path, settings: dict[str, Any], sweep: dict[str, Any]) -> tuple[SweepPlan, list[RunFolder]]:
-    plan = parse_sweep({"name": "timed", "base": settings} | sweep)
-    folder = make_sweep(plan, runs)
-    make_runs(plan, folder)
-    assert run_sweep(plan, folder, SweepInputs(), command="a test").exit_code == 0
-    return plan, [folder.run(member.run) for member in plan.members()]
-
-
-def step_seconds(run: RunFolder) -> list[float]:
-    """Seconds of every step but the first three, which compile."""
-    from backend.spec.events import read_events
-
-    return [event["metrics"]["time/step"] for event in read_events(run.events) if event["kind"] == "step"][3:]

@@ -14,7 +14,7 @@ from backend.spec.health.episodes import Episode, examined, reported
 from backend.spec.health.recent import LONG, WINDOW, Recent
 from backend.spec.health.rules import RULES, findings
 from backend.spec.health.watch import QUIET, Watch
-from tests.support import diaries
+from tests.support import diaries, health_page
 from tests.support.diaries import recording
 
 HEALTHY: dict[str, Any] = {
@@ -64,7 +64,14 @@ def test_each_sickness_is_found_by_its_rule(name: str) -> None:
     assert {episode.code.partition(" ")[0] for episode in episodes_of(name)} >= set(recording(name).signs)
 
 
-@pytest.mark.parametrize("name", ["lr-high", "repetition", "healthy-long"])
+def test_every_rule_has_a_recorded_sickness_and_every_loss_a_healthy_run() -> None:
+    from backend.training.losses import LOSSES
+
+    assert {sign for name in diaries.names() for sign in recording(name).signs} == set(RULES)
+    assert {f"healthy-{loss}" for loss in LOSSES} <= set(diaries.names())
+
+
+@pytest.mark.parametrize("name", ["lr-high", "hacking", "few-rows", "not-a-number", "healthy-long"])
 def test_a_resumed_run_reports_what_one_that_was_never_stopped_reports(name: str) -> None:
     settings, events = recording(name).settings, recording(name).events
     whole = Watch(settings)
@@ -246,3 +253,9 @@ def test_a_finding_of_an_old_diary_is_shown_as_far_as_it_is_known() -> None:
     }
     (episode,) = reported([old])
     assert (episode.since, episode.until, episode.settings, episode.setting) == (None, None, {}, "learning_rate")
+
+
+def test_the_page_on_health_has_the_rules_as_they_are() -> None:
+    """`python -m tests.support.health_page` writes them."""
+    text = health_page.PAGE.read_text("utf-8")
+    assert text == health_page.page(text)

@@ -117,7 +117,7 @@ def test_the_written_file_is_the_same_sweep(tmp_path: Path) -> None:
         ({"seeds": list(range(200))}, "seeds", "800 runs; at most 500"),
         ({"halving": 3}, "halving", "off, or have first_rung and keep"),
         ({"halving": {"keep": 0.5}}, "halving", "first_rung must be"),
-        ({"halving": {"first_rung": 10, "keep": 2}}, "halving", "between 0 and 1"),
+        ({"halving": {"first_rung": 10, "keep": 2}}, "halving", "above 0 and below 1"),
         ({"halving": {"first_rung": 15}}, "halving", "no multiple of Eval, 10"),
         ({"halving": {"first_rung": 80}}, "halving", "not below the length of a run, 80 steps"),
         ({"halving": {"first_rung": 10}, "base": BASE | {"steps_per_eval": 0}}, "halving", "Eval is 0"),

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from backend.spec.events import Event
+from backend.spec.health.watch import Watch
 from backend.spec.places import RunFolder
 
 FOLDER = Path(__file__).parents[1] / "golden" / "diaries"
@@ -39,13 +40,21 @@ class Recording:
     tail: str = ""
 
     def unpack(self, folder: Path) -> RunFolder:
-        """Write it as a run folder: config.yaml and events.jsonl."""
+        """Write it as a run folder: config.yaml and events.jsonl, with what the rules of today find in it."""
         folder.mkdir(parents=True)
         run = RunFolder(folder)
         run.config.write_text(yaml.safe_dump(self.settings), encoding="utf-8")
-        lines = "".join(json.dumps(event, ensure_ascii=False) + "\n" for event in self.events)
+        lines = "".join(json.dumps(event, ensure_ascii=False) + "\n" for event in self.with_health())
         run.events.write_text(lines + self.tail, encoding="utf-8")
         return run
+
+    def with_health(self) -> list[Event]:
+        """The events as a trainer with the rules of today would have written them."""
+        watch, events = Watch(self.settings), []
+        for event in self.events:
+            events.append(event)
+            events += [{"v": 1, "t": event["t"], "kind": "health", **fields} for fields in watch.take(event)]
+        return [event | {"seq": number} for number, event in enumerate(events)]
 
     def save(self) -> Path:
         header = asdict(self)

@@ -106,8 +106,8 @@ def make_long_run(path: Path, steps: int = 100_000, extra: int = 7) -> RunFolder
     dice = random.Random(1)
     with folder.events.open("a", encoding="utf-8") as file:
 
-        def line(seq: int, step: int, kind: str, **carries) -> None:
-            event = {"v": 1, "seq": seq, "t": 1_760_000_000 + step * 1.2, "kind": kind, **carries}
+        def line(seq: int, at: int, kind: str, **carries) -> None:
+            event = {"v": 1, "seq": seq, "t": 1_760_000_000 + at * 1.2, "kind": kind, **carries}
             file.write(json.dumps(event) + "\n")
 
         seq = 2

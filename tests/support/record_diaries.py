@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ SICK = [
     Plan("lr-1", "A learning rate of 1: the second gradient is not a number, which ends the run.",
          {"learning_rate": 1.0, **CONSTANT}, steps=30),
     Plan("not-a-number", "A KL that is only measured overflows: temperature 0.05 makes twenty times as much of every change.",
-         {"temperature": 0.05, "beta": 0.0, "log_kl": True, "num_iterations": 4, "learning_rate": 1e-2, **CONSTANT},
+         own("dice") | {"temperature": 0.05, "beta": 0.0, "log_kl": True, "num_iterations": 4, "learning_rate": 1e-2, **CONSTANT},
          ("not_a_number",), steps=20),
     Plan("lr-high", "A learning rate thirty times too high.", {"learning_rate": 3e-3, **CONSTANT},
          ("drifting", "kl_exploding")),
@@ -120,9 +120,10 @@ SICK = [
     Plan("zero-gradient", "Every completion is cut off, and cut-off completions are not trained on.",
          own("digits") | {"max_completion_length": 6, "mask_truncated_completions": True}, ("gradient_zero", "cut_off"),
          steps=30),
-    Plan("straggler", "Most completions are short; at a high temperature some never end.",
-         {"max_completion_length": 400, "max_seq_length": 460, "temperature": 1.6, "learning_rate": 1e-6, **CONSTANT}, ("straggler",),
-         steps=30),
+    Plan("straggler", "At temperature 4 lengths are as chance has it: most completions are short, one of 128 is long; and no reward, so "
+         "that learning takes no time.",
+         own("hashes") | {"max_completion_length": 400, "max_seq_length": 460, "temperature": 4.0, "learning_rate": 1e-6, **CONSTANT, "batch_size": 8,
+          "group_size": 16, "num_iterations": 1, "beta": 0.0, "steps_per_eval": 0}, ("straggler",), steps=14),
     Plan("few-rows", "Four rows of training data.", {}, ("seen_often",), rows=4),
     Plan("flat", "Rewards by chance: they have no trend.", own("dice") | {"learning_rate": 2e-5, **CONSTANT}, ("flat",), steps=90),
     Plan("crashed", "The process was killed.", killed_at=20),
@@ -218,20 +219,21 @@ def with_metrics(
     )  # fmt: skip
 
 
-def constructed() -> Iterator[Recording]:
-    yield half_written()
-    yield with_metrics(
-        "memory",
-        "A leak: every step holds 2 % more memory than the one before.",
-        "memory_creeping",
+def memory() -> Recording:
+    return with_metrics(
+        "memory", "A leak: every step holds 2 % more memory than the one before.", "memory_creeping",
         lambda step, metrics: {"peak_memory_gb": round(metrics["peak_memory_gb"] * 1.02**step, 6)},
-    )
-    yield with_metrics(
-        "sampler-gap",
-        "Sampling and learning differ as in a 16-bit model with broken rounding.",
-        "sampler_differs",
+    )  # fmt: skip
+
+
+def sampler_gap() -> Recording:
+    return with_metrics(
+        "sampler-gap", "Sampling and learning differ as in a 16-bit model with broken rounding.", "sampler_differs",
         lambda step, metrics: {"sampling/logp_gap/mean": 0.08},
-    )
+    )  # fmt: skip
+
+
+CONSTRUCTED = {"half-written": half_written, "memory": memory, "sampler-gap": sampler_gap}
 
 
 def main() -> None:
@@ -240,9 +242,9 @@ def main() -> None:
         if not wanted or plan.name in wanted:
             path = record(plan).save()
             print(f"{path.name}  {path.stat().st_size:,} bytes", flush=True)
-    for made in constructed():
-        if not wanted or made.name in wanted:
-            print(made.save().name)
+    for name, construct in CONSTRUCTED.items():
+        if not wanted or name in wanted:
+            print(construct().save().name)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,10 @@ from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.number_format import duration, figure
 from app.widgets.basic.segmented_control import Segments
 from app.widgets.charts.chart_grid import ChartContent, ChartGrid
-from app.widgets.charts.plot import Plot, Trace
+from app.widgets.charts.plot import Plot
+from app.widgets.charts.trace import Trace
+from app.widgets.compare.comparison_table import ComparisonTable
 from app.widgets.compare.run_legend import ComparedName, RunLegend, letter_of
-from app.widgets.compare.text_table import TextTable
 from app.widgets.runs.state_chip import STATE_LABELS
 from backend.spec.archive import raw_settings
 from backend.spec.places import RunFolder
@@ -36,6 +37,12 @@ from backend.spec.run_comparison import (
 )
 from backend.spec.run_record import RunRecord
 
+POSITIONS: dict[str, tuple[str, Callable[[int], str]]] = {
+    "step": ("step", lambda x: f"step {x:,}"),
+    "tokens": ("tokens", lambda x: f"{x:,} tokens"),
+    "time": ("seconds", duration),
+}
+"""Key of an x axis → its title below the charts, and the name of a position."""
 PARTS = {"results": "Results", "settings": "Settings that differ", "completions": "Completions"}
 TABLES_HEIGHT, TABLES_WIDTH = 210, 760
 WIDE = 1700
@@ -72,12 +79,12 @@ class CompareView(QWidget):
         self.back = button("Back to the list", self.closed.emit, tip="Escape")
         self.title = label(font=theme.title_font())
         self.axis = Segments(AXES, "Horizontal axis")
-        self.axis.chosen.connect(lambda _: self._draw_charts())
+        self.axis.chosen.connect(lambda _: self._change_axis())
         self.legend = RunLegend()
         self.legend.shown_changed.connect(self._draw_charts)
         self.part = Segments(PARTS, "Below the charts")
         self.part.chosen.connect(lambda key: self._tables.setCurrentIndex(list(PARTS).index(key)))
-        self.results, self.settings = TextTable("Results of the runs"), TextTable("Settings that differ")
+        self.results, self.settings = ComparisonTable("Results of the runs"), ComparisonTable("Settings that differ")
         self.same = label("Their settings are the same.", role="muted", align=Qt.AlignmentFlag.AlignCenter)
         self.prompts = SharedPromptPanel()
         self.export = ComparisonExport(self.tables, self)
@@ -200,6 +207,12 @@ class CompareView(QWidget):
         assert layout is not None
         layout.addWidget(self.grid)
 
+    def _change_axis(self) -> None:
+        """A range that was zoomed into on the old axis is none on the new one."""
+        if self.grid is not None:
+            self.grid.forget_span()
+        self._draw_charts()
+
     def _drop_grid(self) -> None:
         if self.grid is not None:
             self.grid.hide()
@@ -208,6 +221,8 @@ class CompareView(QWidget):
 
     def _draw_charts(self) -> None:
         if self.grid is not None and self.comparison is not None:
+            for plot in self.grid.plots:
+                plot.set_step_axis(*POSITIONS[self.axis.key])
             self.grid.refresh(self.comparison.span(self.axis.key))
 
     def _content(self, i: int) -> ChartContent:
@@ -247,7 +262,16 @@ class CompareView(QWidget):
         assert self.comparison is not None
         runs: list[Run | None] = [*self.comparison.runs]
         runs += [None] * (len(self._records) - len(runs))
-        return [_result(record, run) for record, run in zip(self._records, runs, strict=True)]
+        return [self._result(record, run) for record, run in zip(self._records, runs, strict=True)]
+
+    def _result(self, record: RunRecord, run: Run | None) -> RunResult:
+        if run is None or not run.has_caught_up or self.comparison is None:
+            return result_of(record, [])
+        steps, rewards = run.eval_series("reward")
+        pairs = zip(steps.tolist(), rewards.tolist(), strict=True)
+        return result_of(
+            record, [pair for pair in pairs if pair[1] == pair[1]], self.comparison.rewards_at_the_ends(run)
+        )
 
     def _show_export_menu(self) -> None:
         self.export.menu(self).popup(self.export_button.mapToGlobal(self.export_button.rect().bottomLeft()))
@@ -258,11 +282,3 @@ def _shown_text(name: str, value: Any) -> str:
     if name == "state":
         return STATE_LABELS[value]
     return duration(value) if name == "worked_s" else figure(value)
-
-
-def _result(record: RunRecord, run: Run | None) -> RunResult:
-    if run is None or not run.has_caught_up:
-        return result_of(record, [])
-    steps, rewards = run.eval_series("reward")
-    evaluations = [(int(step), float(reward)) for step, reward in zip(steps, rewards, strict=True) if reward == reward]
-    return result_of(record, evaluations, run.series("reward")[1].tolist())

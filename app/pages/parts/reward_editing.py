@@ -106,12 +106,12 @@ class RewardEditing(QObject):
             self.session.message.emit(mistake.faults[0].sentence)
             return
         self.file.path = None
-        self.draft.set(SETTING, str(path))
+        self.draft.use_reward_file(str(path))
 
     def choose(self) -> None:
         path = self.choose_file()
         if path is not None:
-            self.draft.set(SETTING, str(path))
+            self.draft.use_reward_file(str(path))
 
     # Questions: one method each, which tests replace by an answer
 

@@ -7,12 +7,11 @@ from typing import Any
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QWidget
 
+from app.model.present_settings import STEERED_STATES
 from app.model.run import Run
 from app.model.session import Session
 from app.widgets.monitor.steering_panel import SteeringPanel
 from backend.spec.faults import Mistake
-
-STEERED_STATES = ("running", "paused")
 
 
 class RunSteering(QObject):
@@ -44,6 +43,21 @@ class RunSteering(QObject):
         if key:
             self.panel.focus_setting(key)
 
+    def open_conditions(self) -> None:
+        """Show the panel at the conditions that end the run."""
+        self.open("stop_when")
+
+    def finish_step(self) -> None:
+        """Stop the run once the step in flight is done."""
+        if self._session.run is None:
+            return
+        try:
+            self._session.run.send("finish-step")
+        except Mistake as mistake:
+            self._session.message.emit(_sentence(mistake))
+        else:
+            self._session.message.emit("The run stops at the end of the step in flight.")
+
     def _follow(self) -> None:
         if self._run is self._session.run:
             return
@@ -62,8 +76,9 @@ class RunSteering(QObject):
         if run.state not in STEERED_STATES:
             panel.hide()
             return
+        settings = run.present_settings
         try:
-            panel.show_settings(run.folder.name, run.settings, run.setting_changes, run.step)
+            panel.show_settings(run.folder.name, settings.at_last(), settings.changes(), run.step)
         except Mistake as mistake:
             panel.show_answer(_sentence(mistake), is_refusal=True)
             return

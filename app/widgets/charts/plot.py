@@ -7,7 +7,7 @@ created when the card first has something to draw.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import QEvent, QRectF, Qt, Signal
 from PySide6.QtGui import (
@@ -75,6 +75,7 @@ class Plot(QFrame):
         self._all_steps: tuple[float, float] | None = None
         self._marks: Sequence[Mark] = ()
         self._step: int | None = None
+        self._step_title, self._step_text = "step", _step_text
         self._is_restyle_due = False
         self._has_ring = False
         self.setProperty("role", "card")
@@ -130,6 +131,7 @@ class Plot(QFrame):
     def _draw(self, view: PlotView) -> None:
         shown = self.visible_traces()
         self._body.setCurrentWidget(view)
+        view.set_step_title(self._step_title)
         self._offer_log(shown)
         drawn = shown if self.is_log else pile(shown)  # on a logarithmic axis heights do not add up
         view.draw(drawn, self._span or self._all_steps, self._smoothing, log=self.is_log)
@@ -173,6 +175,10 @@ class Plot(QFrame):
         """The steps to show: a selected range, else the run's, else those of the traces. Takes effect when drawn next."""
         self._span, self._all_steps = span, all_steps
 
+    def set_step_axis(self, title: str, text: Callable[[int], str]) -> None:
+        """What the horizontal axis counts, where that is no step; `text(position)` names a position. Takes effect when drawn next."""
+        self._step_title, self._step_text = title, text
+
     def set_step(self, step: int | None) -> None:
         """Mark a step and show the values there in the legend; None goes back to the newest values."""
         if step != self._step:  # the grid passes every move of the pointer on to every plot
@@ -184,7 +190,7 @@ class Plot(QFrame):
 
     def _show_values(self) -> None:
         span = f"steps {self._span[0]:,.0f} – {self._span[1]:,.0f}" if self._span else ""
-        self._step_label.setText(span if self._step is None else f"step {self._step:,}")
+        self._step_label.setText(span if self._step is None else self._step_text(self._step))
         here = " ".join(mark.sentence for mark in self._marks if mark.step == self._step)
         entries = [
             LegendEntry(trace.pen, trace.label, figure(trace.at(self._step), self.unit), trace.label in self.hidden)
@@ -330,3 +336,7 @@ class Plot(QFrame):
     def copy(self) -> None:
         """Put the values on the clipboard, as CSV."""
         QGuiApplication.clipboard().setText(self.as_csv())
+
+
+def _step_text(step: int) -> str:
+    return f"step {step:,}"

@@ -74,7 +74,7 @@ class PlotView(pg.GraphicsView):
         super().__init__()
         self._value_axis, self._step_axis = ValueAxis(axis, unit), StepAxis("bottom")
         self.box: Any = pg.ViewBox(enableMouse=False, enableMenu=False)  # Any: pyqtgraph's annotations are not complete
-        self._unit = unit
+        self._unit, self._step_title = unit, "step"
         self._curves: list[CurveItems] = []
         self._marks = MarkPainter()
         self._shown: Span = (0.0, 1.0)
@@ -115,6 +115,12 @@ class PlotView(pg.GraphicsView):
         self.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
         self.setMouseTracking(True)
 
+    def set_step_title(self, title: str) -> None:
+        """The title of the horizontal axis, which runs of a comparison may share over something else than steps."""
+        if title != self._step_title:
+            self._step_title = title
+            self._step_axis.setLabel(title, **self._step_axis.labelStyle)
+
     def restyle(self) -> None:
         """Take the colours of the theme's current palette."""
         colours = theme.palette()
@@ -123,7 +129,7 @@ class PlotView(pg.GraphicsView):
         # The value axis keeps its label: it may say MB by now where its title says GB.
         titles = (
             (self._value_axis, self._value_axis.labelText or self._value_axis.untouched_title),
-            (self._step_axis, "step"),
+            (self._step_axis, self._step_title),
         )
         for axis, text in titles:
             axis.setPen(pg.mkPen(colours.grid if axis is self._step_axis else None))
@@ -155,7 +161,7 @@ class PlotView(pg.GraphicsView):
         low, high = axis_range(*columns, unit=self._unit, log=log)
         self._value_axis.set_scale_of(10**high if log else max(abs(low), abs(high)), log=log)
         self.box.setYRange(low - (high - low) * 1e-4, high, padding=0)  # a tick right on the edge would be left out
-        self.scene().prepareForPaint()  # pyqtgraph else moves items inside the paint event, and everything is painted twice
+        self.sceneObj.prepareForPaint()  # pyqtgraph else moves items inside the paint event, and everything is painted twice
 
     def _draw_trace(
         self, curve: CurveItems, trace: CurveData, span: Span, smoothing: float, *, fine: bool, log: bool
@@ -210,7 +216,7 @@ class PlotView(pg.GraphicsView):
         step = float(self.box.mapSceneToView(pos).x())
         for curve in self._curves:
             x, y = curve.line.getData()
-            if x is None or not len(x) or not self.box.sceneBoundingRect().contains(pos):
+            if x is None or y is None or not len(x) or not self.box.sceneBoundingRect().contains(pos):
                 continue
             i = min(int(np.searchsorted(x, step)), len(x) - 1)
             near = y[max(0, i - 1) : i + 1]

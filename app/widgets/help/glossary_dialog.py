@@ -64,11 +64,17 @@ class GlossaryDialog(QDialog):
 
     def _show(self, typed: str) -> None:
         terms = self._find(typed)
-        sections = groupby(terms, key=lambda term: term.section)
+        # What was found is in the order of how well it fits, across the sections.
+        sections = [("", terms)] if typed.strip() else groupby(terms, key=lambda term: term.section)
         nothing = f"<p>No term has “{escape(typed)}” in it.</p>"
-        self.text.setHtml("".join(_section(title, list(of)) for title, of in sections) or nothing)
+        self.text.setHtml("".join(_section(title, list(of)) for title, of in sections) if terms else nothing)
 
 
 def _section(title: str, terms: Sequence[Term]) -> str:
-    rows = (f"<p><b>{escape(term.term)}</b><br>{escape(term.text)}</p>" for term in terms)
-    return f"<h3>{escape(title)}</h3>{''.join(rows)}"
+    """The terms below their heading; without one, each with the section that it is from."""
+    heading = f"<h3>{escape(title)}</h3>" if title else ""
+    origin = "" if title else "<i> &nbsp;{}</i>"
+    return heading + "".join(
+        f"<p><b>{escape(term.term)}</b>{origin.format(escape(term.section))}<br>{escape(term.text)}</p>"
+        for term in terms
+    )

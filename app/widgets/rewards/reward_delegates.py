@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from PySide6.QtCore import QEvent, QModelIndex, QPersistentModelIndex, QRect, QRegularExpression, Qt
-from PySide6.QtGui import QKeyEvent, QPainter, QRegularExpressionValidator
+from PySide6.QtCore import QEvent, QModelIndex, QPersistentModelIndex, QRect, QRectF, QRegularExpression, Qt
+from PySide6.QtGui import QKeyEvent, QPainter, QPen, QRegularExpressionValidator
 from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
 from app import theme
@@ -15,6 +15,8 @@ from app.widgets.form import value_text
 Index = QModelIndex | QPersistentModelIndex
 USE, LABEL, FUNCTION, SCORES, SOURCE, MEAN, WEIGHT = range(7)
 """The table's columns."""
+_FRAME = (2.5, 5.5, -1.5, -5.5)
+"""From a cell to the frame of its weight: lower than the cell, so that it does not touch those above and below."""
 DECIMALS = 3
 """Decimals of a weight."""
 NUMBER = QRegularExpression(r"[-−]?\d{0,3}(\.\d{0,3})?")
@@ -64,7 +66,18 @@ class WeightEdit(NumberEdit):
 
 
 class WeightDelegate(QStyledItemDelegate):
-    """Edits a weight in place; text that is not a number leaves it unchanged."""
+    """Edits a weight in place; text that is not a number leaves it unchanged. The weight of a ticked row is framed like a field: else
+    nothing shows that it can be edited."""
+
+    def paint(self, painter: QPainter, option: Any, index: Index) -> None:
+        ticked = index.model().index(index.row(), USE).data(Qt.ItemDataRole.CheckStateRole)
+        super().paint(painter, option, index)
+        if ticked == Qt.CheckState.Checked:
+            painter.save()
+            painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+            painter.setPen(QPen(theme.palette().outline, 1))
+            painter.drawRoundedRect(QRectF(option.rect).adjusted(*_FRAME), 5, 5)
+            painter.restore()
 
     def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
         edit = WeightEdit(parent=parent)

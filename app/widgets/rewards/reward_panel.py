@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtCore import QModelIndex, Qt, Signal
+from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import LinkButton
+from app.widgets.rewards.reward_arguments import RewardArguments
+from app.widgets.rewards.reward_delegates import LABEL
 from app.widgets.rewards.reward_table import RewardModel, RewardTable
 from backend.spec.rewards.catalog import BUILT_IN, DEFAULT_REWARDS, RewardEntry
 
@@ -22,6 +24,7 @@ class RewardPanel(QWidget):
 
     Attributes:
         model, table – the RewardModel and its view.
+        arguments – the detail of the current row, with fields for its arguments.
 
     Signals:
         picked(names, weights) – the user changed the table.
@@ -36,6 +39,10 @@ class RewardPanel(QWidget):
         self.model = RewardModel(self)
         self.table = RewardTable(self.model)
         self.model.picked.connect(self.picked)
+        self.arguments = RewardArguments()
+        self.arguments.changed.connect(self._take_arguments)
+        self._current = ""
+        self.table.selectionModel().currentRowChanged.connect(self._show_current)
         self._count = QLabel()
         self._count.setProperty("role", "muted")
         self.problem = QLabel(wordWrap=True)
@@ -60,6 +67,7 @@ class RewardPanel(QWidget):
         rows = [entry for entry in entries if entry.name in visible or entry.source != BUILT_IN]
         self._visible_names = {entry.name for entry in rows}  # a row that is unticked stays in the table
         self.model.show_rewards(rows, names, weights)
+        self._restore_current()
         self._count.setText(f"{len(self.model.ticked)} used")
         self.more.setText(f"Show {len(entries) - len(rows)} more")
         self.more.setVisible(len(entries) > len(rows))
@@ -74,6 +82,33 @@ class RewardPanel(QWidget):
         self._visible_names = {entry.name for entry in entries}
         self.show_rewards(entries, names, weights)
 
+    def _show_current(self, index: QModelIndex) -> None:
+        """Show the detail of the row that the user has chosen."""
+        if index.isValid():
+            entry = self.model.rows[index.row()].entry
+            self._current = entry.name
+            self.arguments.show_entry(entry)
+
+    def _restore_current(self) -> None:
+        """Choose the same function again after the rows were replaced."""
+        rows = (i for i, row in enumerate(self.model.rows) if row.entry.name == self._current)
+        row = next(rows, None)
+        if row is None:
+            self.arguments.show_entry(None)
+        elif self.table.currentIndex().row() != row:
+            self.table.setCurrentIndex(self.model.index(row, LABEL))
+        else:
+            self.arguments.show_entry(self.model.rows[row].entry)
+
+    def _take_arguments(self, old: str, new: str) -> None:
+        """Use a function with other arguments: in place of the entry with the old ones, or besides, if that was not ticked."""
+        ticked = {row.entry.name: 1.0 if row.weight is None else row.weight for row in self.model.ticked}
+        weights = {new if name == old else name: weight for name, weight in ticked.items()}
+        weights.setdefault(new, 1.0)
+        self._current = new
+        all_one = all(weight == 1 for weight in weights.values())
+        self.picked.emit(list(weights), [] if all_one else list(weights.values()))
+
     def show_problem(self, sentence: str) -> None:
         self.problem.setText(sentence)
         self.problem.setVisible(bool(sentence))
@@ -82,8 +117,20 @@ class RewardPanel(QWidget):
         """The widgets that Tab visits, in order."""
         return [self.table, self.use_defaults, self.add_file, self.more]
 
+    def focusNextPrevChild(self, forward: bool) -> bool:
+        """The fields of the arguments come and go, and so cannot be in the page's fixed order: Tab goes from the table to them."""
+        fields, focused = self.arguments.tab_stops(), QApplication.focusWidget()
+        chain = [self.table, *fields, self.use_defaults]
+        if fields and focused in chain:
+            following = chain.index(focused) + (1 if forward else -1)
+            if 0 <= following < len(chain):
+                reason = Qt.FocusReason.TabFocusReason if forward else Qt.FocusReason.BacktabFocusReason
+                chain[following].setFocus(reason)
+                return True
+        return super().focusNextPrevChild(forward)
+
     def _lay_out(self) -> None:
-        title = QLabel("Default reward functions")
+        title = QLabel("Reward functions")
         title.setFont(theme.heading_font())
         above, below, rule = QHBoxLayout(), QHBoxLayout(), QFrame()
         above.addWidget(title)
@@ -98,6 +145,6 @@ class RewardPanel(QWidget):
         column.setContentsMargins(0, theme.SPACE // 2, 0, 0)
         column.setSpacing(theme.SPACE)
         column.addLayout(above)
-        for part in (rule, self.table, self.problem):
+        for part in (rule, self.table, self.arguments, self.problem):
             column.addWidget(part)
         column.addLayout(below)

@@ -152,7 +152,8 @@ class RunDetails(QScrollArea):
                 self.note.setPlainText(notes.note)
                 self.note.blockSignals(False)
         self.title.setPlaceholderText(about.name)
-        self.folder.setText(about.name if notes.title else Path(about.path).parent.name)
+        self.folder.setText(about.name)
+        set_shown(self.folder, bool(notes.title))  # without a title the name is in its place
         self.folder.setToolTip(about.path)
         self.chip.show_state(about.state)
         self.when.setText(moment(about.began) if about.began else "")

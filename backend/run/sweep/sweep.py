@@ -236,9 +236,9 @@ class Sweep:
     def _result(self) -> str:
         best = self.results.ranked[0]
         if best.value is None:
-            return f"Finished, and no configuration has a held-out {self.plan.metric} for every seed."
+            return f"No configuration has a held-out {self.plan.metric} for every seed."
         label = self.plan.configurations[best.number - 1].label
-        return f"Finished. The best configuration is {best.number} ({label}): held-out {self.plan.metric} {best.value:.4g}."
+        return f"The best configuration is {best.number} ({label}): held-out {self.plan.metric} {best.value:.4g}."
 
     def _notes(self) -> list[str]:
         groups = self.plan.groups()

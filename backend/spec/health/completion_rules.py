@@ -90,7 +90,7 @@ SAMPLING_SHARE = 0.5
 
 COMPLETION_RULES = (
     Rule(
-        "identical", "Identical completions", "Group diversity", "completions/distinct_fraction",
+        "identical", "Identical completions", "Diversity of groups", "completions/distinct_fraction",
         Threshold(0.05, f"the mean over {WINDOW} steps of the distinct completions of a group, beyond the first, is at most this share "
                   "of the group, and the reward has not risen to nearly the same for all",
                   "ours: with 20 other completions in a group, one that differs; the demo starts at 0.2, and ends at 0 once it has learned"),
@@ -106,7 +106,7 @@ COMPLETION_RULES = (
         entropy_collapse, "learning_rate",
     ),
     Rule(
-        "repetition", "Repetition", "Group diversity", "completions/repetition",
+        "repetition", "Repetition", "Diversity of groups", "completions/repetition",
         Threshold(0.3, f"the mean over {WINDOW} steps of the share of 8-grams of tokens that stood in the completion before is above this",
                   "ours: a text whose second half repeats the first has 0.5, the healthy recordings stay below 0.02"),
         "Read some completions. Lower the learning rate or raise the KL weight; take back a reward that pays for repeating.",

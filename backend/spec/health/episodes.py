@@ -31,6 +31,11 @@ class Episode:
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Setting → proposed value."""
 
+    @property
+    def rule(self) -> str:
+        """The code of the rule that found it."""
+        return self.code.partition(" ")[0]
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 

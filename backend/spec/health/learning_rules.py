@@ -22,7 +22,7 @@ def drifting(recent: Recent, threshold: float) -> Sign | None:
         return None
     return Sign(
         kl,
-        f"“KL from the reference” is {kl:.2g} nats a token, the median of the last {WINDOW} steps (above {threshold:.2g} the policy drifts "
+        f"“KL from the reference” is {kl:.3g} nats a token, the median of the last {WINDOW} steps (above {threshold:.2g} the policy drifts "
         f"from the model it started as).",
         {"learning_rate": recent.scaled("learning_rate", 0.5)},
     )
@@ -110,7 +110,7 @@ def not_a_number(recent: Recent, threshold: float) -> Sign | None:
         return None
     return Sign(
         None,
-        f"{' and '.join(broken)} of step {recent.step} {'is' if len(broken) == 1 else 'are'} not a number: a log-probability has overflowed.",
+        f"In step {recent.step} {' and '.join(broken)} {'is' if len(broken) == 1 else 'are'} not a number: a log-probability has overflowed.",
         {"learning_rate": recent.scaled("learning_rate", 0.1)},
         metric=broken[0],
     )

@@ -114,7 +114,7 @@ class Recent:
     @property
     def has_improved(self) -> bool:
         """Whether the mean reward of the newest steps is clearly above that of the run's first."""
-        change = Change.between(known(self.first, "reward"), self.values("reward"))
+        change = MeanChange.between(known(self.first, "reward"), self.values("reward"))
         return change is not None and change.size > LIKELY * change.error
 
     @property
@@ -136,7 +136,7 @@ CERTAIN = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MeanChange:
     """From one mean to another, and its standard error (from the scatter of the steps)."""
 
     before: float
@@ -144,7 +144,7 @@ class Change:
     error: float
 
     @staticmethod
-    def between(early: Sequence[float], late: Sequence[float]) -> Change | None:
+    def between(early: Sequence[float], late: Sequence[float]) -> MeanChange | None:
         """None where either has fewer than three values."""
         if min(len(early), len(late)) < 3:
             return None
@@ -154,7 +154,7 @@ class Change:
             sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
             for values, mean in ((early, before), (late, after))
         ]
-        return Change(before, after, math.sqrt(sum(errors)))
+        return MeanChange(before, after, math.sqrt(sum(errors)))
 
     @property
     def size(self) -> float:

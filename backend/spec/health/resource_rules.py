@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from statistics import fmean
 
-from backend.spec.health.recent import LONG, WINDOW, Change, Recent, known
+from backend.spec.health.recent import LONG, WINDOW, MeanChange, Recent, known
 from backend.spec.health.rule import Rule, Sign, Threshold
 
 EXPLAINED = 1.1
@@ -30,7 +30,7 @@ def memory_creeping(recent: Recent, threshold: float) -> Sign | None:
 def _rises_throughout(values: list[float]) -> bool:
     third = len(values) // 3
     parts = [values[start : start + third] for start in (0, third, 2 * third)]
-    changes = [Change.between(early, late) for early, late in pairwise(parts)]
+    changes = [MeanChange.between(early, late) for early, late in pairwise(parts)]
     return all(change is not None and change.is_clear and change.size > 0 for change in changes)
 
 

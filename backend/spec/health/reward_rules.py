@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from backend.spec.first_choices import SYSTEM_PROMPT
-from backend.spec.health.recent import LONG, WINDOW, Change, Metrics, Recent, known, label_of
+from backend.spec.health.recent import LONG, WINDOW, MeanChange, Metrics, Recent, known, label_of
 from backend.spec.health.rule import Rule, Sign, Threshold
 
 
@@ -101,16 +101,16 @@ def _against_another_function(recent: Recent, threshold: float) -> Sign | None:
     return None
 
 
-def _change(name: str, before: Sequence[Metrics], recent: Recent) -> Change | None:
+def _change(name: str, before: Sequence[Metrics], recent: Recent) -> MeanChange | None:
     metric = f"rewards/{name}/mean"
-    return Change.between(known(before, metric), recent.values(metric))
+    return MeanChange.between(known(before, metric), recent.values(metric))
 
 
 def flat(recent: Recent, threshold: float) -> Sign | None:
     rewards = recent.values("reward", LONG)
     if len(rewards) < LONG:
         return None
-    change = Change.between(rewards[: LONG // 2], rewards[LONG // 2 :])
+    change = MeanChange.between(rewards[: LONG // 2], rewards[LONG // 2 :])
     if change is None or abs(change.size) > threshold * change.error:
         return None
     # Most groups have no signal: another rule's finding. It has converged: nothing is left to learn.

@@ -15,7 +15,7 @@ _WIDEST = 260
 _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 
 
-class TextTable(BaseTable):
+class ComparisonTable(BaseTable):
     """The first row of a table is its header, its first column names the rows."""
 
     def __init__(self, name: str, parent: QWidget | None = None) -> None:

@@ -1,0 +1,122 @@
+"""The charts of one run, and the controls above them: which curves each chart has, what they show, and where a click leads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from app.model import charts
+from app.model.charts import CHARTS, Curve
+from app.model.run import Run
+from app.model.session import Session
+from app.pages.parts.chart_export import ChartExport
+from app.pages.parts.charts_menu import ChartsMenu
+from app.widgets.basic.controls import ComboBox
+from app.widgets.charts.chart_grid import ChartContent, ChartGrid, ZoomButton
+from app.widgets.charts.plot import Plot, Trace
+
+SMOOTHING = (("No smoothing", 0.0), ("Light smoothing", 0.6), ("Strong smoothing", 0.9))
+
+
+class RunCharts:
+    """A grid with the charts of `app.model.charts`, filled from a run.
+
+    Attributes:
+        grid – the grid.
+        tools – the controls above it, from the left: the way back from a zoom, the smoothing, and the menu.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._run: Run | None = None
+        self._curves: list[list[Curve]] = [[] for _ in CHARTS]
+        self._curves_for: tuple[object, ...] = ()
+        self._shows_marks = session.prefs.chart_marks
+        self.grid = ChartGrid(
+            [Plot(chart.title, chart.axis, chart.unit, chart.help) for chart in CHARTS],
+            self._content_of,
+            lambda index: bool(self._curves[index]),
+        )
+        self.smoothing = self._smoothing_box()
+        export = ChartExport(self.grid, session.prefs, self._run_name, session.message.emit)
+        self.menu = ChartsMenu(self.grid, export)
+        self.tools = (ZoomButton(self.grid), self.smoothing, self.menu)
+        self._connect()
+
+    def _smoothing_box(self) -> ComboBox:
+        box = ComboBox()
+        for label, weight in SMOOTHING:
+            box.addItem(label, weight)
+        box.setMinimumContentsLength(13)
+        box.setAccessibleName("Smoothing of the charts")
+        box.currentIndexChanged.connect(lambda _: self.grid.set_smoothing(box.currentData()))
+        return box
+
+    def _connect(self) -> None:
+        prefs = self._session.prefs
+        for plot in self.grid.plots:
+            plot.set_log(plot.title in prefs.log_charts)
+            plot.log_changed.connect(partial(prefs.set_log_chart, plot.title))
+        self.grid.step_chosen.connect(lambda step: self._session.completions_requested.emit(step, None))
+        self.menu.marks.setChecked(self._shows_marks)
+        self.menu.marks.toggled.connect(self.show_marks)
+
+    def show_run(self, run: Run | None) -> None:
+        """Show this run from the next refresh on, all of its steps."""
+        self._run, self._curves_for = run, ()
+        self.grid.forget_span()
+
+    def refresh(self) -> None:
+        """Draw what the run holds now."""
+        if self._run is not None:
+            self._find_curves(self._run)
+            self.grid.refresh(self._run.span)
+
+    def show_marks(self, shown: bool) -> None:
+        """Show or hide the marks on all charts, now and at the next launch."""
+        self._session.prefs.chart_marks = self._shows_marks = shown
+        self.refresh()
+
+    def _run_name(self) -> str:
+        return self._run.folder.name if self._run is not None else "charts"
+
+    def _find_curves(self, run: Run) -> None:
+        """Decide each chart's curves. Those of the reward functions are included before their first value, so that no chart
+        moves when it comes."""
+        key = (len(run.metric_names()), len(run.eval_metric_names()), tuple(run.reward_names), bool(run.step))
+        if key == self._curves_for:
+            return
+        self._curves_for = key
+        expected = [f"rewards/{name}/{kind}" for name in run.reward_names for kind in ("mean", "std")]
+        steps, evals = (
+            list(dict.fromkeys([*names, *expected])) for names in (run.metric_names(), run.eval_metric_names())
+        )
+        self._curves = [
+            charts.curves_of(chart, evals if chart.held_out else steps, run.reward_names)
+            if not run.step or charts.has_place(chart, steps)
+            else []
+            for chart in CHARTS
+        ]
+
+    def _content_of(self, index: int) -> ChartContent:
+        run, chart = self._run, CHARTS[index]
+        if run is None:
+            return ChartContent()
+        read = run.eval_series if chart.held_out else run.series
+        traces = [trace_of(curve, read, stacked=curve.metric in chart.stacked) for curve in self._curves[index]]
+        waiting = charts.placeholder(chart, run.config, is_live=run.is_live, steps=run.step)
+        marks = run.marks if self._shows_marks else ()
+        return ChartContent([trace for trace in traces if trace.has_data], waiting, marks)
+
+
+def trace_of(curve: Curve, read: Callable, *, stacked: bool = False) -> Trace:
+    """The curve's numbers, and its band where it has one; `read(metric)` returns (steps, values)."""
+    x, y = read(curve.metric)
+    low = high = None
+    if curve.spread:
+        spread = read(curve.spread)[1]
+        if len(spread):
+            low, high = y - spread, y + spread
+    elif curve.low and len(read(curve.low)[1]) and len(read(curve.high)[1]):
+        low, high = read(curve.low)[1], read(curve.high)[1]
+    return Trace(curve.label, curve.colour, x, y, low, high, stacked)

@@ -1,0 +1,179 @@
+"""Health findings on the Monitor page: every one of them readable, in the charts' words, with buttons that do what they say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QApplication
+
+from app import theme
+from app.model.charts import CHARTS
+from app.model.findings import take_up
+from app.model.session import Session
+from app.pages.monitor_page import MonitorPage
+from app.widgets.monitor.health_cards import HealthCards, proposal
+from backend.spec.health.episodes import Episode
+from backend.spec.health.rules import RULES
+from backend.spec.places import RunFolder, hold_lock
+from tests.support.diaries import recording
+
+
+def episode(code: str, since: int = 12, until: int | None = None, **fields) -> Episode:
+    rule = RULES[code]
+    known = {"sentence": "“KL from the reference” is 0.8 nats a token.", "advice": rule.advice, "setting": rule.setting}
+    return Episode(code, rule.title, rule.level, since=since, until=until, **known | fields)
+
+
+DRIFTING = episode("drifting", settings={"learning_rate": 5e-5})
+OVER = episode("cut_off", 3, 40)
+
+
+@pytest.fixture
+def cards(qtbot, qapp) -> HealthCards:
+    theme.apply(qapp, "light")
+    shown = HealthCards()
+    qtbot.addWidget(shown)
+    shown.resize(1060, 300)
+    shown.set_room(400, 400)
+    return shown
+
+
+def texts(cards: HealthCards) -> list[str]:
+    return [link.text() for row in cards.rows() for link in row.links()]
+
+
+def test_a_card_says_all_of_it_and_offers_what_can_be_done(qtbot, cards: HealthCards) -> None:
+    cards.show_episodes([DRIFTING])
+    assert texts(cards) == ["Read completions", "Go to the setting", "Do it: Learning rate 5e-05", "Dismiss"]
+    (row,) = cards.rows()
+    for signal, index, expected in (
+        (cards.completions_requested, 0, [12, "drifting"]),
+        (cards.setting_requested, 1, ["learning_rate"]),
+        (cards.proposal_taken, 2, [{"learning_rate": 5e-5}]),
+        (cards.dismissed, 3, [DRIFTING]),
+    ):
+        with qtbot.waitSignal(signal) as caught:
+            row.links()[index].click()
+        assert caught.args == expected
+    assert all(link.accessibleName().endswith("Drifting from the reference") for link in row.links())
+
+
+@pytest.mark.parametrize("width", [640, 1060, 2200])
+def test_no_text_is_cut_off_at_any_width(qtbot, cards: HealthCards, width: int) -> None:
+    cards.show_episodes([DRIFTING, episode("cut_off", sentence="Many words, " * 40)])
+    cards.resize(width, 300)
+    cards.set_room(1000, 1000)
+    cards.show()
+    QApplication.processEvents()
+    for row in cards.rows():
+        assert row.height() >= row.heightForWidth(row.width())
+        assert row._text.height() >= row._text.heightForWidth(row._text.width())
+
+
+def test_more_than_two_fold_and_past_ones_say_until_when(cards: HealthCards) -> None:
+    cards.show_episodes([DRIFTING, episode("no_signal"), episode("flat"), OVER])
+    assert len(cards.rows()) == 2 and cards._more.text() == "2 more"
+    cards._more.click()
+    assert len(cards.rows()) == 4 and cards._more.text() == "Show less"
+    past = cards.rows()[-1]
+    assert past.accessibleName() == "Cut off at the limit, step 3 until step 40"
+    assert [link.text() for link in past.links()] == ["Read completions", "Dismiss"]
+    cards.unfold(False)
+    cards.show_episodes([OVER])
+    assert cards.rows() == [] and cards._more.text() == "1 finding of earlier steps"
+    cards.show_episodes([])
+    assert cards.isHidden()
+
+
+def test_cards_leave_the_charts_their_room(cards: HealthCards) -> None:
+    cards.show_episodes([DRIFTING, episode("no_signal")])
+    cards.set_room(90, 200)
+    assert len(cards.rows()) == 1
+    cards.set_room(10, 200)
+    assert cards.rows() == [] and cards._more.text().startswith(
+        "2 findings, the worst: Drifting from the reference since step 12"
+    )
+
+
+def test_a_long_text_is_named_by_its_label() -> None:
+    assert proposal({"learning_rate": 1e-6, "group_size": 8}) == "Learning rate 1e-06, Group 8"
+    assert proposal({"system_prompt": "Think the question through."}) == "System prompt"
+
+
+def test_rules_speak_in_the_words_of_the_charts() -> None:
+    charts = {chart.title: chart for chart in CHARTS}
+    for rule in RULES.values():
+        assert rule.chart in charts, rule.chart
+        shown = next(chart.title for chart in CHARTS if chart.shows(rule.metric) and not chart.held_out)
+        assert shown == rule.chart, (rule.code, shown)
+
+
+# ── the page ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def page(qapp) -> Iterator[MonitorPage]:
+    theme.apply(qapp, "light")
+    shown = MonitorPage(Session())
+    shown.resize(1060, 704)
+    shown.show()
+    yield shown
+    shown.session.close_run()
+    shown.close()
+    shown.deleteLater()
+
+
+def open_run(qtbot, page: MonitorPage, folder: RunFolder) -> None:
+    page.session.open_run(folder.path)
+    qtbot.waitUntil(lambda: page.session.run._at_end, timeout=5000)
+    page.session.run.changed.emit()
+
+
+def test_the_page_shows_the_findings_of_a_run_and_dismisses_one(qtbot, page: MonitorPage, tmp_path: Path) -> None:
+    open_run(qtbot, page, recording("lr-high").unpack(tmp_path / "sick"))
+    cards = page.findings.cards
+    assert not cards.isHidden()
+    cards.unfold(True)
+    titles = [row.episode.title for row in cards.rows()]
+    assert "KL exploding" in titles and "Drifting from the reference" in titles
+    assert cards.rows()[0].episode.level == "error"
+    cards.rows()[0].links()[-1].click()
+    assert [row.episode.title for row in cards.rows()] == titles[1:]
+    open_run(qtbot, page, recording("healthy-grpo").unpack(tmp_path / "well"))
+    assert cards.isHidden()
+
+
+def test_buttons_lead_to_completions_and_to_the_setting(qtbot, page: MonitorPage) -> None:
+    with qtbot.waitSignals([page.session.page_requested, page.session.completions_requested]):
+        page.findings.cards.completions_requested.emit(7, "cut_off")
+    with qtbot.waitSignal(page.session.completions_requested) as caught:
+        page.findings.cards.completions_requested.emit(7, "drifting")
+    assert caught.args == [7, None]
+    with qtbot.waitSignal(page.session.field_requested) as caught:
+        page.findings.cards.setting_requested.emit("learning_rate")
+    assert caught.args == ["learning_rate"]
+
+
+def test_do_it_goes_into_the_form_with_undo_or_to_the_live_trainer(qtbot, page: MonitorPage, tmp_path: Path) -> None:
+    folder = recording("lr-high").unpack(tmp_path / "run")
+    open_run(qtbot, page, folder)
+    session = page.session
+    before = session.draft.value("learning_rate")
+    with qtbot.waitSignal(session.draft.edited):
+        take_up(session, session.run, {"learning_rate": 3e-6})
+    assert session.draft.value("learning_rate") == 3e-6
+    session.draft.set("learning_rate", before)
+
+    lines = folder.events.read_text().splitlines(keepends=True)
+    folder.events.write_text("".join(lines[:-1]))  # without its ending, and locked: it is alive
+    hold_lock(folder)
+    open_run(qtbot, page, folder)
+    assert session.run.is_live
+    take_up(session, session.run, {"learning_rate": 3e-6})
+    assert json.loads(folder.change_request.read_text())["settings"] == {"learning_rate": 3e-6}
+    assert session.draft.value("learning_rate") == before
+    take_up(session, session.run, {"group_size": 32})  # fixed during a run: into the form
+    assert session.draft.value("group_size") == 32

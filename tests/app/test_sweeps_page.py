@@ -1,0 +1,225 @@
+"""The Sweeps page: what a sweep would take is said before it starts, and its results are read from its folder as they come."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app import theme
+from app.model import sweeps as sweeps_module
+from app.model.session import Session
+from app.model.sweep_form import SweepForm, VariedSetting, forecast
+from app.pages.sweeps_page import SweepsPage, forecast_words
+from backend.spec.faults import Mistake
+from backend.spec.places import demo_config, hold_lock, runs_folder
+from backend.spec.sweep_file import load_sweep
+from backend.spec.sweep_results import (
+    RungResult,
+    SweepFolder,
+    fresh_results,
+    make_sweep,
+    read_results,
+    sweep_folder,
+    write_results,
+)
+
+BASE: dict[str, Any] = {"model": "m", "data": "d", "iters": 80, "steps_per_eval": 10, "group_size": 4, "batch_size": 2}
+
+
+def finished(name: str = "earlier") -> SweepFolder:
+    """A sweep of three configurations and two seeds: the first is given up, the third has failed, the second wins."""
+    plan = SweepForm(name, seeds="0, 1", first_rung="20").plan(BASE)
+    folder = make_sweep(plan)
+    results = fresh_results(plan)
+    for each, values, state in zip(results.configurations, [(1, 1.2), (2, 1.5), (3, 4)], ["given up", "finished", "failed"], strict=True):  # fmt: skip
+        for run, value in zip(each.runs, values, strict=True):
+            run.value, run.state, run.step, run.completions = value, state, 80, 640
+    results.state, results.sentence, results.rungs = "finished", "The best configuration is 2.", [RungResult(20, [2])]
+    write_results(folder, results)
+    return folder
+
+
+@pytest.fixture
+def page(qtbot: Any, qapp: Any) -> Any:
+    theme.apply(qapp, "light")
+    session = Session()
+    session.draft.load(demo_config())
+    shown = SweepsPage(session)
+    qtbot.addWidget(shown)
+    shown.resize(1060, 700)
+    yield shown
+    session.close_run()
+
+
+def cells(page: SweepsPage) -> list[list[str]]:
+    model = page.model
+    return [
+        [model.index(row, column).data() for column in range(model.columnCount())] for row in range(model.rowCount())
+    ]
+
+
+# ── the form ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_fields_are_a_sweep_over_the_form(page: SweepsPage) -> None:
+    page.show()
+    page.varied.rows[0].values.setText("1e-5, 1e-4")
+    page.varied.add("temperature", "0.8, 1.0, 1.2")
+    page.seeds.setText("3, 4")
+    assert page.plan is not None and page.start_button.isEnabled()
+    assert [each.settings for each in page.plan.configurations][-1] == {"learning_rate": 1e-4, "temperature": 1.2}
+    assert page.plan.seeds == (3, 4) and len(page.plan.members()) == 12
+    assert page.plan.halving is not None and page.plan.halving.first_rung == 8, "Eval of the demo"
+    assert page.plan.base["model"] == page.session.draft.value("model") and "run_name" not in page.plan.base
+    assert "6 configurations × 2 seeds: 12 runs" in page.what.text()
+    page.halves.setChecked(False)
+    assert page.plan.halving is None and page.first_rung.isHidden()
+
+
+def test_a_random_search_draws_from_what_the_rows_say(page: SweepsPage) -> None:
+    page.show()
+    page.search.choose("random")
+    row = page.varied.rows[0]
+    row.draw.choose("log_uniform")
+    row.values.setText("1e-5, 1e-3")  # not below the final rate of the demo
+    page.trials.setText("5")
+    assert page.plan is not None and len(page.plan.configurations) == 5
+    assert page.plan.over == {"learning_rate": {"log_uniform": [1e-5, 1e-3]}}
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        (SweepForm(varied=(VariedSetting("learning_rate", ""),)), "must have a list of values"),
+        (SweepForm(varied=(VariedSetting("learning_rate", "fast"),)), "must be a number, not 'fast'"),
+        (SweepForm(seeds="one"), "list of whole numbers"),
+        (SweepForm(search="random", trials="many"), "needs trials"),
+        (SweepForm(keep="half"), "not half"),
+        (SweepForm(first_rung="7"), "no multiple of Eval, 10"),
+        (SweepForm(name=" "), "cannot be a folder's name"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(form: SweepForm, words: str) -> None:
+    with pytest.raises(Mistake) as raised:
+        form.plan(BASE)
+    assert words in raised.value.faults[0].sentence
+
+
+def test_a_fault_is_shown_beside_its_row_and_nothing_starts(page: SweepsPage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeps_module, "start_detached", lambda *_: pytest.fail("started"))
+    page.show()
+    page.varied.rows[0].values.setText("-1")
+    assert "above 0, not -1" in page.problem.text() and page.varied.rows[0].values.property("problem") is True
+    page.start()
+    assert not page.start_button.isEnabled() and not sweep_folder("sweep").path.exists()
+
+
+def test_the_forecast_counts_what_is_given_up_and_one_base() -> None:
+    plan = SweepForm(varied=(VariedSetting("learning_rate", "1, 2, 3, 4"),), seeds="0, 1", first_rung="20").plan(BASE)
+    taken = forecast(plan, 0.5, 10e9, 1e9)
+    assert taken.steps == 2 * (4 * 20 + 2 * 20 + 1 * 40) and taken.share == taken.steps / 640
+    assert taken.completions == 8 * taken.steps and taken.seconds == 0.5 * taken.completions
+    assert taken.bytes == 17e9 and taken.rungs == ((20, 2), (40, 1))
+    words = forecast_words(taken)
+    assert (
+        "8 runs, 320 steps, 2,560 training completions (50% of" in words and "2 after step 20, 1 after step 40" in words
+    )
+    assert "8 runs share one base model in memory, about 17.0" in words
+    full = SweepForm(seeds="0").plan(BASE | {"train_type": "full"})
+    assert forecast(full, None, None, None).sharing == 1 and "one after the other" in forecast_words(
+        forecast(full, None, None, None)
+    )
+
+
+# ── start, follow, stop ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_starting_makes_the_folder_and_a_detached_process(page: SweepsPage, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[list[str], Path]] = []
+    monkeypatch.setattr(sweeps_module, "start_detached", lambda command, run: started.append((command, run.path)))
+    page.show()
+    plan = page.plan
+    page.start_button.click()
+    folder = sweep_folder("sweep")
+    (command, path) = started[0]
+    assert command[-3:] == ["sweep", str(folder.path), "--resume"] and path == folder.path
+    assert load_sweep(folder.plan) == plan
+    assert page.state.text() == "Starting" and page.stop_button.isEnabled() and page.name.text() == "sweep-2"
+    assert [row[-1] for row in cells(page)] == ["Waiting"] * 3
+    page.start_button.click()
+    assert len(started) == 1, "one at a time"
+
+
+def test_a_live_sweep_is_followed_and_stopped(page: SweepsPage) -> None:
+    folder = finished("live")
+    results = read_results(folder)
+    assert results is not None
+    results.state, results.rungs = "running", []
+    for each in results.configurations:
+        for run in each.runs:
+            run.state, run.step = "training", 10
+    write_results(folder, results)
+    page.show()
+    assert page.state.text() == "Interrupted" and page.resume_button.isEnabled()
+    handle = hold_lock(folder.process)
+    try:
+        page.sweeps.refresh()
+        assert page.state.text() == "Running" and not page.resume_button.isEnabled()
+        assert "3 of 3 configurations, step 10," in page.sentence.text()
+        page.session.start_run()
+        assert not list(runs_folder().glob("demo-*")), "one training at a time"
+        page.table.selectRow(1)
+        results.configurations[0].runs[0].value = 9.0
+        write_results(folder, results)
+        page.sweeps.refresh()
+        chosen = page.table.selected_configuration()
+        assert chosen is not None and chosen.number == 2, "the row moved, the choice did not"
+        page.stop_button.click()
+        assert folder.process.control.read_text() == "stop"
+    finally:
+        os.close(handle)
+
+
+def test_the_result_is_a_table_with_the_best_first(page: SweepsPage) -> None:
+    finished()
+    page.show()
+    assert [row[0] for row in cells(page)] == ["2", "1", "3"]
+    assert cells(page)[0][1:] == ["3e-05", "1.75", "0.354", "2 of 2", "80", "1,280", "Best"]
+    assert cells(page)[2][2] == "–" and cells(page)[2][-1] == "Failed"
+    assert page.sentence.text() == "The best configuration is 2." and page.clone_button.isEnabled()
+    assert page.table.as_text([0]).startswith("No.\tLearning rate\tHeld-out reward\t± sd")
+
+
+def test_the_winner_can_be_opened_used_and_trained_on(
+    qtbot: Any, page: SweepsPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(sweeps_module, "start_detached", lambda command, run: commands.append(command))
+    finished()
+    page.show()
+    with qtbot.waitSignal(page.session.settings_requested) as used:
+        page.use_button.click()
+    assert used.args[0].name == "earlier-2-seed0", "the seed with the highest value"
+    with qtbot.waitSignal(page.session.page_requested) as opened:
+        page.table.activated.emit(page.model.index(0, 0))
+    assert opened.args == ["monitor"] and page.session.run.folder.path == runs_folder() / "earlier-2-seed0"
+    page.clone_button.click()
+    assert commands[0][-6:] == [
+        "clone",
+        str(runs_folder() / "earlier-2-seed0"),
+        "--warm",
+        "--set",
+        "iters=160",
+        "--start",
+    ]
+
+
+def test_damaged_results_are_told(qtbot: Any, page: SweepsPage) -> None:
+    folder = finished()
+    folder.results.write_text("{")
+    with qtbot.waitSignal(page.session.message) as told:
+        page.show()
+    assert "cannot be read" in told.args[0]
