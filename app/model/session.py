@@ -167,6 +167,17 @@ class Session(ServiceSession):
         self.run.expect_process()
         self.page_requested.emit("monitor")
 
+    def queue_existing(self, folder: RunFolder) -> None:
+        """Let a run that has begun before wait its turn, in which it is resumed."""
+        self.messages.withdraw(START)
+        try:
+            may_run = self._may_run_code(config.read(folder.config))
+        except Mistake as mistake:
+            self.messages.say(mistake.faults[0].sentence, START)
+            return
+        if may_run and self.queue.add(folder):
+            self.message.emit(f"{folder.name} waits in the queue.")
+
     def _may_run_code(self, settings: Mapping[str, Any]) -> bool:
         """Whether the user's own reward code may run; says so where it may not."""
         allowed = self.consent.obtain(settings)

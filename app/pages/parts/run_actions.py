@@ -58,6 +58,7 @@ ACTIONS: tuple[RunAction | None, ...] = (
     RunAction("open", _fixed("Open"), _one, "Return"),
     RunAction("compare", lambda runs: f"Compare {len(runs)} runs" if len(runs) > 1 else "Compare", lambda runs: len(runs) > 1, "Return"),
     RunAction("resume", _fixed("Resume"), lambda runs: _one(runs) and runs[0].summary.state in RESUMABLE),
+    RunAction("queue", _fixed("Resume in the queue"), lambda runs: _one(runs) and runs[0].summary.state in RESUMABLE),
     RunAction("chat", _fixed("Chat"), _has_trained),
     RunAction("export", _fixed("Export…"), _has_trained),
     RunAction("evaluate", _fixed("Evaluate"), _has_trained),
@@ -135,6 +136,10 @@ class RunActions(QObject):
 
     def resume(self) -> None:
         self.session.resume_run(RunFolder(self._path()))
+
+    def queue(self) -> None:
+        """Let the run wait until no other trains."""
+        self.session.queue_existing(RunFolder(self._path()))
 
     def chat(self) -> None:
         self.session.chat_with(RunFolder(self._path()))
