@@ -26,6 +26,7 @@ from PySide6.QtWidgets import QAbstractItemView, QFrame, QHBoxLayout, QHeaderVie
 from app import theme
 from app.widgets.basic.base_table import ROW_HEIGHT, BaseTable
 from app.widgets.basic.controls import CheckBox, ElidedLabel
+from app.widgets.basic.key_names import REMOVE_KEYS
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.number_format import DASH
 
@@ -150,7 +151,7 @@ class QueuePanel(QFrame):
         self.status.setProperty("role", "muted")
         self.next_button = button("Run next", self.run_next, tip="Put the run first (Alt+Home)")
         self.edit_button = button("Edit settings", self._edit, tip="Load its settings into the form (Return)")
-        self.remove_button = button("Remove", self._remove, tip="Out of the queue and into the trash (Delete)")
+        self.remove_button = button("Remove", self._remove, tip=f"Out of the queue and into the trash ({REMOVE_KEYS})")
         self.after_failure = CheckBox("Pause after a failure")
         self.after_failure.clicked.connect(self.pause_after_failure_requested)
         self.pause = button("Pause", lambda: self.pause_requested.emit(not self._is_paused))
@@ -179,7 +180,7 @@ class QueuePanel(QFrame):
         for column, width in ((0, 40), (2, 260), (3, 100)):
             self.table.setColumnWidth(column, theme.scaled(width))
         for keys, slot in (("Alt+Up", lambda: self._shift(-1)), ("Alt+Down", lambda: self._shift(1)),
-                           ("Alt+Home", self.run_next), (QKeySequence.StandardKey.Delete, self._remove)):  # fmt: skip
+                           ("Alt+Home", self.run_next), (REMOVE_KEYS, self._remove)):  # fmt: skip
             shortcut = QShortcut(QKeySequence(keys), self.table, slot)
             shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
 
