@@ -25,13 +25,13 @@ from app.widgets.charts.trace import Trace
 from app.widgets.compare.comparison_table import ComparisonTable
 from app.widgets.compare.run_legend import ComparedName, RunLegend, letter_of
 from app.widgets.runs.state_chip import STATE_LABELS
-from backend.spec.archive import raw_settings
 from backend.spec.places import RunFolder
 from backend.spec.run_comparison import (
     RunResult,
     differing_settings,
     result_of,
     results_table,
+    settings_in_course,
     settings_table,
     value_text,
 )
@@ -144,7 +144,7 @@ class CompareView(QWidget):
         self._drop_grid()
         self._records, self._metrics = list(records), []
         folders = [Path(record.summary.path) for record in records]
-        self._differences = differing_settings([raw_settings(RunFolder(folder)) for folder in folders])
+        self._differences = differing_settings([settings_in_course(RunFolder(folder)) for folder in folders])
         self.title.setText(f"Compare {len(records)} runs")
         self.comparison = RunComparison(folders, self)
         self.comparison.changed.connect(self._on_news)
