@@ -70,7 +70,7 @@ MENUS: dict[str, tuple[MenuEntry | None, ...]] = {
         MenuEntry("pause", "Pause", "Ctrl+Shift+P", "pause", "pause", "Hold the run, or let it go on"),
         MenuEntry("stop", "Stop", "Ctrl+.", "stop", "stop", "Save and end the run"),
         MenuEntry("save_now", "Save now", "Ctrl+Shift+K", "save_now", "save", "Write a checkpoint now"),
-        MenuEntry("change_settings", "Change settings…", "Ctrl+Shift+G", "change_settings", page="monitor"),
+        MenuEntry("change_settings", "Change settings…", "Ctrl+Shift+J", "change_settings", page="monitor"),
         MenuEntry("finish_step", "Stop after this step", "Ctrl+Alt+Shift+.", "finish_step", page="monitor"),
         MenuEntry("stop_when", "Stop when…", "Ctrl+Alt+J", "stop_when", page="monitor"),
         None,

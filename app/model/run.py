@@ -31,7 +31,7 @@ from backend.spec.queue import is_waiting
 LIVE_MS, IDLE_MS, BEHIND_MS = 250, 1000, 4
 """Polling intervals: of a live run, of one that has ended, and while there is more to read than one poll takes."""
 NEWS_MS, NEWS_BEHIND_MS = 250, 2000
-"""Least time between two `changed`: at the end of the diary, and before it, where drawing would only delay the rest."""
+"""Least time between two `changed`: at the diary's end, and before it, where drawing would only delay the rest."""
 SLICE = 256 << 10
 """Bytes of diary parsed in one go: about 2 ms."""
 BUDGET_S = 0.03
@@ -376,9 +376,8 @@ class Run(QObject):
         return self._run_state.is_empty and may_be_starting(self.folder)
 
     def _emit_changed(self) -> None:
-        now = time.monotonic()
-        least_ms = NEWS_MS if self._at_end else NEWS_BEHIND_MS
         # 0.9: Qt's coarse timers fire up to 5 % early, and every second poll would then emit nothing.
-        if self._has_news and (now - self._last_changed) * 1000 >= least_ms * 0.9:
+        now, least_s = time.monotonic(), (NEWS_MS if self._at_end else NEWS_BEHIND_MS) * 0.9e-3
+        if self._has_news and now - self._last_changed >= least_s:
             self._has_news, self._last_changed = False, now
             self.changed.emit()

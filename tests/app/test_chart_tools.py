@@ -17,6 +17,7 @@ from app import theme
 from app.model.marks import Mark
 from app.model.prefs import Prefs
 from app.pages.parts.chart_export import ChartExport
+from app.widgets.basic.file_dialogs import keep_folders_in
 from app.widgets.charts.axes import log_ticks
 from app.widgets.charts.chart_grid import ChartContent, ChartGrid, ZoomButton
 from app.widgets.charts.curves import axis_range, has_spike
@@ -275,7 +276,8 @@ def test_marks_are_painted(grid: ChartGrid) -> None:
 @pytest.fixture
 def export(grid: ChartGrid, tmp_path: Path) -> ChartExport:
     told: list[str] = []
-    made = ChartExport(grid, Prefs(tmp_path / "prefs"), lambda: "my-run", told.append)
+    keep_folders_in(Prefs(tmp_path / "prefs"))
+    made = ChartExport(grid, lambda: "my-run", told.append)
     made.told = told
     return made
 
@@ -320,7 +322,7 @@ def test_the_dialog_begins_in_the_folder_that_was_used_last(
         offered.append(start)
         return str(tmp_path / "charts" / "mine"), ""
 
-    monkeypatch.setattr("app.pages.parts.chart_export.QFileDialog.getSaveFileName", choose)
+    monkeypatch.setattr("app.widgets.basic.file_dialogs.QFileDialog.getSaveFileName", choose)
     (tmp_path / "charts").mkdir()
     for _ in range(2):
         grid.plots[0].save_requested.emit("csv")

@@ -100,7 +100,7 @@ def test_a_best_evaluation_is_saved_at_its_own_step(
 ) -> None:
     """Evaluated every 3 steps and saved every 5, the best weights would be gone when the run ends."""
     scores = {0: 0.1, 3: 0.5, 6: 0.2, 7: 0.3}
-    monkeypatch.setattr(RunParts, "held_out_rewards", lambda self, config, step, *_: {"reward": scores[step]})
+    monkeypatch.setattr(RunParts, "held_out", lambda self, problems, count, step, *_: {"reward": scores[step]})
     small_run.train_here(raw | {"early_stopping_patience": 9, "save_every": 5, "steps_per_eval": 3, "iters": 7}, run)
     assert [(saved.step, saved.score) for saved in saved_weights(run)] == [(3, 0.5), (5, 0.5), (7, 0.3)]
 

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from PySide6.QtCore import QObject, QTimer
-from PySide6.QtWidgets import QFileDialog
 
-from app.model.prefs import Prefs
+from app.widgets.basic.file_dialogs import open_folder, save_file
 from app.widgets.charts.chart_files import FORMATS, Format, write_csv, write_png, write_svg
 from app.widgets.charts.chart_grid import ChartGrid
 from app.widgets.charts.plot import Plot
+
+KIND = "charts"
+"""What the preferences remember the folder for."""
 
 
 class ChartExport(QObject):
@@ -21,11 +23,9 @@ class ChartExport(QObject):
     `run_name()` begins the files' names; `tell` shows one sentence about what was written, or why not.
     """
 
-    def __init__(
-        self, grid: ChartGrid, prefs: Prefs, run_name: Callable[[], str], tell: Callable[[str], object]
-    ) -> None:
+    def __init__(self, grid: ChartGrid, run_name: Callable[[], str], tell: Callable[[str], object]) -> None:
         super().__init__(grid)
-        self._grid, self._prefs, self._run_name, self._tell = grid, prefs, run_name, tell
+        self._grid, self._run_name, self._tell = grid, run_name, tell
         self._queue: list[Plot] = []
         self._written = 0
         self._target: tuple[Path, Format] = (Path(), "png")
@@ -35,24 +35,19 @@ class ChartExport(QObject):
 
     def save(self, plot: Plot, format: Format) -> None:
         """Ask for a file, and write this chart to it."""
-        start = self._prefs.last_folder / self._file_name(plot, format)
-        path, _ = QFileDialog.getSaveFileName(
-            self._grid, f"Save {plot.title}", str(start), f"{FORMATS[format]} (*.{format})"
-        )
-        if not path:
+        name = self._file_name(plot, format)
+        path = save_file(self._grid, KIND, f"Save {plot.title}", name, f"{FORMATS[format]} (*.{format})")
+        if path is None:
             return
-        target = Path(path) if Path(path).suffix else Path(path).with_suffix(f".{format}")
-        self._prefs.last_folder = target.parent
+        target = path if path.suffix else path.with_suffix(f".{format}")
         if self._write(plot, target, format):
             self._tell(f"{plot.title} is in {target.name}.")
 
     def save_all(self, format: Format) -> None:
         """Ask for a folder, and write every chart that has data into it, in a file of its own."""
-        title = f"A folder for every chart as {FORMATS[format]}"
-        folder = QFileDialog.getExistingDirectory(self._grid, title, str(self._prefs.last_folder))
-        if folder:
-            self._prefs.last_folder = Path(folder)
-            self.write_all(Path(folder), format)
+        folder = open_folder(self._grid, KIND, f"A folder for every chart as {FORMATS[format]}")
+        if folder is not None:
+            self.write_all(folder, format)
 
     def write_all(self, folder: Path, format: Format) -> None:
         """Begin to write every chart that has data into `folder`."""

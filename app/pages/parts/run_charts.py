@@ -38,7 +38,7 @@ class RunCharts:
             lambda index: bool(self._curves[index]),
         )
         self.smoothing = self._smoothing_box()
-        export = ChartExport(self.grid, session.prefs, self._run_name, session.message.emit)
+        export = ChartExport(self.grid, self._run_name, session.message.emit)
         self.menu = ChartsMenu(self.grid, export)
         self.tools = (ZoomButton(self.grid), self.smoothing, self.menu)
         self._connect()

@@ -163,7 +163,8 @@ class PlotView(pg.GraphicsView):
         low, high = axis_range(*columns, unit=self._unit, log=log)
         self._value_axis.set_scale_of(10**high if log else max(abs(low), abs(high)), log=log)
         self.box.setYRange(low - (high - low) * 1e-4, high, padding=0)  # a tick right on the edge would be left out
-        self.sceneObj.prepareForPaint()  # pyqtgraph else moves items inside the paint event, and everything is painted twice
+        if self.sceneObj is not None:
+            self.sceneObj.prepareForPaint()  # pyqtgraph else moves items inside the paint event, and everything is painted twice
 
     def _draw_trace(
         self, curve: CurveItems, trace: CurveData, span: Span, smoothing: float, *, fine: bool, log: bool
