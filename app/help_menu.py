@@ -21,6 +21,7 @@ from app.widgets.help.glossary_dialog import GlossaryDialog
 from app.widgets.help.problem_dialog import ProblemDialog
 from app.widgets.help.text_dialog import TextDialog
 from backend.spec import machine
+from backend.spec.archive import raw_settings
 from backend.spec.places import project_root
 from backend.spec.problem_report import EMPTY, LOG_LINES, ProblemFacts, report
 
@@ -108,7 +109,7 @@ class HelpWindow(FileWindow):
     def report_run(self, run: Run) -> None:
         """Show the report of a run that ended by a fault of the program."""
         trace = str((run.ending or {}).get("traceback") or "")
-        self.report_problem(ProblemFacts(run.problem, trace, run.log_tail(LOG_LINES), run.config))
+        self.report_problem(ProblemFacts(run.problem, trace, run.log_tail(LOG_LINES), raw_settings(run.folder)))
 
     def _show_document(self, title: str) -> None:
         text = (project_root() / "docs" / GUIDES[title]).read_text(encoding="utf-8")

@@ -281,6 +281,28 @@ def test_sleep_between_two_events_of_one_process_is_no_work(tmp_path: Path) -> N
     assert clock.seconds == pytest.approx(2 + 2 + 3)
 
 
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_the_time_between_a_run_and_its_clone_is_no_work(is_changed: bool) -> None:
+    from backend.spec.work_clock import WorkClock
+
+    days = 3 * 86_400.0
+    change = [{"t": days, "mono": 900.0, "kind": "change", "step": 3, "settings": {}}] if is_changed else []
+    events = [
+        {"t": 0.0, "mono": 5.0, "kind": "phase", "phase": "sampling"},
+        {"t": 4.0, "mono": 9.0, "kind": "step", "step": 2},
+        *change,
+        {"t": days, "mono": 900.0, "kind": "stopped", "step": 2, "reason": "cloned"},
+    ]
+    clock = WorkClock()
+    for event in events:
+        clock.take(event)
+    assert clock.seconds == 4
+    for event in ({"t": days + 60, "mono": 3.0, "kind": "started"}, {"t": days + 62, "mono": 5.0, "kind": "phase", "phase": "loading"},
+                  {"t": days + 70, "mono": 13.0, "kind": "phase", "phase": "sampling"}, {"t": days + 71, "mono": 14.0, "kind": "step"}):  # fmt: skip
+        clock.take(event)
+    assert clock.seconds == 5
+
+
 # ── the window ends ─────────────────────────────────────────────────────────────────────────────
 
 
