@@ -7,7 +7,9 @@
     … --text 1.5                                    with text 1.5 times as large
 
 It writes PAGE-{light,dark}.png at 1280×800 for every page of the sidebar, PAGE-narrow-… at 880×600 and PAGE-wide-… at
-2560×1440, and picker-model, picker-dataset, presets, export and upload. Images are reduced to 256 colours, which keeps every colour of the
+2560×1440, the states of `screenshot_scenes` (compared runs, a filter, coloured tokens, health findings, a paused run …),
+and every dialog. Beside the first run stand three short ones, a sweep and a recorded sick run, which `sample_runs` makes: a few minutes
+on two cores. Images are reduced to 256 colours, which keeps every colour of the
 theme and takes a third of the bytes. Runs are copied into a temporary folder, the home folder holds the models and datasets
 of `sample_home`, and preferences start empty, so that no image shows anything of this machine or its user.
 """
@@ -28,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "packaging")]
 
 import sample_home  # noqa: E402
+import sample_runs  # noqa: E402
+import screenshot_scenes  # noqa: E402
 
 SIZES = {"": (1280, 800), "-narrow": (880, 600), "-wide": (2560, 1440)}
 """Suffix of an image's name → size of the window in pixels."""
@@ -51,11 +55,15 @@ def main() -> None:
     try:
         prepare(folder, options.text)
         sample_home.fill(folder / "home")
-        runs = [Path(run) for run in options.runs] or [trained(folder / "trained", options.iters)]
-        copies = [shutil.copytree(run, folder / "runs" / run.name) for run in runs]
+        runs = folder / "runs"
+        copies = [shutil.copytree(run, runs / run.name) for run in options.runs]
+        copies = copies or [sample_runs.train_demo(runs, "demo-full-grpo", iters=options.iters)]
+        sample_runs.train_variants(runs)
+        sample_runs.train_sweep(runs)
+        sick = sample_runs.unpack_sick_run(runs)
         options.out.mkdir(parents=True, exist_ok=True)
         evaluate(copies[0])
-        take_all(copies[0], options.out)
+        take_all(copies[0], sick, options.out)
     finally:
         shutil.rmtree(folder)
 
@@ -84,18 +92,6 @@ def prepare(folder: Path, text: float) -> None:
     }
 
 
-def trained(folder: Path, iters: int) -> Path:
-    """A finished run of the bundled demo. Raises CalledProcessError when training fails."""
-    from backend.spec.command import backend_command, backend_environment
-    from backend.spec.places import default_run_name, demo_config
-
-    name = default_run_name("demo", "full", "grpo")
-    flags = ("--runs-dir", str(folder), "--name", name, "--set", f"iters={iters}")
-    command = backend_command("train", str(demo_config()), *flags)
-    subprocess.run(command, check=True, env=backend_environment(), stdout=sys.stderr)
-    return next(folder.iterdir())
-
-
 def evaluate(run: Path) -> None:
     """Evaluate a run that has no evaluation yet, for its page. Raises CalledProcessError when that fails."""
     from backend.spec.command import backend_command, backend_environment
@@ -105,7 +101,7 @@ def evaluate(run: Path) -> None:
         subprocess.run(command, check=True, env=backend_environment(), stdout=sys.stderr)
 
 
-def take_all(run: Path, out: Path) -> None:
+def take_all(run: Path, sick: Path, out: Path) -> None:
     from PySide6.QtWidgets import QApplication
 
     from app import theme
@@ -124,6 +120,8 @@ def take_all(run: Path, out: Path) -> None:
         window.set_theme(mode)
         window.show_page("train")
         take(window, window, out / f"first-start-{mode}.png")
+    take_live(window, out)
+    tokens = session.run.folder.path
     session.open_run(run)
     settled(window, window)
     window.show_page("completions")
@@ -139,6 +137,9 @@ def take_all(run: Path, out: Path) -> None:
                 window.show_page(page.key)
                 take(window, window, out / f"{page.key}{suffix}-{mode}.png")
         window.resize(*SIZES[""])
+        take_scenes(window, mode, run, sick, tokens, out)
+        session.open_run(run)
+        settled(window, window)
         for name, dialog in dialogs(window):
             dialog.resize(dialog.sizeHint() if dialog.sizeHint().width() > dialog.width() else dialog.size())
             take(window, dialog, out / f"{name}-{mode}.png")
@@ -147,12 +148,35 @@ def take_all(run: Path, out: Path) -> None:
     session.service.close()
 
 
+def take_live(window, out: Path) -> None:
+    """Train in the window, and show it in both modes at each scene: what trains never comes to rest."""
+    for name, widget in screenshot_scenes.live_scenes(window, wait_until):
+        for mode in ("light", "dark"):
+            window.set_theme(mode)
+            write(grabbed(widget), out / f"{name}-{mode}.png")
+    window.session.draft.reset()
+
+
+def take_scenes(window, mode: str, run: Path, sick: Path, tokens: Path, out: Path) -> None:
+    """Every state of a page, in the usual size and the narrow one; a comparison wide too."""
+    runs = [run, *(run.parent / name for name in sample_runs.VARIANTS)]
+    for name in screenshot_scenes.page_scenes(window, wait_until, sick, tokens, runs):
+        for suffix, size in SIZES.items():
+            if suffix != "-wide" or name == "compare":
+                window.resize(*size)
+                take(window, window, out / f"{name}{suffix}-{mode}.png")
+        window.resize(*SIZES[""])
+
+
 def dialogs(window):
     """Open each dialog in turn and yield (name, dialog)."""
     from app.widgets.form.preset_panel import PresetPanel
+    from app.widgets.frame.preferences_dialog import PreferencesDialog
     from app.widgets.help.about_dialog import AboutDialog
+    from app.widgets.help.glossary_dialog import GlossaryDialog
     from app.widgets.help.problem_dialog import ProblemDialog
     from app.widgets.picker.picker import Picker
+    from app.widgets.runs.clone_dialog import CloneDialog
     from app.widgets.runs.export_panel import ExportPanel
 
     window.show_page("train")
@@ -168,6 +192,14 @@ def dialogs(window):
     yield "presets", panel
     window.show_export(window.session.run.folder)
     yield "export", window.findChild(ExportPanel)
+    window.show_page("runs")
+    runs = window.pages["runs"]
+    runs.clone(next(row for row in runs.model.rows if row.summary.path == str(window.session.run.folder.path)))
+    yield "clone", runs.findChildren(CloneDialog)[-1]
+    window.show_glossary()
+    yield "glossary", window.findChild(GlossaryDialog)
+    window.show_preferences()
+    yield "preferences", window.findChildren(PreferencesDialog)[-1]
     yield "upload", upload_dialog(window)
     window.show_about()
     yield "about", window.findChild(AboutDialog)
@@ -248,8 +280,12 @@ def _is_mixed(group: dict) -> bool:
 
 
 def take(window, widget, file: Path) -> None:
-    """Wait until the widget has settled and write its image, with PNG's strongest compression."""
-    image = settled(window, widget)
+    """Wait until the widget has settled and write its image."""
+    write(settled(window, widget), file)
+
+
+def write(image, file: Path) -> None:
+    """Write an image, with PNG's strongest compression."""
     in_few_colours(image).save(str(file), "PNG", 0)
     sys.stderr.write(f"{file.name}  {file.stat().st_size / 1000:.0f} kB\n")
 
