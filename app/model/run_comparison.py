@@ -23,8 +23,6 @@ AXES = {"step": "Step", "tokens": "Tokens", "time": "Time"}
 """Key of an x axis → its title. Time is that of the steps in seconds, without loading, evaluation and pauses."""
 POINTS = 2000
 """Points of a curve over tokens or time: runs share them, so that a position has a value in each."""
-MOST_AVERAGED = 20
-"""Steps at each end whose rewards are kept for a mean: more than `archive.averaging_window` ever takes."""
 SEARCHED_STEPS = 100
 """How many steps that both runs recorded are searched, from the newest, for a prompt that both were asked."""
 
@@ -122,9 +120,22 @@ class RunComparison(QObject):
         x = np.interp(steps, all_steps, positions)
         return resampled(x, values, self._grid(axis)) if not metric.held_out else (np.round(x), values)
 
+    def changes(self, run: Run, axis: str) -> list[tuple[int, str]]:
+        """(x, sentence) of every change of settings during a run; none where it has no such axis."""
+        found = [(mark.step, mark.sentence) for mark in run.marks if mark.kind == "change"]
+        if axis == "step" or not found:
+            return found
+        all_steps, positions = self._positions_of(run, axis)
+        if not len(positions):
+            return []
+        at = np.interp([step for step, _ in found], all_steps, positions)
+        return [(round(x), sentence) for x, (_, sentence) in zip(at.tolist(), found, strict=True)]
+
     def _grid(self, axis: str) -> np.ndarray:
+        """Whole numbers from 0 to the end of the longest run, an even number of them, as `resampled` needs."""
         ends = [positions[-1] for run in self.runs if len(positions := self._positions_of(run, axis)[1])]
-        return np.unique(np.round(np.linspace(0, max(ends, default=0.0), POINTS)))
+        grid = np.unique(np.round(np.linspace(0, max(ends, default=0.0), POINTS)))
+        return np.append(grid, grid[-1] + 1) if len(grid) % 2 else grid
 
     def _positions_of(self, run: Run, axis: str) -> tuple[np.ndarray, np.ndarray]:
         """`positions_of`, kept until the run has more steps: every curve of every chart asks."""
@@ -142,14 +153,6 @@ class RunComparison(QObject):
             return min(first for first, _ in spans), max(last for _, last in spans)
         grid = self._grid(axis)
         return (float(grid[0]), float(grid[-1])) if len(grid) > 1 else None
-
-    def rewards_at_the_ends(self, run: Run) -> list[float]:
-        """The first and the last rewards of a run, as many as `archive.first_and_last_means` may need."""
-        rewards = run.series("reward")[1]
-        finite = rewards[np.isfinite(rewards)]
-        return (
-            finite if len(finite) <= 2 * MOST_AVERAGED else np.r_[finite[:MOST_AVERAGED], finite[-MOST_AVERAGED:]]
-        ).tolist()
 
     # ── completions ─────────────────────────────────────────────────────────────────────────────
 
@@ -178,12 +181,18 @@ def positions_of(run: Run, axis: str) -> tuple[np.ndarray, np.ndarray]:
 def resampled(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(grid, values `[len(grid)]`): at each point of the grid the last value reached by then; NaN before the first and after the last.
 
-    No value is made up between two steps.
+    No value is made up between two steps, and no spike is lost: where more than two steps end between a pair of points, the two have the
+    least and the largest of their values. `grid` `[even]` is ascending.
     """
     if not len(x):
         return grid, np.full(len(grid), np.nan)
     at = np.searchsorted(x, grid, side="right") - 1
     found = np.where(at >= 0, values[np.maximum(at, 0)], np.nan)
+    starts = np.append(0, at[1::2] + 1)  # of the steps that belong to each pair; the last one ends the last pair
+    many = np.flatnonzero(np.diff(starts) > 2)
+    padded = np.append(values, np.nan)  # reduceat takes no start behind the end
+    found[2 * many] = np.fmin.reduceat(padded, starts)[many]
+    found[2 * many + 1] = np.fmax.reduceat(padded, starts)[many]
     # The grid is rounded to whole numbers: the point beside the end still belongs to the run.
     return grid, np.where(grid <= np.ceil(x[-1]), found, np.nan)
 

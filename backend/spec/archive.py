@@ -17,7 +17,7 @@ from backend.spec.events import ENDINGS, Event
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, all_runs
 from backend.spec.queue import is_waiting
-from backend.spec.steering import read_changes
+from backend.spec.steering import changed_values, read_changes
 from backend.spec.work_clock import WorkClock
 
 State = Literal["queued", "starting", "running", "finished", "stopped", "failed", "crashed"]
@@ -178,9 +178,12 @@ def _int_or_none(value: Any) -> int | None:
 
 
 def raw_settings(run: RunFolder) -> dict[str, Any]:
-    """A run's config.yaml as it is, not validated; empty where it cannot be read."""
+    """A run's settings at its end, not validated: config.yaml and what was changed since. Empty where config.yaml cannot be read."""
     try:
         raw = yaml.load(run.config.read_text(encoding="utf-8"), Loader=_SafeLoader)
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
+    settings = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
+    with suppress(Mistake):  # a damaged list of changes is told where the run goes on
+        settings |= changed_values(read_changes(run))
+    return settings

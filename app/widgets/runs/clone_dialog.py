@@ -24,12 +24,12 @@ from app.widgets.basic.segmented_control import Segments
 from app.widgets.runs.changed_settings import ChangedSettings
 from app.widgets.runs.verb_task import MakeTask, VerbTask
 from backend.spec.command import backend_command
-from backend.spec.config import SETTINGS, TEXTS, load
+from backend.spec.config import SETTINGS, TEXTS
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.run_comparison import value_text
 from backend.spec.saved_weights import SavedWeights, best_of, saved_weights
-from backend.spec.steering import config_at, read_changes
+from backend.spec.steering import run_config
 
 WAYS = {"warm": "Go on from there", "cold": "Start over with its weights"}
 EXPLAINED = {
@@ -134,7 +134,7 @@ class CloneDialog(QDialog):
             self._problem = f"The run {self.run.name} has no checkpoint to begin from."
         else:
             try:
-                now = config_at(load(self.run.config), read_changes(self.run), self.step.currentData()).model_dump()
+                now = run_config(self.run, self.step.currentData()).model_dump()
             except Mistake as mistake:
                 self._problem = mistake.faults[0].sentence
         self.name.setPlaceholderText(f"{self.run.name}-from-{self.step.currentData()}")
