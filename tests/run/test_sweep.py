@@ -153,8 +153,8 @@ def test_one_base_is_in_memory_however_many_runs_there_are(changes: dict[str, An
     weights = sum(x.nbytes for _, x in tree_flatten(shared.base.model.parameters()))
     assert weights > 10 * own
     assert after[0] < 1.1 * (weights + own)
-    # Each further run costs its adapters and its optimizer.
-    assert after[-1] - after[0] == pytest.approx(3 * own, rel=0.2)
+    # Each further run costs its adapters and its optimizer; with a GPU's choices the adapters have a packed form besides.
+    assert 0.8 * 3 * own < after[-1] - after[0] < 1.4 * 3 * own
 
 
 @pytest.mark.proof
