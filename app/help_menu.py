@@ -9,10 +9,11 @@ from collections.abc import Collection, Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
-from PySide6.QtGui import QAction, QKeySequence
+from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication, QWhatsThis
 
 from app.file_menu import FileWindow
+from app.widgets.basic.key_names import key_name
 from app.widgets.form.field import field_of
 from app.widgets.form.setting_help import help_html
 from app.widgets.help.about_dialog import AboutDialog
@@ -144,4 +145,4 @@ def _leaves(action: QAction) -> Iterator[QAction]:
 
 
 def _keys(action: QAction) -> str:
-    return f"<b>{escape(action.shortcut().toString(QKeySequence.SequenceFormat.NativeText))}</b>"
+    return f"<b>{escape(key_name(action.shortcut()))}</b>"

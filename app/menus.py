@@ -14,6 +14,7 @@ from app import theme
 from app.file_menu import FileWindow
 from app.pages import PAGES
 from app.widgets.basic.icons import icon
+from app.widgets.basic.key_names import key_name
 
 Keys = str | QKeySequence.StandardKey
 
@@ -243,7 +244,7 @@ class Menus(QObject):
     def _action(self, entry: MenuEntry, call: Callable[[], object] | None = None) -> QAction:
         action = QAction(entry.text, self._window)
         action.setShortcut(QKeySequence(entry.keys))
-        keys = action.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
+        keys = key_name(action.shortcut())
         action.setToolTip(f"{entry.tip or entry.text} ({keys})" if keys else entry.tip or entry.text)
         # Not connected directly: `triggered` passes whether the action is checked, which our slots do not take.
         on_page = partial(self._window.do_on_page, entry.page, entry.slot) if entry.page else None

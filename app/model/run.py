@@ -34,7 +34,7 @@ NEWS_MS, NEWS_BEHIND_MS = 250, 2000
 """Least time between two `changed`: at the diary's end, and before it, where drawing would only delay the rest."""
 SLICE = 256 << 10
 """Bytes of diary parsed in one go: about 2 ms."""
-BUDGET_S = 0.03
+BUDGET_S = 0.02
 """Time that a poll may read before it returns to the event loop."""
 
 

@@ -23,8 +23,6 @@ AXES = {"step": "Step", "tokens": "Tokens", "time": "Time"}
 """Key of an x axis → its title. Time is that of the steps in seconds, without loading, evaluation and pauses."""
 POINTS = 2000
 """Points of a curve over tokens or time: runs share them, so that a position has a value in each."""
-MOST_AVERAGED = 20
-"""Steps at each end whose rewards are kept for a mean: more than `archive.averaging_window` ever takes."""
 SEARCHED_STEPS = 100
 """How many steps that both runs recorded are searched, from the newest, for a prompt that both were asked."""
 
@@ -155,14 +153,6 @@ class RunComparison(QObject):
             return min(first for first, _ in spans), max(last for _, last in spans)
         grid = self._grid(axis)
         return (float(grid[0]), float(grid[-1])) if len(grid) > 1 else None
-
-    def rewards_at_the_ends(self, run: Run) -> list[float]:
-        """The first and the last rewards of a run, as many as `archive.first_and_last_means` may need."""
-        rewards = run.series("reward")[1]
-        finite = rewards[np.isfinite(rewards)]
-        return (
-            finite if len(finite) <= 2 * MOST_AVERAGED else np.r_[finite[:MOST_AVERAGED], finite[-MOST_AVERAGED:]]
-        ).tolist()
 
     # ── completions ─────────────────────────────────────────────────────────────────────────────
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Signal
 
+from app.model.reward_change import reward_before_and_after
 from app.model.run import Run
 from app.model.run_summary import count_text
-from backend.spec.archive import first_and_last_means
 
 TITLES = {"finished": "finished", "stopped": "stopped", "failed": "failed", "crashed": "crashed"}
 """A state that ends a run → its word in the title."""
@@ -71,6 +71,6 @@ def _result(run: Run) -> str:
     """“32 steps. Reward 1.48 → 2.17.”; of a stopped run, the sentence of its ending."""
     if run.state == "stopped":
         return str((run.ending or {}).get("sentence") or "Everything is saved.")
-    before, after = first_and_last_means(run.series("reward")[1].tolist())
+    before, after = reward_before_and_after(run)
     steps = f"{count_text(run.step, 'step')}."
     return f"{steps} Reward {before:.3g} → {after:.3g}." if before is not None and after is not None else steps

@@ -96,7 +96,10 @@ class Session(ServiceSession):
     @property
     def is_training(self) -> bool:
         """Whether a run of this session is alive, even while another run is shown, or the queue is about to start one."""
-        is_shown = self.run is not None and self.run.is_live
+        run = self.run
+        # One that is still being read counts as starting, whatever its end.
+        is_known = run is not None and (run.has_caught_up or self.is_launched(run.folder) or run.folder.is_locked())
+        is_shown = run is not None and is_known and run.is_live
         return is_shown or self._live_folder() is not None or (self._queue is not None and self._queue.is_active)
 
     def stop_training(self) -> None:

@@ -25,6 +25,7 @@ from app.pages.parts.run_findings import RunFindings
 from app.pages.parts.run_steering import RunSteering
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.empty_state import EmptyState
+from app.widgets.basic.layout import settle_layouts
 from app.widgets.basic.open_in_desktop import open_path
 from app.widgets.charts.metric_tile import MetricTile, TileRow
 from app.widgets.runs.log_view import LogView
@@ -158,6 +159,7 @@ class MonitorPage(QWidget):
             self._show_verdict()
         self.findings.show_run(run, self._beside_charts)
         self.charts.refresh()
+        settle_layouts()
 
     def _show_progress(self, run: Run) -> None:
         reading = run.read_share

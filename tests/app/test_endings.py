@@ -359,6 +359,13 @@ def test_control_that_comes_at_once_is_shown_too(window: Window, session: Sessio
         assert not run.control.is_elsewhere and window.menus["stop"].isEnabled()
 
 
+def test_a_run_that_ended_long_ago_asks_nothing_while_it_is_being_read(window: Window, session: Session) -> None:
+    folder = made_up_runs.make_run(places.runs_folder() / "old", steps=3, ending="finished")
+    session.open_run(folder.path)
+    assert session.run is not None and not session.run.has_caught_up
+    assert window.leave_training()
+
+
 def test_two_windows_and_one_in_control(window: Window, session: Session, qtbot, tmp_path: Path) -> None:
     folder = running()
     with trained(folder):

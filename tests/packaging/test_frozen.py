@@ -208,6 +208,7 @@ def change(machine: Machine, run: Path) -> None:
         wait_for(live, "step")
         machine.backend("change", live, "learning_rate=1e-5")
         wait_for(live, "change")
+        machine.run("grpo-studio", "--screenshot", machine.home / "live.png")  # ends, and asks nobody about the run
         training.terminate()
         assert training.wait(60) == STOPPED
 

@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QHBoxLayout, QSplitter, QStackedWidget, QVBoxLayou
 
 from app import theme
 from app.model.marks import Mark
+from app.model.reward_change import rewards_at_the_ends
 from app.model.run import Run
 from app.model.run_comparison import AXES, ComparedMetric, RunComparison
 from app.pages.parts.comparison_export import ComparisonExport
@@ -281,9 +282,7 @@ class CompareView(QWidget):
             return result_of(record, [])
         steps, rewards = run.eval_series("reward")
         pairs = zip(steps.tolist(), rewards.tolist(), strict=True)
-        return result_of(
-            record, [pair for pair in pairs if pair[1] == pair[1]], self.comparison.rewards_at_the_ends(run)
-        )
+        return result_of(record, [pair for pair in pairs if pair[1] == pair[1]], rewards_at_the_ends(run))
 
     def _show_export_menu(self) -> None:
         self.export.menu(self).popup(self.export_button.mapToGlobal(self.export_button.rect().bottomLeft()))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from app.model.reward_change import reward_before_and_after
 from app.model.run import Run
 from app.widgets.basic.number_format import duration
 from app.widgets.runs.result_card import BeforeAfter
-from backend.spec.archive import averaging_window, first_and_last_means
+from backend.spec.archive import averaging_window
 
 
 def changes(run: Run) -> list[BeforeAfter]:
     """Reward before → after: in training, on held-out prompts, on the test split."""
-    found = [BeforeAfter("Reward in training", *first_and_last_means(run.series("reward")[1].tolist()))]
+    found = [BeforeAfter("Reward in training", *reward_before_and_after(run))]
     held_out = run.eval_series("reward")[1]
     if len(held_out) > 1:
         found.append(BeforeAfter("Held-out reward", float(held_out[0]), float(held_out[-1])))

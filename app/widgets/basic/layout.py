@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from PySide6.QtCore import QCoreApplication, QEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QLayout, QVBoxLayout, QWidget
 
 from app import theme
@@ -25,6 +26,15 @@ def set_shown(widget: QWidget, shown: bool) -> None:
     """
     if widget.isHidden() == shown:
         widget.setVisible(shown)
+
+
+def settle_layouts() -> None:
+    """Lay out now what has changed.
+
+    Left to the event loop, the layouts of nested widgets settle in several rounds, and Qt paints the whole window after each of them
+    before it looks at a timer or the mouse: with six charts that is a tenth of a second.
+    """
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
 
 
 def reserve_gutter(area: QAbstractScrollArea, content: QLayout) -> None:

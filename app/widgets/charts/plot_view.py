@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QPointF, QRectF, Qt, Signal
-from PySide6.QtGui import QMouseEvent, QPainter, QPen, QWheelEvent
+from PySide6.QtGui import QMouseEvent, QPainter, QPen, QResizeEvent, QWheelEvent
 from PySide6.QtWidgets import QGraphicsGridLayout, QToolTip
 
 from app import theme
@@ -163,8 +163,16 @@ class PlotView(pg.GraphicsView):
         low, high = axis_range(*columns, unit=self._unit, log=log)
         self._value_axis.set_scale_of(10**high if log else max(abs(low), abs(high)), log=log)
         self.box.setYRange(low - (high - low) * 1e-4, high, padding=0)  # a tick right on the edge would be left out
+        self._place_items()
+
+    def _place_items(self) -> None:
+        """Move the items now: pyqtgraph else does so inside the paint event, and everything is painted twice."""
         if self.sceneObj is not None:
-            self.sceneObj.prepareForPaint()  # pyqtgraph else moves items inside the paint event, and everything is painted twice
+            self.sceneObj.prepareForPaint()
+
+    def resizeEvent(self, event: QResizeEvent | None) -> None:
+        super().resizeEvent(event)
+        self._place_items()
 
     def _draw_trace(
         self, curve: CurveItems, trace: CurveData, span: Span, smoothing: float, *, fine: bool, log: bool

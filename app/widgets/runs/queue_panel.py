@@ -26,6 +26,7 @@ from PySide6.QtWidgets import QAbstractItemView, QFrame, QHBoxLayout, QHeaderVie
 from app import theme
 from app.widgets.basic.base_table import ROW_HEIGHT, BaseTable
 from app.widgets.basic.controls import CheckBox, ElidedLabel
+from app.widgets.basic.key_names import REMOVE_KEYS
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.number_format import DASH
 
@@ -182,7 +183,7 @@ class QueuePanel(QFrame):
         for column, width in ((0, 40), (2, 260), (3, 100)):
             self.table.setColumnWidth(column, theme.scaled(width))
         for keys, slot in (("Alt+Up", lambda: self._shift(-1)), ("Alt+Down", lambda: self._shift(1)),
-                           ("Alt+Home", self.run_next), (QKeySequence.StandardKey.Delete, self._remove)):  # fmt: skip
+                           ("Alt+Home", self.run_next), (REMOVE_KEYS, self._remove)):  # fmt: skip
             shortcut = QShortcut(QKeySequence(keys), self.table, slot)
             shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
 
@@ -241,7 +242,7 @@ class QueuePanel(QFrame):
         self.edit_button.setEnabled(bool(chosen) and not has_begun)
         self.remove_button.setEnabled(bool(chosen))
         goes = "Out of the queue; the run stays as it is" if has_begun else "Out of the queue and into the trash"
-        self.remove_button.setToolTip(f"{goes} (Delete)")
+        self.remove_button.setToolTip(f"{goes} ({REMOVE_KEYS})")
         self.next_button.setEnabled(bool(chosen) and chosen[0] > 0)
 
     def _show_menu(self, where: QPoint) -> None:
