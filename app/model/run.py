@@ -37,6 +37,8 @@ SLICE = 256 << 10
 """Bytes of diary parsed in one go: about 2 ms."""
 BUDGET_S = 0.02
 """Time that a poll may read before it returns to the event loop."""
+INDEX_BUDGET_S = 0.008
+"""Of that, for the index of the completions: nobody waits for all of it, and it may take hundreds of polls."""
 
 
 class Run(QObject):
@@ -293,6 +295,7 @@ class Run(QObject):
         self._at_end = self._read_diary(deadline)
         if was_at_end and self._run_state.last_t not in (None, last_t):
             self.clock.hear(self._run_state.last_t or 0.0)
+        deadline = min(deadline, time.perf_counter() + INDEX_BUDGET_S)
         more_rows = self._index.advance()
         while more_rows and time.perf_counter() < deadline:
             more_rows = self._index.advance()
