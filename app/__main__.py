@@ -210,7 +210,7 @@ def save_screenshot(app: QApplication, window: Window, path: Path) -> None:
 
     def save() -> None:
         window.grab().save(str(path))
-        app.quit()
+        app.exit()  # quit would close the window, which asks what becomes of a run that trains, and nobody answers
 
     QTimer.singleShot(SCREENSHOT_MS, save)
 

@@ -9,10 +9,11 @@ from collections.abc import Collection, Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
-from PySide6.QtGui import QAction, QKeySequence
+from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication, QWhatsThis
 
 from app.file_menu import FileWindow
+from app.widgets.basic.key_names import key_name
 from app.widgets.form.field import field_of
 from app.widgets.form.setting_help import help_html
 from app.widgets.help.about_dialog import AboutDialog
@@ -20,6 +21,7 @@ from app.widgets.help.glossary_dialog import GlossaryDialog
 from app.widgets.help.problem_dialog import ProblemDialog
 from app.widgets.help.text_dialog import TextDialog
 from backend.spec import machine
+from backend.spec.archive import raw_settings
 from backend.spec.places import project_root
 from backend.spec.problem_report import EMPTY, LOG_LINES, ProblemFacts, report
 
@@ -107,7 +109,7 @@ class HelpWindow(FileWindow):
     def report_run(self, run: Run) -> None:
         """Show the report of a run that ended by a fault of the program."""
         trace = str((run.ending or {}).get("traceback") or "")
-        self.report_problem(ProblemFacts(run.problem, trace, run.log_tail(LOG_LINES), run.config))
+        self.report_problem(ProblemFacts(run.problem, trace, run.log_tail(LOG_LINES), raw_settings(run.folder)))
 
     def _show_document(self, title: str) -> None:
         text = (project_root() / "docs" / GUIDES[title]).read_text(encoding="utf-8")
@@ -143,4 +145,4 @@ def _leaves(action: QAction) -> Iterator[QAction]:
 
 
 def _keys(action: QAction) -> str:
-    return f"<b>{escape(action.shortcut().toString(QKeySequence.SequenceFormat.NativeText))}</b>"
+    return f"<b>{escape(key_name(action.shortcut()))}</b>"

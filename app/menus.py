@@ -14,6 +14,7 @@ from app import theme
 from app.file_menu import FileWindow
 from app.pages import PAGES
 from app.widgets.basic.icons import icon
+from app.widgets.basic.key_names import key_name
 
 Keys = str | QKeySequence.StandardKey
 
@@ -70,7 +71,7 @@ MENUS: dict[str, tuple[MenuEntry | None, ...]] = {
         MenuEntry("pause", "Pause", "Ctrl+Shift+P", "pause", "pause", "Hold the run, or let it go on"),
         MenuEntry("stop", "Stop", "Ctrl+.", "stop", "stop", "Save and end the run"),
         MenuEntry("save_now", "Save now", "Ctrl+Shift+K", "save_now", "save", "Write a checkpoint now"),
-        MenuEntry("change_settings", "Change settings…", "Ctrl+Shift+G", "change_settings", page="monitor"),
+        MenuEntry("change_settings", "Change settings…", "Ctrl+Shift+J", "change_settings", page="monitor"),
         MenuEntry("finish_step", "Stop after this step", "Ctrl+Alt+Shift+.", "finish_step", page="monitor"),
         MenuEntry("stop_when", "Stop when…", "Ctrl+Alt+J", "stop_when", page="monitor"),
         None,
@@ -243,7 +244,7 @@ class Menus(QObject):
     def _action(self, entry: MenuEntry, call: Callable[[], object] | None = None) -> QAction:
         action = QAction(entry.text, self._window)
         action.setShortcut(QKeySequence(entry.keys))
-        keys = action.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
+        keys = key_name(action.shortcut())
         action.setToolTip(f"{entry.tip or entry.text} ({keys})" if keys else entry.tip or entry.text)
         # Not connected directly: `triggered` passes whether the action is checked, which our slots do not take.
         on_page = partial(self._window.do_on_page, entry.page, entry.slot) if entry.page else None

@@ -1,6 +1,7 @@
 """Notifications of the desktop: org.freedesktop.Notifications on Linux, the notification centre on macOS.
 
-On macOS Qt's tray icon delivers them, which needs no entitlement and no other library; the icon has to be visible for that moment.
+On macOS Qt's tray icon delivers them, which needs no entitlement and no other library. Qt hears of a click only while that icon is in
+the menu bar, so it stays until the click, or until the user has come back to the app in another way.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import html
 import sys
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QObject, Qt, QTimer, Signal
 from PySide6.QtWidgets import QApplication, QSystemTrayIcon
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 SERVICE, PATH = "org.freedesktop.Notifications", "/org/freedesktop/Notifications"
 DEFAULT_ACTION = "default"
 """The specification's name for a click on the notification itself."""
+
+
+BACK_MS = 1000
+"""How long after the app has come to the front the icon goes: a click brings the app to the front first, and is heard then."""
 
 
 class Notifier(QObject):
@@ -80,6 +85,13 @@ class Notifier(QObject):
             self._tray = QSystemTrayIcon(QApplication.windowIcon(), self)
             self._tray.messageClicked.connect(self.clicked)
             self._tray.messageClicked.connect(self._tray.hide)
+            app = QApplication.instance()
+            assert isinstance(app, QApplication)
+            app.applicationStateChanged.connect(self._on_application_state)
         self._tray.show()
         self._tray.showMessage(title, sentence, QSystemTrayIcon.MessageIcon.NoIcon)
         return True
+
+    def _on_application_state(self, state: Qt.ApplicationState) -> None:
+        if state == Qt.ApplicationState.ApplicationActive:
+            QTimer.singleShot(BACK_MS, self, self.close)

@@ -14,6 +14,7 @@ from backend.spec.machine import machine_bytes
 from backend.spec.memory.chat_memory import chat_bytes
 from backend.spec.memory.model_shape import shape_of
 from backend.spec.places import RunFolder
+from backend.spec.steering import run_config
 from backend.spec.weight_choices import WeightChoice, choices
 
 
@@ -46,7 +47,7 @@ class ChatChoice:
 def run_choice(run: RunFolder) -> ChatChoice:
     """A run as it is on disk now."""
     try:
-        settings = config.load(run.config).model_dump()
+        settings = run_config(run).model_dump()
     except Mistake as mistake:
         return ChatChoice(str(run.path), run.name, {"model": ""}, problem=mistake.faults[0].sentence)
     saved = tuple(choices(run))

@@ -136,14 +136,16 @@ class Draft(QObject):
 
     # Files
 
-    def load(self, path: Path, *, as_preset: bool = False) -> None:
+    def load(self, path: Path, *, as_preset: bool = False, over: Mapping[str, Any] | None = None) -> None:
         """Load a YAML file. Raises Mistake, and changes nothing, where the file has unknown keys; an invalid value is loaded and
-        becomes a problem. `as_preset`: Save does not write over this file."""
+        becomes a problem. `as_preset`: Save does not write over this file. `over`: values in place of the file's."""
         raw = config.read(path)
         values, faults = values_from(raw)
         if faults:
             raise Mistake(faults)
-        self._replace(values, None if as_preset else Path(path), f"Open {Path(path).name}", ignored_keys(raw))
+        self._replace(
+            values | dict(over or {}), None if as_preset else Path(path), f"Open {Path(path).name}", ignored_keys(raw)
+        )
 
     def save(self, path: Path) -> None:
         """Write the YAML file atomically. Raises Mistake when it cannot be written."""

@@ -5,8 +5,9 @@ The base class of `app.model.service_session.ServiceSession`, which adds the ser
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
@@ -17,6 +18,7 @@ from app.model.presets import Preset
 from backend.spec import places
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.steering import changed_values, read_changes
 
 FORM = "form"
 """The cause of messages about what was done to the whole form."""
@@ -120,16 +122,22 @@ class FormSession(QObject):
             self.prefs.config_file = self.draft.path
 
     def load_settings(self, folder: RunFolder) -> bool:
-        """Load a run's settings into the form; returns whether they could be read. Saving then asks for a new file: the run's own is a
-        record."""
-        loaded = self._load_form(folder.config, as_preset=True)
+        """Load a run's settings, as they were at its end, into the form; returns whether they could be read. Saving then asks for a new
+        file: the run's own is a record."""
+        try:
+            over = changed_values(read_changes(folder))
+        except Mistake as mistake:
+            self.messages.say(mistake.faults[0].sentence, FORM, self.while_form_stays())
+            return False
+        loaded = self._load_form(folder.config, as_preset=True, over=over)
         if loaded:
-            self._say_undoable(f"These are the settings of {folder.name}.")
+            when = ", as they were at its end" if over else ""
+            self._say_undoable(f"These are the settings of {folder.name}{when}.")
         return loaded
 
-    def _load_form(self, path: Path, *, as_preset: bool = False) -> bool:
+    def _load_form(self, path: Path, *, as_preset: bool = False, over: Mapping[str, Any] | None = None) -> bool:
         try:
-            self.draft.load(path, as_preset=as_preset)
+            self.draft.load(path, as_preset=as_preset, over=over)
         except Mistake as mistake:
             self.messages.say(mistake.faults[0].sentence, FORM, self.while_form_stays())
             return False

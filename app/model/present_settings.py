@@ -30,8 +30,7 @@ class PresentSettings:
 
     def at_last(self) -> Config:
         """The settings once every change holds. Raises Mistake where config.yaml or changes.json has faults."""
-        changes = self.changes()
-        return config_at(parse(self._raw()), changes, changes[-1].step if changes else 0)
+        return config_at(parse(self._raw()), self.changes())
 
     def ask(self, settings: Mapping[str, Any], state: str, done: int) -> None:
         """Ask the trainer of a run in this state for a change. `done`: steps that are done at least. Raises Mistake for settings that

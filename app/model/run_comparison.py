@@ -120,9 +120,22 @@ class RunComparison(QObject):
         x = np.interp(steps, all_steps, positions)
         return resampled(x, values, self._grid(axis)) if not metric.held_out else (np.round(x), values)
 
+    def changes(self, run: Run, axis: str) -> list[tuple[int, str]]:
+        """(x, sentence) of every change of settings during a run; none where it has no such axis."""
+        found = [(mark.step, mark.sentence) for mark in run.marks if mark.kind == "change"]
+        if axis == "step" or not found:
+            return found
+        all_steps, positions = self._positions_of(run, axis)
+        if not len(positions):
+            return []
+        at = np.interp([step for step, _ in found], all_steps, positions)
+        return [(round(x), sentence) for x, (_, sentence) in zip(at.tolist(), found, strict=True)]
+
     def _grid(self, axis: str) -> np.ndarray:
+        """Whole numbers from 0 to the end of the longest run, an even number of them, as `resampled` needs."""
         ends = [positions[-1] for run in self.runs if len(positions := self._positions_of(run, axis)[1])]
-        return np.unique(np.round(np.linspace(0, max(ends, default=0.0), POINTS)))
+        grid = np.unique(np.round(np.linspace(0, max(ends, default=0.0), POINTS)))
+        return np.append(grid, grid[-1] + 1) if len(grid) % 2 else grid
 
     def _positions_of(self, run: Run, axis: str) -> tuple[np.ndarray, np.ndarray]:
         """`positions_of`, kept until the run has more steps: every curve of every chart asks."""
@@ -168,12 +181,18 @@ def positions_of(run: Run, axis: str) -> tuple[np.ndarray, np.ndarray]:
 def resampled(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(grid, values `[len(grid)]`): at each point of the grid the last value reached by then; NaN before the first and after the last.
 
-    No value is made up between two steps.
+    No value is made up between two steps, and no spike is lost: where more than two steps end between a pair of points, the two have the
+    least and the largest of their values. `grid` `[even]` is ascending.
     """
     if not len(x):
         return grid, np.full(len(grid), np.nan)
     at = np.searchsorted(x, grid, side="right") - 1
     found = np.where(at >= 0, values[np.maximum(at, 0)], np.nan)
+    starts = np.append(0, at[1::2] + 1)  # of the steps that belong to each pair; the last one ends the last pair
+    many = np.flatnonzero(np.diff(starts) > 2)
+    padded = np.append(values, np.nan)  # reduceat takes no start behind the end
+    found[2 * many] = np.fmin.reduceat(padded, starts)[many]
+    found[2 * many + 1] = np.fmax.reduceat(padded, starts)[many]
     # The grid is rounded to whole numbers: the point beside the end still belongs to the run.
     return grid, np.where(grid <= np.ceil(x[-1]), found, np.nan)
 

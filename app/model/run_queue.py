@@ -13,7 +13,7 @@ from PySide6.QtCore import QFile, QObject, QTimer, Signal
 
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.queue import Queue, QueueFile
+from backend.spec.queue import Queue, QueueFile, is_fresh
 
 POLL_MS = 1000
 LAUNCH_S = 15.0
@@ -87,15 +87,16 @@ class RunQueue(QObject):
     # ── changes ─────────────────────────────────────────────────────────────────────────────────
 
     def add(self, run: RunFolder) -> bool:
-        """Let a prepared run wait, and see to it that somebody runs the queue; returns whether it waits."""
+        """Let a run wait that is to begin or go on, and see to it that somebody runs the queue; returns whether it waits."""
         return self._change(self.file.add, run) and self.ensure_runner()
 
     def move(self, run: RunFolder, place: int) -> None:
         self._change(self.file.move, run, place)
 
     def remove(self, run: RunFolder) -> None:
-        """Take a run out of the queue, and move its folder to the desktop's trash."""
-        if self._change(self.file.remove, run) and not QFile.moveToTrash(str(run.path)):
+        """Take a run out of the queue. The folder of one that has never begun goes to the desktop's trash; any other is a run."""
+        is_new = is_fresh(run)
+        if self._change(self.file.remove, run) and is_new and not QFile.moveToTrash(str(run.path)):
             self.refused.emit(f"{run.path} could not be moved to the trash.")
 
     def set_paused(self, paused: bool) -> None:

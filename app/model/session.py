@@ -96,7 +96,10 @@ class Session(ServiceSession):
     @property
     def is_training(self) -> bool:
         """Whether a run of this session is alive, even while another run is shown, or the queue is about to start one."""
-        is_shown = self.run is not None and self.run.is_live
+        run = self.run
+        # One that is still being read counts as starting, whatever its end.
+        is_known = run is not None and (run.has_caught_up or self.is_launched(run.folder) or run.folder.is_locked())
+        is_shown = run is not None and is_known and run.is_live
         return is_shown or self._live_folder() is not None or (self._queue is not None and self._queue.is_active)
 
     def stop_training(self) -> None:
@@ -166,6 +169,17 @@ class Session(ServiceSession):
         assert self.run is not None
         self.run.expect_process()
         self.page_requested.emit("monitor")
+
+    def queue_existing(self, folder: RunFolder) -> None:
+        """Let a run that has begun before wait its turn, in which it is resumed."""
+        self.messages.withdraw(START)
+        try:
+            may_run = self._may_run_code(config.read(folder.config))
+        except Mistake as mistake:
+            self.messages.say(mistake.faults[0].sentence, START)
+            return
+        if may_run and self.queue.add(folder):
+            self.message.emit(f"{folder.name} waits in the queue.")
 
     def _may_run_code(self, settings: Mapping[str, Any]) -> bool:
         """Whether the user's own reward code may run; says so where it may not."""

@@ -28,6 +28,7 @@ from app.model.dataset import SPLITS, USES, Dataset
 from app.model.session import Session
 from app.widgets.basic.controls import ComboBox
 from app.widgets.basic.empty_state import EmptyState
+from app.widgets.basic.key_names import with_key_names
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.number_format import figure
 from app.widgets.dataset.column_mapping import ColumnMapping
@@ -282,7 +283,7 @@ class DatasetPage(QWidget):
         )
         self.try_button.setVisible(bool(count))
         self.try_button.setEnabled(enabled_actions["try_rows"])
-        self.try_button.setToolTip(TRY if enabled_actions["try_rows"] else TRY_NOT)
+        self.try_button.setToolTip(with_key_names(TRY) if enabled_actions["try_rows"] else TRY_NOT)
         self.enabled_actions_changed.emit(enabled_actions)
 
     # Rows

@@ -59,13 +59,21 @@ class MonitorPage(QWidget):
         self._clock = QTimer(self, interval=CLOCK_MS)  # the elapsed time moves on between two steps of the run
         self._clock.timeout.connect(self._show_time)
         self.steering = RunSteering(session, self)
-        # Slots of the Run menu, which calls them by name.
-        self.change_settings, self.stop_when = self.steering.open, self.steering.open_conditions
-        self.finish_step = self.steering.finish_step
         self._compose()
         self._lay_out()
         session.run_changed.connect(self._on_run_changed)
         self._on_run_changed()
+
+    # ── slots of the Run menu ───────────────────────────────────────────────────────────────────
+
+    def change_settings(self) -> None:
+        self.steering.open()
+
+    def stop_when(self) -> None:
+        self.steering.open_conditions()
+
+    def finish_step(self) -> None:
+        self.steering.finish_step()
 
     # ── composition ─────────────────────────────────────────────────────────────────────────────
 

@@ -308,18 +308,21 @@ class RunsPage(QWidget):
 
     def clone(self, record: RunRecord) -> None:
         """Open the dialog that makes a new run from a checkpoint of this one."""
-        dialog = CloneDialog(RunFolder(Path(record.summary.path)), record.title, VerbProcess, self)
+        folder = RunFolder(Path(record.summary.path))
+        dialog = CloneDialog(folder, record.title, VerbProcess, self, will_wait=self.session.is_training)
         dialog.cloned.connect(self._open_clone)
         dialog.show()
 
     def _open_clone(self, path: Path, starts: bool) -> None:
-        """Show the new run, on the Monitor page where it is trained at once."""
+        """Show the new run on the Monitor page; while another one trains, let it wait and show it among the runs."""
+        if starts and self.session.is_training:
+            self.session.queue_existing(RunFolder(path))
+            self.refresh()
+            return
         self.refresh()
         if starts:
             self.session.resume_run(RunFolder(path))
-        if (
-            self.session.run is None or self.session.run.folder.path != path
-        ):  # not to be started, or another one is training
+        if self.session.run is None or self.session.run.folder.path != path:  # it is not to be started
             self.session.open_run(path)
         self.session.page_requested.emit("monitor")
 

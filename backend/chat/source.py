@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from backend.spec.config import Config, load, parse
+from backend.spec.config import Config, parse
 from backend.spec.faults import Mistake
 from backend.spec.model_and_data_names import check_weights, model_source
 from backend.spec.places import RunFolder, find_run
+from backend.spec.steering import run_config
 from backend.spec.weight_choices import END, WeightChoice, find_choice
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSource:
-    """`config` holds the run's settings; of a plain model it holds the defaults, with its name. `run` and `weights` are None for a
+    """`config` holds the run's settings as they were at the step of `weights`; of a plain model it holds the defaults, with its name. `run` and `weights` are None for a
     plain model, which has a base and nothing trained."""
 
     name: str
@@ -34,7 +35,8 @@ def find_source(name: str, checkpoint: str = "", runs_dir: Path | None = None) -
         run = find_run(name, runs_dir)
     except Mistake:
         return _model(name, checkpoint)
-    return ChatSource(run.name, load(run.config), run, find_choice(run, checkpoint or END))
+    weights = find_choice(run, checkpoint or END)
+    return ChatSource(run.name, run_config(run, weights.step), run, weights)
 
 
 def _model(name: str, checkpoint: str) -> ChatSource:

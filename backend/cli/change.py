@@ -12,11 +12,10 @@ from backend.cli.completions import run_names
 from backend.cli.exit_codes import verb
 from backend.cli.new_run import parse_changes
 from backend.cli.options import ExistingRunsDir
-from backend.spec.config import load
 from backend.spec.events import Follower
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, find_run
-from backend.spec.steering import changed, config_at, read_changes, request_change
+from backend.spec.steering import changed, request_change, run_config
 
 POLL_S = 0.1
 PATIENCE_S = 60.0
@@ -36,9 +35,8 @@ def change(
     if not folder.is_locked():
         resumed = f"resume {folder.name} {' '.join(f'--set {text}' for text in settings)}"
         raise Mistake("run", f"The run {folder.name} is not training; “{resumed}” goes on with other settings.")
-    changes = read_changes(folder)
     # With every fault at once, and before the trainer is asked, which checks it again.
-    changed(config_at(load(folder.config), changes, max((each.step for each in changes), default=0)), asked)
+    changed(run_config(folder), asked)
     print(_answer(folder, asked))
 
 

@@ -23,6 +23,7 @@ from backend.spec.config import Config, load
 from backend.spec.evaluation import Evaluation, free_name, write_evaluation
 from backend.spec.faults import Mistake
 from backend.spec.places import find_run
+from backend.spec.steering import run_config
 
 if TYPE_CHECKING:
     from backend.run.comparison import EvaluationChoices, EvaluationProgress
@@ -134,7 +135,7 @@ def _one_config(argument: Path | None, option: Path | None) -> Path:
 def _own_settings(name: str, runs_dir: Path | None) -> Config | None:
     """Those of a run; None for a model."""
     try:
-        return load(find_run(name, runs_dir).config)
+        return run_config(find_run(name, runs_dir))
     except Mistake:
         return None  # whatever is wrong is said by `find_evaluated`
 

@@ -45,7 +45,7 @@ def list_runs(runs_dir: ExistingRunsDir = None, as_json: AsJson = False) -> None
 @queue.command()
 @verb
 def add(
-    config: Annotated[Path, typer.Argument(help="The settings, a YAML file; or a run folder that has not begun.")],
+    config: Annotated[Path, typer.Argument(help="The settings, a YAML file; or a run that is to begin or go on.")],
     runs_dir: NewRunsDir = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the run folder.")] = None,
     changes: Annotated[
@@ -53,16 +53,16 @@ def add(
     ] = None,
     first: Annotated[bool, typer.Option("--first", help="Before the runs that wait already.")] = False,
 ) -> None:
-    """Check the settings, make a run folder, and let it wait; prints the folder."""
+    """Let a new run wait, whose settings are checked first, or one that was stopped, crashed or cloned; prints its folder."""
     from backend.cli.new_run import apply_changes, new_run
     from backend.spec.config import read
     from backend.spec.faults import Mistake
-    from backend.spec.places import RunFolder
+    from backend.spec.places import find_run
 
-    if config.is_dir():
+    if config.is_dir() or (not config.exists() and (_queue_of(runs_dir).folder / config).is_dir()):
         if name or changes:
             raise Mistake("config", "--set and --name go with a YAML file; a run folder is as it is.")
-        run = RunFolder(config.expanduser().resolve())
+        run = find_run(config, runs_dir)
         file = _queue_of(runs_dir or run.path.parent)
     else:
         file = _queue_of(runs_dir)

@@ -14,10 +14,10 @@ from backend.cli.gpu_timeout import relax_gpu_timeout
 from backend.cli.new_run import PreparedRun, parse_changes
 from backend.cli.options import Live, NewRunsDir, Stream
 from backend.cli.run_session import train_and_exit
-from backend.spec.archive import first_and_last_events
 from backend.spec.config import load
+from backend.spec.diary_ends import has_finished
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, find_run
+from backend.spec.places import find_run
 from backend.spec.setting_aliases import translate
 from backend.spec.sweep_results import find_sweep
 
@@ -54,8 +54,3 @@ def resume(
 
 LENGTHENING = {"iters", "stop_when", "early_stopping_patience"}
 """Settings without which a finished run has no step left."""
-
-
-def has_finished(folder: RunFolder) -> bool:
-    _, last_events = first_and_last_events(folder.events)
-    return bool(last_events) and last_events[-1]["kind"] == "finished"

@@ -25,14 +25,14 @@ from mlx.utils import tree_unflatten
 
 from backend.run import checkpoint
 from backend.run.checkpoint import Checkpoint, TrainingState
-from backend.spec.config import SETTINGS, Config, dump, keys_used_by, load, parse
+from backend.spec.config import SETTINGS, Config, dump, keys_used_by, parse
 from backend.spec.events import Diary
 from backend.spec.faults import Fault, Mistake
 from backend.spec.lineage import Parent, write_parent
 from backend.spec.places import RunFolder, make_run_folder
 from backend.spec.saved_weights import find_checkpoint
 from backend.spec.setting_aliases import translate
-from backend.spec.steering import config_at, read_changes
+from backend.spec.steering import run_config
 from backend.training.learner import optimizer_of
 from backend.training.optimizer import state_arrays
 
@@ -52,7 +52,7 @@ def clone_settings(parent: RunFolder, which: str, changes: Mapping[str, Any], *,
     """The parent's settings at checkpoint `which` ("best", "last" or a step), and those of a clone with `changes`, raw settings of
     which None means the default. Raises Mistake for changes that a clone cannot have."""
     step = find_checkpoint(parent, which).step
-    before = config_at(load(parent.config), read_changes(parent), step)
+    before = run_config(parent, step)
     values, faults = translate(changes)
     emptied = {key: SETTINGS[key].default for key, value in changes.items() if value is None and key in SETTINGS}
     if faults:

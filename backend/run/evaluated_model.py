@@ -8,12 +8,13 @@ from pathlib import Path
 from backend.run.checkpoint import Checkpoint, all_checkpoints
 from backend.run.trial_sampling import SMALLEST_MODEL, WITHOUT_REFERENCE
 from backend.spec.archive import summary
-from backend.spec.config import Config, load
+from backend.spec.config import Config
 from backend.spec.evaluation import Subject, config_digest
 from backend.spec.faults import Mistake
 from backend.spec.model_and_data_names import check_weights, model_source
 from backend.spec.places import RunFolder, find_run, local_folder
 from backend.spec.saved_weights import find_checkpoint
+from backend.spec.steering import run_config
 
 MODEL_KEYS = (
     "model", "quantization", "dtype", "train_type", "num_layers", "rank", "scale", "dropout", "lora_keys",
@@ -58,10 +59,11 @@ def find_evaluated(
         return _model(name, config, no_run)
     if run.is_locked():
         raise Mistake("run", f"The run {run.name} is being trained; evaluate it once it has ended, or stop it first.")
-    own = load(run.config)
+    saved = _checkpoint(run, which)
+    own = run_config(run, saved.state.step)
     settings = own if config is None else config.model_copy(update={key: getattr(own, key) for key in MODEL_KEYS})
     steps = summary(run).iterations or own.iters
-    return EvaluatedModel(settings.model_copy(update=WITHOUT_REFERENCE), run, _checkpoint(run, which), steps)
+    return EvaluatedModel(settings.model_copy(update=WITHOUT_REFERENCE), run, saved, steps)
 
 
 def _model(name: str, config: Config | None, no_run: Mistake) -> EvaluatedModel:

@@ -1,6 +1,6 @@
 """The process that trains the waiting runs, one after the other, without a window: `queue run`.
 
-It starts `train --run` for the first run of the queue, waits until that has ended, and takes the next; the queue itself is a file
+It starts `train --run` for the first run of the queue, or `resume` if that has begun before, waits until it has ended, and takes the next; the queue itself is a file
 (`backend.spec.queue`). Killed, it leaves a training that goes on and a queue in which nothing is missing.
 """
 
@@ -16,24 +16,26 @@ from typing import Literal
 from backend.spec.archive import training_run
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.places import RunFolder
-from backend.spec.queue import Queue, QueueFile
+from backend.spec.queue import Queue, QueueFile, is_fresh
 
 POLL_S = 1.0
 """Seconds between two looks at a run of another process that has to end first."""
 GOOD_ENDINGS = (0, 3)
-"""Exit codes of `train` that are no failure: finished, stopped on request (`backend.cli.exit_codes`)."""
+"""Exit codes of `train` and `resume` that are no failure: finished, stopped on request (`backend.cli.exit_codes`)."""
 
 Reason = Literal["empty", "paused"]
 
 
 def train_in_process(run: RunFolder) -> int:
-    """Train a prepared run in a process of its own and wait for its end; returns its exit code, below 0 for a signal.
+    """Train a prepared run, or resume one that has begun, in a process of its own and wait for its end; returns its exit code, below 0
+    for a signal.
 
     It has a session of its own, so neither Ctrl-C in the runner's terminal nor the runner's death reaches it.
     """
+    verb = ("train", "--run") if is_fresh(run) else ("resume",)
     with run.log.open("ab") as log:
         trainer = subprocess.Popen(
-            backend_command("train", "--run", str(run.path)), cwd=run.path, env=backend_environment(),
+            backend_command(*verb, str(run.path)), cwd=run.path, env=backend_environment(),
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     return trainer.wait()

@@ -8,19 +8,19 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, Literal, cast
 
 import yaml
 
-from backend.spec.events import ENDINGS, Event, parse_line
+from backend.spec.diary_ends import first_and_last_events
+from backend.spec.events import ENDINGS, Event
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, all_runs
 from backend.spec.queue import is_waiting
-from backend.spec.steering import read_changes
+from backend.spec.steering import changed_values, read_changes
 from backend.spec.work_clock import WorkClock
 
 State = Literal["queued", "starting", "running", "finished", "stopped", "failed", "crashed"]
-TAIL_BYTES = 1 << 16
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's where PyYAML was built with it: four times as fast, which a list of a thousand runs notices."""
 STARTUP_GRACE_S = 20.0
@@ -147,37 +147,6 @@ def _was_just_launched(run: RunFolder) -> bool:
     return not run.has_diary and may_be_starting(run) and not is_waiting(run)
 
 
-def first_and_last_events(path: Path) -> tuple[list[Event], list[Event]]:
-    """(events of the first TAIL_BYTES of a diary, events of its last TAIL_BYTES or of more until they include a `step`).
-
-    A step may be far from the end: a long rollout or evaluation writes thousands of `phase` events after it.
-    """
-    try:
-        with path.open("rb") as file:
-            head = file.read(TAIL_BYTES)
-            size = file.seek(0, 2)
-            reach = TAIL_BYTES
-            last = _tail(file, size, reach)
-            while reach < size and not any(event["kind"] == "step" for event in last):
-                reach *= 4
-                last = _tail(file, size, reach)
-    except OSError:
-        return [], []
-    return _events(head), last
-
-
-def _tail(file: BinaryIO, size: int, reach: int) -> list[Event]:
-    """Events of the last `reach` of `size` bytes."""
-    file.seek(max(0, size - reach))
-    tail = file.read()
-    return _events(tail if reach >= size else tail.partition(b"\n")[2])
-
-
-def _events(data: bytes) -> list[Event]:
-    lines = data.rpartition(b"\n")[0].split(b"\n")
-    return [event for event in map(parse_line, lines) if event is not None and "kind" in event]
-
-
 def _merge_ends(first: list[Event], last: list[Event]) -> list[Event]:
     """Both ends as one list; those of a short diary overlap."""
     overlap = next((index for index, event in enumerate(last) if event == first[-1]), -1) if first else -1
@@ -209,9 +178,12 @@ def _int_or_none(value: Any) -> int | None:
 
 
 def raw_settings(run: RunFolder) -> dict[str, Any]:
-    """A run's config.yaml as it is, not validated; empty where it cannot be read."""
+    """A run's settings at its end, not validated: config.yaml and what was changed since. Empty where config.yaml cannot be read."""
     try:
         raw = yaml.load(run.config.read_text(encoding="utf-8"), Loader=_SafeLoader)
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
+    settings = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
+    with suppress(Mistake):  # a damaged list of changes is told where the run goes on
+        settings |= changed_values(read_changes(run))
+    return settings

@@ -9,7 +9,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from backend.spec.archive import first_and_last_events, raw_settings
+from backend.spec.archive import raw_settings
+from backend.spec.diary_ends import first_and_last_events
 from backend.spec.exports import PUBLISHER, ExportFormat, exported_bytes
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, lm_studio_models, local_folder

@@ -1,6 +1,7 @@
 """The queue: runs that wait their turn, in the order of one small file, queue.json in the folder of runs.
 
-An entry is the name of a run folder that holds a config.yaml and no diary yet. A folder that was deleted, or whose training has begun,
+An entry is the name of a run folder: a run that has never begun, or one that has and is to be resumed (stopped, failed, crashed, or a
+clone). It waits as long as its diary is as it was when it joined. A folder that was deleted, or whose training has begun or gone on,
 counts no more, so nothing has to be undone when a process dies between two steps. The file is changed under a lock and
 replaced by rename: a reader never sees half of it. The runner (`backend.run.queue_runner`) has a lock of its own, so that there is one.
 """
@@ -9,13 +10,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 from backend.spec import file_lock, places
+from backend.spec.diary_ends import has_finished
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 
@@ -28,16 +30,22 @@ class Queue:
     """What queue.json says. `waiting`: the folders in their order. `is_paused`: no other run is started; one that trains goes on.
 
     `starting`: the run that the runner has started and that may have written nothing yet. It waits again if that runner dies.
+    `diaries`: of the runs that have begun before they joined, name → when their diary was last written, in ns of unix time.
     """
 
     waiting: tuple[RunFolder, ...] = ()
     starting: RunFolder | None = None
     is_paused: bool = False
     pauses_after_failure: bool = False
+    diaries: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def place_of(self, run: RunFolder) -> int | None:
         """The place of a run, from 0; None for one that does not wait."""
         return self.waiting.index(run) if run in self.waiting else None
+
+    def still_waits(self, run: RunFolder) -> bool:
+        """Whether a listed run has not been deleted, begun or resumed since it joined."""
+        return run.config.is_file() and _diary_written(run) == self.diaries.get(run.name)
 
 
 class QueueFile:
@@ -62,7 +70,7 @@ class QueueFile:
         """The queue now. Raises Mistake for a file that is broken; it is left as it is, and so are the runs."""
         listed = self._read_listed()
         starting = listed.starting if listed.starting is not None and self.has_runner() else None
-        waiting = (run for run in listed.waiting if run != starting and is_fresh(run) and not run.is_locked())
+        waiting = (run for run in listed.waiting if run != starting and listed.still_waits(run) and not run.is_locked())
         return replace(listed, waiting=tuple(waiting), starting=starting)
 
     def holds(self, run: RunFolder) -> bool:
@@ -75,15 +83,23 @@ class QueueFile:
     # ── changes ─────────────────────────────────────────────────────────────────────────────────
 
     def add(self, run: RunFolder, *, first: bool = False) -> int:
-        """Let a run wait, at the end or `first`; returns its place, from 0."""
+        """Let a run wait, at the end or `first`; returns its place, from 0. One that has begun before is resumed in its turn."""
         run = self._own(run)
         if not run.config.is_file():
             raise Mistake("queue", f"The folder {run.path} holds no config.yaml.")
-        if run.has_diary or run.is_locked():
-            raise Mistake("queue", f"The run {run.name} has begun already; only a run that has not can wait.")
+        if run.is_locked():
+            raise Mistake("queue", f"The run {run.name} is training; only a run that is not can wait.")
+        if has_finished(run):
+            raise Mistake("queue", f"The run {run.name} has finished; clone it to go on from its end.")
         with self._change() as change:
-            queue = change(lambda queue: replace(queue, waiting=_with(queue.waiting, run, 0 if first else None)))
-        return queue.waiting.index(run)
+            written = _diary_written(run)
+            joined = {} if written is None else {run.name: written}
+
+            def join(queue: Queue) -> Queue:
+                others = {name: t for name, t in queue.diaries.items() if name != run.name}
+                return replace(queue, waiting=_with(queue.waiting, run, 0 if first else None), diaries=others | joined)
+
+            return change(join).waiting.index(run)
 
     def remove(self, run: RunFolder) -> None:
         """Take a run out of the queue; its folder stays."""
@@ -108,9 +124,10 @@ class QueueFile:
             change(lambda queue: replace(queue, pauses_after_failure=pauses))
 
     def rewrite_settings(self, run: RunFolder, text: str) -> None:
-        """Replace a waiting run's config.yaml; refused once the run is being started."""
+        """Replace a waiting run's config.yaml; refused once the run is being started, and for one that has begun before."""
         with self._change():  # under the lock no runner starts it between the look and the rename
-            self._waiting(run)
+            if not is_fresh(self._waiting(run)):
+                raise Mistake("queue", f"The run {run.name} has begun with its settings; clone it to change them.")
             _replace(run.config, text)
 
     # ── the runner ──────────────────────────────────────────────────────────────────────────────
@@ -141,12 +158,12 @@ class QueueFile:
             return None
 
     def settle(self, run: RunFolder) -> None:
-        """The process that was started for this run has ended. If it wrote no diary the run is dropped, lest it be started for ever; if
+        """The process that was started for this run has ended. If it wrote nothing the run is dropped, lest it be started for ever; if
         another process holds the run, it stays until that one has begun or died."""
         with self._change() as change:
             waiting = self._read_listed().waiting
             kept = waiting if run.is_locked() else _without(waiting, run)
-            change(lambda queue: replace(queue, waiting=tuple(filter(is_fresh, kept)), starting=None))
+            change(lambda queue: replace(queue, waiting=tuple(filter(queue.still_waits, kept)), starting=None))
 
     # ── the file ────────────────────────────────────────────────────────────────────────────────
 
@@ -160,9 +177,11 @@ class QueueFile:
     def _rewrite(self, change: Callable[[Queue], Queue]) -> Queue:
         listed = self._read_listed()
         # A run that is just being started stays: should its process die before the diary's first line, it waits again.
-        queue = change(replace(listed, waiting=tuple(filter(is_fresh, listed.waiting))))
+        queue = change(replace(listed, waiting=tuple(filter(listed.still_waits, listed.waiting))))
+        names = [run.name for run in queue.waiting]
         content = {
-            "runs": [run.name for run in queue.waiting],
+            "runs": names,
+            "diaries": {name: queue.diaries[name] for name in names if name in queue.diaries},
             "starting": queue.starting.name if queue.starting is not None else None,
             "paused": queue.is_paused,
             "pause_after_failure": queue.pauses_after_failure,
@@ -179,7 +198,7 @@ class QueueFile:
         except (OSError, ValueError, RecursionError) as error:
             raise self._broken(str(error).splitlines()[0]) from None
         content = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
-        names, starting = content.get("runs"), content.get("starting")
+        names, starting, diaries = content.get("runs"), content.get("starting"), content.get("diaries", {})
         flags = [content.get(key, False) for key in ("paused", "pause_after_failure")]
         if not isinstance(names, list) or not all(map(_is_name, cast("list[Any]", names))):
             raise self._broken("runs is no list of names of folders")
@@ -187,8 +206,17 @@ class QueueFile:
             raise self._broken("starting is no name of a folder")
         if not all(isinstance(flag, bool) for flag in flags):
             raise self._broken("paused and pause_after_failure are true or false")
+        if not isinstance(diaries, dict) or not all(
+            isinstance(t, int) for t in cast("dict[str, Any]", diaries).values()
+        ):
+            raise self._broken("diaries is no list of times")
         waiting = tuple(RunFolder(self.folder / name) for name in dict.fromkeys(cast("list[str]", names)))
-        return Queue(waiting, RunFolder(self.folder / starting) if starting is not None else None, *flags)
+        return Queue(
+            waiting,
+            RunFolder(self.folder / starting) if starting is not None else None,
+            *flags,
+            diaries=cast("dict[str, int]", diaries),
+        )
 
     def _broken(self, why: str) -> Mistake:
         return Mistake(
@@ -227,6 +255,16 @@ def is_fresh(run: RunFolder) -> bool:
 def is_waiting(run: RunFolder) -> bool:
     """Whether a run waits in the queue of the folder that it is in."""
     return QueueFile(run.path.parent).holds(run)
+
+
+def _diary_written(run: RunFolder) -> int | None:
+    """When the diary was last written, in ns of unix time; None for a run that has never begun. A resume cuts the diary before it
+    writes, so the time changes with the first thing that a process does to the run."""
+    try:
+        status = run.events.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns if status.st_size else None
 
 
 def _with(waiting: tuple[RunFolder, ...], run: RunFolder, place: int | None) -> tuple[RunFolder, ...]:

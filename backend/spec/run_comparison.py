@@ -11,9 +11,11 @@ from typing import Any
 from backend.spec.archive import first_and_last_means, raw_settings
 from backend.spec.config import SETTINGS
 from backend.spec.events import parse_line
+from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.reward_curve import EVALUATION
 from backend.spec.run_record import RunRecord, changed_settings, read_record
+from backend.spec.steering import read_changes
 
 MISSING = "–"
 _OWN = ("run_name",)
@@ -63,6 +65,21 @@ def differing_settings(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[A
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
 
 
+def settings_in_course(run: RunFolder) -> dict[str, Any]:
+    """A run's raw settings; one that was changed during the run is a text with every value: “3e-05, from step 15 on 1e-05”. Two runs
+    that end with the same value and began with different ones do differ."""
+    settings = raw_settings(run)
+    course: dict[str, str] = {}
+    try:
+        changes = read_changes(run)
+    except Mistake:  # a damaged list is told where the run goes on
+        return settings
+    for change in changes:
+        for key, (old, new) in change.settings.items():
+            course[key] = f"{course.get(key) or value_text(old)}, from step {change.step:,} on {value_text(new)}"
+    return settings | course
+
+
 def result_of(
     record: RunRecord, evaluations: Sequence[tuple[int, float]], rewards: Iterable[Any] | None = None
 ) -> RunResult:
@@ -108,7 +125,7 @@ def evaluations(run: RunFolder) -> list[tuple[int, float]]:
 
 def compare(runs: Sequence[RunFolder]) -> tuple[dict[str, list[Any]], list[RunResult]]:
     """(settings that differ, results), both in the order of `runs`."""
-    settings = differing_settings([raw_settings(run) for run in runs])
+    settings = differing_settings([settings_in_course(run) for run in runs])
     return settings, [result_of(read_record(run), evaluations(run)) for run in runs]
 
 

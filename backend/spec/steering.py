@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from backend.spec.config import SETTINGS, Config, parse, problems
+from backend.spec.config import SETTINGS, Config, load, parse, problems
 from backend.spec.faults import Fault, Mistake
 from backend.spec.places import RunFolder
 from backend.spec.setting_aliases import translate
@@ -57,6 +57,13 @@ class Change:
 
     step: int
     settings: dict[str, tuple[Any, Any]]
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> Change:
+        """The change that an entry of changes.json, or an event of the diary, tells. Raises KeyError, TypeError, ValueError or
+        AttributeError for what tells none."""
+        pairs = {str(key): (old, new) for key, (old, new) in entry["settings"].items()}
+        return cls(int(entry["step"]), pairs)
 
     def to_dict(self) -> dict[str, Any]:
         return {"step": self.step, "settings": {key: list(pair) for key, pair in self.settings.items()}}
@@ -149,14 +156,9 @@ def read_changes(run: RunFolder) -> list[Change]:
     except OSError as error:
         raise Mistake("run", f"{run.changes} cannot be read: {error.strerror}.") from None
     try:
-        return [_change(entry) for entry in json.loads(text)["changes"]]
+        return [Change.from_dict(entry) for entry in json.loads(text)["changes"]]
     except (ValueError, TypeError, KeyError, AttributeError):
         raise Mistake("run", f"{run.changes} is damaged: it does not hold a list of changes.") from None
-
-
-def _change(entry: Any) -> Change:
-    pairs = {str(key): (old, new) for key, (old, new) in entry["settings"].items()}
-    return Change(int(entry["step"]), pairs)
 
 
 def write_changes(run: RunFolder, changes: Sequence[Change]) -> None:
@@ -165,11 +167,23 @@ def write_changes(run: RunFolder, changes: Sequence[Change]) -> None:
     _write_synced(run.changes, json.dumps(kept, ensure_ascii=False, indent=1) + "\n")
 
 
-def config_at(config: Config, changes: Sequence[Change], step: int) -> Config:
-    """The settings of a step: those of config.yaml, `config`, with every change that holds by then. Raises Mistake where they do not
-    fit together, as after an edit of config.yaml."""
-    new = {key: pair[1] for change in changes if change.step <= step for key, pair in change.settings.items()}
+def run_config(run: RunFolder, step: int | None = None) -> Config:
+    """The settings that a run had at a step, or has at its end: whoever means the settings of a trained run reads these, and not
+    config.yaml, which has those that it began with. Raises Mistake."""
+    return config_at(load(run.config), read_changes(run), step)
+
+
+def config_at(config: Config, changes: Sequence[Change], step: int | None = None) -> Config:
+    """The settings of a step: those of config.yaml, `config`, with every change that holds by then; without a step with every change.
+    Raises Mistake where they do not fit together, as after an edit of config.yaml."""
+    new = changed_values(changes, step)
     return parse(config.model_dump() | new) if new else config
+
+
+def changed_values(changes: Sequence[Change], step: int | None = None) -> dict[str, Any]:
+    """Key → value, of the settings that are changed by a step, or ever."""
+    held = (change for change in changes if step is None or change.step <= step)
+    return {key: pair[1] for change in held for key, pair in change.settings.items()}
 
 
 # ── asking a running trainer ─────────────────────────────────────────────────────────────────────────────────────────

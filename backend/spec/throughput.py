@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, cast
 
-from backend.spec.archive import first_and_last_events, raw_settings
+from backend.spec.archive import raw_settings
 from backend.spec.config import keys_used_by
+from backend.spec.diary_ends import first_and_last_events
 from backend.spec.places import RunFolder
 
 COST_SETTINGS = keys_used_by("duration")

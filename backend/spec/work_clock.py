@@ -23,10 +23,9 @@ class WorkClock:
         self._ticking = False
 
     def take(self, event: Event) -> None:
-        kind, t, mono = event.get("kind"), _number(event.get("t")), _number(event.get("mono"))
+        t, mono = _number(event.get("t")), _number(event.get("mono"))
         if t is not None:
-            # A process begins with these two, so the time before them may belong to no process.
-            if kind != "started" and event.get("phase") != "loading":
+            if not _may_begin_late(event):
                 self.seconds += self._worked_until(t, mono)
             self.last_t, self._last_mono = t, mono
         self._ticking = self._ticks_after(event)
@@ -55,6 +54,14 @@ class WorkClock:
         if kind == "command":
             return {"pause": False, "resume": True}.get(str(event.get("word")), self._ticking)
         return kind == "step" or (kind not in ("started", *ENDINGS) and self._ticking)
+
+
+def _may_begin_late(event: Event) -> bool:
+    """Whether the time before an event may belong to no process: a process begins with `started` and the phase of loading, and a clone's
+    own lines, a change and its ending, may be days younger than the line of its parent that they follow."""
+    return (
+        event.get("kind") in ("started", "change") or event.get("phase") == "loading" or event.get("reason") == "cloned"
+    )
 
 
 def _number(value: object) -> float | None:

@@ -257,8 +257,8 @@ def test_a_mark_says_its_sentence_below_the_pointer_and_beside_the_marked_step(g
     view = grid.plots[0]._view
     area, span = view.box.sceneBoundingRect(), view.box.viewRange()[0]
     x = area.left() + (20 - span[0]) / (span[1] - span[0]) * area.width()
-    assert view._marks.sentences_near(span, area, x) == ["Step 20: KL jumped."]
-    assert view._marks.sentences_near(span, area, x + 30) == []
+    assert view._marks.sentences_near(span, area, x, "step {}".format) == ["Step 20: KL jumped."]
+    assert view._marks.sentences_near(span, area, x + 30, str) == []
     grid.plots[0].hovered.emit(20)
     assert "KL jumped." in grid.plots[0].accessibleName()
 

@@ -16,6 +16,7 @@ from app.model.session import Session
 from app.pages.runs_page import RunsPage
 from app.widgets.runs.clone_dialog import CloneDialog
 from backend.__main__ import app
+from backend.spec import places
 from backend.spec.places import RunFolder
 from tests.support import made_up_runs
 
@@ -190,3 +191,21 @@ def test_the_page_opens_the_clone_and_starts_it(
     dialog.cloned.emit(other.path, False)
     assert started == [run.path] and page.session.run.folder == other, "shown, not started"
     page.session.close_run()
+
+
+def test_a_clone_waits_while_another_run_trains(qtbot, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = RunsPage(Session())
+    qtbot.addWidget(page)
+    page.show()
+    qtbot.waitUntil(lambda: not page.runs.is_reading, timeout=5000)
+    monkeypatch.setattr("app.model.processes.start_queue_runner", lambda _queue: None)
+    monkeypatch.setattr(Session, "is_training", property(lambda _self: True))
+    page.run_actions.do("clone")
+    dialog = page.findChild(CloneDialog)
+    assert dialog.at_once.text() == "Add it to the queue"
+    folder = RunFolder(places.runs_folder() / "clone")
+    made_up_runs.make_run(folder.path, steps=3)
+    lines = folder.events.read_text().splitlines(keepends=True)
+    folder.events.write_text("".join(line for line in lines if '"finished"' not in line))
+    dialog.cloned.emit(folder.path, True)
+    assert page.session.queue.waiting == (folder,) and page.session.run is None

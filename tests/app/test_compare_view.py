@@ -14,11 +14,13 @@ from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.model import run_comparison
+from app.model.marks import Mark
 from app.model.run_comparison import RunComparison
 from app.model.session import Session
 from app.pages.parts.compare_view import CompareView
 from app.pages.runs_page import RunsPage
 from app.widgets.basic.flow_layout import FlowLayout
+from app.widgets.charts.axes import StepAxis
 from app.widgets.compare.run_legend import letter_of
 from backend.spec.events import Diary
 from backend.spec.places import RunFolder
@@ -216,4 +218,49 @@ def test_resampling_keeps_to_the_values_that_were_there() -> None:
     assert run_comparison.resampled(x, y, np.arange(8.0))[1].tolist() == pytest.approx(
         [np.nan, np.nan, 1, 1, 1, 3, np.nan, np.nan], nan_ok=True
     )
-    assert np.isnan(run_comparison.resampled(x[:0], y[:0], np.arange(3.0))[1]).all()
+    assert np.isnan(run_comparison.resampled(x[:0], y[:0], np.arange(4.0))[1]).all()
+
+
+def test_resampling_loses_no_spike() -> None:
+    x = np.linspace(0, 100, 5001)
+    y = np.sin(x)
+    y[[777, 4999]] = 40.0, -40.0
+    y[2000:2100] = np.nan
+    grid = np.arange(102.0)
+    found = run_comparison.resampled(x, y, grid)[1]
+    assert np.nanmax(found) == 40 and np.nanmin(found) == -40
+    assert abs(grid[np.nanargmax(found)] - x[777]) <= 2 and abs(grid[np.nanargmin(found)] - x[4999]) <= 2
+    assert set(found[np.isfinite(found)]) <= set(y), "every value is one that was there"
+
+
+def test_changes_are_marks_where_they_were_made(qtbot, view: CompareView) -> None:
+    slow = view.comparison.runs[0]
+    slow.marks.append(Mark(10, "change", "Changed: beta 0.1 → 0."))
+    view.refresh()
+    card = plot(view, "Reward")
+    qtbot.waitUntil(lambda: bool(card._marks), timeout=2000)
+    assert card._marks == [Mark(10, "change", "A: Changed: beta 0.1 → 0.")]
+    view.axis.choose("time")
+    worked = float(np.cumsum(slow.series("time/step")[1])[9])
+    qtbot.waitUntil(lambda: card._marks[0].step == round(worked), timeout=2000)
+    card.set_span((65.0, 130.0))
+    card.set_step(None)
+    card._show_values()
+    assert card._step_label.text().replace("\u202f", " ") == "1 min 05 s – 2 min 10 s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "labels"),
+    [
+        (50, ["0", "10 s", "20 s", "30 s", "40 s", "50 s"]),
+        (1500, ["0", "5 min", "10 min", "15 min", "20 min", "25 min"]),
+        (12_600, ["0", "1 h", "2 h", "3 h"]),
+        (500_000, ["0", "1 d", "2 d", "3 d", "4 d", "5 d"]),
+    ],
+)
+def test_a_time_axis_has_ticks_that_are_round_on_a_clock(qapp, seconds: float, labels: list[str]) -> None:
+    axis = StepAxis("bottom")
+    axis.is_time = True
+    (spacing, _), *_ = axis.tickSpacing(0, seconds, 450)
+    ticks = np.arange(0, seconds + 1, spacing)
+    assert [label.replace("\u202f", " ") for label in axis.tickStrings(ticks, 1, spacing)] == labels

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtWidgets import QApplication
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QApplication, QSystemTrayIcon
 
 from app.__main__ import connect_desktop
+from app.desktop import notifications
 from app.desktop.launcher_icon import LauncherIcon
 from app.desktop.notifications import Notifier
 from app.model.prefs import Prefs
@@ -107,6 +109,21 @@ def test_a_desktop_that_goes_away_is_no_error(desktop, qapp: QApplication, qtbot
     os.environ["DBUS_SESSION_BUS_ADDRESS"] = "unix:path=/nowhere"
     assert not SessionBus().listen("a.b", "/c")
     assert not Notifier(SessionBus()).show("two", "")
+
+
+def test_the_icon_in_a_macs_menu_bar_goes_when_the_user_comes_back(
+    qapp: QApplication, qtbot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(notifications, "BACK_MS", 0)
+    notifier = Notifier()
+    assert notifier.show("sums finished", "30 steps.")
+    (icon,) = notifier.findChildren(QSystemTrayIcon)
+    qapp.applicationStateChanged.emit(Qt.ApplicationState.ApplicationInactive)
+    qtbot.wait(20)
+    assert icon.isVisible(), "or a click on the notification would not be heard"
+    qapp.applicationStateChanged.emit(Qt.ApplicationState.ApplicationActive)
+    qtbot.waitUntil(lambda: not icon.isVisible(), timeout=WAIT_MS)
 
 
 class Heard:

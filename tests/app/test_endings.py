@@ -281,6 +281,28 @@ def test_sleep_between_two_events_of_one_process_is_no_work(tmp_path: Path) -> N
     assert clock.seconds == pytest.approx(2 + 2 + 3)
 
 
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_the_time_between_a_run_and_its_clone_is_no_work(is_changed: bool) -> None:
+    from backend.spec.work_clock import WorkClock
+
+    days = 3 * 86_400.0
+    change = [{"t": days, "mono": 900.0, "kind": "change", "step": 3, "settings": {}}] if is_changed else []
+    events = [
+        {"t": 0.0, "mono": 5.0, "kind": "phase", "phase": "sampling"},
+        {"t": 4.0, "mono": 9.0, "kind": "step", "step": 2},
+        *change,
+        {"t": days, "mono": 900.0, "kind": "stopped", "step": 2, "reason": "cloned"},
+    ]
+    clock = WorkClock()
+    for event in events:
+        clock.take(event)
+    assert clock.seconds == 4
+    for event in ({"t": days + 60, "mono": 3.0, "kind": "started"}, {"t": days + 62, "mono": 5.0, "kind": "phase", "phase": "loading"},
+                  {"t": days + 70, "mono": 13.0, "kind": "phase", "phase": "sampling"}, {"t": days + 71, "mono": 14.0, "kind": "step"}):  # fmt: skip
+        clock.take(event)
+    assert clock.seconds == 5
+
+
 # ── the window ends ─────────────────────────────────────────────────────────────────────────────
 
 
@@ -335,6 +357,13 @@ def test_control_that_comes_at_once_is_shown_too(window: Window, session: Sessio
         holder.release()
         window.take_over()
         assert not run.control.is_elsewhere and window.menus["stop"].isEnabled()
+
+
+def test_a_run_that_ended_long_ago_asks_nothing_while_it_is_being_read(window: Window, session: Session) -> None:
+    folder = made_up_runs.make_run(places.runs_folder() / "old", steps=3, ending="finished")
+    session.open_run(folder.path)
+    assert session.run is not None and not session.run.has_caught_up
+    assert window.leave_training()
 
 
 def test_two_windows_and_one_in_control(window: Window, session: Session, qtbot, tmp_path: Path) -> None:

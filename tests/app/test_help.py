@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QGuiApplication
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QWhatsThis
+from PySide6.QtWidgets import QApplication, QWhatsThis, QWidget
 
 from app.help_menu import GUIDES, facts
 from app.menus import HELP, MENUS
@@ -17,6 +17,8 @@ from app.model.charts import CHARTS
 from app.model.glossary import CHART, SETTING, glossary
 from app.model.prefs import Prefs
 from app.model.session import Session
+from app.pages import PAGES
+from app.widgets.basic import key_names
 from app.widgets.form.setting_help import help_html
 from app.widgets.help.about_dialog import NO_TEXT, AboutDialog
 from app.widgets.help.glossary_dialog import GlossaryDialog
@@ -79,6 +81,20 @@ def test_the_list_of_shortcuts_has_every_one(window: Window) -> None:
             assert window.menus[entry.name].text() in text
     for action in window.menus.by_name.values():
         assert action.shortcut().toString() in text
+
+
+def test_keys_are_named_as_the_platform_names_them(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a Mac too: the tests' platform writes Ctrl, so another one's names are put in its place."""
+    monkeypatch.setattr(key_names, "key_name", lambda keys: keys.toString().replace("Ctrl+", "⌘"))
+    assert (
+        key_names.with_key_names("Next (Ctrl+G), earlier (Ctrl+[); Ctrl+S saves") == "Next (⌘G), earlier (⌘[); ⌘S saves"
+    )
+    for page in PAGES:
+        window.show_page(page.key)
+    widgets = window.page_stack.findChildren(QWidget)
+    told = {text for widget in widgets for text in (widget.toolTip(), widget.accessibleDescription())}
+    assert any("⌘G" in text for text in told)
+    assert not {text for text in told if "Ctrl+" in text}
 
 
 # The glossary

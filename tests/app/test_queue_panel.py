@@ -38,6 +38,16 @@ def asked(panel: QueuePanel) -> list[tuple]:
     return said
 
 
+def test_settings_of_a_run_that_has_begun_stand(panel: QueuePanel, qtbot) -> None:
+    panel.show_queue([QueueRow(Path("/runs/stopped"), "owner/model", 300, has_begun=True)], "")
+    said = asked(panel)
+    panel.table.selectRow(0)
+    qtbot.keyClick(panel.table, Qt.Key.Key_Return)
+    assert not panel.edit_button.isEnabled() and said == []
+    assert panel.remove_button.isEnabled() and "stays" in panel.remove_button.toolTip()
+    assert panel.model.index(0, 3).data() == "to step 300"
+
+
 def test_keys_and_buttons_act_on_the_selected_run(panel: QueuePanel, qtbot) -> None:
     said, table, alt = asked(panel), panel.table, Qt.KeyboardModifier.AltModifier
     assert not panel.remove_button.isEnabled()

@@ -83,6 +83,17 @@ def test_a_removed_run_goes_to_the_trash(qapp, runners, monkeypatch: pytest.Monk
     assert trashed == [str(run.path)] and queue.waiting == ()
 
 
+def test_a_run_that_has_begun_is_no_trash(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.model.run_queue.QFile.moveToTrash", lambda path: pytest.fail("a run was thrown away"))
+    run = prepared("stopped")
+    run.events.write_text('{"v": 1, "seq": 0, "t": 1.0, "kind": "stopped"}\n')
+    session.queue_existing(run)
+    assert session.queue.waiting == (run,)
+    assert session.messages.current and session.messages.current.sentence == "stopped waits in the queue."
+    session.queue.remove(run)
+    assert session.queue.waiting == () and run.events.exists()
+
+
 def test_the_form_waits_as_a_run_and_its_settings_can_be_changed(session: Session, runners) -> None:
     session.draft.set("run_name", "first")
     session.draft.set("seed", 3)

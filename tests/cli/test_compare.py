@@ -55,3 +55,14 @@ def test_runs_are_compared_in_the_terminal(runs: Path) -> None:
     assert "| Learning rate | 1e-06 | 0.0001 |" in printed and "| Run | State |" in printed
     assert "Learning rate" in run_ok("compare", "slow", "fast").stdout
     assert CliRunner().invoke(VERBS, ["compare", "slow"]).exit_code == 2
+
+
+def test_a_setting_changed_during_the_run_differs_though_it_ends_the_same(runs: Path) -> None:
+    for name, rate in (("steered", 1e-6), ("fast", 1e-4)):
+        made_up_runs.make_run(runs / name, steps=4, learning_rate=rate)
+    change = {"step": 3, "settings": {"learning_rate": [1e-6, 1e-4]}}
+    RunFolder(runs / "steered").changes.write_text(json.dumps({"v": 1, "changes": [change]}))
+    compared = json.loads(run_ok("compare", "steered", "fast", "--json").stdout)
+    assert compared["settings"] == {"learning_rate": ["1e-06, from step 3 on 0.0001", 1e-4]}
+    listed = json.loads(run_ok("runs", "--json", "--search", "lr>1e-5").stdout)
+    assert {row["name"] for row in listed} == {"steered", "fast"}, "a list of runs has the settings of their ends"

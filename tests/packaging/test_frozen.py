@@ -11,7 +11,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,13 @@ import pytest
 import yaml
 
 from app import help_menu
+from app.model.glossary import GLOSSARY
 from app.pages import PAGES
 from backend.__main__ import app
+from backend.cli.exit_codes import STOPPED
 from backend.spec import components
 from backend.spec.command import BUNDLED_PROGRAM
+from backend.spec.events import Event, read_events
 from backend.spec.exports import FORMATS
 from tests.support.hub_server import TOKEN
 from tests.support.hub_upload_server import UploadHub
@@ -85,19 +90,32 @@ class Machine:
         self.programs.mkdir()
         (self.programs / "sh").symlink_to(shutil.which("sh") or "/bin/sh")
 
+    def environment(self, program: str) -> dict[str, str]:
+        """All that one of the two executables is told."""
+        bare = {"HOME": str(self.home), "PATH": str(self.programs), "TMPDIR": str(self.home), "HF_HUB_OFFLINE": "1"}
+        return bare | ({"QT_QPA_PLATFORM": "offscreen"} if program == "grpo-studio" else {})
+
+    @contextmanager
+    def started(self, program: str, *arguments: str | Path) -> Generator[subprocess.Popen[bytes]]:
+        """One of the two executables while it runs; whoever asks for it ends it, or it is killed."""
+        command = [str(BUNDLE / program), *map(str, arguments)]
+        process = subprocess.Popen(command, env=self.environment(program), cwd=self.home, stdout=subprocess.DEVNULL)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
     def run(
-        self, program: str, *arguments: str | Path, stdin: str = "", code: int = 0, **variables: str
+        self,
+        program: str,
+        *arguments: str | Path,
+        stdin: str = "",
+        code: int = 0,
+        variables: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run one of the two executables to its end, and check its exit code; `variables` are added to its environment."""
-        environment = {
-            "HOME": str(self.home),
-            "PATH": str(self.programs),
-            "TMPDIR": str(self.home),
-            "HF_HUB_OFFLINE": "1",
-        }
-        if program == "grpo-studio":
-            environment["QT_QPA_PLATFORM"] = "offscreen"
-        environment |= variables
+        environment = self.environment(program) | dict(variables or {})
         command = [str(BUNDLE / program), *map(str, arguments)]
         done = subprocess.run(
             command, env=environment, cwd=self.home, input=stdin, capture_output=True, text=True, timeout=280
@@ -149,8 +167,16 @@ def run(machine: Machine) -> Path:
     return folder
 
 
-def events(run: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (run / "events.jsonl").read_text("utf-8").splitlines()]
+def events(run: Path) -> list[Event]:
+    return list(read_events(run / "events.jsonl"))
+
+
+def wait_for(run: Path, kind: str) -> None:
+    """Until the run's diary has an event of this kind."""
+    until = time.monotonic() + 200
+    while all(event["kind"] != kind for event in events(run)):
+        assert time.monotonic() < until, f"no {kind} in the diary of {run.name}"
+        time.sleep(0.2)
 
 
 # ── verbs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -176,12 +202,23 @@ def resume(machine: Machine, run: Path) -> None:
 def change(machine: Machine, run: Path) -> None:
     refusal = machine.run(BUNDLED_PROGRAM, "change", run, "beta=0.1", code=2).stderr
     assert "is not training" in refusal
+    live = run.with_name("live")
+    settings = config(machine, "live", iters=1000)
+    with machine.started(BUNDLED_PROGRAM, "train", settings, "--name", "live", "--no-progress") as training:
+        wait_for(live, "step")
+        machine.backend("change", live, "learning_rate=1e-5")
+        wait_for(live, "change")
+        machine.run("grpo-studio", "--screenshot", machine.home / "live.png")  # ends, and asks nobody about the run
+        training.terminate()
+        assert training.wait(60) == STOPPED
 
 
 def clone(machine: Machine, run: Path) -> None:
     for kind in ("--warm", "--cold"):
         folder = Path(machine.backend("clone", run, kind, "--name", f"clone{kind}", "--set", "iters=99").strip())
         assert (folder / "parent.json").is_file()
+    machine.backend("clone", run, "--step", "1", "--name", "goes-on", "--start", "--no-progress")
+    assert [event["step"] for event in events(run.with_name("goes-on")) if event["kind"] == "step"] == [1, 2]
 
 
 def demo(machine: Machine, run: Path) -> None:
@@ -280,6 +317,7 @@ def queue(machine: Machine, run: Path) -> None:
     assert json.loads(machine.backend("queue", "list", "--json"))["waiting"] == ["waits"]
     machine.backend("queue", "run")
     assert json.loads(machine.backend("queue", "list", "--json"))["waiting"] == []
+    assert events(run.with_name("waits"))[-1]["kind"] == "finished"
 
 
 VERBS = {
@@ -362,7 +400,7 @@ def test_every_format_of_an_export(machine: Machine, lora_run: Path, name: str) 
 def test_upload_with_card_and_curves(machine: Machine, run: Path) -> None:
     with UploadHub() as stand_in:
         network = {"HF_ENDPOINT": stand_in.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-        machine.run(BUNDLED_PROGRAM, "export", run, "--to", "hub", "--repo", "someone/sums", **network)
+        machine.run(BUNDLED_PROGRAM, "export", run, "--to", "hub", "--repo", "someone/sums", variables=network)
         files = stand_in.repos["models"]["someone/sums"].files
     assert {"config.json", "model.safetensors", "README.md"} <= set(files)
     assert files["curves.png"].startswith(b"\x89PNG")
@@ -420,6 +458,18 @@ def test_after_a_gpu_error_the_run_goes_on_in_a_fresh_program(machine: Machine) 
     assert diary[-1]["kind"] == "finished"
 
 
+def test_the_queue_outlives_the_window_that_began_it(machine: Machine, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    for name in ("first", "second"):
+        machine.backend("queue", "add", config(machine, name), "--name", name, "--runs-dir", runs)
+    with machine.started("grpo-studio", "--runs-dir", runs) as window:
+        wait_for(runs / "first", "started")
+        assert window.poll() is None
+    wait_for(runs / "second", "finished")
+    assert events(runs / "first")[-1]["kind"] == "finished"
+
+
 def test_a_dataset_in_parquet_from_the_cache_of_the_hub(machine: Machine) -> None:
     import pyarrow
     import pyarrow.parquet
@@ -456,9 +506,11 @@ def test_about_has_the_licences_of_everything(monkeypatch: pytest.MonkeyPatch) -
     assert "GNU LESSER" in parts["PySide6_Essentials"].text and "PYTHON SOFTWARE" in parts["Python"].text
     if sys.platform == "linux" and shutil.which("dpkg-query"):
         assert {"libopenblas0-pthread", "libssl3", "libgfortran5"} <= set(parts)
+    if sys.platform == "linux":
+        assert parts["jeepney"].licence == "MIT"
 
 
-@pytest.mark.parametrize("name", help_menu.GUIDES.values())
+@pytest.mark.parametrize("name", [*help_menu.GUIDES.values(), GLOSSARY.name])
 def test_documents_of_the_help_menu_are_there(name: str) -> None:
     assert (RESOURCES.parent / "docs" / name).read_bytes() == (ROOT / "docs" / name).read_bytes()
 

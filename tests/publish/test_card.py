@@ -18,6 +18,7 @@ from backend.models.publish.privacy import clean_json_files, public_name, public
 from backend.spec.evaluation import write_evaluation
 from backend.spec.exports import FORMATS
 from backend.spec.faults import Mistake
+from backend.spec.lineage import Parent, write_parent
 from backend.spec.places import RunFolder
 from tests.support import made_up_evaluations, made_up_runs
 
@@ -100,6 +101,34 @@ def test_rewards_of_both_ends_the_loss_and_its_paper_are_told(run: RunFolder, mo
     assert "| `r1_int_reward_func` | 0.5 |" in card
     assert "The loss is DAPO ([arXiv:2503.14476](https://arxiv.org/abs/2503.14476)): mean over" in card
     assert "shao2024deepseekmath" in card and "could not be read when this card was written" in card
+
+
+def test_settings_are_those_of_the_weights_and_changes_are_told(run: RunFolder, home: Path):
+    change = {"step": 15, "settings": {"learning_rate": [1e-5, 5e-6], "beta": [0.05, 0.0]}}
+    later = {"step": 40, "settings": {"temperature": [0.8, 0.7]}}
+    run.changes.write_text(json.dumps({"v": 1, "changes": [change, later]}))
+    lines = run.events.read_text().splitlines(keepends=True)
+    events = [json.dumps({"v": 1, "seq": 0, "t": 1.0, "kind": "change", **each}) + "\n" for each in (change, later)]
+    run.events.write_text("".join([*lines[:30], *events, *lines[30:]]))
+    saved = run.checkpoints / "000020"
+    saved.mkdir(parents=True)
+    (saved / "state.json").write_text('{"step": 20}')
+    for name in ("adapters.safetensors", "optimizer.safetensors"):
+        (saved / name).touch()
+    at_20, at_end = facts(run, checkpoint="20"), facts(run)
+    assert (at_20.config.beta, at_20.config.temperature, at_end.config.temperature) == (0.0, 0.8, 0.7)
+    assert "beta: 0.0" in at_20.settings and "temperature: 0.7" in at_end.settings
+    card = model_card(at_20)
+    assert "- From step 15 on: Learning rate 1e-05 → 5e-06" in card and "Temp 0.8" not in card
+    assert "- From step 40 on: Temp 0.8 → 0.7." in model_card(at_end)
+
+
+def test_a_clone_with_the_weights_of_another_run_says_so(run: RunFolder):
+    write_parent(run, Parent("secret-project", run.path, 200, False, {}))
+    card = model_card(facts(run))
+    assert "after 200 steps of that" in card and "secret-project" not in card
+    write_parent(run, Parent("secret-project", run.path, 20, True, {}))
+    assert "weights of another run" not in model_card(facts(run)), "its steps are counted and told as this run's"
 
 
 def test_an_evaluation_of_these_weights_is_shown_and_one_of_others_is_not(run: RunFolder):

@@ -125,6 +125,27 @@ def test_a_run_of_another_process_is_waited_for(queue: QueueFile) -> None:
     assert trainings.order == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_what_has_begun_is_resumed(has_begun: bool, queue: QueueFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = queue.read().waiting[0]
+    if has_begun:
+        write_diary(run)
+    commands: list[list[str]] = []
+
+    class Process:
+        def __init__(self, command: list[str], **_options: object) -> None:
+            commands.append(command)
+
+        def wait(self) -> int:
+            return 0
+
+    monkeypatch.setattr(queue_runner.subprocess, "Popen", Process)
+    queue_runner.train_in_process(run)
+    assert commands[0][-2 if has_begun else -3 :] == (
+        ["resume", str(run.path)] if has_begun else ["train", "--run", str(run.path)]
+    )
+
+
 def test_there_is_one_runner(queue: QueueFile) -> None:
     lock = queue.hold_runner_lock()
     with pytest.raises(Mistake, match="another process"):

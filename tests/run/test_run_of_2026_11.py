@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from app.model.completions.step_index import CompletionIndex
-from backend.cli.resume import has_finished
 from backend.rewards.completion_lines import group_of, line_of, read_groups
 from backend.rewards.sandbox.client import SandboxClient
 from backend.rewards.trial_scoring import ScoringSettings, score_lines
@@ -18,6 +17,7 @@ from backend.run.telemetry import group_row
 from backend.spec.archive import summary
 from backend.spec.completion_rows import GroupRow
 from backend.spec.config import load, problems
+from backend.spec.diary_ends import has_finished
 from backend.spec.events import JsonLines, read_events
 from backend.spec.places import RunFolder
 from backend.types import Completion, Group

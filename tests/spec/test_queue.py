@@ -68,11 +68,55 @@ def test_what_was_deleted_or_has_begun_waits_no_more(queue: QueueFile) -> None:
     assert json.loads(queue.path.read_text())["runs"] == ["c", "d"]
 
 
-def test_only_what_has_not_begun_may_wait(queue: QueueFile, tmp_path: Path) -> None:
-    done = prepared("done")
-    done.events.write_text('{"v": 1, "seq": 0, "t": 1.0, "kind": "started"}\n')
-    with pytest.raises(Mistake, match="has begun already"):
+def begun(name: str, ending: str = "stopped") -> RunFolder:
+    """A run that has trained."""
+    run = prepared(name)
+    kinds = ("started", "step", ending)
+    run.events.write_text(
+        "".join(f'{{"v": 1, "seq": {seq}, "t": {seq}.0, "kind": "{kind}"}}\n' for seq, kind in enumerate(kinds))
+    )
+    return run
+
+
+def test_a_run_that_has_begun_waits_until_it_goes_on(queue: QueueFile) -> None:
+    stopped = begun("stopped")
+    assert queue.add(stopped, first=True) == 0
+    queue.add(prepared("d"))
+    assert names(queue) == ["stopped", "a", "b", "c", "d"]
+    assert queue.holds(stopped) and archive.summary(stopped).state == "stopped"
+    with pytest.raises(Mistake, match="clone it to change them"):
+        queue.rewrite_settings(stopped, "model: other\n")
+    lock = queue.hold_runner_lock()
+    assert queue.start_next(lambda _: pytest.fail("there was one")) == stopped
+    os.close(lock)
+    assert names(queue)[0] == "stopped", "its runner died before it went on: it waits again"
+    with stopped.events.open("r+") as diary:  # what the first moment of a resume does
+        diary.truncate(50)
+    assert names(queue) == ["a", "b", "c", "d"]
+    queue.set_paused(True)
+    assert json.loads(queue.path.read_text())["diaries"] == {}
+    queue.add(stopped)
+    assert names(queue)[-1] == "stopped", "stopped once more, it may wait once more"
+
+
+def test_a_run_that_could_not_go_on_is_dropped(queue: QueueFile) -> None:
+    stopped = begun("stopped")
+    queue.add(stopped, first=True)
+    lock = queue.hold_runner_lock()
+    queue.start_next(lambda _: None)
+    queue.settle(stopped)
+    os.close(lock)
+    assert names(queue) == ["a", "b", "c"]
+
+
+def test_what_trains_or_has_finished_may_not_wait(queue: QueueFile, tmp_path: Path) -> None:
+    done = begun("done", "finished")
+    with pytest.raises(Mistake, match="has finished; clone it"):
         queue.add(done)
+    lock = hold_lock(held := begun("held"))
+    with pytest.raises(Mistake, match="is training"):
+        queue.add(held)
+    os.close(lock)
     with pytest.raises(Mistake, match=r"holds no config\.yaml"):
         queue.add(RunFolder(places.runs_folder() / "nothing"))
     with pytest.raises(Mistake, match="is not in the folder of runs"):
@@ -83,7 +127,15 @@ def test_only_what_has_not_begun_may_wait(queue: QueueFile, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "text",
-    ["{half", "[]", '{"runs": "a"}', '{"runs": ["../a"]}', '{"runs": [], "paused": 1}', '{"runs": [], "starting": 3}'],
+    [
+        "{half",
+        "[]",
+        '{"runs": [], "diaries": {"a": "x"}}',
+        '{"runs": "a"}',
+        '{"runs": ["../a"]}',
+        '{"runs": [], "paused": 1}',
+        '{"runs": [], "starting": 3}',
+    ],
 )
 def test_a_broken_file_is_told_and_stays_as_it_is(queue: QueueFile, text: str) -> None:
     queue.path.write_text(text)

@@ -7,7 +7,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from backend.models import policy
+from backend.models.policy import load_policy
+from backend.models.saving import save_model
 from backend.spec import config as spec_config
 from backend.spec.places import RunFolder
 from tests.support.adapters import save_adapters
@@ -24,11 +25,11 @@ def write_run(
     usual = {"num_layers": -1, "rank": 4, "scale": 4.0, "dropout": 0.1, "quantization": quantization}
     config = spec_config.parse({"model": str(model), "data": "any.jsonl", "train_type": train_type} | usual | settings)
     run.config.write_text(spec_config.dump(config), encoding="utf-8")
-    trained = policy.load_policy(config)
+    trained = load_policy(config)
     mx.random.seed(7)
     trained.assign({name: x + 0.1 * mx.random.normal(x.shape) for name, x in trained.trainable().items()})
     if train_type == "full":
-        policy.save_model(trained, config.model, run.model)
+        save_model(trained, config.model, run.model)
     else:
         save_adapters(trained, config, run.adapters)
     trained.model.eval()

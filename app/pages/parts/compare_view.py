@@ -12,6 +12,7 @@ from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QSplitter, QStackedWidget, QVBoxLayout, QWidget
 
 from app import theme
+from app.model.marks import Mark
 from app.model.reward_change import rewards_at_the_ends
 from app.model.run import Run
 from app.model.run_comparison import AXES, ComparedMetric, RunComparison
@@ -26,13 +27,13 @@ from app.widgets.charts.trace import Trace
 from app.widgets.compare.comparison_table import ComparisonTable
 from app.widgets.compare.run_legend import ComparedName, RunLegend, letter_of
 from app.widgets.runs.state_chip import STATE_LABELS
-from backend.spec.archive import raw_settings
 from backend.spec.places import RunFolder
 from backend.spec.run_comparison import (
     RunResult,
     differing_settings,
     result_of,
     results_table,
+    settings_in_course,
     settings_table,
     value_text,
 )
@@ -41,7 +42,7 @@ from backend.spec.run_record import RunRecord
 POSITIONS: dict[str, tuple[str, Callable[[int], str]]] = {
     "step": ("step", lambda x: f"step {x:,}"),
     "tokens": ("tokens", lambda x: f"{x:,} tokens"),
-    "time": ("seconds", duration),
+    "time": ("working time", duration),
 }
 """Key of an x axis → its title below the charts, and the name of a position."""
 PARTS = {"results": "Results", "settings": "Settings that differ", "completions": "Completions"}
@@ -145,7 +146,7 @@ class CompareView(QWidget):
         self._drop_grid()
         self._records, self._metrics = list(records), []
         folders = [Path(record.summary.path) for record in records]
-        self._differences = differing_settings([raw_settings(RunFolder(folder)) for folder in folders])
+        self._differences = differing_settings([settings_in_course(RunFolder(folder)) for folder in folders])
         self.title.setText(f"Compare {len(records)} runs")
         self.comparison = RunComparison(folders, self)
         self.comparison.changed.connect(self._on_news)
@@ -223,17 +224,24 @@ class CompareView(QWidget):
     def _draw_charts(self) -> None:
         if self.grid is not None and self.comparison is not None:
             for plot in self.grid.plots:
-                plot.set_step_axis(*POSITIONS[self.axis.key])
+                plot.set_step_axis(*POSITIONS[self.axis.key], is_time=self.axis.key == "time")
             self.grid.refresh(self.comparison.span(self.axis.key))
 
     def _content(self, i: int) -> ChartContent:
         assert self.comparison is not None
-        traces = [
-            self._trace(name, self._metrics[i])
-            for name in self.legend.shown()
-            if name.index < len(self.comparison.runs)
-        ]
-        return ChartContent([trace for trace in traces if trace.has_data], "None of the runs shown has this metric.")
+        names = [name for name in self.legend.shown() if name.index < len(self.comparison.runs)]
+        traces = [self._trace(name, self._metrics[i]) for name in names]
+        marks = [mark for name in names for mark in self._changes(name)]
+        return ChartContent(
+            [trace for trace in traces if trace.has_data], "None of the runs shown has this metric.", marks
+        )
+
+    def _changes(self, name: ComparedName) -> list[Mark]:
+        """The changes of settings during a run, each with the run's letter."""
+        assert self.comparison is not None
+        run = self.comparison.runs[name.index]
+        found = self.comparison.changes(run, self.axis.key)
+        return [Mark(x, "change", f"{name.letter}: {sentence}") for x, sentence in found]
 
     def _trace(self, name: ComparedName, metric: ComparedMetric) -> Trace:
         assert self.comparison is not None

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QFileDialog, QMenu, QMessageBox, QWidget
+from PySide6.QtWidgets import QMenu, QMessageBox, QWidget
 
+from app.widgets.basic.file_dialogs import save_file
 from backend.spec.run_comparison import as_csv, as_markdown
 
 Tables = Sequence[Sequence[Sequence[str]]]
-FILTERS = "Markdown (*.md);;CSV (*.csv)"
+KIND = "tables"
+"""What the preferences remember the folder for."""
 
 
 class ComparisonExport(QObject):
@@ -27,17 +29,19 @@ class ComparisonExport(QObject):
         menu.addAction("Copy as Markdown", lambda: self.copy(as_markdown))
         menu.addAction("Copy as CSV", lambda: self.copy(as_csv))
         menu.addSeparator()
-        menu.addAction("Save as…", self.save_as)
+        menu.addAction("Save as Markdown…", lambda: self.save_as("Markdown", ".md", as_markdown))
+        menu.addAction("Save as CSV…", lambda: self.save_as("CSV", ".csv", as_csv))
         return menu
 
     def copy(self, write: Callable[[Sequence[Sequence[str]]], str]) -> None:
         """Put both tables on the clipboard, with an empty line between them."""
         QGuiApplication.clipboard().setText("\n".join(map(write, self._tables())))
 
-    def save_as(self) -> None:
-        path, chosen = QFileDialog.getSaveFileName(self._window, "Save the tables", "comparison.md", FILTERS)
-        if path:
-            self.save(Path(path), as_csv if path.endswith(".csv") or (chosen and "csv" in chosen) else as_markdown)
+    def save_as(self, format: str, suffix: str, write: Callable[[Sequence[Sequence[str]]], str]) -> None:
+        """Ask for a file, and write both tables into it."""
+        name, pattern = f"comparison{suffix}", f"{format} (*{suffix})"
+        if path := save_file(self._window, KIND, "Save the tables", name, pattern):
+            self.save(path, write)
 
     def save(self, path: Path, write: Callable[[Sequence[Sequence[str]]], str]) -> None:
         try:

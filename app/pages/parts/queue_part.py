@@ -10,6 +10,7 @@ from app.model.session import Session
 from app.widgets.runs.queue_panel import QueuePanel, QueueRow
 from backend.spec.archive import raw_settings
 from backend.spec.places import RunFolder
+from backend.spec.queue import is_fresh
 
 
 class QueuePart(QWidget):
@@ -68,6 +69,7 @@ class QueuePart(QWidget):
             settings = raw_settings(run)
             steps = settings.get("iters")
             model = str(settings.get("model", ""))
-            row = QueueRow(run.path, model, steps if isinstance(steps, int) and not isinstance(steps, bool) else None)
+            known_steps = steps if isinstance(steps, int) and not isinstance(steps, bool) else None
+            row = QueueRow(run.path, model, known_steps, has_begun=not is_fresh(run))
             known = self._known[run.path] = (written, row)
         return known[1]

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QObject, Signal
-from PySide6.QtGui import QGuiApplication
+from PySide6.QtGui import QGuiApplication, QKeySequence
 from PySide6.QtWidgets import QInputDialog, QMenu, QWidget
 
 from app.model.run_state import LIVE
 from app.model.run_trash import TrashedRun, move_to_trash, put_back
 from app.model.session import Session
+from app.widgets.basic.key_names import REMOVE_KEYS, key_name
 from app.widgets.basic.open_in_desktop import open_path
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
@@ -58,6 +59,7 @@ ACTIONS: tuple[RunAction | None, ...] = (
     RunAction("open", _fixed("Open"), _one, "Return"),
     RunAction("compare", lambda runs: f"Compare {len(runs)} runs" if len(runs) > 1 else "Compare", lambda runs: len(runs) > 1, "Return"),
     RunAction("resume", _fixed("Resume"), lambda runs: _one(runs) and runs[0].summary.state in RESUMABLE),
+    RunAction("queue", _fixed("Resume in the queue"), lambda runs: _one(runs) and runs[0].summary.state in RESUMABLE),
     RunAction("chat", _fixed("Chat"), _has_trained),
     RunAction("export", _fixed("Export…"), _has_trained),
     RunAction("evaluate", _fixed("Evaluate"), _has_trained),
@@ -73,7 +75,7 @@ ACTIONS: tuple[RunAction | None, ...] = (
     RunAction("show_folder", _fixed("Open folder"), _one),
     RunAction("copy_path", _fixed("Copy path"), bool),
     RunAction("free", _fixed("Free space…"), bool),
-    RunAction("trash", lambda runs: f"Move {len(runs)} runs to trash" if len(runs) > 1 else "Move to trash", _at_rest, "Delete"),
+    RunAction("trash", lambda runs: f"Move {len(runs)} runs to trash" if len(runs) > 1 else "Move to trash", _at_rest, REMOVE_KEYS),
 )  # fmt: skip
 """None is a separator."""
 
@@ -118,7 +120,11 @@ class RunActions(QObject):
             if entry is None:
                 menu.addSeparator()
                 continue
-            keys = f"\t{entry.keys}" if entry.keys and not (entry.key == "open" and len(runs) > 1) else ""
+            keys = (
+                f"\t{key_name(QKeySequence(entry.keys))}"
+                if entry.keys and not (entry.key == "open" and len(runs) > 1)
+                else ""
+            )
             action = menu.addAction(entry.text(runs) + keys, lambda key=entry.key: self.do(key))
             action.setEnabled(entry.applies(runs))
         return menu
@@ -135,6 +141,10 @@ class RunActions(QObject):
 
     def resume(self) -> None:
         self.session.resume_run(RunFolder(self._path()))
+
+    def queue(self) -> None:
+        """Let the run wait until no other trains."""
+        self.session.queue_existing(RunFolder(self._path()))
 
     def chat(self) -> None:
         self.session.chat_with(RunFolder(self._path()))

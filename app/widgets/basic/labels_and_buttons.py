@@ -8,6 +8,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QCursor, QFont
 from PySide6.QtWidgets import QLabel, QMenu, QPushButton
 
+from app.widgets.basic.key_names import with_key_names
+
 
 def label(
     text: str = "",
@@ -34,9 +36,9 @@ def label(
 
 
 def button(text: str, on_click: Callable[[], object], *, primary: bool = False, tip: str = "") -> QPushButton:
-    """A button that calls `on_click()`; `primary` is the one that stands out on its page."""
+    """A button that calls `on_click()`; `primary` is the one that stands out on its page; keys in `tip` are portable (“Ctrl+G”)."""
     widget = QPushButton(text)
-    widget.setToolTip(tip)
+    widget.setToolTip(with_key_names(tip))
     if primary:
         widget.setProperty("role", "primary")
     widget.clicked.connect(lambda _checked=False: on_click())

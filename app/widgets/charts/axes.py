@@ -1,4 +1,4 @@
-"""The two axes of a plot: values with short labels, linear or logarithmic, and whole steps."""
+"""The two axes of a plot: values with short labels, linear or logarithmic, and steps or working time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pyqtgraph as pg
 from PySide6.QtCore import QRectF
 
-from app.widgets.basic.number_format import display_unit, figure, ticks
+from app.widgets.basic.number_format import THIN, display_unit, duration, figure, ticks
 
 OVERHANG = 10
 """How far a tick label may reach beyond the end of its axis."""
@@ -60,15 +60,49 @@ class ValueAxis(pg.AxisItem):
         return ticks([float(f"{round(value / spacing) * spacing * self._factor:.6g}") for value in values])
 
 
+_TIME_SPACINGS = (
+    1,
+    2,
+    5,
+    10,
+    15,
+    30,
+    *(60 * n for n in (1, 2, 5, 10, 15, 30)),
+    *(3600 * n for n in (1, 2, 3, 6, 12)),
+    86_400,
+)
+"""Seconds between ticks that are round on a clock; beyond the last, whole days."""
+_TIME_LABEL = 75
+"""Width in pixels that a label such as “2 h 05 min” needs."""
+
+
 class StepAxis(pg.AxisItem):
-    """The step axis: tick spacing of at least 1, and labels without decimals."""
+    """The horizontal axis: whole numbers, of steps or of what else a comparison counts; with `is_time` seconds, whose ticks are round on a
+    clock and labelled as durations."""
+
+    is_time = False
 
     def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:
+        if self.is_time:
+            least = (maxVal - minVal) * _TIME_LABEL / max(size, _TIME_LABEL)
+            return [(next((n for n in _TIME_SPACINGS if n >= least), 86_400 * math.ceil(least / 86_400)), 0)]
         levels = super().tickSpacing(minVal, maxVal, size) or []
         return [(max(1.0, spacing), 0) for spacing, _ in levels[:1]]
 
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
+        if self.is_time:
+            return [_clock_label(float(value)) for value in values]
         return [f"{value:,.0f}" for value in values]
+
+
+def _clock_label(seconds: float) -> str:
+    """A duration without a part that is 0: “0”, “30 s”, “5 min”, “2 h”, “1 h 30 min”."""
+    if seconds <= 0:
+        return "0"
+    text = duration(seconds)
+    for zero in (f" 00{THIN}s", f" 00{THIN}min", f" 0{THIN}h"):
+        text = text.removesuffix(zero)
+    return text
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:

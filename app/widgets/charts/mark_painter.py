@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from PySide6.QtCore import QLineF, QPointF, QRectF, Qt
@@ -69,15 +69,22 @@ class MarkPainter:
                     chosen.append((self._marks[index], float(positions[index])))
         return chosen
 
-    def sentences_near(self, span: tuple[float, float], area: QRectF, x: float) -> list[str]:
-        """What the marks within NEAR pixels of position `x` say, each with its step; the last line counts those left out."""
+    def sentences_near(
+        self, span: tuple[float, float], area: QRectF, x: float, text: Callable[[int], str]
+    ) -> list[str]:
+        """What the marks within NEAR pixels of position `x` say, each with its step as `text` names it; the last line counts those left
+        out."""
         near = np.flatnonzero(np.abs(self._positions(span, area) - x) <= NEAR).tolist()
         marks = [self._marks[index] for index in near[:MOST_SENTENCES]]
-        lines = [f"Step {mark.step:,}: {mark.sentence}" for mark in marks]
+        lines = [f"{sentence_case(text(mark.step))}: {mark.sentence}" for mark in marks]
         return lines + ([f"and {len(near) - MOST_SENTENCES} more"] if len(near) > MOST_SENTENCES else [])
 
     def _positions(self, span: tuple[float, float], area: QRectF) -> np.ndarray:
         return area.left() + (self._steps - span[0]) / (span[1] - span[0]) * area.width()
+
+
+def sentence_case(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _paint_sign(painter: QPainter, kind: MarkKind, centre: QPointF) -> None:

@@ -75,7 +75,7 @@ class Plot(QFrame):
         self._all_steps: tuple[float, float] | None = None
         self._marks: Sequence[Mark] = ()
         self._step: int | None = None
-        self._step_title, self._step_text = "step", _step_text
+        self._step_title, self._step_text, self._is_time = "step", _step_text, False
         self._is_restyle_due = False
         self._has_ring = False
         self.setProperty("role", "card")
@@ -131,7 +131,7 @@ class Plot(QFrame):
     def _draw(self, view: PlotView) -> None:
         shown = self.visible_traces()
         self._body.setCurrentWidget(view)
-        view.set_step_title(self._step_title)
+        view.set_step_axis(self._step_title, self._step_text, is_time=self._is_time)
         self._offer_log(shown)
         drawn = shown if self.is_log else pile(shown)  # on a logarithmic axis heights do not add up
         view.draw(drawn, self._span or self._all_steps, self._smoothing, log=self.is_log)
@@ -175,9 +175,10 @@ class Plot(QFrame):
         """The steps to show: a selected range, else the run's, else those of the traces. Takes effect when drawn next."""
         self._span, self._all_steps = span, all_steps
 
-    def set_step_axis(self, title: str, text: Callable[[int], str]) -> None:
-        """What the horizontal axis counts, where that is no step; `text(position)` names a position. Takes effect when drawn next."""
-        self._step_title, self._step_text = title, text
+    def set_step_axis(self, title: str, text: Callable[[int], str], *, is_time: bool = False) -> None:
+        """What the horizontal axis counts, where that is no step; `text(position)` names a position. `is_time`: seconds. Takes effect when
+        drawn next."""
+        self._step_title, self._step_text, self._is_time = title, text, is_time
 
     def set_step(self, step: int | None) -> None:
         """Mark a step and show the values there in the legend; None goes back to the newest values."""
@@ -189,8 +190,7 @@ class Plot(QFrame):
                 self._show_values()
 
     def _show_values(self) -> None:
-        span = f"steps {self._span[0]:,.0f} – {self._span[1]:,.0f}" if self._span else ""
-        self._step_label.setText(span if self._step is None else self._step_text(self._step))
+        self._step_label.setText(self._span_text() if self._step is None else self._step_text(self._step))
         here = " ".join(mark.sentence for mark in self._marks if mark.step == self._step)
         entries = [
             LegendEntry(trace.pen, trace.label, figure(trace.at(self._step), self.unit), trace.label in self.hidden)
@@ -199,6 +199,15 @@ class Plot(QFrame):
         self._legend.show_entries(entries)
         values = ", ".join(f"{entry.label} {entry.value}" for entry in entries if not entry.hidden)
         self.setAccessibleName(" · ".join(filter(None, (self.title, self._step_label.text(), values, here))))
+
+    def _span_text(self) -> str:
+        """The selected range in words; empty where there is none."""
+        if self._span is None:
+            return ""
+        first, last = map(round, self._span)
+        if self._step_title == "step":
+            return f"steps {first:,} – {last:,}"
+        return f"{self._step_text(first)} – {self._step_text(last)}"
 
     def _ready_view(self) -> PlotView:
         """The pyqtgraph view, created on the first call: a run has data for some of the charts only."""

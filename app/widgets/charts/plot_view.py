@@ -8,7 +8,7 @@ horizontal wheel, move it; the wheel with Ctrl widens or narrows it; a double cl
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -75,6 +75,7 @@ class PlotView(pg.GraphicsView):
         self._value_axis, self._step_axis = ValueAxis(axis, unit), StepAxis("bottom")
         self.box: Any = pg.ViewBox(enableMouse=False, enableMenu=False)  # Any: pyqtgraph's annotations are not complete
         self._unit, self._step_title = unit, "step"
+        self._step_text: Callable[[int], str] = str
         self._curves: list[CurveItems] = []
         self._marks = MarkPainter()
         self._shown: Span = (0.0, 1.0)
@@ -115,10 +116,11 @@ class PlotView(pg.GraphicsView):
         self.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
         self.setMouseTracking(True)
 
-    def set_step_title(self, title: str) -> None:
-        """The title of the horizontal axis, which runs of a comparison may share over something else than steps."""
+    def set_step_axis(self, title: str, text: Callable[[int], str], *, is_time: bool) -> None:
+        """As `Plot.set_step_axis`."""
+        self._step_text = text
         if title != self._step_title:
-            self._step_title = title
+            self._step_title, self._step_axis.is_time = title, is_time
             self._step_axis.setLabel(title, **self._step_axis.labelStyle)
 
     def restyle(self) -> None:
@@ -253,7 +255,9 @@ class PlotView(pg.GraphicsView):
         is_near = self._is_near_curve(event)
         self.setCursor(Qt.CursorShape.PointingHandCursor if is_near else Qt.CursorShape.ArrowCursor)
         pos = self.mapToScene(event.position().toPoint())
-        lines = self._marks.sentences_near(self.box.viewRange()[0], self.box.sceneBoundingRect(), pos.x())
+        lines = self._marks.sentences_near(
+            self.box.viewRange()[0], self.box.sceneBoundingRect(), pos.x(), self._step_text
+        )
         QToolTip.showText(event.globalPosition().toPoint(), "\n".join(lines), self)
         self.hovered.emit(step)
 

@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QHBoxLayout, QToolButton, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ComboBox
+from app.widgets.basic.key_names import with_key_names
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.layout import set_style_property
 
@@ -105,7 +106,7 @@ class ModelBar(QWidget):
         self._is_loaded = loaded
         self.load.setText("Unload" if loaded else "Load")
         set_style_property(self.load, "role", "" if loaded else "primary")
-        self.load.setToolTip("Free its memory (Ctrl+Alt+L)" if loaded else "Load it into memory (Ctrl+Alt+L)")
+        self.load.setToolTip(with_key_names(f"{'Free its memory' if loaded else 'Load it into memory'} (Ctrl+Alt+L)"))
         self.load.setEnabled(loaded or can_load)
         self.reset.setEnabled(can_reset)
 

@@ -14,12 +14,12 @@ from app import theme
 from app.widgets.basic import icons
 from app.widgets.basic.controls import PathEdit
 from app.widgets.basic.file_dialogs import open_file, open_folder
+from app.widgets.basic.key_names import key_name
 from app.widgets.basic.labels_and_buttons import give_menu
 from app.widgets.form import value_text
 from app.widgets.form.field import LineField
 from backend.spec import first_choices, places
 
-_NATIVE = QKeySequence.SequenceFormat.NativeText
 _ACCEPTS: dict[str, Callable[[Path], bool]] = {
     "model": Path.is_dir,
     "dataset": lambda path: False,
@@ -89,7 +89,7 @@ class PathField(LineField):
     def offer_list(self) -> None:
         """Add an arrow to the line that emits `pick_requested`, as the Down key does then."""
         self._arrow = self.control.addAction(QIcon(), QLineEdit.ActionPosition.TrailingPosition)
-        self._arrow.setToolTip(f"Choose from a list ({QKeySequence(Qt.Key.Key_Down).toString(_NATIVE)})")
+        self._arrow.setToolTip(f"Choose from a list ({key_name(QKeySequence(Qt.Key.Key_Down))})")
         self._arrow.triggered.connect(self.pick_requested)
         shortcut = QShortcut(QKeySequence(Qt.Key.Key_Down), self.control, self.pick_requested.emit)
         shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)

@@ -18,6 +18,7 @@ class DropOverlay(QWidget):
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
+        self._covered = parent
         self._sentence = ""
         self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         self.hide()
@@ -31,14 +32,14 @@ class DropOverlay(QWidget):
     def show_sentence(self, sentence: str) -> None:
         """Say what a drop would do; "" hides it."""
         self._sentence = sentence
-        self.setGeometry(self.parentWidget().rect())
+        self.setGeometry(self._covered.rect())
         self.setVisible(bool(sentence))
         self.raise_()
         self.update()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() == QEvent.Type.Resize and not self.isHidden():
-            self.setGeometry(self.parentWidget().rect())
+            self.setGeometry(self._covered.rect())
         return super().eventFilter(watched, event)
 
     def paintEvent(self, event: QPaintEvent) -> None:

@@ -22,6 +22,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QPlainTextEdit, QTextEdit, QWidget
 
 from app import theme
+from app.widgets.basic.key_names import with_key_names
 from app.widgets.rewards.python_highlighter import PythonHighlighter
 
 INDENT = "    "
@@ -67,7 +68,9 @@ class CodeEditor(QPlainTextEdit):
         self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.setTabStopDistance(self.fontMetrics().horizontalAdvance(" ") * len(INDENT))
         self.setAccessibleName("Reward file")
-        self.setAccessibleDescription("Python source. Tab indents; Escape leaves the editor; Ctrl+S saves and scores.")
+        self.setAccessibleDescription(
+            with_key_names("Python source. Tab indents; Escape leaves the editor; Ctrl+S saves and scores.")
+        )
         self.colours = PythonHighlighter(self.document())
         self._numbers = LineNumbers(self)
         self._error_line = 0

@@ -24,12 +24,12 @@ from app.widgets.basic.segmented_control import Segments
 from app.widgets.runs.changed_settings import ChangedSettings
 from app.widgets.runs.verb_task import MakeTask, VerbTask
 from backend.spec.command import backend_command
-from backend.spec.config import SETTINGS, TEXTS, load
+from backend.spec.config import SETTINGS, TEXTS
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.run_comparison import value_text
 from backend.spec.saved_weights import SavedWeights, best_of, saved_weights
-from backend.spec.steering import config_at, read_changes
+from backend.spec.steering import run_config
 
 WAYS = {"warm": "Go on from there", "cold": "Start over with its weights"}
 EXPLAINED = {
@@ -47,15 +47,18 @@ class CloneDialog(QDialog):
         outcome – what is in the way, or why it was refused.
 
     Signals:
-        cloned(path, starts) – the new run's folder is there; `starts`: it is to be trained at once.
+        cloned(path, starts) – the new run's folder is there; `starts`: it is to be trained, as soon as no other run is.
     """
 
     cloned = Signal(object, bool)
 
-    def __init__(self, run: RunFolder, title: str, make_task: MakeTask, parent: QWidget | None = None) -> None:
+    def __init__(
+        self, run: RunFolder, title: str, make_task: MakeTask, parent: QWidget | None = None, *, will_wait: bool = False
+    ) -> None:
+        """`will_wait`: another run trains, so this one would have to wait its turn."""
         super().__init__(parent)
         self.run = run
-        self._make_task = make_task
+        self._make_task, self._will_wait = make_task, will_wait
         self._task: VerbTask | None = None
         self._checkpoints = list(reversed(saved_weights(run)))
         self._problem = ""
@@ -82,7 +85,7 @@ class CloneDialog(QDialog):
         self.settings = ChangedSettings()
         self.settings.changed.connect(self._show_ready)
         self.differs = label(wrap=True, align=Qt.AlignmentFlag.AlignTop)
-        self.at_once = CheckBox("Train it at once")
+        self.at_once = CheckBox("Add it to the queue" if self._will_wait else "Train it at once")
         self.at_once.setChecked(True)
         self.outcome = label(role="problem", wrap=True, selectable=True)
         self.close_button = button("Cancel", self.close)
@@ -131,7 +134,7 @@ class CloneDialog(QDialog):
             self._problem = f"The run {self.run.name} has no checkpoint to begin from."
         else:
             try:
-                now = config_at(load(self.run.config), read_changes(self.run), self.step.currentData()).model_dump()
+                now = run_config(self.run, self.step.currentData()).model_dump()
             except Mistake as mistake:
                 self._problem = mistake.faults[0].sentence
         self.name.setPlaceholderText(f"{self.run.name}-from-{self.step.currentData()}")

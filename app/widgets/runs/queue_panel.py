@@ -26,6 +26,7 @@ from PySide6.QtWidgets import QAbstractItemView, QFrame, QHBoxLayout, QHeaderVie
 from app import theme
 from app.widgets.basic.base_table import ROW_HEIGHT, BaseTable
 from app.widgets.basic.controls import CheckBox, ElidedLabel
+from app.widgets.basic.key_names import REMOVE_KEYS
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.number_format import DASH
 
@@ -40,11 +41,13 @@ _MIME = "application/x-grpo-studio-queue-place"
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """A waiting run: its folder, its model, and how many steps it will take, None where that is not known."""
+    """A waiting run: its folder, its model, and how many steps it will take, None where that is not known. `has_begun`: it is to be
+    resumed, so its settings stand and its folder stays."""
 
     path: Path
     model: str
     steps: int | None
+    has_begun: bool = False
 
 
 class QueueModel(QAbstractTableModel):
@@ -82,6 +85,7 @@ class QueueModel(QAbstractTableModel):
         row, column = self.rows[index.row()], index.column()
         if role == Qt.ItemDataRole.DisplayRole:
             steps = f"{row.steps:,} steps" if row.steps is not None else DASH
+            steps = f"to step {row.steps:,}" if row.has_begun and row.steps is not None else steps
             return (str(index.row() + 1), row.path.name, "/".join(Path(row.model).parts[-2:]) or DASH, steps)[column]
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return _RIGHT if column in (0, 3) else _LEFT
@@ -150,7 +154,7 @@ class QueuePanel(QFrame):
         self.status.setProperty("role", "muted")
         self.next_button = button("Run next", self.run_next, tip="Put the run first (Alt+Home)")
         self.edit_button = button("Edit settings", self._edit, tip="Load its settings into the form (Return)")
-        self.remove_button = button("Remove", self._remove, tip="Out of the queue and into the trash (Delete)")
+        self.remove_button = button("Remove", self._remove)
         self.after_failure = CheckBox("Pause after a failure")
         self.after_failure.clicked.connect(self.pause_after_failure_requested)
         self.pause = button("Pause", lambda: self.pause_requested.emit(not self._is_paused))
@@ -179,7 +183,7 @@ class QueuePanel(QFrame):
         for column, width in ((0, 40), (2, 260), (3, 100)):
             self.table.setColumnWidth(column, theme.scaled(width))
         for keys, slot in (("Alt+Up", lambda: self._shift(-1)), ("Alt+Down", lambda: self._shift(1)),
-                           ("Alt+Home", self.run_next), (QKeySequence.StandardKey.Delete, self._remove)):  # fmt: skip
+                           ("Alt+Home", self.run_next), (REMOVE_KEYS, self._remove)):  # fmt: skip
             shortcut = QShortcut(QKeySequence(keys), self.table, slot)
             shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
 
@@ -234,8 +238,11 @@ class QueuePanel(QFrame):
 
     def _show_choice(self) -> None:
         chosen = self.table.selected_rows()
-        for part in (self.edit_button, self.remove_button):
-            part.setEnabled(bool(chosen))
+        has_begun = bool(chosen) and self.model.rows[chosen[0]].has_begun
+        self.edit_button.setEnabled(bool(chosen) and not has_begun)
+        self.remove_button.setEnabled(bool(chosen))
+        goes = "Out of the queue; the run stays as it is" if has_begun else "Out of the queue and into the trash"
+        self.remove_button.setToolTip(f"{goes} ({REMOVE_KEYS})")
         self.next_button.setEnabled(bool(chosen) and chosen[0] > 0)
 
     def _show_menu(self, where: QPoint) -> None:
@@ -248,7 +255,7 @@ class QueuePanel(QFrame):
             ("Run next", self.run_next, place > 0),
             ("Move up", lambda: self._shift(-1), place > 0),
             ("Move down", lambda: self._shift(1), place < last),
-            ("Edit settings", self._edit, True),
+            ("Edit settings", self._edit, not row.has_begun),
             ("Remove", self._remove, True),
         ):
             menu.addAction(text, slot).setEnabled(enabled)
@@ -275,7 +282,7 @@ class QueuePanel(QFrame):
 
     def _edit(self) -> None:
         row = self.selected()
-        if row is not None:
+        if row is not None and not row.has_begun:
             self.edit_requested.emit(row.path)
 
     def _remove(self) -> None:

@@ -255,6 +255,11 @@ def _method(facts: CardFacts) -> Iterator[str]:
     ]
     yield from _table(("", ""), rows, rest="---")
     yield f"\nEvery setting is in [{SETTINGS_FILE}]({SETTINGS_FILE}); GRPO Studio trains from it once `model` and `data` are yours."
+    if facts.steps_before:
+        yield f"\nIt began with the weights of another run, after {facts.steps_before:,} steps of that."
+    if facts.changes:
+        yield f"\nSettings were changed during training; the figures above and {SETTINGS_FILE} have the last ones:\n"
+        yield from (f"- {change.sentence}" for change in facts.changes)
 
 
 def _loss_sentence(facts: CardFacts) -> str:

@@ -14,10 +14,9 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HTTPError
 
 from backend.models.publish.privacy import public_name, public_settings, public_text
-from backend.spec import config as spec_config
 from backend.spec.archive import first_and_last_means
 from backend.spec.completion_rows import CompletionRow, GroupRow, parse_group_row
-from backend.spec.config import Config
+from backend.spec.config import SETTINGS, Config
 from backend.spec.evaluation import (
     EvaluatedRow,
     Evaluation,
@@ -30,10 +29,12 @@ from backend.spec.evaluation import (
 from backend.spec.events import Event, read_events
 from backend.spec.exports import ExportFormat
 from backend.spec.faults import Mistake
+from backend.spec.lineage import read_parent
 from backend.spec.machine import chip
 from backend.spec.places import RunFolder, local_folder
 from backend.spec.rewards.catalog import canonical_entry, metric_name
 from backend.spec.saved_weights import find_checkpoint
+from backend.spec.steering import Change, run_config
 from backend.spec.work_clock import WorkClock
 
 Curve = list[tuple[int, float]]
@@ -91,10 +92,15 @@ class CardFacts:
     dataset_is_on_hub: bool
     format: ExportFormat
     config: Config
+    """As it was at that step."""
     settings: str
-    """The run's settings as YAML, without paths of this machine."""
+    """`config` as YAML, without paths of this machine."""
     step: int | None
     """The step whose weights these are."""
+    changes: list[Change]
+    """Of the settings, up to that step, without paths of this machine."""
+    steps_before: int | None
+    """Steps of another run, whose weights this one began with; None for one that began with the base."""
     rewards: list[RewardEnds]
     total: RewardEnds
     """The weighted sum."""
@@ -113,11 +119,11 @@ def read_facts(
 ) -> CardFacts:
     """Read a run. `checkpoint` as in an export: "best", "last", a step, or "" for the run's end. `original`: the model with whose
     weights these are written, where that is not the run's own. Raises Mistake."""
-    config = spec_config.load(run.config)
     events = list(read_events(run.events))
     steps = [event for event in events if event["kind"] == "step"]
     started = next((event for event in reversed(events) if event["kind"] == "started"), {})
     step = find_checkpoint(run, checkpoint).step if checkpoint else (steps[-1].get("step") if steps else None)
+    config = run_config(run, step)
     curves = {name: curve for name in CURVES if (curve := _curve(steps, name))}
     evaluation, rows = _evaluation(run, step)
     base, dataset = public_name(original or config.model), public_name(config.data)
@@ -131,6 +137,8 @@ def read_facts(
         config=config,
         settings=yaml.safe_dump(public_settings(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True),
         step=step,
+        changes=list(_changes(events, step)),
+        steps_before=_steps_before(run),
         rewards=list(_reward_rows(config, steps)),
         total=RewardEnds("weighted sum", 1.0, *_ends(steps, "reward")),
         curves=curves,
@@ -164,6 +172,22 @@ def _reward_rows(config: Config, steps: list[Event]) -> Iterator[RewardEnds]:
     weights = config.reward_weights or [1.0] * len(names)
     for name, weight in zip(names, weights, strict=False):
         yield RewardEnds(public_text(name), float(weight), *_ends(steps, f"rewards/{name}/mean"))
+
+
+def _changes(events: Iterable[Event], step: int | None) -> Iterator[Change]:
+    """From the diary, which has those of the run that a clone goes on from as well."""
+    for event in events:
+        if event["kind"] != "change" or (step is not None and event["step"] > step):
+            continue
+        change = Change.from_dict(event)
+        pairs = {key: pair for key, pair in change.settings.items() if key in SETTINGS}
+        old, new = (public_settings({key: pair[i] for key, pair in pairs.items()}) for i in (0, 1))
+        yield Change(change.step, {key: (old[key], new[key]) for key in old})
+
+
+def _steps_before(run: RunFolder) -> int | None:
+    parent = read_parent(run)
+    return parent.step if parent is not None and not parent.warm else None
 
 
 def _seconds(events: list[Event]) -> float:

@@ -16,10 +16,11 @@ from backend.run.export.held_out import HeldOutComparison, HeldOutDifference
 from backend.run.export.run_modelfile import write_modelfile
 from backend.run.export.run_weights import run_samples, run_weights
 from backend.run.run_inputs import read_inputs
-from backend.spec import config as spec_config
 from backend.spec.exports import DEFAULT_FORMAT, ExportFormat, format_named, target_for
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.saved_weights import find_checkpoint
+from backend.spec.steering import run_config
 
 NOTICEABLE_LOSS = 0.1
 """Share of training's effect on the logits from which a loss is advised against."""
@@ -72,7 +73,7 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
     format_ = format_named(export.format)
     target_for(export.to, format_)
     destination = DESTINATIONS[export.to](Place(run, export.name, export.folder, export.overwrite))
-    config = spec_config.load(run.config)
+    config = run_config(run, find_checkpoint(run, export.checkpoint).step if export.checkpoint else None)
     trained = run_weights(run, config, export.checkpoint)
     check_kind(trained, format_)
     if export.held_out and format_.kind == "gguf":
@@ -105,7 +106,7 @@ def fuse_run(run: RunFolder, progress: Progress = silent) -> Path:
 
     A trainer drops its policy first, or the arrays that both read are in memory twice.
     """
-    config = spec_config.load(run.config)
+    config = run_config(run)
     destination = OnDisk(run.fused, run.path, overwrite=True)
     trained, samples = run_weights(run, config), run_samples(run, config)
     return build(trained, format_named(DEFAULT_FORMAT), destination, samples, progress=progress).path

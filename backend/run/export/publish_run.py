@@ -14,10 +14,10 @@ from backend.models.publish.prepared import PreparedUpload, check_repo_id, find_
 from backend.models.publish.privacy import refuse_leaks
 from backend.models.publish.upload import ByteProgress, Upload, Uploaded, upload
 from backend.run.export.export_run import Export, export_run
-from backend.spec import config as spec_config
 from backend.spec import evaluation
 from backend.spec.exports import format_named
 from backend.spec.places import RunFolder, local_folder
+from backend.spec.steering import run_config
 from backend.spec.weight_choices import END, find_choice
 
 
@@ -55,7 +55,7 @@ def send(
 
 def _original(run: RunFolder) -> str:
     """The model whose original weights the run's base was made of."""
-    name = spec_config.load(run.config).model
+    name = run_config(run).model
     base = local_folder(name)
     return find_original(base, name).name if base else name
 

@@ -20,8 +20,8 @@ from backend.run.parts import SharedParts
 from backend.run.sweep.commands import SweepCommands
 from backend.run.sweep.inputs import SweepInputs
 from backend.run.sweep.member import MemberRun
-from backend.spec.archive import first_and_last_events
 from backend.spec.config import load
+from backend.spec.diary_ends import first_and_last_events
 from backend.spec.places import hand_on_lock, hold_lock, inherited_lock
 from backend.spec.sweep import Member, Rung, SweepPlan
 from backend.spec.sweep_results import (

@@ -1,0 +1,48 @@
+"""Both ends of a diary, read without what lies between: its first and its last events, and how the run ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import BinaryIO
+
+from backend.spec.events import Event, parse_line
+from backend.spec.places import RunFolder
+
+TAIL_BYTES = 1 << 16
+
+
+def has_finished(run: RunFolder) -> bool:
+    """Whether the run has taken all of its steps: its diary ends so."""
+    _, last = first_and_last_events(run.events)
+    return bool(last) and last[-1]["kind"] == "finished"
+
+
+def first_and_last_events(path: Path) -> tuple[list[Event], list[Event]]:
+    """(events of the first TAIL_BYTES of a diary, events of its last TAIL_BYTES or of more until they include a `step`).
+
+    A step may be far from the end: a long rollout or evaluation writes thousands of `phase` events after it.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(TAIL_BYTES)
+            size = file.seek(0, 2)
+            reach = TAIL_BYTES
+            last = _tail(file, size, reach)
+            while reach < size and not any(event["kind"] == "step" for event in last):
+                reach *= 4
+                last = _tail(file, size, reach)
+    except OSError:
+        return [], []
+    return _events(head), last
+
+
+def _tail(file: BinaryIO, size: int, reach: int) -> list[Event]:
+    """Events of the last `reach` of `size` bytes."""
+    file.seek(max(0, size - reach))
+    tail = file.read()
+    return _events(tail if reach >= size else tail.partition(b"\n")[2])
+
+
+def _events(data: bytes) -> list[Event]:
+    lines = data.rpartition(b"\n")[0].split(b"\n")
+    return [event for event in map(parse_line, lines) if event is not None and "kind" in event]
