@@ -30,12 +30,15 @@ from backend.spec.queue import is_waiting
 
 LIVE_MS, IDLE_MS, BEHIND_MS = 250, 1000, 4
 """Polling intervals: of a live run, of one that has ended, and while there is more to read than one poll takes."""
-NEWS_MS, NEWS_BEHIND_MS = 250, 2000
-"""Least time between two `changed`: at the diary's end, and before it, where drawing would only delay the rest."""
+NEWS_MS, NEWS_BEHIND_MS = 500, 2000
+"""Least time between two `changed`: at the diary's end, where a run of many steps a second must not keep a core busy with drawing them,
+and before it, where drawing would only delay the rest."""
 SLICE = 256 << 10
 """Bytes of diary parsed in one go: about 2 ms."""
 BUDGET_S = 0.02
 """Time that a poll may read before it returns to the event loop."""
+INDEX_BUDGET_S = 0.008
+"""Of that, for the index of the completions: nobody waits for all of it, and it may take hundreds of polls."""
 
 
 class Run(QObject):
@@ -48,7 +51,7 @@ class Run(QObject):
         present_settings – its settings with every change, and the changes.
 
     Signals:
-        changed – new events were read; emitted about four times a second at most.
+        changed – new events were read; emitted about twice a second at most.
         state_changed(str) – the new state, an `app.model.run_state.State`.
         control_changed(bool) – whether another window controls the run now.
         saved(int) – the checkpoint of this step is complete that `send("save")` asked for.
@@ -292,6 +295,7 @@ class Run(QObject):
         self._at_end = self._read_diary(deadline)
         if was_at_end and self._run_state.last_t not in (None, last_t):
             self.clock.hear(self._run_state.last_t or 0.0)
+        deadline = min(deadline, time.perf_counter() + INDEX_BUDGET_S)
         more_rows = self._index.advance()
         while more_rows and time.perf_counter() < deadline:
             more_rows = self._index.advance()
