@@ -133,8 +133,8 @@ class Run(QObject):
 
     @property
     def eta_s(self) -> float | None:
-        """Estimated seconds of work left, None while that is unknown."""
-        return self._run_state.eta_s(self.clock.now()) if self.is_live else None
+        """Estimated seconds of work left, None while that is unknown, as before the end of the diary."""
+        return self._run_state.eta_s(self.clock.now()) if self.is_live and self._at_end else None
 
     @property
     def silence(self) -> str:

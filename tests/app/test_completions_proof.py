@@ -22,7 +22,7 @@ from tests.support import made_up_runs
 
 SIZE = int(os.environ.get("GRPO_STUDIO_PROOF_BYTES", 200_000_000))
 LIMIT = 2_000_000_000
-SEARCH_S, READ_TURN_MS, MOST_MEMORY_MB = 5.0, 25.0, 300
+SEARCH_S, READ_TURN_MS, MOST_MEMORY_MB = 5.0, 20.0, 300
 NEEDLE = "a needle in the haystack"
 
 
