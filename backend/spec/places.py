@@ -32,6 +32,10 @@ LOCK_PATIENCE_S = 0.5
 """How long a trainer waits for its run's lock: a window that tests whether a run is alive holds it for an instant."""
 
 
+BUNDLED = "Bundled "
+"""What a path inside our resources begins with where it is shown, in place of the folder where this copy of the app is installed."""
+
+
 def project_root() -> Path:
     """The folder that holds `backend/` and `resources/`; in a bundled app, where PyInstaller unpacked them."""
     bundled = getattr(sys, "_MEIPASS", None)
@@ -50,6 +54,12 @@ def demo_folder(part: str) -> Path:
 def demo_config() -> Path:
     """The preset that the first launch shows."""
     return resources() / "presets" / "demo.yaml"
+
+
+def path_text(path: str) -> str:
+    """A path or an id as it is shown; a path inside our resources begins with BUNDLED."""
+    ours = f"{resources()}/"
+    return BUNDLED + path.removeprefix(ours) if path.startswith(ours) else path
 
 
 def runs_folder() -> Path:

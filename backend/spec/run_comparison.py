@@ -12,7 +12,7 @@ from backend.spec.archive import first_and_last_means, raw_settings
 from backend.spec.config import SETTINGS
 from backend.spec.events import parse_line
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.places import RunFolder, path_text
 from backend.spec.reward_curve import EVALUATION
 from backend.spec.run_record import RunRecord, changed_settings, read_record
 from backend.spec.steering import read_changes
@@ -146,7 +146,7 @@ def results_table(
 
 
 def value_text(value: Any) -> str:
-    """A value in one line, numbers with the digits that tell them apart."""
+    """A value in one line, numbers with the digits that tell them apart, a path of ours without the folder of this machine."""
     if value is None or value == "":
         return MISSING
     if isinstance(value, bool):
@@ -155,7 +155,7 @@ def value_text(value: Any) -> str:
         return f"{value:.6g}"
     if isinstance(value, list | tuple):
         return ", ".join(map(value_text, value)) or MISSING  # pyright: ignore
-    return " ".join(str(value).split())
+    return path_text(" ".join(str(value).split()))
 
 
 def as_csv(table: Iterable[Sequence[str]]) -> str:

@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
-from backend.spec.places import RunFolder
+from backend.spec.places import RunFolder, demo_folder
+from backend.spec.run_comparison import value_text
 from backend.spec.run_notes import change_notes
 from tests.support import made_up_runs
 
@@ -66,3 +67,8 @@ def test_a_setting_changed_during_the_run_differs_though_it_ends_the_same(runs: 
     assert compared["settings"] == {"learning_rate": ["1e-06, from step 3 on 0.0001", 1e-4]}
     listed = json.loads(run_ok("runs", "--json", "--search", "lr>1e-5").stdout)
     assert {row["name"] for row in listed} == {"steered", "fast"}, "a list of runs has the settings of their ends"
+
+
+def test_a_path_of_ours_is_shown_without_the_folder_of_this_machine() -> None:
+    assert value_text(str(demo_folder("model"))) == "Bundled demo/model"
+    assert value_text("/elsewhere/demo/model") == "/elsewhere/demo/model"

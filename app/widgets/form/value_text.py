@@ -14,8 +14,6 @@ from typing import Any
 from backend.spec import places
 from backend.spec.setting import Setting
 
-BUNDLED = "Bundled "
-"""Prefix of a path inside our resources, in place of the folder where this copy of the app is installed."""
 _BETWEEN = ",_ \u00a0\u2009\u202f'’"
 """What people and programs put between thousands."""
 _GROUPED = re.compile(rf"[-+]?[1-9]\d{{0,2}}(?P<mark>[{_BETWEEN}])\d{{3}}((?P=mark)\d{{3}})*(\.\d*)?")
@@ -65,12 +63,11 @@ def limits_text(setting: Setting) -> str:
 
 def path_text(value: Any) -> str:
     """A path or an id; a path inside our resources starts with BUNDLED."""
-    text, ours = str(value or ""), f"{places.resources()}/"
-    return BUNDLED + text.removeprefix(ours) if text.startswith(ours) else text
+    return places.path_text(str(value or ""))
 
 
 def path_value(text: str) -> str:
-    return f"{places.resources()}/{text.removeprefix(BUNDLED)}" if text.startswith(BUNDLED) else text
+    return f"{places.resources()}/{text.removeprefix(places.BUNDLED)}" if text.startswith(places.BUNDLED) else text
 
 
 def list_text(value: Any) -> str:
