@@ -210,7 +210,10 @@ def save_screenshot(app: QApplication, window: Window, path: Path) -> None:
 
     def save() -> None:
         window.grab().save(str(path))
-        app.exit()  # quit would close the window, which asks what becomes of a run that trains, and nobody answers
+        # quit() would close the window, which asks what becomes of a run that trains, and nobody answers. One that is still shown when
+        # the interpreter ends is hidden by Qt then, and its Python methods are called without Python.
+        window.hide()
+        app.exit()
 
     QTimer.singleShot(SCREENSHOT_MS, save)
 

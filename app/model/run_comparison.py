@@ -193,8 +193,8 @@ def resampled(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> tuple[np.n
     padded = np.append(values, np.nan)  # reduceat takes no start behind the end
     found[2 * many] = np.fmin.reduceat(padded, starts)[many]
     found[2 * many + 1] = np.fmax.reduceat(padded, starts)[many]
-    # The grid is rounded to whole numbers: the point beside the end still belongs to the run.
-    return grid, np.where(grid <= np.ceil(x[-1]), found, np.nan)
+    # The first point that is not before the end still belongs to the run: it has the value of the last step.
+    return grid, np.where(np.arange(len(grid)) <= np.searchsorted(grid, x[-1]), found, np.nan)
 
 
 def _compared(chart: Chart, metric: str, label: str, is_one_of_several: bool) -> ComparedMetric:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.rewards.catalog import canonical_entry, metric_name, nearest
 from backend.spec.rewards.entry import read_call
+from backend.spec.whole_file import replace_file
 
 VERSION = 1
 
@@ -284,23 +284,11 @@ def write_evaluation(folder: Path, evaluation: Evaluation, rows: Iterable[Evalua
     lines = (json.dumps(json_safe(row), ensure_ascii=False).encode(errors="replace") + b"\n" for row in rows)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_whole(rows_file(final), lines)
-        _write_whole(final, [evaluation.model_dump_json(indent=1).encode(errors="replace"), b"\n"])
+        replace_file(rows_file(final), lines)
+        replace_file(final, [evaluation.model_dump_json(indent=1).encode(errors="replace"), b"\n"])
     except OSError as error:
         raise Mistake("evaluation", f"The result cannot be written to {final}: {error.strerror or error}.") from None
     return final
-
-
-def _write_whole(path: Path, parts: Iterable[bytes]) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with draft.open("wb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def rows_file(path: Path) -> Path:

@@ -231,9 +231,9 @@ def inherited_lock(run: RunFolder) -> int | None:
 
 
 def all_runs(folder: Path | None = None) -> Iterator[RunFolder]:
-    """Every run in `folder` (the runs folder by default), newest first."""
+    """Every run in `folder` (the runs folder by default), newest first. A hidden folder is none: a clone is made in one."""
     folder = folder or runs_folder()
-    written = {RunFolder(path): _written(path / "config.yaml") for path in folder.glob("*")}
+    written = {RunFolder(path): _written(path / "config.yaml") for path in folder.glob("[!.]*")}
     yield from sorted((run for run, t in written.items() if t), key=lambda run: written[run], reverse=True)
 
 

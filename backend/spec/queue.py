@@ -20,6 +20,7 @@ from backend.spec import file_lock, places
 from backend.spec.diary_ends import has_finished
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.whole_file import replace_file
 
 FILE, LOCK, RUNNER_LOCK, LOG = "queue.json", "queue.lock", "queue-runner.lock", "queue.log"
 """Names in the folder of runs: the order, the lock on changing it, the lock of the runner, what a detached runner prints."""
@@ -283,14 +284,8 @@ def _is_name(value: Any) -> bool:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file by rename. Raises Mistake."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    """Raises Mistake."""
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())  # before the rename: a power cut must not leave an empty queue
-        draft.replace(path)
+        replace_file(path, text)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise Mistake("queue", f"{path} cannot be written: {error.strerror}.") from None

@@ -7,7 +7,6 @@ know the run by its folder. No trainer reads or writes this file.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
@@ -15,6 +14,7 @@ from typing import Any, cast
 
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.whole_file import replace_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,9 @@ def change_notes(run: RunFolder, **changes: Any) -> RunNotes:
     content = _content(run)
     notes = replace(_notes(content, run), **changes)
     text = json.dumps({**content, **asdict(notes)}, ensure_ascii=False, indent=1) + "\n"
-    draft = run.path / f".about.{os.getpid()}"
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(run.about)
+        replace_file(run.about, text)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise Mistake("about", f"{run.about} cannot be written: {error.strerror}.") from None
     return notes
 

@@ -9,7 +9,6 @@ begun with it: of a schedule only the part that is still to come is another one.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from backend.spec.config import SETTINGS, Config, load, parse, problems
 from backend.spec.faults import Fault, Mistake
 from backend.spec.places import RunFolder
 from backend.spec.setting_aliases import translate
+from backend.spec.whole_file import replace_file
 
 VERSION = 1
 
@@ -164,7 +164,7 @@ def read_changes(run: RunFolder) -> list[Change]:
 def write_changes(run: RunFolder, changes: Sequence[Change]) -> None:
     """Replace the file of changes: it is on disk when this returns. Raises OSError."""
     kept = {"v": VERSION, "changes": [change.to_dict() for change in changes]}
-    _write_synced(run.changes, json.dumps(kept, ensure_ascii=False, indent=1) + "\n")
+    replace_file(run.changes, json.dumps(kept, ensure_ascii=False, indent=1) + "\n")
 
 
 def run_config(run: RunFolder, step: int | None = None) -> Config:
@@ -194,7 +194,7 @@ def request_change(run: RunFolder, asked: Mapping[str, Any]) -> None:
     pause too. A request that was not taken yet is added to. Raises Mistake where the folder cannot be written."""
     try:
         waiting = read_request(run.change_request)
-        _write_synced(run.change_request, json.dumps({"settings": waiting | dict(asked)}, ensure_ascii=False))
+        replace_file(run.change_request, json.dumps({"settings": waiting | dict(asked)}, ensure_ascii=False))
     except OSError as error:
         raise Mistake("run", f"{run.path} cannot be written: {error.strerror}.") from None
 
@@ -219,18 +219,3 @@ def read_request(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, TypeError, KeyError):
         return {}
     return cast("dict[str, Any]", settings) if isinstance(settings, dict) else {}
-
-
-def _write_synced(path: Path, text: str) -> None:
-    """Replace a file by rename, its content on disk before the new name is."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -1,6 +1,11 @@
-"""Values that are allowed and far from what anybody uses: a run with them is probably not meant. Unlike faults, they stop nothing.
+"""Values that are allowed and so far from what is usual that a slip is likelier than a purpose: 10 where 1.0 was meant, a lost exponent.
+Unlike faults, they stop nothing.
 
-The ranges are those of published GRPO runs (docs/algorithms.md names the papers) with an order of magnitude to spare.
+The ranges are our judgement, not a rule of the field and not a survey of published runs. Each surrounds the default of TRL's
+GRPOTrainer where it has one (8 completions, 512 tokens, one update per rollout, temperature 1, top-p 1, KL weight 0 and in older
+versions 0.04, epsilon 0.2) and our own default, mostly by an order of magnitude to either side. Where a range is narrower there is a reason:
+below a temperature of 0.3 the completions of a group hardly differ, and above 2 they are noise; a top-p below 0.5 samples from another
+distribution than the one that is trained; an epsilon above 0.5 clips next to nothing, except in CISPO, where it bounds the weight itself.
 """
 
 from __future__ import annotations

@@ -99,6 +99,9 @@ def test_the_axis_can_be_tokens_or_time(qtbot, view: CompareView, archive: Path)
     assert seconds[-1] == pytest.approx(np.sum(slow.series("time/step")[1]), abs=1)
     view.axis.choose("tokens")
     qtbot.waitUntil(lambda: plot(view, "Reward").traces[0].x[-1] == 60 * 3100, timeout=2000)
+    plot(view, "Reward").set_step(None)
+    fast_rewards = view.comparison.runs[1].series("reward")[1]
+    assert plot(view, "Reward").traces[1].at(None) == fast_rewards[-1], "of a run that ended early too"
     plot(view, "Reward").set_step(int(tokens[-1]))
     assert plot(view, "Reward")._step_label.text() == "186,000 tokens"
 

@@ -1,4 +1,4 @@
-"""What a run's news costs the Monitor page: it is laid out at once and then painted once, however much of it moves."""
+"""What a run's news costs the Monitor page, laid out at once and then painted once; and what it tells before all was read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from PySide6.QtCore import QEvent, QObject
 from PySide6.QtWidgets import QApplication, QWidget
 
 from app.model.reward_change import reward_before_and_after
+from app.model.run import Run
 from app.model.session import Session
 from app.pages.monitor_page import MonitorPage
 from app.widgets.runs.run_header import RunHeader
@@ -75,3 +76,12 @@ def test_the_change_of_the_reward_is_that_of_all_its_values(count: int) -> None:
             return np.arange(count), values
 
     assert reward_before_and_after(OfRewards()) == first_and_last_means(values.tolist())  # pyright: ignore[reportArgumentType]
+
+
+def test_no_time_is_left_to_tell_while_a_diary_is_read(qtbot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("app.model.run.SLICE", 20_000)
+    monkeypatch.setattr("app.model.run.BUDGET_S", 0.0)
+    run = Run(made_up_runs.make_run(tmp_path / "run", steps=40, total=60, ending=None))
+    run.poll()
+    assert 0 < run.step < 40 and run.read_share is not None and run.eta_s is None
+    run.close()

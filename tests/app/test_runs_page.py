@@ -88,6 +88,19 @@ def test_every_run_has_a_row_newest_first(page: RunsPage) -> None:
     assert selected(page) == ["crashed"], "the newest is selected"
 
 
+@pytest.mark.parametrize("held", [Qt.KeyboardModifier.ShiftModifier, Qt.KeyboardModifier.ControlModifier])
+def test_the_newest_is_selected_whatever_keys_are_held(qtbot, page: RunsPage, held: Qt.KeyboardModifier) -> None:
+    """Those of the shortcut that shows the page, for example."""
+    page.table.clearSelection()
+    qtbot.keyClick(page.search, Qt.Key.Key_F9, held)
+    try:
+        page.table.selectRow(0)
+        page.table.selectRow(0)
+        assert selected(page) == ["crashed"]
+    finally:
+        qtbot.keyClick(page.search, Qt.Key.Key_F9)
+
+
 def test_the_curve_of_a_run_is_its_reward(page: RunsPage) -> None:
     number = [field.key for field in page.model.columns].index("curve")
     row = names(page).index("finished")

@@ -45,6 +45,7 @@ class FakeRun(QObject):
         self.control, self.silence, self.started = RunControl(self.folder), "", None
         self.state, self.sent, self.problem = state, [], ""
         self.step, self.iterations, self.eta_s = 12, 60, 75.0
+        self.has_caught_up = True
 
     @property
     def is_live(self) -> bool:

@@ -213,6 +213,12 @@ def test_check_prints_every_fault_at_once(inputs: Path, tmp_path: Path) -> None:
 def test_check_json_is_a_list_of_faults_on_stdout(inputs: Path, tmp_path: Path) -> None:
     assert json.loads(run_ok("check", config(inputs, tmp_path), "--json").stdout) == []
     assert run_ok("check", config(inputs, tmp_path)).stdout == "Nothing is wrong with these settings.\n"
+    remarked = run_ok("check", config(inputs, tmp_path, learning_rate=0.1, temperature=5)).stdout.splitlines()
+    assert remarked == [
+        "Nothing is wrong with these settings.",
+        "learning_rate: This is unusually large: 1e-6 to 1e-4 is usual.",
+        "temperature: This is unusually large: 0.7 to 1.2 is usual, as a group must differ to be compared.",
+    ]
     result = call("check", config(inputs, tmp_path, temperature=0), "--json")
     assert result.exit_code == 2 and result.stderr == ""
     assert json.loads(result.stdout) == [{"setting": "temperature", "sentence": "Temp must be above 0, not 0."}]

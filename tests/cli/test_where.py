@@ -49,6 +49,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).write_text("12345")
     run = places.make_run_folder("trained")
     run.config.write_text("iters: 1\n")
+    for file in (run.about, run.changes, run.parent, run.window_lock, places.runs_folder() / "queue.json"):
+        file.write_text("1")
+    (places.runs_folder() / "sweeps" / "rates").mkdir(parents=True)
+    (places.runs_folder() / "sweeps" / "rates" / "results.json").write_text("{}")
+    (folder / "runs-cache.jsonl").write_text("12345")
     (tmp_path / "temporary" / "mlx" / "cpu").mkdir(parents=True)
     (tmp_path / "temporary" / "mlx" / "cpu" / "kernel.so").write_bytes(b"x" * 100)
     return folder
@@ -56,8 +61,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_everything_stored_is_listed_with_its_size(home: Path) -> None:
     rows = {row["key"]: row for row in json.loads(call("--json").stdout)}
-    assert (rows["settings"]["files"], rows["settings"]["bytes"]) == (6, 30)
-    assert (rows["runs"]["files"], rows["runs"]["path"]) == (1, str(home / "runs"))
+    assert (rows["settings"]["files"], rows["settings"]["bytes"]) == (7, 35)
+    assert (rows["runs"]["files"], rows["runs"]["path"]) == (7, str(home / "runs"))
     assert rows["kernels"]["bytes"] == 100 and rows["kernels"]["is_shared"]
     assert rows["hub"]["files"] == 0 and "nothing yet" in call().stdout
 
@@ -70,9 +75,10 @@ def test_nothing_is_deleted_without_yes(home: Path) -> None:
 
 
 def test_only_preferences_are_deleted_and_runs_stay(home: Path) -> None:
+    runs = sorted((home / "runs").rglob("*"))
     assert call("--remove", "settings", "--yes").exit_code == 0
     assert sorted(path.name for path in home.iterdir()) == ["mine.txt", "runs"]
-    assert (home / "runs" / "trained" / "config.yaml").exists()
+    assert sorted((home / "runs").rglob("*")) == runs, "the queue and sweeps too"
     assert "nothing to delete" in call("--remove", "settings", "--yes").stdout
 
 

@@ -16,7 +16,9 @@ from backend.models.export import build
 from backend.models.export.verify import Verification
 from backend.models.publish import hub_token
 from backend.spec.exports import ExportFormat
+from backend.spec.lineage import Parent, write_parent
 from backend.spec.places import RunFolder
+from backend.spec.run_notes import change_notes
 from tests.support import made_up_runs
 from tests.support.hub_server import TOKEN
 from tests.support.hub_upload_server import Fault, UploadHub
@@ -108,6 +110,28 @@ def test_what_was_previewed_is_sent_with_the_card_as_it_was_edited(run: RunFolde
     assert not folder.exists() and not list(run.uploads.iterdir())
     heard = [json.loads(line) for line in result.stdout.splitlines()[:-1]]
     assert heard[-1]["progress"].startswith("Checking what") and any(row.get("bytes") for row in heard)
+
+
+@pytest.mark.usefixtures("logged_in")
+@pytest.mark.parametrize("warm", [True, False])
+def test_what_is_private_or_of_this_machine_alone_is_never_sent(run: RunFolder, hub: UploadHub, warm: bool):
+    """The user's notes, where a clone comes from, requests and locks; a change of settings is told, and its files stay here."""
+    change_notes(RunFolder(run.path), title="Project Nightjar", note="For the client Quillfeather.", tags=("nightjar",))
+    write_parent(run, Parent("nightjar-first-try", run.path.parent / "nightjar-first-try", 7, warm, {}))
+    change = {"step": 5, "settings": {"beta": [0.05, 0.0]}}
+    run.changes.write_text(json.dumps({"v": 1, "changes": [change]}))
+    run.change_request.write_text('{"settings": {"beta": 0.77}}')
+    for file in (run.window_lock, run.window_request, run.control, run.gpu_errors):
+        file.write_text("nightjar")
+    with run.log.open("a") as log:
+        log.write("nightjar\n")
+    answer_of(publish(run, "--json"))
+    sent = hub.repos["models"][REPO].files
+    assert set(sent) == FILES | {".gitattributes"}
+    text = b"\n".join(sent[name] for name in ("README.md", "training.yaml", "adapter_config.json")).lower()
+    for private in (b"nightjar", b"quillfeather", b"0.77"):
+        assert private not in text
+    assert b"beta: 0.0\n" in sent["training.yaml"]
 
 
 @pytest.mark.usefixtures("logged_in")

@@ -35,6 +35,8 @@ from tests.support.random_models import tiny_model
 
 FOUR: dict[str, Any] = {"learning_rate": [1e-3, 1e-2], "rank": [2, 4]}
 """Four configurations, two shapes of adapters."""
+TWO: dict[str, Any] = {"rank": [2, 4]}
+"""One of each shape."""
 
 
 def base(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def base(folder: Path, **changes: Any) -> dict[str, Any]:
     whole = {
         "iters": 6, "batch_size": 2, "group_size": 4, "num_iterations": 2, "beta": 0.05, "epsilon": 1e-3, "dropout": 0.1,
         "lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 0.0, "save_every": 4, "steps_per_eval": 2, "validation_split": 0.25,
-        "max_completion_length": 8,
+        "max_completion_length": 4,
     }  # fmt: skip
     return small_run.settings_for(folder, **whole | small_run.low_half(folder) | changes)
 
@@ -151,8 +153,8 @@ def test_one_base_is_in_memory_however_many_runs_there_are(changes: dict[str, An
     weights = sum(x.nbytes for _, x in tree_flatten(shared.base.model.parameters()))
     assert weights > 10 * own
     assert after[0] < 1.1 * (weights + own)
-    # Each further run costs its adapters and its optimizer.
-    assert after[-1] - after[0] == pytest.approx(3 * own, rel=0.2)
+    # Each further run costs its adapters and its optimizer; with a GPU's choices the adapters have a packed form besides.
+    assert 0.8 * 3 * own < after[-1] - after[0] < 1.4 * 3 * own
 
 
 @pytest.mark.proof
@@ -229,8 +231,8 @@ def test_a_run_that_fails_costs_its_configuration_the_sweep_and_nothing_else(tmp
 @pytest.mark.usefixtures("without_compiler")
 def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     halving = {"first_rung": 4, "keep": 0.5}
-    plan, folder = sweep_of(tmp_path, FOUR, halving=halving)
-    stopped, results = train(plan, folder, echo=_stop_after(folder, 6))
+    plan, folder = sweep_of(tmp_path, TWO, halving=halving)
+    stopped, results = train(plan, folder, echo=_stop_after(folder, 3))
     assert stopped.kind == "stopped" and stopped.exit_code == 3 and results.state == "stopped"
     assert {run.state for each in results.configurations for run in each.runs} == {"stopped"}
     assert all(small_run.kinds(folder.run(member.run))[-1] == "stopped" for member in plan.members())

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backend.spec import archive
+from backend.spec import archive, diary_ends
 from backend.spec.events import Diary, Event, Follower, JsonLines, parse_line, read_events, truncate_file
 from backend.spec.places import RunFolder, hold_lock
 
@@ -284,11 +284,11 @@ def test_the_summary_of_a_long_diary_is_right_and_reads_only_its_ends(
         diary.append({"kind": "step", "step": number, "metrics": {"reward": number / 100}})
     diary.write("finished", step=20_000, sentence="Finished after 20000 steps.")
     read = []
-    monkeypatch.setattr(archive, "parse_line", lambda line: read.append(len(line)) or parse_line(line))
+    monkeypatch.setattr(diary_ends, "parse_line", lambda line: read.append(len(line)) or parse_line(line))
     result = archive.summary(run)
     assert (result.state, result.step, result.iterations, result.reward) == ("finished", 20_000, 20_000, 200.0)
     assert (result.name, result.model, result.sentence) == ("a-run", "owner/model", "Finished after 20000 steps.")
-    assert sum(read) < 3 * archive.TAIL_BYTES < run.events.stat().st_size
+    assert sum(read) < 3 * diary_ends.TAIL_BYTES < run.events.stat().st_size
 
 
 def test_the_summary_finds_the_last_step_before_thousands_of_phases(run: RunFolder) -> None:
@@ -306,9 +306,9 @@ def test_an_ending_longer_than_the_tail_is_still_the_ending(run: RunFolder) -> N
     diary = Diary(run.events)
     diary.write("started", iterations=9)
     diary.write("step", step=1, metrics={"reward": 1.0})
-    diary.write("failed", step=1, sentence="x" * 2 * archive.TAIL_BYTES)
+    diary.write("failed", step=1, sentence="x" * 2 * diary_ends.TAIL_BYTES)
     result = archive.summary(run)
-    assert result.state == "failed" and result.step == 1 and len(result.sentence) == 2 * archive.TAIL_BYTES
+    assert result.state == "failed" and result.step == 1 and len(result.sentence) == 2 * diary_ends.TAIL_BYTES
 
 
 def test_a_state_follows_from_the_diary_and_the_lock(run: RunFolder) -> None:

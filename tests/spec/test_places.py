@@ -167,6 +167,11 @@ def test_runs_are_listed_newest_first_and_only_runs(tmp_path: Path) -> None:
     (tmp_path / "no config").mkdir()
     (tmp_path / "a file").touch()
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for name in ("queue.json", "queue.lock", "queue-runner.lock", "queue.log"):
+        (tmp_path / name).touch()
+    for name in (".new-from-3.77", "sweeps/rates"):  # a clone that is being made, a sweep's own folder
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.yaml").touch()
     assert [run.name for run in all_runs(tmp_path)] == ["new", "older", "oldest"]
     assert list(all_runs(tmp_path / "nowhere")) == []
 

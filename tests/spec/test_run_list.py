@@ -203,6 +203,9 @@ def checkpoint(run: RunFolder, step: int, score: float, size: int = 1000) -> Pat
 
 def test_all_checkpoints_but_the_best_and_the_newest_are_freed(run: RunFolder) -> None:
     folders = [checkpoint(run, step, score) for step, score in ((10, 1.0), (20, 3.0), (30, 2.0), (40, 2.5))]
+    for file in (run.about, run.parent, run.changes, run.change_request, run.window_lock, run.completions):
+        file.write_text(file.name)
+    others = {path for path in run.path.rglob("*") if run.checkpoints not in path.parents}
     (run.checkpoints / ".deleted-000005").mkdir()
     (run.checkpoints / ".deleted-000005" / "model.safetensors").write_bytes(b"0" * 50)
     (space,) = disk_use.freeable_space([run])
@@ -212,6 +215,7 @@ def test_all_checkpoints_but_the_best_and_the_newest_are_freed(run: RunFolder) -
     assert [folder.exists() for folder in folders] == [False, True, False, True]
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000020", "000040"]
     assert disk_use.freeable_space([run]) == []
+    assert others <= set(run.path.rglob("*")), "nothing but checkpoints goes"
 
 
 def test_nothing_of_a_live_run_is_freed(run: RunFolder) -> None:

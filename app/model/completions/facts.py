@@ -95,16 +95,18 @@ class CompletionFacts:
 def listed_completions(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The completions of a row that are objects."""
     listed = row.get("completions")
-    return [item for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
+    return [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
 
 
 def scores_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
     """Function → score of a completion; empty where it has none."""
     scores = completion.get("rewards")
-    return scores if isinstance(scores, Mapping) else {}
+    return scores if isinstance(scores, dict) else {}
 
 
 def _number(value: Any) -> float:
+    if type(value) is float:  # nearly always: a large file has tens of millions
+        return value
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else np.nan
 
 

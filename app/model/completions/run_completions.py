@@ -19,11 +19,12 @@ from app.model.completions.line_reader import LineReader, read_line
 from app.model.completions.text_search import TextSearch
 from backend.spec.completion_rows import GroupRow, TokenData, parse_group_row, without_token_data
 
-SLICE_S = 0.008
+SLICE_S = 0.006
 """Time that one turn of the event loop may spend reading."""
 READ_BYTES = 128 << 10
 """Bytes read, and then parsed, between two looks at the clock: about a millisecond."""
-BEHIND_MS, CAUGHT_UP_MS = 2, 500
+BEHIND_MS, PAINT_MS, CAUGHT_UP_MS = 2, 20, 500
+"""Pauses before reading on: while there is more, while a page paints what it was told, and at the end of the file."""
 GROWN_EVERY_S = 0.4
 KEPT_ROWS = 64
 
@@ -93,7 +94,13 @@ class RunCompletions(QObject):
             self._timer.start(0)
 
     def advance(self) -> None:
-        """Read for about SLICE_S: a search first, because someone waits for it."""
+        """Read for about SLICE_S, a search first, because someone waits for it; or tell what was read. Not both in one turn of the event
+        loop: a page then paints."""
+        if self._has_news and self._is_news_due():
+            self._tell()
+            self._timer.setInterval(PAINT_MS)
+            return
+        was_complete = self.is_complete
         if self.search is not None and not self.search.is_cut_short:
             before = len(self.search.matches)
             behind = self.search.advance(SLICE_S)
@@ -107,7 +114,8 @@ class RunCompletions(QObject):
             behind = self._read_facts(time.perf_counter() + SLICE_S)
             self._has_news = self._has_news or self._is_caught_up == behind
             self._is_caught_up = not behind
-        self._tell(behind)
+        if self._has_news and (not behind or self.is_complete != was_complete):
+            self._tell()
         self._timer.setInterval(BEHIND_MS if behind else CAUGHT_UP_MS)
 
     def _read_facts(self, deadline: float) -> bool:
@@ -128,13 +136,15 @@ class RunCompletions(QObject):
                 self._has_news = True
         return True
 
-    def _tell(self, behind: bool) -> None:
-        now = time.monotonic()
-        # What a page does with the news takes the longer the more there is.
-        every = GROWN_EVERY_S * (1 + len(self.found) / 100_000)
-        if self._has_news and (not behind or now - self._last_grew > every):
-            self._has_news, self._last_grew = False, now
-            self.grew.emit()
+    def _is_news_due(self) -> bool:
+        every = GROWN_EVERY_S * (
+            1 + len(self.found) / 100_000
+        )  # what a page does with it takes the longer the more there is
+        return time.monotonic() - self._last_grew > every
+
+    def _tell(self) -> None:
+        self._has_news, self._last_grew = False, time.monotonic()
+        self.grew.emit()
 
     def number_of(self, offset: int, place: int) -> int | None:
         """The number among `facts` of the completion at a place of the row at an offset; None while the file is not read up to it."""

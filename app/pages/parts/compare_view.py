@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QSplitter, QStackedWidget, QVBoxLayout, QWidget
@@ -246,7 +247,10 @@ class CompareView(QWidget):
     def _trace(self, name: ComparedName, metric: ComparedMetric) -> Trace:
         assert self.comparison is not None
         x, y = self.comparison.curve(self.comparison.runs[name.index], metric, self.axis.key)
-        return Trace(name.letter, f"reward:{name.index}", x, y)
+        end = int(np.flatnonzero(np.isfinite(y))[-1]) + 1 if np.isfinite(y).any() else 0
+        return Trace(
+            name.letter, f"reward:{name.index}", x[:end], y[:end]
+        )  # the legend shows the last value of a run that ended early
 
     # ── tables ──────────────────────────────────────────────────────────────────────────────────
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QModelIndex, Qt
+from PySide6.QtCore import QItemSelectionModel, QModelIndex, Qt
 from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QTableView, QWidget
 
@@ -36,6 +36,18 @@ class BaseTable(QTableView):
     def selected_rows(self) -> list[int]:
         """Row numbers of the selection, ascending."""
         return sorted(index.row() for index in self.selectionModel().selectedRows()) if self.selectionModel() else []
+
+    def selectRow(self, row: int) -> None:
+        """Select this row: alone, or with the others where the table is in multi-selection.
+
+        Qt's own takes the keys that are held down into account: while a shortcut that opens a page is, nothing or a range is selected.
+        """
+        flags, modes = QItemSelectionModel.SelectionFlag, QAbstractItemView.SelectionMode
+        command = flags.Select if self.selectionMode() == modes.MultiSelection else flags.ClearAndSelect
+        column = max(
+            self.horizontalHeader().logicalIndexAt(0), 0
+        )  # the leftmost in view, so that nothing is scrolled sideways
+        self.selectionModel().setCurrentIndex(self.model().index(row, column), command | flags.Rows)
 
     def as_text(self, rows: list[int]) -> str:
         """These rows as tab-separated text with a header line; each cell is its display text."""

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QAbstractTableModel, QMimeData, QModelIndex, QRect, QSize, Qt, Signal
+from PySide6.QtCore import QModelIndex, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QKeyEvent, QPainter, QPixmap, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QWidget
 
 from app import theme
 from app.widgets.basic.base_table import BaseTable
+from app.widgets.basic.dragged_rows import DraggedRowsModel
 from app.widgets.basic.number_format import figure
 from app.widgets.form import value_text
 from app.widgets.rewards.reward_delegates import (
@@ -41,7 +42,6 @@ ROW = 38
 WIDTHS = {USE: 44, LABEL: 136, FUNCTION: 212, SOURCE: 108, MEAN: 60, WEIGHT: 72}
 MIN_SCORES_WIDTH = 184
 """Least width of the column “What it scores”; in a narrower table other columns are hidden."""
-_MIME = "application/x-grpo-studio-reward"
 _STEPS = {Qt.Key.Key_Up: -1, Qt.Key.Key_Down: 1}
 NOT_FOUND = "No function of this name was found."
 _ROOT = QModelIndex()
@@ -58,7 +58,7 @@ class RewardRow:
     known: bool = True
 
 
-class RewardModel(QAbstractTableModel):
+class RewardModel(DraggedRowsModel):
     """Functions as rows, the ticked ones in the order of the setting.
 
     Attributes:
@@ -69,6 +69,7 @@ class RewardModel(QAbstractTableModel):
         picked(names, weights) – the user changed ticks, weights or order; weights are empty if all are 1.
     """
 
+    DRAG_TYPE = "application/x-grpo-studio-reward"
     picked = Signal(list, list)
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -185,23 +186,8 @@ class RewardModel(QAbstractTableModel):
 
     # Dragging
 
-    def supportedDropActions(self) -> Qt.DropAction:
-        return Qt.DropAction.MoveAction
-
-    def mimeTypes(self) -> list[str]:
-        return [_MIME]
-
-    def mimeData(self, indexes: Sequence[QModelIndex]) -> QMimeData:
-        data = QMimeData()
-        data.setData(_MIME, str(indexes[0].row()).encode())
-        return data
-
-    def dropMimeData(self, data: QMimeData, action: Qt.DropAction, row: int, column: int, parent: Index) -> bool:
-        if not data.hasFormat(_MIME):
-            return False
-        to = row if row >= 0 else parent.row() if parent.isValid() else len(self.rows)
-        self.move(int(bytes(data.data(_MIME).data())), to)
-        return False  # the row has moved already; on True the view would delete the row that was dragged
+    def drop_row(self, origin: int, target: int) -> None:
+        self.move(origin, target)
 
     def _emit_picked(self) -> None:
         self._all_changed()

@@ -22,7 +22,7 @@ from app.widgets.basic.layout import set_shown
 from app.widgets.basic.number_format import figure
 from app.widgets.basic.segmented_control import Segments
 from app.widgets.runs.changed_settings import ChangedSettings
-from app.widgets.runs.verb_task import MakeTask, VerbTask
+from app.widgets.runs.verb_task import MakeTask, VerbTask, is_held_open
 from backend.spec.command import backend_command
 from backend.spec.config import SETTINGS, TEXTS
 from backend.spec.faults import Mistake
@@ -204,11 +204,7 @@ class CloneDialog(QDialog):
         self.close()
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        if self._task is not None and self._is_running:
-            self._task.done.connect(self.close)
-            self._task.cancel()
-            event.ignore()
-        else:
+        if not is_held_open(self, self._task, event):
             super().closeEvent(event)
 
 

@@ -19,7 +19,7 @@ from app.widgets.basic.number_format import figure
 from app.widgets.basic.open_in_desktop import open_link, open_path
 from app.widgets.runs.export_choices import ExportChoices, from_home
 from app.widgets.runs.upload_dialog import LogIn, UploadDialog, UploadPreview
-from app.widgets.runs.verb_task import MakeTask, VerbTask, json_object, without_setting
+from app.widgets.runs.verb_task import MakeTask, VerbTask, is_held_open, json_object, without_setting
 from backend.spec.command import backend_command
 from backend.spec.exports import TARGETS
 from backend.spec.places import RunFolder
@@ -191,10 +191,5 @@ class ExportPanel(QDialog):
             self._say("LM Studio did not answer to its link; start it, and look under My Models.", "warning")
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        if self._task is not None and self._is_running:
-            # Closing deletes the process object, which kills the process. So terminate it, let it clean up, and close then.
-            self._task.done.connect(self.close)
-            self._task.cancel()
-            event.ignore()
-        else:
+        if not is_held_open(self, self._task, event):
             super().closeEvent(event)

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import (
-    QAbstractTableModel,
-    QMimeData,
     QModelIndex,
     QObject,
     QPersistentModelIndex,
@@ -26,6 +24,7 @@ from PySide6.QtWidgets import QAbstractItemView, QFrame, QHBoxLayout, QHeaderVie
 from app import theme
 from app.widgets.basic.base_table import ROW_HEIGHT, BaseTable
 from app.widgets.basic.controls import CheckBox, ElidedLabel
+from app.widgets.basic.dragged_rows import DraggedRowsModel
 from app.widgets.basic.key_names import REMOVE_KEYS
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.number_format import DASH
@@ -36,7 +35,6 @@ SHOWN_ROWS = 3
 _HEADS = ("Place", "Run", "Model", "Steps")
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-_MIME = "application/x-grpo-studio-queue-place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +48,14 @@ class QueueRow:
     has_begun: bool = False
 
 
-class QueueModel(QAbstractTableModel):
+class QueueModel(DraggedRowsModel):
     """The rows in the order of the queue.
 
     Signals:
         dropped(from, to) – a row was dragged to a place, both from 0; the order changes when the queue says so.
     """
 
+    DRAG_TYPE = "application/x-grpo-studio-queue-place"
     dropped = Signal(int, int)
 
     def __init__(self, parent: QObject | None = None) -> None:
@@ -104,24 +103,8 @@ class QueueModel(QAbstractTableModel):
             return Qt.ItemFlag.ItemIsDropEnabled  # between two rows; dropping onto one would mean nothing
         return super().flags(index) | Qt.ItemFlag.ItemIsDragEnabled
 
-    def supportedDropActions(self) -> Qt.DropAction:
-        return Qt.DropAction.MoveAction
-
-    def mimeTypes(self) -> list[str]:
-        return [_MIME]
-
-    def mimeData(self, indexes: Sequence[QModelIndex]) -> QMimeData:
-        data = QMimeData()
-        data.setData(_MIME, str(indexes[0].row()).encode())
-        return data
-
-    def dropMimeData(self, data: QMimeData, action: Qt.DropAction, row: int, column: int, parent: Index) -> bool:
-        if not data.hasFormat(_MIME):
-            return False
-        origin = int(bytes(data.data(_MIME).data()))
-        target = row if row >= 0 else len(self.rows)
+    def drop_row(self, origin: int, target: int) -> None:
         self.dropped.emit(origin, target - 1 if target > origin else target)
-        return False  # true would have Qt remove the row; the queue tells what became of it
 
 
 class QueuePanel(QFrame):

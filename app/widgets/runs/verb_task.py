@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from PySide6.QtGui import QCloseEvent
 from PySide6.QtWidgets import QWidget
 
 _SETTING_PREFIX = re.compile(r"^[a-z_]+: ")
@@ -31,6 +32,17 @@ class VerbTask(Protocol):
 
 MakeTask = Callable[[list[str], QWidget], VerbTask]
 """Makes a task that has not been started, from a command line and a parent."""
+
+
+def is_held_open(dialog: QWidget, task: VerbTask | None, event: QCloseEvent) -> bool:
+    """Whether a dialog stays open as its command is running. That is then cancelled, and the dialog closes when it has ended: closing at
+    once would delete the process object, which kills the process before it has cleaned up."""
+    if task is None or not task.is_running:
+        return False
+    task.done.connect(dialog.close)
+    task.cancel()
+    event.ignore()
+    return True
 
 
 def without_setting(sentence: str) -> str:
