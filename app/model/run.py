@@ -129,10 +129,7 @@ class Run(QObject):
     @property
     def elapsed_s(self) -> float:
         """Seconds of work; loading and pauses are not counted."""
-        works = (
-            self.is_live and self.state != "starting"
-        )  # the last event of a run that starts again is that of an earlier process
-        return self._run_state.elapsed_s(self.clock.now() if works else None)
+        return self._run_state.elapsed_s(self.clock.now() if self.is_live else None)
 
     @property
     def eta_s(self) -> float | None:

@@ -178,17 +178,6 @@ def test_state_comes_from_the_diary_and_the_lock(follow_run, tmp_path: Path) -> 
     assert states[-1] == "stopped"
 
 
-def test_a_run_that_starts_again_counts_no_work_before_its_first_event(follow_run, tmp_path: Path) -> None:
-    """A clone carries the diary of its parent: the time since that was written is nobody's work."""
-    folder = made_up_runs.make_run(tmp_path / "run", steps=5, ending=None)
-    run = follow_run(folder)
-    done = run.elapsed_s
-    run.expect_process()
-    with locked(folder):
-        poll_to_end(run)
-        assert (run.state, run.is_live, run.elapsed_s) == ("starting", True, done)
-
-
 def test_a_new_folder_is_starting_until_its_grace_is_over(follow_run, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
