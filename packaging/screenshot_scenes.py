@@ -37,7 +37,7 @@ def live_scenes(window: Any, wait: Wait) -> Iterator[tuple[str, Any]]:
     panel.fields["temperature"].show_value(0.8)
     yield "change-settings", panel
     panel.change.click()
-    wait(lambda: any(mark.kind == "change" for mark in run.marks))
+    wait(lambda: run.notes)  # the trainer says from which step on it holds
     panel.close()
     run.send("resume")
     wait(lambda: not run.is_live)

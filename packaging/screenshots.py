@@ -150,6 +150,7 @@ def take_all(run: Path, sick: Path, out: Path) -> None:
 
 def take_live(window, out: Path) -> None:
     """Train in the window, and show it in both modes at each scene: what trains never comes to rest."""
+    window.resize(*SIZES[""])
     for name, widget in screenshot_scenes.live_scenes(window, wait_until):
         for mode in ("light", "dark"):
             window.set_theme(mode)
