@@ -19,6 +19,7 @@ from app.model.service_session import FAULT_OFFER
 from app.model.session import Session
 from app.widgets.help.problem_dialog import ProblemDialog
 from app.window import Window
+from backend.spec.places import RunFolder
 
 ROOT = Path(__file__).parents[2]
 
@@ -148,17 +149,18 @@ def test_a_fault_of_the_helper_process_is_offered(window: Window, qtbot) -> None
 class FailedRun:
     """What a report needs of a `Run`."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
         self.ending = {"traceback": "Traceback (most recent call last):\nKeyError: 'k'"}
         self.problem = "The run failed."
-        self.config = {"temperature": 0.25}
+        self.folder = RunFolder(path)
+        self.folder.config.write_text("temperature: 0.25\n")
 
     def log_tail(self, n: int) -> list[str]:
         return ["the last line"]
 
 
-def test_a_failed_run_is_reported_with_log_and_settings(window: Window) -> None:
-    window.session.problem_found.emit(FailedRun())
+def test_a_failed_run_is_reported_with_log_and_settings(window: Window, tmp_path: Path) -> None:
+    window.session.problem_found.emit(FailedRun(tmp_path))
     text = window.findChild(ProblemDialog).text.toPlainText()
     for words in ("The run failed.", "KeyError: 'k'", "the last line", "temperature: 0.25"):
         assert words in text
