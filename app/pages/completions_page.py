@@ -269,6 +269,7 @@ class CompletionsPage(QWidget):
         """Show the completions of a step that a filter of FILTERS leaves; None: all."""
         self.bar.reset()
         self.bar.show_filter(name or ALL)
+        self._shown = None  # the step may be the one on screen, with the filter it had
         self._pick_or_tell(step)
 
     def pick(self, step: int) -> None:
