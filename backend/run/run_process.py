@@ -117,7 +117,7 @@ def _save_before(trainer: Trainer, ending: Ending) -> Ending:
         if trainer.saved_step != trainer.state.step and trainer.has_whole_step:
             trainer.save()
             trainer.wait_for_checkpoint()
-        if ending.kind == "stopped" and trainer.config.train_type == "full":
+        if ending.kind == "stopped" and trainer.config.train_type == "full" and trainer.has_parts:
             save_model(trainer.parts.policy, trainer.config.model, trainer.folder.model)
         return ending
 

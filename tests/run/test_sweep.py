@@ -202,6 +202,34 @@ def test_halving_gives_up_the_runs_of_the_weaker_configurations(tmp_path: Path) 
     assert set(results.rungs[0].kept) == set(sorted(first, key=first.__getitem__)[2:])
 
 
+def test_full_runs_that_are_given_up_while_parked_are_stopped_and_keep_their_models(tmp_path: Path) -> None:
+    changes = {"train_type": "full", "steps_per_eval": 2, "iters": 4, "dropout": 0.0}
+    halving = {"first_rung": 2, "keep": 0.5}
+    plan = parse_sweep(
+        {"name": "s", "base": base(tmp_path, **changes), "over": {"learning_rate": [1e-4, 1e-3]}, "halving": halving}
+    )
+    folder = make_sweep(plan, tmp_path / "swept")
+    make_runs(plan, folder)
+    ending, results = train(plan, folder)
+    assert ending.kind == "finished", ending.sentence
+    (given_up,) = [each.runs[0] for each in results.configurations if each.runs[0].state == "given up"]
+    run = folder.run(given_up.run)
+    assert list(read_events(run.events))[-1]["kind"] == "stopped"
+    assert (run.model / "config.json").is_file()
+
+
+def test_full_runs_that_are_parked_when_the_sweep_stops_can_go_on(tmp_path: Path) -> None:
+    changes = {"train_type": "full", "steps_per_eval": 2, "iters": 4, "dropout": 0.0}
+    plan = parse_sweep({"name": "s", "base": base(tmp_path, **changes), "over": {"learning_rate": [1e-4, 1e-3]},
+                        "halving": {"first_rung": 2, "keep": 0.5}})  # fmt: skip
+    folder = make_sweep(plan, tmp_path / "swept")
+    make_runs(plan, folder)
+    stopped, results = train(plan, folder, echo=_stop_after(folder, 4))
+    assert stopped.kind == "stopped"
+    assert "failed" not in [run.state for each in results.configurations for run in each.runs]
+    assert train(plan, folder)[0].kind == "finished"
+
+
 def _value_at(folder: SweepFolder, run: str, step: int) -> float:
     evals = [event for event in read_events(folder.run(run).events) if event["kind"] == "eval"]
     return next(event["metrics"]["reward"] for event in evals if event["step"] == step)
