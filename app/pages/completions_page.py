@@ -17,7 +17,7 @@ from PySide6.QtWidgets import QMenu, QSplitter, QStackedLayout, QVBoxLayout, QWi
 from app import theme
 from app.model.completions.filters import ALL, FILTERS
 from app.model.completions.run_completions import RunCompletions
-from app.model.run import Run
+from app.model.runs.run import Run
 from app.model.session import Session
 from app.pages.parts.completion_lines import RunLines
 from app.pages.parts.completion_lists import CompletionLists, called, labels_of

@@ -1,7 +1,7 @@
 """The Runs page: which runs are there, how do they differ, and what can be done with them?
 
 Composes the table of runs, its search, the details of the selected run and the actions; comparing several runs replaces all of that until
-Escape. Runs are read by `app.model.run_list`, in slices, and again only when a file has changed.
+Escape. Runs are read by `app.model.runs.run_list`, in slices, and again only when a file has changed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QSplitter, QStackedLayout,
 
 from app import theme
 from app.model.processes import VerbProcess
-from app.model.run_list import RunList
+from app.model.runs.run_list import RunList
 from app.model.session import Session
 from app.pages.parts.compare_view import CompareView
 from app.pages.parts.queue_part import QueuePart
@@ -31,12 +31,12 @@ from app.widgets.runs.run_details import RunDetails
 from app.widgets.runs.run_table import RunModel, RunTable
 from app.widgets.runs.undo_bar import UndoBar
 from backend.spec import places
-from backend.spec.disk_use import freeable_space
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.run_fields import all_keys
-from backend.spec.run_record import RunRecord
-from backend.spec.run_search import HINT, asks_for_archived, search
+from backend.spec.runs.disk_use import freeable_space
+from backend.spec.runs.run_fields import all_keys
+from backend.spec.runs.run_record import RunRecord
+from backend.spec.runs.run_search import HINT, asks_for_archived, search
 
 EVERY_MS = 2000
 """How often the runs are checked for changes while the page is visible."""

@@ -37,7 +37,7 @@ from backend.spec.config import Config
 from backend.spec.config_notes import config_notes
 from backend.spec.events import Diary, JsonLines, read_events
 from backend.spec.places import RunFolder
-from backend.spec.steering import Change
+from backend.spec.runs.steering import Change
 from backend.training.batch import completion_metrics, pack
 from backend.training.variety import variety_metrics
 from backend.types import Group, Problem

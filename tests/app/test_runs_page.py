@@ -14,18 +14,18 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 
 from app import theme
-from app.model import run_list, run_trash
-from app.model.run_list import CACHE, RunList
+from app.model.runs import run_list, run_trash
+from app.model.runs.run_list import CACHE, RunList
 from app.model.session import Session
 from app.pages.runs_page import RunsPage
 from app.widgets.runs.column_dialog import ColumnDialog
 from app.widgets.runs.free_space_dialog import FreeSpaceDialog
 from app.widgets.runs.run_table import RunModel
 from app.widgets.runs.sparkline import CURVE
-from backend.spec.lineage import Parent, write_parent
 from backend.spec.places import RunFolder
-from backend.spec.run_notes import RunNotes, change_notes, read_notes
-from backend.spec.run_record import read_record
+from backend.spec.runs.lineage import Parent, write_parent
+from backend.spec.runs.run_notes import RunNotes, change_notes, read_notes
+from backend.spec.runs.run_record import read_record
 from tests.support import made_up_runs
 
 

@@ -27,9 +27,9 @@ from backend.spec.command import backend_command, backend_environment
 from backend.spec.config import parse
 from backend.spec.events import read_events
 from backend.spec.places import LOCK_VARIABLE, RunFolder
-from backend.spec.sweep import SweepPlan
-from backend.spec.sweep_file import parse_sweep
-from backend.spec.sweep_results import SweepFolder, SweepResults, make_runs, make_sweep, read_results
+from backend.spec.sweeps.sweep import SweepPlan
+from backend.spec.sweeps.sweep_file import parse_sweep
+from backend.spec.sweeps.sweep_results import SweepFolder, SweepResults, make_runs, make_sweep, read_results
 from tests.support import failing_gpu, small_run
 from tests.support.random_models import tiny_model
 

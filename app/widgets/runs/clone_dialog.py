@@ -27,9 +27,9 @@ from backend.spec.command import backend_command
 from backend.spec.config import SETTINGS, TEXTS
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.run_comparison import value_text
-from backend.spec.saved_weights import SavedWeights, best_of, saved_weights
-from backend.spec.steering import run_config
+from backend.spec.runs.run_comparison import value_text
+from backend.spec.runs.saved_weights import SavedWeights, best_of, saved_weights
+from backend.spec.runs.steering import run_config
 
 WAYS = {"warm": "Go on from there", "cold": "Start over with its weights"}
 EXPLAINED = {

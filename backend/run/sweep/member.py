@@ -20,7 +20,7 @@ from backend.run.trainer import Trainer
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, hold_lock
-from backend.spec.sweep_results import MemberResult
+from backend.spec.sweeps.sweep_results import MemberResult
 
 TURN_OVER = "turn over"
 """The kind of an ending that ends no run: it goes on at its next turn."""

@@ -23,8 +23,8 @@ from backend.run.sweep.member import MemberRun
 from backend.spec.config import load
 from backend.spec.diary_ends import first_and_last_events
 from backend.spec.places import hand_on_lock, hold_lock, inherited_lock
-from backend.spec.sweep import Member, Rung, SweepPlan
-from backend.spec.sweep_results import (
+from backend.spec.sweeps.sweep import Member, Rung, SweepPlan
+from backend.spec.sweeps.sweep_results import (
     RungResult,
     SweepFolder,
     SweepResults,

@@ -9,7 +9,7 @@
     halving: {first_rung: 10, keep: 0.5}   # or off
     metric: reward                 # a metric of the held-out evaluation; the highest wins
 
-What the keys mean is in `backend.spec.sweep`. Every run's settings are checked as those of a single run are (`backend.spec.config`).
+What the keys mean is in `backend.spec.sweeps.sweep`. Every run's settings are checked as those of a single run are (`backend.spec.config`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from backend.spec.config import SETTINGS, beside, dump, problems, read, valid_va
 from backend.spec.faults import Fault, Mistake
 from backend.spec.rewards.catalog import nearest
 from backend.spec.setting_aliases import translate
-from backend.spec.sweep import ROUND_STEPS, Configuration, Halving, Member, SweepPlan
+from backend.spec.sweeps.sweep import ROUND_STEPS, Configuration, Halving, Member, SweepPlan
 
 KEYS = ("name", "base", "search", "over", "trials", "search_seed", "seeds", "halving", "metric", "round_steps")
 HALVING_KEYS = ("first_rung", "keep")

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from backend.spec.archive import first_and_last_means, raw_settings
 from backend.spec.config import SETTINGS
 from backend.spec.events import parse_line
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, path_text
-from backend.spec.reward_curve import EVALUATION
-from backend.spec.run_record import RunRecord, changed_settings, read_record
-from backend.spec.steering import read_changes
+from backend.spec.runs.archive import first_and_last_means, raw_settings
+from backend.spec.runs.reward_curve import EVALUATION
+from backend.spec.runs.run_record import RunRecord, changed_settings, read_record
+from backend.spec.runs.steering import read_changes
 
 MISSING = "–"
 _OWN = ("run_name",)

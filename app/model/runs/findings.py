@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from backend.spec.config import SETTINGS
 from backend.spec.health.episodes import Episode, reported
-from backend.spec.steering import STEERABLE
+from backend.spec.runs.steering import STEERABLE
 
 if TYPE_CHECKING:
-    from app.model.run import Run
+    from app.model.runs.run import Run
     from app.model.session import Session
 
 LEVELS = ("error", "warning", "info")

@@ -3,7 +3,7 @@
 Successive halving (Jamieson & Talwalkar, 2016, arXiv:1502.07943): all configurations train to the first rung, the best share `keep`
 of them goes on to a rung 1/`keep` times as far, and so on; what is left trains to the end. So each rung costs about the same.
 
-The file is read by `backend.spec.sweep_file`, results are in `backend.spec.sweep_results`, `backend.run.sweep` trains.
+The file is read by `backend.spec.sweeps.sweep_file`, results are in `backend.spec.sweeps.sweep_results`, `backend.run.sweep` trains.
 """
 
 from __future__ import annotations

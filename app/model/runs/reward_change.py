@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from app.model.run import Run
-from backend.spec.archive import first_and_last_means
+from app.model.runs.run import Run
+from backend.spec.runs.archive import first_and_last_means
 
 MOST_AVERAGED = 20
 """Rewards kept of each end: at least as many as `first_and_last_means` averages."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from backend.spec.config import SETTINGS
 from backend.spec.events import METRICS
-from backend.spec.run_record import RunRecord
+from backend.spec.runs.run_record import RunRecord
 
 Kind = Literal["text", "number", "steps", "duration", "time", "bytes", "curve", "change", "flag"]
 HELD_OUT = "held_out/"

@@ -17,10 +17,10 @@ from pathlib import Path
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from backend.spec import places
-from backend.spec.archive import Summary
 from backend.spec.places import RunFolder
-from backend.spec.run_notes import RunNotes
-from backend.spec.run_record import RunRecord, read_record, record_of, stamp
+from backend.spec.runs.archive import Summary
+from backend.spec.runs.run_notes import RunNotes
+from backend.spec.runs.run_record import RunRecord, read_record, record_of, stamp
 
 CACHE = "runs-cache.jsonl"
 SLICE_S = 0.010

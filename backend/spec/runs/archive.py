@@ -16,9 +16,9 @@ from backend.spec.diary_ends import first_and_last_events
 from backend.spec.events import ENDINGS, Event
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, all_runs
-from backend.spec.queue import is_waiting
-from backend.spec.steering import changed_values, read_changes
-from backend.spec.work_clock import WorkClock
+from backend.spec.runs.queue import is_waiting
+from backend.spec.runs.steering import changed_values, read_changes
+from backend.spec.runs.work_clock import WorkClock
 
 State = Literal["queued", "starting", "running", "finished", "stopped", "failed", "crashed"]
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -127,7 +127,7 @@ def state_of(
 
     `ending`: the event that ended the run, if one did. `has_started`: the diary has a `started` event of the present process.
     `may_be_coming`: nothing holds the lock, but a process that was just launched may still be importing.
-    `is_queued`: it has never begun, and waits its turn (`backend.spec.queue`).
+    `is_queued`: it has never begun, and waits its turn (`backend.spec.runs.queue`).
     """
     if ending is not None:
         return ending["kind"]

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
-from backend.spec import archive
-from backend.spec.archive import Summary, raw_settings
 from backend.spec.config import SETTINGS
-from backend.spec.disk_use import disk_use
 from backend.spec.faults import Mistake
-from backend.spec.lineage import read_parent
 from backend.spec.places import RunFolder
-from backend.spec.reward_curve import newest_evaluation, reward_curve
-from backend.spec.run_notes import RunNotes, read_notes
+from backend.spec.runs import archive
+from backend.spec.runs.archive import Summary, raw_settings
+from backend.spec.runs.disk_use import disk_use
+from backend.spec.runs.lineage import read_parent
+from backend.spec.runs.reward_curve import newest_evaluation, reward_curve
+from backend.spec.runs.run_notes import RunNotes, read_notes
 from backend.spec.setting_aliases import translate
 
 _NO_VALUES: dict[str, Any] = {}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from app.model.run_files import modified_ns
+from app.model.runs.run_files import modified_ns
 from backend.spec.config import Config, parse
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.steering import Change, changed, config_at, read_changes, request_change
+from backend.spec.runs.steering import Change, changed, config_at, read_changes, request_change
 
 STEERED_STATES = ("running", "paused")
 

@@ -1,6 +1,6 @@
 """The state of one run, reduced from its diary: metrics by step, phase, clock, ending. Events in, state out.
 
-No Qt, no files, no timers: `app.model.run` feeds it. What diary and lock say together is `backend.spec.archive`'s, for the table of
+No Qt, no files, no timers: `app.model.runs.run` feeds it. What diary and lock say together is `backend.spec.runs.archive`'s, for the table of
 runs as for the live view; pausing and stopping are added here.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Literal, TypeGuard
 
-from app.model.marks import Mark, MarkKind, change_sentence
-from app.model.series import Series, number
-from backend.spec import archive
+from app.model.runs.marks import Mark, MarkKind, change_sentence
+from app.model.runs.series import Series, number
 from backend.spec.events import ENDINGS, KINDS, Event
-from backend.spec.work_clock import WorkClock
+from backend.spec.runs import archive
+from backend.spec.runs.work_clock import WorkClock
 
 State = archive.State | Literal["paused", "stopping"]
 LIVE: tuple[State, ...] = ("starting", "running", "paused", "stopping")

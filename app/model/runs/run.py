@@ -14,19 +14,26 @@ import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.model.completions.step_index import CompletionIndex
-from app.model.marks import Mark
-from app.model.present_settings import PresentSettings
-from app.model.run_clock import RunClock, silence_sentence
-from app.model.run_control import RunControl
-from app.model.run_files import configured_rewards, file_size, log_lines, modified_ns, newest_checkpoint, problem_of
-from app.model.run_state import LIVE, RunState, State
-from backend.spec.archive import STARTUP_GRACE_S, may_be_starting
+from app.model.runs.marks import Mark
+from app.model.runs.present_settings import PresentSettings
+from app.model.runs.run_clock import RunClock, silence_sentence
+from app.model.runs.run_control import RunControl
+from app.model.runs.run_files import (
+    configured_rewards,
+    file_size,
+    log_lines,
+    modified_ns,
+    newest_checkpoint,
+    problem_of,
+)
+from app.model.runs.run_state import LIVE, RunState, State
 from backend.spec.completion_rows import GroupRow
 from backend.spec.config import read
 from backend.spec.events import Event, Follower
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.queue import is_waiting
+from backend.spec.runs.archive import STARTUP_GRACE_S, may_be_starting
+from backend.spec.runs.queue import is_waiting
 
 LIVE_MS, IDLE_MS, BEHIND_MS = 250, 1000, 4
 """Polling intervals: of a live run, of one that has ended, and while there is more to read than one poll takes."""
@@ -52,7 +59,7 @@ class Run(QObject):
 
     Signals:
         changed – new events were read; emitted about twice a second at most.
-        state_changed(str) – the new state, an `app.model.run_state.State`.
+        state_changed(str) – the new state, an `app.model.runs.run_state.State`.
         control_changed(bool) – whether another window controls the run now.
         saved(int) – the checkpoint of this step is complete that `send("save")` asked for.
         restarted – a resume cut the diary back, and it is read again from its start: discard everything shown so far.

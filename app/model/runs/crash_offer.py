@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.model.run_files import newest_checkpoint
+from app.model.runs.run_files import newest_checkpoint
 from backend.spec import places
-from backend.spec.archive import summary
 from backend.spec.places import RunFolder
-from backend.spec.queue import is_fresh
+from backend.spec.runs.archive import summary
+from backend.spec.runs.queue import is_fresh
 
 
 @dataclass(frozen=True, slots=True)

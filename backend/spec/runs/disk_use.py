@@ -11,7 +11,7 @@ from pathlib import Path
 
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, hold_lock
-from backend.spec.saved_weights import SavedWeights, best_of, saved_weights
+from backend.spec.runs.saved_weights import SavedWeights, best_of, saved_weights
 
 OTHER = "other"
 PARTS = {

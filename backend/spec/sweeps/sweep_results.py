@@ -25,8 +25,8 @@ from backend.spec.config import dump, parse
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, make_run_folder, runs_folder
-from backend.spec.sweep import SweepPlan
-from backend.spec.sweep_file import dump_sweep
+from backend.spec.sweeps.sweep import SweepPlan
+from backend.spec.sweeps.sweep_file import dump_sweep
 
 RunState = Literal["waiting", "training", "given up", "finished", "stopped", "failed"]
 SweepState = Literal["waiting", "running", "finished", "stopped", "failed"]

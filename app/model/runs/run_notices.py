@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Signal
 
-from app.model.reward_change import reward_before_and_after
-from app.model.run import Run
-from app.model.run_summary import count_text
+from app.model.runs.reward_change import reward_before_and_after
+from app.model.runs.run import Run
+from app.model.runs.run_summary import count_text
 
 TITLES = {"finished": "finished", "stopped": "stopped", "failed": "failed", "crashed": "crashed"}
 """A state that ends a run → its word in the title."""

@@ -1,4 +1,4 @@
-"""The queue as the window sees it: what waits, who runs it, and the runs that it starts. The order is a file (`backend.spec.queue`).
+"""The queue as the window sees it: what waits, who runs it, and the runs that it starts. The order is a file (`backend.spec.runs.queue`).
 
 Trainings are started by a detached process, `queue run`, which needs no window; this one starts it where none is alive.
 """
@@ -13,7 +13,7 @@ from PySide6.QtCore import QFile, QObject, QTimer, Signal
 
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.queue import Queue, QueueFile, is_fresh
+from backend.spec.runs.queue import Queue, QueueFile, is_fresh
 
 POLL_MS = 1000
 LAUNCH_S = 15.0

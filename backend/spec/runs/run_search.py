@@ -17,8 +17,8 @@ from backend.spec.config import SETTINGS
 from backend.spec.events import METRICS
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import nearest
-from backend.spec.run_fields import FIELDS, HELD_OUT, field_of
-from backend.spec.run_record import RunRecord
+from backend.spec.runs.run_fields import FIELDS, HELD_OUT, field_of
+from backend.spec.runs.run_record import RunRecord
 from backend.spec.setting_aliases import KEY_ALIASES
 
 Test = Callable[[RunRecord], bool]
