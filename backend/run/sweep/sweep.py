@@ -238,7 +238,7 @@ class Sweep:
         if best.value is None:
             return f"No configuration has a held-out {self.plan.metric} for every seed."
         label = self.plan.configurations[best.number - 1].label
-        return f"The best configuration is {best.number} ({label}): held-out {self.plan.metric} {best.value:.4g}."
+        return f"The best configuration is {best.number} ({label}): held-out {self.plan.metric} {best.value:.3g}."
 
     def _notes(self) -> list[str]:
         groups = self.plan.groups()
