@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,18 @@ def test_the_selection_stays_on_its_run_and_an_empty_queue_hides(panel: QueuePan
     assert panel.isHidden()
     panel.show_queue([], "The queue cannot be read.")
     assert not panel.isHidden() and panel.table.isHidden()
+
+
+def test_a_button_that_has_done_its_work_gives_the_focus_to_the_rows(panel: QueuePanel, qtbot) -> None:
+    """Run next disables itself; the next press of the same key must not reach Remove."""
+    panel.show_queue([ROWS[0], replace(ROWS[1], has_begun=True), ROWS[2]], "")
+    panel.activateWindow()
+    panel.moved.connect(lambda *_: panel.show_queue([replace(ROWS[1], has_begun=True), ROWS[0], ROWS[2]], ""))
+    panel.table.selectRow(1)
+    panel.next_button.setFocus()
+    assert panel.next_button.hasFocus()
+    qtbot.keyClick(panel.next_button, Qt.Key.Key_Space)
+    assert panel.selected() == panel.model.rows[0] and panel.table.hasFocus()
 
 
 def test_the_page_shows_the_queue_and_changes_it(tmp_path: Path, qtbot, monkeypatch: pytest.MonkeyPatch) -> None:

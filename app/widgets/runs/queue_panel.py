@@ -222,11 +222,16 @@ class QueuePanel(QFrame):
     def _show_choice(self) -> None:
         chosen = self.table.selected_rows()
         has_begun = bool(chosen) and self.model.rows[chosen[0]].has_begun
-        self.edit_button.setEnabled(bool(chosen) and not has_begun)
-        self.remove_button.setEnabled(bool(chosen))
         goes = "Out of the queue; the run stays as it is" if has_begun else "Out of the queue and into the trash"
         self.remove_button.setToolTip(f"{goes} ({REMOVE_KEYS})")
-        self.next_button.setEnabled(bool(chosen) and chosen[0] > 0)
+        for part, enabled in (
+            (self.next_button, bool(chosen) and chosen[0] > 0),
+            (self.edit_button, bool(chosen) and not has_begun),
+            (self.remove_button, bool(chosen)),
+        ):
+            if not enabled and part.hasFocus():  # Qt would pass the focus on to the next button, Remove in the end
+                self.table.setFocus(Qt.FocusReason.OtherFocusReason)
+            part.setEnabled(enabled)
 
     def _show_menu(self, where: QPoint) -> None:
         row = self.selected()
