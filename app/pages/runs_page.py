@@ -42,6 +42,8 @@ EVERY_MS = 2000
 """How often the runs are checked for changes while the page is visible."""
 BESIDE = 980
 """From this page width on the details are beside the table, and below it on a narrower page."""
+SPARE = ("clone", "chat", "export", "resume")
+"""Buttons that are hidden, in this order, where their row is too narrow: *More…* has every action."""
 DETAILS_WIDTH, DETAILS_HEIGHT = 300, 190
 
 
@@ -183,6 +185,21 @@ class RunsPage(QWidget):
         if self.parts.orientation() != orientation or event.oldSize().width() < 0:
             self.parts.setOrientation(orientation)
             self.parts.setSizes([10_000, theme.scaled(DETAILS_WIDTH if beside else DETAILS_HEIGHT)])
+        self._fit()
+
+    def _fit(self) -> None:
+        """Hide the buttons for which there is no room, and below the table the details of several runs, which say hardly more than it."""
+        row, hidden = [*self.buttons.values(), self.more_button], set()
+        room = self.width() - theme.SPACE * (4 + len(row))
+        for key in SPARE:
+            if sum(part.sizeHint().width() for part in row if part not in hidden) <= room:
+                break
+            hidden.add(self.buttons[key])
+        for key in SPARE:
+            self.buttons[key].setVisible(self.buttons[key] not in hidden)
+        beside = self.parts.orientation() == Qt.Orientation.Horizontal
+        shown = self.details_button.isChecked() and (beside or len(self.table.selected_runs()) == 1)
+        self._details_card.setVisible(shown)
 
     # ── reading ─────────────────────────────────────────────────────────────────────────────────
 
@@ -264,6 +281,7 @@ class RunsPage(QWidget):
                 self.buttons[entry.key].setEnabled(entry.applies(runs))
                 self.buttons[entry.key].setText(entry.text(runs))
         self.more_button.setEnabled(bool(runs))
+        self._fit()
         if self.details_button.isChecked():
             family = self.runs.family_of(Path(runs[0].summary.path)) if len(runs) == 1 else {}
             titles = {record.summary.name: record.title for record in self.model.rows} if family else {}
@@ -272,7 +290,6 @@ class RunsPage(QWidget):
     def toggle_details(self) -> None:
         shown = self.details_button.isChecked()
         self.session.prefs.run_details_shown = shown
-        self._details_card.setVisible(shown)
         self._show_choice()
 
     def choose_columns(self) -> None:

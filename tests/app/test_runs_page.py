@@ -474,3 +474,16 @@ def test_a_thousand_runs_are_there_at_once(qtbot, qapp, tmp_path: Path) -> None:
         assert rows[0] < 0.3 and len(names(page)) == 1000
         assert sorted(turns)[-3] < 0.1, "but for the first paint and one hiccup of the machine"
         page.hide()
+
+
+def test_no_button_is_cut_in_a_narrow_window(page: RunsPage, qtbot) -> None:
+    """With three runs selected “Compare 3 runs” and “Move 3 runs to trash” were cut at both ends."""
+    page.resize(820, 560)
+    page.table.selectAll()
+    qtbot.waitUntil(lambda: page.buttons["compare"].isEnabled())
+    qtbot.wait(50)
+    for button in (*page.buttons.values(), page.more_button):
+        assert button.isHidden() or button.width() >= button.sizeHint().width(), button.text()
+    assert page.buttons["clone"].isHidden() and not page.buttons["compare"].isHidden()
+    page.resize(1400, 700)
+    qtbot.waitUntil(lambda: not page.buttons["clone"].isHidden())
