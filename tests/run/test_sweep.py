@@ -30,6 +30,7 @@ from backend.spec.places import LOCK_VARIABLE, RunFolder
 from backend.spec.sweep import SweepPlan
 from backend.spec.sweep_file import parse_sweep
 from backend.spec.sweep_results import SweepFolder, SweepResults, make_runs, make_sweep, read_results
+from backend.spec.weight_choices import find_choice
 from tests.support import failing_gpu, small_run
 from tests.support.random_models import tiny_model
 
@@ -200,6 +201,21 @@ def test_halving_gives_up_the_runs_of_the_weaker_configurations(tmp_path: Path) 
         each.number: np.mean([_value_at(folder, run.run, 2) for run in each.runs]) for each in results.configurations
     }
     assert set(results.rungs[0].kept) == set(sorted(first, key=first.__getitem__)[2:])
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_a_run_of_every_weight_is_given_up_while_it_is_not_in_memory(tmp_path: Path) -> None:
+    """Such runs are parked between their turns: its weights are those of its newest checkpoint."""
+    whole = base(tmp_path, train_type="full", iters=4)
+    halving = {"first_rung": 2, "keep": 0.5}
+    plan, folder = sweep_of(tmp_path, {"learning_rate": [1e-6, 1e-2]}, base=whole, halving=halving)
+    ending, results = train(plan, folder)
+    assert ending.exit_code == 0, ending.sentence
+    assert sorted(each.state for each in results.configurations) == ["finished", "given up"]
+    run = next(folder.run(each.runs[0].run) for each in results.configurations if each.state == "given up")
+    last = list(read_events(run.events))[-1]
+    assert last["kind"] == "stopped" and "Stopped at step 2" in last["sentence"]
+    assert find_choice(run).step == 2
 
 
 def _value_at(folder: SweepFolder, run: str, step: int) -> float:
