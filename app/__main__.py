@@ -154,7 +154,7 @@ def connect_desktop(app: QApplication, window: Window) -> None:
     """Have the desktop show the run's progress on the app's icon, and what happens to it while the window is not in front."""
     from app.desktop.launcher_icon import LauncherIcon
     from app.desktop.notifications import Notifier
-    from app.model.run_notices import RunNotices
+    from app.model.runs.run_notices import RunNotices
 
     bus = None
     if sys.platform.startswith("linux"):

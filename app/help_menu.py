@@ -21,12 +21,12 @@ from app.widgets.help.glossary_dialog import GlossaryDialog
 from app.widgets.help.problem_dialog import ProblemDialog
 from app.widgets.help.text_dialog import TextDialog
 from backend.spec import machine
-from backend.spec.archive import raw_settings
 from backend.spec.places import project_root
 from backend.spec.problem_report import EMPTY, LOG_LINES, ProblemFacts, report
+from backend.spec.runs.archive import raw_settings
 
 if TYPE_CHECKING:
-    from app.model.run import Run
+    from app.model.runs.run import Run
 
 GUIDES = {"Guide": "first-run.md", "What is stored where": "files.md"}
 """Title → file in docs/."""

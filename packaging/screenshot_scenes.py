@@ -53,7 +53,6 @@ def page_scenes(window: Any, wait: Wait, sick: Path, tokens: Path, runs: list[Pa
     wait(lambda: len(page.model.rows) >= len(runs) and not page.runs.is_reading)
     if not session.queue.waiting:
         session.queue.set_paused(True)
-        session.draft.reset()
         for _ in range(2):
             session.queue_run()
         wait(lambda: len(session.queue.waiting) == 2)
@@ -78,18 +77,18 @@ def _monitor_scenes(window: Any, wait: Wait, sick: Path, tokens: Path) -> Iterat
 
 
 def _zoom(window: Any) -> None:
-    """Show part of the steps, and every chart that can be on a log axis."""
+    """Show part of the steps, and the KL, whose spikes flatten the rest, on a log axis."""
     grid = window.pages["monitor"].grid
     grid.zoom((2.0, LIVE_STEPS - 2.0))
-    for plot in grid.plots[:6]:
-        plot.set_log(plot.can_be_log)
+    kl = next(plot for plot in grid.plots if plot.title == "KL from the reference")
+    kl.set_log(True)
 
 
 def _completion_scenes(window: Any, wait: Wait) -> Iterator[str]:
     window.show_page("completions")
     page = window.pages["completions"]
     page.pick(SHOWN_AT)
-    page.table.selectRow(0)
+    page.table.selectRow(1)  # the first line is the prompt's
     page.pane.measure.setCurrentIndex(page.pane.measure.findData("ratio"))
     yield "completions-tokens"
     page.pane.measure.setCurrentIndex(0)
@@ -99,9 +98,9 @@ def _completion_scenes(window: Any, wait: Wait) -> Iterator[str]:
     yield "completions-filter"
     page.bar.scope.choose("step")
     page.bar.show_filter("all")
-    page.table.selectRow(0)
+    page.table.selectRow(1)
     model = page.table.selectionModel()
     kind = model.SelectionFlag.Select | model.SelectionFlag.Rows
-    model.select(page.table.model().index(1, 0), kind)
+    model.select(page.table.model().index(2, 0), kind)
     yield "completions-difference"
-    page.table.selectRow(0)
+    page.table.selectRow(1)

@@ -151,11 +151,12 @@ def take_all(run: Path, sick: Path, out: Path) -> None:
 def take_live(window, out: Path) -> None:
     """Train in the window, and show it in both modes at each scene: what trains never comes to rest."""
     window.resize(*SIZES[""])
+    form = window.session.draft.state
     for name, widget in screenshot_scenes.live_scenes(window, wait_until):
         for mode in ("light", "dark"):
             window.set_theme(mode)
             write(grabbed(widget), out / f"{name}-{mode}.png")
-    window.session.draft.reset()
+    window.session.draft.restore_state(form, with_file=True)
 
 
 def take_scenes(window, mode: str, run: Path, sick: Path, tokens: Path, out: Path) -> None:

@@ -14,7 +14,7 @@ from backend.spec.machine import machine_bytes
 from backend.spec.memory.chat_memory import chat_bytes
 from backend.spec.memory.model_shape import shape_of
 from backend.spec.places import RunFolder
-from backend.spec.steering import run_config
+from backend.spec.runs.steering import run_config
 from backend.spec.weight_choices import WeightChoice, choices
 
 

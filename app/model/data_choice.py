@@ -10,7 +10,7 @@ from typing import Any
 from app.model.draft import Draft
 from app.model.memory_parts import amount
 from app.model.presets import preset
-from app.model.run_summary import columns_sentence, name_of_model
+from app.model.runs.run_summary import columns_sentence, name_of_model
 from backend.spec import places
 from backend.spec.dataset_columns import columns_of, guessed
 from backend.spec.first_choices import SYSTEM_PROMPT, model_to_begin_with

@@ -15,10 +15,10 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.model import run_summary
 from app.model.form_step import FormState, FormStep
 from app.model.form_values import Values, defaults, is_equivalent, is_identical, typed_value, values_from
 from app.model.presets import Preset
+from app.model.runs import run_summary
 from backend.spec import config, places
 from backend.spec.command import backend_command, shell_line
 from backend.spec.config import SETTINGS, Config

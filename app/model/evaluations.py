@@ -31,7 +31,7 @@ from backend.spec.evaluation import (
 )
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.saved_weights import saved_weights
+from backend.spec.runs.saved_weights import saved_weights
 
 SLICE_S = 0.008
 """How long the rows' file is read in one turn of the event loop."""

@@ -18,7 +18,7 @@ from app.model.presets import Preset
 from backend.spec import places
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.steering import changed_values, read_changes
+from backend.spec.runs.steering import changed_values, read_changes
 
 FORM = "form"
 """The cause of messages about what was done to the whole form."""

@@ -1,7 +1,7 @@
 """Backend processes: trainings, which outlive the window, and short verbs, whose output the window reads.
 
 A training is detached: it has its own session (setsid), writes into its run's log.txt, and is followed through the run folder only
-(`app.model.run`), never through a pipe or a pid. A `VerbProcess` is a child of the window and ends with it.
+(`app.model.runs.run`), never through a pipe or a pid. A `VerbProcess` is a child of the window and ends with it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from PySide6.QtCore import QObject, QProcess, QProcessEnvironment, QTimer, Signa
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.queue import QueueFile
+from backend.spec.runs.queue import QueueFile
 
 GRACE_MS = 3000
 """How long a cancelled verb may take to end before it is killed."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QObject, Signal
 
-from app.model.crash_offer import CrashOffer, crash_offer, last_run
 from app.model.memory_parts import GB, MemoryEstimator, MemoryParts
 from app.model.prefs import Prefs
+from app.model.runs.crash_offer import CrashOffer, crash_offer, last_run
 from app.model.service_session import ServiceSession
 from app.model.time_forecast import TimeForecast
 from backend.spec import config, places
@@ -22,8 +22,8 @@ from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 
 if TYPE_CHECKING:
-    from app.model.run import Run
-    from app.model.run_queue import RunQueue
+    from app.model.runs.run import Run
+    from app.model.runs.run_queue import RunQueue
 
 START, RUN = "start", "run"
 """Causes of messages: an attempt to start a run, the run that is shown."""
@@ -77,7 +77,7 @@ class Session(ServiceSession):
     def queue(self) -> RunQueue:
         """The runs that wait; created on first use."""
         if self._queue is None:
-            from app.model.run_queue import RunQueue
+            from app.model.runs.run_queue import RunQueue
 
             self._queue = RunQueue(self)
             self._queue.refused.connect(self.message)
@@ -195,7 +195,7 @@ class Session(ServiceSession):
             sentence = "One run at a time: stop the present run first, let it finish, or add this one to the queue."
             self.messages.say(sentence, START, lambda: self.is_training)
             return True
-        from backend.spec.sweep_results import live_sweep
+        from backend.spec.sweeps.sweep_results import live_sweep
 
         if (sweep := live_sweep()) is not None:
             sentence = f"The sweep {sweep.name} is training: stop it on Sweeps first, or let it finish."
@@ -256,7 +256,7 @@ class Session(ServiceSession):
 
     def open_run(self, path: Path) -> None:
         """Show this run, live or finished."""
-        from app.model.run import Run  # brings numpy, which the first paint does not wait for
+        from app.model.runs.run import Run  # brings numpy, which the first paint does not wait for
 
         self._release_run()
         self.run = Run(RunFolder(Path(path)), self)

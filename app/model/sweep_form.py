@@ -1,6 +1,6 @@
 """The sweep that the Sweeps page describes: text of a few fields, the form's settings as the base, and what would be trained.
 
-Plain data without Qt. What the text means is decided by `backend.spec.sweep_file`; here it is only cut into values.
+Plain data without Qt. What the text means is decided by `backend.spec.sweeps.sweep_file`; here it is only cut into values.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from backend.spec.config import SETTINGS
 from backend.spec.setting import Setting
-from backend.spec.sweep import SweepPlan, training_steps
-from backend.spec.sweep_file import FIXED, parse_sweep
+from backend.spec.sweeps.sweep import SweepPlan, training_steps
+from backend.spec.sweeps.sweep_file import FIXED, parse_sweep
 
 KINDS = ("int", "float", "bool", "choice")
 """Kinds of settings whose values are written on one line."""

@@ -10,8 +10,8 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app.model.processes import start_detached
 from backend.spec.command import backend_command
 from backend.spec.faults import Mistake
-from backend.spec.sweep import SweepPlan
-from backend.spec.sweep_results import (
+from backend.spec.sweeps.sweep import SweepPlan
+from backend.spec.sweeps.sweep_results import (
     INTERRUPTED,
     SweepFolder,
     SweepResults,

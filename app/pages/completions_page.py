@@ -17,7 +17,7 @@ from PySide6.QtWidgets import QMenu, QSplitter, QStackedLayout, QVBoxLayout, QWi
 from app import theme
 from app.model.completions.filters import ALL, FILTERS
 from app.model.completions.run_completions import RunCompletions
-from app.model.run import Run
+from app.model.runs.run import Run
 from app.model.session import Session
 from app.pages.parts.completion_lines import RunLines
 from app.pages.parts.completion_lists import CompletionLists, called, labels_of
@@ -269,6 +269,7 @@ class CompletionsPage(QWidget):
         """Show the completions of a step that a filter of FILTERS leaves; None: all."""
         self.bar.reset()
         self.bar.show_filter(name or ALL)
+        self._shown = None  # the step may be the one on screen, with the filter it had
         self._pick_or_tell(step)
 
     def pick(self, step: int) -> None:

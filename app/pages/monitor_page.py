@@ -1,7 +1,7 @@
 """The Monitor page: what is it doing? And when it is done: what did it learn?
 
 Composes the header with progress, the verdict, the tiles, the grid of charts and the log. Live and archived runs are alike: a folder
-that `app.model.run` follows. Figures come from the run, charts from the table of `app.model.charts`.
+that `app.model.runs.run` follows. Figures come from the run, charts from the table of `app.model.charts`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.model import charts
-from app.model.run import Run
-from app.model.run_clock import silence_advice
-from app.model.run_state import PHASE_WORDS
-from app.model.run_summary import count_text
+from app.model.runs.run import Run
+from app.model.runs.run_clock import silence_advice
+from app.model.runs.run_state import PHASE_WORDS
+from app.model.runs.run_summary import count_text
 from app.model.session import Session
 from app.pages.parts import run_verdict
 from app.pages.parts.run_charts import RunCharts

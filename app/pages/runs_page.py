@@ -1,7 +1,7 @@
 """The Runs page: which runs are there, how do they differ, and what can be done with them?
 
 Composes the table of runs, its search, the details of the selected run and the actions; comparing several runs replaces all of that until
-Escape. Runs are read by `app.model.run_list`, in slices, and again only when a file has changed.
+Escape. Runs are read by `app.model.runs.run_list`, in slices, and again only when a file has changed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QSplitter, QStackedLayout,
 
 from app import theme
 from app.model.processes import VerbProcess
-from app.model.run_list import RunList
+from app.model.runs.run_list import RunList
 from app.model.session import Session
 from app.pages.parts.compare_view import CompareView
 from app.pages.parts.queue_part import QueuePart
@@ -31,17 +31,19 @@ from app.widgets.runs.run_details import RunDetails
 from app.widgets.runs.run_table import RunModel, RunTable
 from app.widgets.runs.undo_bar import UndoBar
 from backend.spec import places
-from backend.spec.disk_use import freeable_space
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.run_fields import all_keys
-from backend.spec.run_record import RunRecord
-from backend.spec.run_search import HINT, asks_for_archived, search
+from backend.spec.runs.disk_use import freeable_space
+from backend.spec.runs.run_fields import all_keys
+from backend.spec.runs.run_record import RunRecord
+from backend.spec.runs.run_search import HINT, asks_for_archived, search
 
 EVERY_MS = 2000
 """How often the runs are checked for changes while the page is visible."""
 BESIDE = 980
 """From this page width on the details are beside the table, and below it on a narrower page."""
+SPARE = ("clone", "chat", "export", "resume")
+"""Buttons that are hidden, in this order, where their row is too narrow: *More…* has every action."""
 DETAILS_WIDTH, DETAILS_HEIGHT = 300, 190
 
 
@@ -183,6 +185,21 @@ class RunsPage(QWidget):
         if self.parts.orientation() != orientation or event.oldSize().width() < 0:
             self.parts.setOrientation(orientation)
             self.parts.setSizes([10_000, theme.scaled(DETAILS_WIDTH if beside else DETAILS_HEIGHT)])
+        self._fit()
+
+    def _fit(self) -> None:
+        """Hide the buttons for which there is no room, and below the table the details of several runs, which say hardly more than it."""
+        row, hidden = [*self.buttons.values(), self.more_button], set()
+        room = self.width() - theme.SPACE * (4 + len(row))
+        for key in SPARE:
+            if sum(part.sizeHint().width() for part in row if part not in hidden) <= room:
+                break
+            hidden.add(self.buttons[key])
+        for key in SPARE:
+            self.buttons[key].setVisible(self.buttons[key] not in hidden)
+        beside = self.parts.orientation() == Qt.Orientation.Horizontal
+        shown = self.details_button.isChecked() and (beside or len(self.table.selected_runs()) == 1)
+        self._details_card.setVisible(shown)
 
     # ── reading ─────────────────────────────────────────────────────────────────────────────────
 
@@ -264,6 +281,7 @@ class RunsPage(QWidget):
                 self.buttons[entry.key].setEnabled(entry.applies(runs))
                 self.buttons[entry.key].setText(entry.text(runs))
         self.more_button.setEnabled(bool(runs))
+        self._fit()
         if self.details_button.isChecked():
             family = self.runs.family_of(Path(runs[0].summary.path)) if len(runs) == 1 else {}
             titles = {record.summary.name: record.title for record in self.model.rows} if family else {}
@@ -272,7 +290,6 @@ class RunsPage(QWidget):
     def toggle_details(self) -> None:
         shown = self.details_button.isChecked()
         self.session.prefs.run_details_shown = shown
-        self._details_card.setVisible(shown)
         self._show_choice()
 
     def choose_columns(self) -> None:

@@ -22,8 +22,8 @@ from app.widgets.basic.segmented_control import Segments
 from app.widgets.sweeps.sweep_table import SweepModel, SweepTable
 from app.widgets.sweeps.varied_rows import VariedRows
 from backend.spec.faults import Mistake
-from backend.spec.sweep import SweepPlan
-from backend.spec.sweep_results import MemberResult
+from backend.spec.sweeps.sweep import SweepPlan
+from backend.spec.sweeps.sweep_results import MemberResult
 
 STATES = {"starting": "Starting", "running": "Running", "finished": "Finished", "stopped": "Stopped", "failed": "Failed",
           "interrupted": "Interrupted", "waiting": "Waiting"}  # fmt: skip

@@ -15,7 +15,7 @@ from backend.cli.options import ExistingRunsDir
 from backend.spec.events import Follower
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, find_run
-from backend.spec.steering import changed, request_change, run_config
+from backend.spec.runs.steering import changed, request_change, run_config
 
 POLL_S = 0.1
 PATIENCE_S = 60.0

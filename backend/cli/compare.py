@@ -20,8 +20,8 @@ def compare(
     markdown: Annotated[bool, typer.Option("--markdown", help="Both tables in Markdown.")] = False,
 ) -> None:
     """Show the settings in which runs differ, and their results."""
-    from backend.spec import run_comparison
     from backend.spec.places import find_run
+    from backend.spec.runs import run_comparison
 
     if len(names) < 2:
         raise Mistake("run", "Name at least two runs to compare.")

@@ -23,7 +23,7 @@ from backend.spec.config import Config, load
 from backend.spec.evaluation import Evaluation, free_name, write_evaluation
 from backend.spec.faults import Mistake
 from backend.spec.places import find_run
-from backend.spec.steering import run_config
+from backend.spec.runs.steering import run_config
 
 if TYPE_CHECKING:
     from backend.run.comparison import EvaluationChoices, EvaluationProgress

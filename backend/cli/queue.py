@@ -17,7 +17,7 @@ from backend.cli.options import AsJson, ExistingRunsDir, NewRunsDir
 
 if TYPE_CHECKING:
     from backend.spec.places import RunFolder
-    from backend.spec.queue import QueueFile
+    from backend.spec.runs.queue import QueueFile
 
 queue = typer.Typer(no_args_is_help=True, help="Runs that wait their turn.", epilog=help_page.epilog("queue"))
 
@@ -149,7 +149,7 @@ def resume(runs_dir: ExistingRunsDir = None) -> None:
 
 
 def _queue_of(runs_dir: Path | None) -> QueueFile:
-    from backend.spec.queue import QueueFile
+    from backend.spec.runs.queue import QueueFile
 
     return QueueFile(runs_dir)
 

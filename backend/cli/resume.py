@@ -19,7 +19,7 @@ from backend.spec.diary_ends import has_finished
 from backend.spec.faults import Mistake
 from backend.spec.places import find_run
 from backend.spec.setting_aliases import translate
-from backend.spec.sweep_results import find_sweep
+from backend.spec.sweeps.sweep_results import find_sweep
 
 
 @verb

@@ -20,9 +20,9 @@ def runs(
 ) -> None:
     """List the runs, newest first."""
     from backend.spec.places import all_runs
-    from backend.spec.run_fields import all_keys
-    from backend.spec.run_record import read_record
-    from backend.spec.run_search import asks_for_archived, search
+    from backend.spec.runs.run_fields import all_keys
+    from backend.spec.runs.run_record import read_record
+    from backend.spec.runs.run_search import asks_for_archived, search
 
     records = [read_record(run) for run in all_runs(runs_dir)]
     passes = search(query, all_keys(records))

@@ -20,9 +20,9 @@ from backend.cli.sweep_table import plan_lines, print_results
 from backend.spec.command import shell_line
 from backend.spec.config import parse
 from backend.spec.faults import Mistake
-from backend.spec.sweep import SweepPlan
-from backend.spec.sweep_file import load_sweep
-from backend.spec.sweep_results import (
+from backend.spec.sweeps.sweep import SweepPlan
+from backend.spec.sweeps.sweep_file import load_sweep
+from backend.spec.sweeps.sweep_results import (
     SweepFolder,
     SweepResults,
     find_sweep,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from backend.spec.sweep import SweepPlan, text_of, training_steps
-from backend.spec.sweep_results import SweepResults
+from backend.spec.sweeps.sweep import SweepPlan, text_of, training_steps
+from backend.spec.sweeps.sweep_results import SweepResults
 
 
 def plan_lines(plan: SweepPlan) -> list[str]:

@@ -29,7 +29,7 @@ import mlx.core as mx
 from backend.run.gpu_errors import gpu_error
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.saved_weights import best_of, saved_weights
+from backend.spec.runs.saved_weights import best_of, saved_weights
 
 Arrays = dict[str, mx.array]
 

@@ -28,11 +28,11 @@ from backend.run.checkpoint import Checkpoint, TrainingState
 from backend.spec.config import SETTINGS, Config, dump, keys_used_by, parse
 from backend.spec.events import Diary
 from backend.spec.faults import Fault, Mistake
-from backend.spec.lineage import Parent, write_parent
 from backend.spec.places import RunFolder, make_run_folder
-from backend.spec.saved_weights import find_checkpoint
+from backend.spec.runs.lineage import Parent, write_parent
+from backend.spec.runs.saved_weights import find_checkpoint
+from backend.spec.runs.steering import run_config
 from backend.spec.setting_aliases import translate
-from backend.spec.steering import run_config
 from backend.training.learner import optimizer_of
 from backend.training.optimizer import state_arrays
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from backend.run.checkpoint import Checkpoint, all_checkpoints
 from backend.run.trial_sampling import SMALLEST_MODEL, WITHOUT_REFERENCE
-from backend.spec.archive import summary
 from backend.spec.config import Config
 from backend.spec.evaluation import Subject, config_digest
 from backend.spec.faults import Mistake
 from backend.spec.model_and_data_names import check_weights, model_source
 from backend.spec.places import RunFolder, find_run, local_folder
-from backend.spec.saved_weights import find_checkpoint
-from backend.spec.steering import run_config
+from backend.spec.runs.archive import summary
+from backend.spec.runs.saved_weights import find_checkpoint
+from backend.spec.runs.steering import run_config
 
 MODEL_KEYS = (
     "model", "quantization", "dtype", "train_type", "num_layers", "rank", "scale", "dropout", "lora_keys",

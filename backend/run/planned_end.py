@@ -13,7 +13,7 @@ from typing import Any
 
 from backend.run.checkpoint import TrainingState
 from backend.spec.config import Config
-from backend.spec.stop_conditions import EVALUATION, WINDOW, StopCondition, parse_condition
+from backend.spec.runs.stop_conditions import EVALUATION, WINDOW, StopCondition, parse_condition
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The process that trains the waiting runs, one after the other, without a window: `queue run`.
 
 It starts `train --run` for the first run of the queue, or `resume` if that has begun before, waits until it has ended, and takes the next; the queue itself is a file
-(`backend.spec.queue`). Killed, it leaves a training that goes on and a queue in which nothing is missing.
+(`backend.spec.runs.queue`). Killed, it leaves a training that goes on and a queue in which nothing is missing.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from backend.spec.archive import training_run
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.places import RunFolder
-from backend.spec.queue import Queue, QueueFile, is_fresh
+from backend.spec.runs.archive import training_run
+from backend.spec.runs.queue import Queue, QueueFile, is_fresh
 
 POLL_S = 1.0
 """Seconds between two looks at a run of another process that has to end first."""

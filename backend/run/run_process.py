@@ -117,8 +117,7 @@ def _save_before(trainer: Trainer, ending: Ending) -> Ending:
         if trainer.saved_step != trainer.state.step and trainer.has_whole_step:
             trainer.save()
             trainer.wait_for_checkpoint()
-        # Without parts nothing has been trained since the newest checkpoint: a run that a sweep has parked, or that was still loading.
-        if ending.kind == "stopped" and trainer.config.train_type == "full" and "parts" in vars(trainer):
+        if ending.kind == "stopped" and trainer.config.train_type == "full" and trainer.has_parts:
             save_model(trainer.parts.policy, trainer.config.model, trainer.folder.model)
         return ending
 

@@ -11,7 +11,7 @@ from typing import Any
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.steering import Change, changed, config_at, read_changes, take_request, write_changes
+from backend.spec.runs.steering import Change, changed, config_at, read_changes, take_request, write_changes
 
 
 class Steering:

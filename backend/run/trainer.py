@@ -37,7 +37,7 @@ from backend.spec.config import Config
 from backend.spec.config_notes import config_notes
 from backend.spec.events import Diary, JsonLines, read_events
 from backend.spec.places import RunFolder
-from backend.spec.steering import Change
+from backend.spec.runs.steering import Change
 from backend.training.batch import completion_metrics, pack
 from backend.training.variety import variety_metrics
 from backend.types import Group, Problem
@@ -327,12 +327,17 @@ class Trainer:
     @property
     def step_size(self) -> StepSize:
         """How much of a step this process has computed at once."""
-        return self.parts.step_size(self.config) if "parts" in vars(self) else self.gpu_errors.step_size
+        return self.parts.step_size(self.config) if self.has_parts else self.gpu_errors.step_size
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether the run is loaded: not before `load`, not in a sweep while other runs have their turns, and not while exporting."""
+        return "parts" in vars(self)
 
     @property
     def has_whole_step(self) -> bool:
         """Whether the weights are those of the last finished step: loaded, and neither in nor between the next step's updates."""
-        if "parts" not in vars(self):
+        if not self.has_parts:
             return False
         return self.parts.learner.is_whole and self.parts.learner.updates == self.state.updates
 
@@ -365,7 +370,7 @@ class Trainer:
         """Let the machine sleep, and close threads and files."""
         self.keep_awake.stop()
         self.checkpoint_writer.close()
-        if "parts" in vars(self):
+        if self.has_parts:
             self.parts.background_tokenizer.close()
         for log in (self.diary, self.completions):
             log.close()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from backend.spec.faults import Fault
-from backend.spec.stop_conditions import condition_fault
+from backend.spec.runs.stop_conditions import condition_fault
 
 Check = Callable[..., "Iterator[Fault]"]
 CHECKS: list[tuple[tuple[str, ...], Check]] = []

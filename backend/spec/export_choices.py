@@ -9,12 +9,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from backend.spec.archive import raw_settings
 from backend.spec.diary_ends import first_and_last_events
 from backend.spec.exports import PUBLISHER, ExportFormat, exported_bytes
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, lm_studio_models, local_folder
-from backend.spec.saved_weights import best_of, find_checkpoint, has_end, saved_weights
+from backend.spec.runs.archive import raw_settings
+from backend.spec.runs.saved_weights import best_of, find_checkpoint, has_end, saved_weights
 
 
 @dataclass(frozen=True, slots=True)

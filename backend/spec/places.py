@@ -117,7 +117,7 @@ class RunFolder:
 
     @property
     def change_request(self) -> Path:
-        """Settings that a running trainer is asked to change, by `backend.spec.steering.request_change`; transient, as `control` is."""
+        """Settings that a running trainer is asked to change, by `backend.spec.runs.steering.request_change`; transient, as `control` is."""
         return self.path / "change.json"
 
     @property

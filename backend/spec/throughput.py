@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, cast
 
-from backend.spec.archive import raw_settings
 from backend.spec.config import keys_used_by
 from backend.spec.diary_ends import first_and_last_events
 from backend.spec.places import RunFolder
+from backend.spec.runs.archive import raw_settings
 
 COST_SETTINGS = keys_used_by("duration")
 """Settings that change the time of a completion, the model aside. A run that shares more of them predicts better."""

@@ -1,6 +1,6 @@
 """What can be chosen of a run's weights: its end, its best checkpoint, each checkpoint. Names and sizes, for a menu and a command line.
 
-Which checkpoints are complete, and which is the best, is `backend.spec.saved_weights`'s.
+Which checkpoints are complete, and which is the best, is `backend.spec.runs.saved_weights`'s.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.saved_weights import WEIGHT_FILES, SavedWeights, best_of, saved_weights
+from backend.spec.runs.saved_weights import WEIGHT_FILES, SavedWeights, best_of, saved_weights
 
 END, BEST = "end", "best"
 

@@ -14,8 +14,8 @@ from PySide6.QtGui import QImage
 from PySide6.QtTest import QTest
 
 from app import theme
-from app.model.marks import Mark
 from app.model.prefs import Prefs
+from app.model.runs.marks import Mark
 from app.pages.parts.chart_export import ChartExport
 from app.widgets.basic.file_dialogs import keep_folders_in
 from app.widgets.charts.axes import log_ticks

@@ -111,6 +111,27 @@ def test_the_command_says_what_was_chosen(dialog: CloneDialog, run: RunFolder) -
     ]
 
 
+def test_a_run_at_its_end_goes_on_only_with_more_steps(qtbot, qapp, run: RunFolder) -> None:
+    """The dialog opens on the newest checkpoint, which of a finished run has no step left: the verb refused what the dialog offered."""
+    text = run.config.read_text()
+    assert "iters: 60" in text
+    run.config.write_text(text.replace("iters: 60", "iters: 30"))
+    dialog = CloneDialog(run, "Sums", FakeTask)
+    qtbot.addWidget(dialog)
+    assert dialog.outcome.text() == "The run has done 30 of its 30 steps: give it more Iterations, or begin earlier."
+    assert not dialog.create_button.isEnabled()
+    dialog.way.choose("cold")
+    assert dialog.create_button.isEnabled()
+    dialog.way.choose("warm")
+    dialog.settings.add("iters")
+    dialog.settings.fields["iters"].control.setText("31")
+    dialog.settings.fields["iters"].emit_edited()
+    assert dialog.create_button.isEnabled()
+    dialog.settings.remove("iters")
+    dialog.step.setCurrentIndex(1)
+    assert dialog.create_button.isEnabled()
+
+
 def test_a_wrong_value_is_told_at_its_field_and_nothing_can_be_made(dialog: CloneDialog) -> None:
     dialog.settings.add("temperature")
     field = dialog.settings.fields["temperature"]

@@ -13,9 +13,9 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QWidget
 
 from app import theme
-from app.model import run_comparison
-from app.model.marks import Mark
-from app.model.run_comparison import RunComparison
+from app.model.runs import run_comparison
+from app.model.runs.marks import Mark
+from app.model.runs.run_comparison import RunComparison
 from app.model.session import Session
 from app.pages.parts.compare_view import CompareView
 from app.pages.runs_page import RunsPage
@@ -24,8 +24,8 @@ from app.widgets.charts.axes import StepAxis
 from app.widgets.compare.run_legend import letter_of
 from backend.spec.events import Diary
 from backend.spec.places import RunFolder
-from backend.spec.run_comparison import as_csv, as_markdown
-from backend.spec.run_record import read_record
+from backend.spec.runs.run_comparison import as_csv, as_markdown
+from backend.spec.runs.run_record import read_record
 from tests.support import made_up_runs
 
 

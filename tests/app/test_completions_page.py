@@ -372,6 +372,8 @@ def test_another_page_can_ask_for_a_step_and_a_filter(qtbot, page: CompletionsPa
     show_run(qtbot, page, run)
     page.show_requested(1, "cut_off")
     assert page._shown[1] == 1 and texts_shown(page) == ["four"] and not page.head.newest.isChecked()
+    page.show_requested(1, None)
+    assert len(texts_shown(page)) > 1, "the step on screen, without the filter it had"
     page.show_requested(2, None)
     assert texts_shown(page) == ["so it is", "so it was"]
     page.show_requested(3, "no such filter")

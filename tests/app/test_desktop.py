@@ -18,8 +18,8 @@ from app.desktop import notifications
 from app.desktop.launcher_icon import LauncherIcon
 from app.desktop.notifications import Notifier
 from app.model.prefs import Prefs
-from app.model.run import Run
-from app.model.run_notices import RunNotices
+from app.model.runs.run import Run
+from app.model.runs.run_notices import RunNotices
 from app.model.session import Session
 from app.widgets.frame.preferences_dialog import PreferencesDialog
 from app.window import Window

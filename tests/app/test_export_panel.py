@@ -166,6 +166,8 @@ def test_an_error_is_shown_in_place_and_export_can_be_tried_again(qtbot, make_pa
     qtbot.waitUntil(panel.outcome_label.isVisible, timeout=10_000)
     assert panel.outcome_label.text() == "The disk is full." and panel.start.isEnabled()
     assert not panel.reveal.isVisible() and panel.choices.isEnabled() and not panel.progress.isVisible()
+    choose(panel, target="folder")  # the error of LM Studio's folder once stayed beside the choice of another one
+    assert panel.outcome_label.text() != "The disk is full."
 
 
 def test_an_upload_asks_for_a_repository_and_previews_first(

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QApplication
 
 from app import theme
 from app.model.charts import CHARTS
-from app.model.findings import take_up
+from app.model.runs.findings import take_up
 from app.model.session import Session
 from app.pages.monitor_page import MonitorPage
 from app.widgets.monitor.health_cards import HealthCards, proposal

@@ -16,13 +16,13 @@ import pytest
 from PySide6.QtCore import QCoreApplication
 
 from app.model.completions.step_index import CompletionIndex
-from app.model.run import Run
-from app.model.run_state import RunState
-from app.model.series import Series, number
-from backend.spec.archive import first_and_last_means, summary
+from app.model.runs.run import Run
+from app.model.runs.run_state import RunState
+from app.model.runs.series import Series, number
 from backend.spec.events import Diary, JsonLines, truncate_file
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.runs.archive import first_and_last_means, summary
 from tests.support import made_up_runs
 from tests.support.latency import LatencyProbe
 

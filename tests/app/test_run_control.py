@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.model.run_control import ANSWER_S, RunControl
+from app.model.runs.run_control import ANSWER_S, RunControl
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 

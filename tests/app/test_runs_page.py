@@ -14,8 +14,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QFontMetrics, QGuiApplication
 
 from app import theme
-from app.model import run_list, run_trash
-from app.model.run_list import CACHE, RunList
+from app.model.runs import run_list, run_trash
+from app.model.runs.run_list import CACHE, RunList
 from app.model.session import Session
 from app.pages.runs_page import RunsPage
 from app.widgets.basic.number_format import figure, signed
@@ -23,10 +23,10 @@ from app.widgets.runs.column_dialog import ColumnDialog
 from app.widgets.runs.free_space_dialog import FreeSpaceDialog
 from app.widgets.runs.run_table import RunModel
 from app.widgets.runs.sparkline import CURVE
-from backend.spec.lineage import Parent, write_parent
 from backend.spec.places import RunFolder
-from backend.spec.run_notes import RunNotes, change_notes, read_notes
-from backend.spec.run_record import read_record
+from backend.spec.runs.lineage import Parent, write_parent
+from backend.spec.runs.run_notes import RunNotes, change_notes, read_notes
+from backend.spec.runs.run_record import read_record
 from tests.support import made_up_runs
 
 
@@ -485,3 +485,16 @@ def test_a_thousand_runs_are_there_at_once(qtbot, qapp, tmp_path: Path) -> None:
         assert rows[0] < 0.3 and len(names(page)) == 1000
         assert sorted(turns)[-3] < 0.1, "but for the first paint and one hiccup of the machine"
         page.hide()
+
+
+def test_no_button_is_cut_in_a_narrow_window(page: RunsPage, qtbot) -> None:
+    """With three runs selected “Compare 3 runs” and “Move 3 runs to trash” were cut at both ends."""
+    page.resize(820, 560)
+    page.table.selectAll()
+    qtbot.waitUntil(lambda: page.buttons["compare"].isEnabled())
+    qtbot.wait(50)
+    for button in (*page.buttons.values(), page.more_button):
+        assert button.isHidden() or button.width() >= button.sizeHint().width(), button.text()
+    assert page.buttons["clone"].isHidden() and not page.buttons["compare"].isHidden()
+    page.resize(1400, 700)
+    qtbot.waitUntil(lambda: not page.buttons["clone"].isHidden())

@@ -14,7 +14,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QWidget
 
 from app import theme
-from app.model.run import Run
+from app.model.runs.run import Run
 from app.model.session import Session
 from app.pages.parts.run_steering import RunSteering
 from app.widgets.monitor.steering_panel import GROUPS, SteeringPanel
@@ -22,7 +22,7 @@ from backend.spec.config import dump, parse
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, hold_lock
-from backend.spec.steering import STEERABLE, Change, read_request, write_changes
+from backend.spec.runs.steering import STEERABLE, Change, read_request, write_changes
 
 SETTINGS = parse({"model": "m", "data": "d", "iters": 100, "reward_functions": ["r1_int", "r1_count_xml"]})
 

@@ -15,8 +15,8 @@ from app.model.sweep_form import SweepForm, VariedSetting, forecast
 from app.pages.sweeps_page import SweepsPage, forecast_words
 from backend.spec.faults import Mistake
 from backend.spec.places import demo_config, hold_lock, runs_folder
-from backend.spec.sweep_file import load_sweep
-from backend.spec.sweep_results import (
+from backend.spec.sweeps.sweep_file import load_sweep
+from backend.spec.sweeps.sweep_results import (
     RungResult,
     SweepFolder,
     fresh_results,

@@ -19,16 +19,17 @@ from app import theme
 from app.desktop.file_open_event import FileOpener
 from app.menus import MENUS, RUN_ACTIONS
 from app.model.prefs import Prefs
-from app.model.run_control import RunControl
-from app.model.run_state import LIVE
+from app.model.runs.run_control import RunControl
+from app.model.runs.run_state import LIVE
 from app.model.session import Session
 from app.pages import PAGES
 from app.widgets.basic import file_dialogs
 from app.widgets.form.preset_panel import PresetPanel
 from app.widgets.runs.state_chip import STATE_LABELS, STATE_ROLES
 from app.window import FIRST_SIZE, FRAME, NARROW, Window
-from backend.spec import archive, first_choices, places
+from backend.spec import first_choices, places
 from backend.spec.places import RunFolder, hold_lock, make_run_folder
+from backend.spec.runs import archive
 from tests.support import made_up_runs
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from app.model.run_state import RunState
+from app.model.runs.run_state import RunState
 from backend.cli import gpu_timeout, restart
 from backend.run.gpu_errors import gpu_error
 from backend.spec.command import backend_command, backend_environment

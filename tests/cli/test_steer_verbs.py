@@ -16,7 +16,7 @@ from backend.__main__ import app
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.events import read_events
 from backend.spec.places import RunFolder
-from backend.spec.steering import read_changes
+from backend.spec.runs.steering import read_changes
 from tests.support import small_run
 
 VERBS = app()

@@ -24,7 +24,7 @@ MODEL = {"app.model"}
 PLAIN_DATA = {
     "app.model.memory_parts",
     "app.model.presets",
-    "app.model.marks",
+    "app.model.runs.marks",
     *(f"app.model.completions.{name}" for name in ("filters", "folding", "word_diff")),
 }
 """What widgets draw: data classes without Qt and without the session."""
@@ -229,10 +229,10 @@ def test_every_import_keeps_to_the_rooms():
         ("app.pages.train_page", "app.pages.monitor_page"),
         ("app.pages.train_page", "backend.rewards.functions.r1"),
         ("app.model.draft", "PySide6.QtWidgets"),
-        ("app.model.run", "app.widgets.charts.plot"),
+        ("app.model.runs.run", "app.widgets.charts.plot"),
         ("app.model.session", "transformers"),
         ("app.model.session", "app.pages"),
-        ("app.model.run_summary", "backend.types"),
+        ("app.model.runs.run_summary", "backend.types"),
         ("backend.spec.config", "numpy"),
         ("backend.spec.rewards.catalog", "backend.rewards.functions.r1"),
         ("backend.rewards.runner.score", "mlx.core"),
@@ -240,7 +240,7 @@ def test_every_import_keeps_to_the_rooms():
         ("backend.training.losses", "backend.models.policy"),
         ("backend.generation.rollout", "backend.models.policy"),
         ("backend.training.optimizer", "backend.run.trainer"),
-        ("backend.run.trainer", "app.model.run"),
+        ("backend.run.trainer", "app.model.runs.run"),
         ("backend.__main__", "PySide6.QtCore"),
     ],
 )

@@ -16,9 +16,9 @@ from backend.models.export import build
 from backend.models.export.verify import Verification
 from backend.models.publish import hub_token
 from backend.spec.exports import ExportFormat
-from backend.spec.lineage import Parent, write_parent
 from backend.spec.places import RunFolder
-from backend.spec.run_notes import change_notes
+from backend.spec.runs.lineage import Parent, write_parent
+from backend.spec.runs.run_notes import change_notes
 from tests.support import made_up_runs
 from tests.support.hub_server import TOKEN
 from tests.support.hub_upload_server import Fault, UploadHub

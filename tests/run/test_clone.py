@@ -14,13 +14,13 @@ import pytest
 from backend.run import checkpoint
 from backend.run.clone import clone
 from backend.run.run_process import train
-from backend.spec.archive import summary
 from backend.spec.config import load
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
-from backend.spec.lineage import Parent, ancestors, children, read_parent
 from backend.spec.places import RunFolder, all_runs
-from backend.spec.steering import Change, write_changes
+from backend.spec.runs.archive import summary
+from backend.spec.runs.lineage import Parent, ancestors, children, read_parent
+from backend.spec.runs.steering import Change, write_changes
 from tests.support import small_run
 
 SETTINGS: dict[str, Any] = {

@@ -15,10 +15,10 @@ from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
 from backend.run.replay import replay
-from backend.spec import archive
 from backend.spec.events import Event, read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, project_root
+from backend.spec.runs import archive
 from tests.support.diaries import recording
 
 VERBS = app()

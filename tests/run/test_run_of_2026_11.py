@@ -14,12 +14,12 @@ from backend.rewards.sandbox.client import SandboxClient
 from backend.rewards.trial_scoring import ScoringSettings, score_lines
 from backend.run.run_process import train
 from backend.run.telemetry import group_row
-from backend.spec.archive import summary
 from backend.spec.completion_rows import GroupRow
 from backend.spec.config import load, problems
 from backend.spec.diary_ends import has_finished
 from backend.spec.events import JsonLines, read_events
 from backend.spec.places import RunFolder
+from backend.spec.runs.archive import summary
 from backend.types import Completion, Group
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "run_of_2026_11"

@@ -12,10 +12,10 @@ from app.model.prefs import Prefs
 from app.model.session import Session
 from backend.chat.source import find_source
 from backend.run.evaluated_model import find_evaluated
-from backend.spec import archive
 from backend.spec.places import RunFolder
-from backend.spec.run_record import read_record
-from backend.spec.steering import run_config
+from backend.spec.runs import archive
+from backend.spec.runs.run_record import read_record
+from backend.spec.runs.steering import run_config
 from tests.support import made_up_runs
 
 BEGAN, ENDED = 0.9, 0.7

@@ -16,12 +16,12 @@ from backend.generation.sampler import Sampling
 from backend.run import checkpoint, telemetry
 from backend.run.parts import load_parts
 from backend.run.run_process import train
-from backend.spec.archive import summary
 from backend.spec.config import parse
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.steering import Change, read_changes, request_change, write_changes
+from backend.spec.runs.archive import summary
+from backend.spec.runs.steering import Change, read_changes, request_change, write_changes
 from tests.support import small_run
 
 Echo = Callable[[dict[str, Any]], None]

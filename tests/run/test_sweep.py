@@ -27,10 +27,9 @@ from backend.spec.command import backend_command, backend_environment
 from backend.spec.config import parse
 from backend.spec.events import read_events
 from backend.spec.places import LOCK_VARIABLE, RunFolder
-from backend.spec.sweep import SweepPlan
-from backend.spec.sweep_file import parse_sweep
-from backend.spec.sweep_results import SweepFolder, SweepResults, make_runs, make_sweep, read_results
-from backend.spec.weight_choices import find_choice
+from backend.spec.sweeps.sweep import SweepPlan
+from backend.spec.sweeps.sweep_file import parse_sweep
+from backend.spec.sweeps.sweep_results import SweepFolder, SweepResults, make_runs, make_sweep, read_results
 from tests.support import failing_gpu, small_run
 from tests.support.random_models import tiny_model
 
@@ -203,19 +202,32 @@ def test_halving_gives_up_the_runs_of_the_weaker_configurations(tmp_path: Path) 
     assert set(results.rungs[0].kept) == set(sorted(first, key=first.__getitem__)[2:])
 
 
-@pytest.mark.usefixtures("without_compiler")
-def test_a_run_of_every_weight_is_given_up_while_it_is_not_in_memory(tmp_path: Path) -> None:
-    """Such runs are parked between their turns: its weights are those of its newest checkpoint."""
-    whole = base(tmp_path, train_type="full", iters=4)
+def test_full_runs_that_are_given_up_while_parked_are_stopped_and_keep_their_models(tmp_path: Path) -> None:
+    changes = {"train_type": "full", "steps_per_eval": 2, "iters": 4, "dropout": 0.0}
     halving = {"first_rung": 2, "keep": 0.5}
-    plan, folder = sweep_of(tmp_path, {"learning_rate": [1e-6, 1e-2]}, base=whole, halving=halving)
+    plan = parse_sweep(
+        {"name": "s", "base": base(tmp_path, **changes), "over": {"learning_rate": [1e-4, 1e-3]}, "halving": halving}
+    )
+    folder = make_sweep(plan, tmp_path / "swept")
+    make_runs(plan, folder)
     ending, results = train(plan, folder)
-    assert ending.exit_code == 0, ending.sentence
-    assert sorted(each.state for each in results.configurations) == ["finished", "given up"]
-    run = next(folder.run(each.runs[0].run) for each in results.configurations if each.state == "given up")
-    last = list(read_events(run.events))[-1]
-    assert last["kind"] == "stopped" and "Stopped at step 2" in last["sentence"]
-    assert find_choice(run).step == 2
+    assert ending.kind == "finished", ending.sentence
+    (given_up,) = [each.runs[0] for each in results.configurations if each.runs[0].state == "given up"]
+    run = folder.run(given_up.run)
+    assert list(read_events(run.events))[-1]["kind"] == "stopped"
+    assert (run.model / "config.json").is_file()
+
+
+def test_full_runs_that_are_parked_when_the_sweep_stops_can_go_on(tmp_path: Path) -> None:
+    changes = {"train_type": "full", "steps_per_eval": 2, "iters": 4, "dropout": 0.0}
+    plan = parse_sweep({"name": "s", "base": base(tmp_path, **changes), "over": {"learning_rate": [1e-4, 1e-3]},
+                        "halving": {"first_rung": 2, "keep": 0.5}})  # fmt: skip
+    folder = make_sweep(plan, tmp_path / "swept")
+    make_runs(plan, folder)
+    stopped, results = train(plan, folder, echo=_stop_after(folder, 4))
+    assert stopped.kind == "stopped"
+    assert "failed" not in [run.state for each in results.configurations for run in each.runs]
+    assert train(plan, folder)[0].kind == "finished"
 
 
 def _value_at(folder: SweepFolder, run: str, step: int) -> float:

@@ -13,9 +13,9 @@ from backend.run.sweep.inputs import SweepInputs
 from backend.run.sweep.sweep import run_sweep
 from backend.spec.config import read
 from backend.spec.places import RunFolder, demo_config
-from backend.spec.sweep import SweepPlan
-from backend.spec.sweep_file import parse_sweep
-from backend.spec.sweep_results import SweepResults, make_runs, make_sweep, read_results
+from backend.spec.sweeps.sweep import SweepPlan
+from backend.spec.sweeps.sweep_file import parse_sweep
+from backend.spec.sweeps.sweep_results import SweepResults, make_runs, make_sweep, read_results
 from tests.support import small_run
 
 # Half decades. The best after 8 steps, 3e-4, is not the best in the end: it learns fast and then overshoots.

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backend.spec import archive, diary_ends
+from backend.spec import diary_ends
 from backend.spec.events import Diary, Event, Follower, JsonLines, parse_line, read_events, truncate_file
 from backend.spec.places import RunFolder, hold_lock
+from backend.spec.runs import archive
 
 
 @pytest.fixture

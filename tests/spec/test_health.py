@@ -152,6 +152,22 @@ def test_clipping_can_only_be_missing_where_the_ratio_can_move() -> None:
     assert found(run(LONG, clip_ratio_total=0.0), num_iterations=2) == []  # the reward rises all the same
 
 
+def test_a_reward_that_falls_is_compared_with_the_scatter_of_the_first_completions() -> None:
+    before = run(WINDOW, reward=1.0, reward_std=0.8)
+    assert found([*before, *run(WINDOW, WINDOW, reward=0.55)]) == ["reward_fell"]
+    assert found([*before, *run(WINDOW, WINDOW, reward=0.65)]) == []
+    assert found([*before, *run(WINDOW - 1, WINDOW, reward=0.1)]) == []
+    # A model that collapses at once has a low reward from its first steps on: held-out prompts were answered before.
+    evaluations = [evaluation(0, 1.3), *run(8, reward=0.1, reward_std=0.8), evaluation(8, 0.1)]
+    assert found(evaluations) == []
+    assert found([*evaluations, *run(8, 8, reward=0.1), evaluation(16, 0.1)]) == ["reward_fell"]
+    assert found([*evaluations, *run(8, 8, reward=0.1), evaluation(16, 1.2)]) == []
+    # With other weights the reward is another quantity.
+    change = {"kind": "change", "step": WINDOW + 1, "settings": {"reward_weights": [[1.0], [0.1]]}}
+    assert found([*before, change, *run(WINDOW, WINDOW, reward=0.1)]) == []
+    assert found([*before, *run(WINDOW, WINDOW, reward=0.1)], reward_weight_schedule="linear") == []
+
+
 def test_held_out_reward_that_falls_while_training_reward_rises() -> None:
     early, late = run(WINDOW), run(WINDOW, WINDOW)
     falls = [*early, evaluation(10, 1.0), *late, evaluation(20, 0.7), evaluation(20, 0.7)]

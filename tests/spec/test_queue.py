@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from backend.spec import archive, places
+from backend.spec import places
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, hold_lock
-from backend.spec.queue import Queue, QueueFile
+from backend.spec.runs import archive
+from backend.spec.runs.queue import Queue, QueueFile
 
 
 def prepared(name: str, folder: Path | None = None) -> RunFolder:

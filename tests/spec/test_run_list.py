@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from backend.spec import disk_use, run_comparison
-from backend.spec.archive import summary
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
-from backend.spec.lineage import Parent, write_parent
 from backend.spec.places import RunFolder, hold_lock
-from backend.spec.reward_curve import newest_evaluation, reward_curve
-from backend.spec.run_fields import all_keys, field_of
-from backend.spec.run_notes import RunNotes, change_notes, read_notes, tags_in
-from backend.spec.run_record import RunRecord, read_record, record_of, stamp
-from backend.spec.run_search import FLAGS, SHORT_NAMES, search
+from backend.spec.runs import disk_use, run_comparison
+from backend.spec.runs.archive import summary
+from backend.spec.runs.lineage import Parent, write_parent
+from backend.spec.runs.reward_curve import newest_evaluation, reward_curve
+from backend.spec.runs.run_fields import all_keys, field_of
+from backend.spec.runs.run_notes import RunNotes, change_notes, read_notes, tags_in
+from backend.spec.runs.run_record import RunRecord, read_record, record_of, stamp
+from backend.spec.runs.run_search import FLAGS, SHORT_NAMES, search
 from tests.support import made_up_runs
 
 

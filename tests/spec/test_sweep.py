@@ -12,9 +12,9 @@ import yaml
 
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, hold_lock
-from backend.spec.sweep import Halving, Rung, rungs, training_steps
-from backend.spec.sweep_file import dump_sweep, load_sweep, parse_sweep
-from backend.spec.sweep_results import (
+from backend.spec.sweeps.sweep import Halving, Rung, rungs, training_steps
+from backend.spec.sweeps.sweep_file import dump_sweep, load_sweep, parse_sweep
+from backend.spec.sweeps.sweep_results import (
     INTERRUPTED,
     find_sweep,
     fresh_results,

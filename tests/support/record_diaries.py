@@ -85,7 +85,7 @@ HEALTHY = [
     Plan("healthy-gspo", "The demo with ratios of whole completions.",
          {"importance_sampling_level": "sequence", "epsilon": 0.02, "epsilon_high": None}),
     Plan("healthy-lora", "The demo with adapters, no KL and one update a rollout.",
-         {"train_type": "lora", "num_layers": -1, "learning_rate": 1e-3, "beta": 0.0, "num_iterations": 1}),
+         {"train_type": "lora", "num_layers": -1, "learning_rate": 1e-4, "beta": 0.0, "num_iterations": 1}),
     Plan("healthy-long", "Three times as many steps: the model has learned its sums long before the end.", steps=200),
 ]  # fmt: skip
 
@@ -104,6 +104,8 @@ SICK = [
          ("not_a_number",), steps=20),
     Plan("lr-high", "A learning rate thirty times too high.", {"learning_rate": 3e-3, **CONSTANT},
          ("drifting", "kl_exploding")),
+    Plan("collapsed", "A learning rate thirty times too high, and no KL term: the model forgets the sums that it knew.",
+         {"learning_rate": 3e-3, "beta": 0.0, **CONSTANT}, ("reward_fell",), steps=24),
     Plan("clipping", "Four updates a rollout, rewards by chance, and ratios of whole completions with an epsilon of 0.0001.",
          own("dice") | {"epsilon": 1e-4, "epsilon_high": None, "num_iterations": 4, "importance_sampling_level": "sequence"},
          ("moving_fast",), steps=30),

@@ -10,7 +10,7 @@ import numpy as np
 from app.model.completions.facts import listed_completions, scores_of
 
 if TYPE_CHECKING:
-    from app.model.run import Run
+    from app.model.runs.run import Run
 
 
 def weights_at(run: Run, step: int, rows: Sequence[Mapping[str, Any]]) -> list[float]:

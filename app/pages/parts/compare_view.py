@@ -13,10 +13,10 @@ from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QSplitter, QStackedWidget, QVBoxLayout, QWidget
 
 from app import theme
-from app.model.marks import Mark
-from app.model.reward_change import rewards_at_the_ends
-from app.model.run import Run
-from app.model.run_comparison import AXES, ComparedMetric, RunComparison
+from app.model.runs.marks import Mark
+from app.model.runs.reward_change import rewards_at_the_ends
+from app.model.runs.run import Run
+from app.model.runs.run_comparison import AXES, ComparedMetric, RunComparison
 from app.pages.parts.comparison_export import ComparisonExport
 from app.pages.parts.shared_prompt_panel import SharedPromptPanel
 from app.widgets.basic.labels_and_buttons import button, label
@@ -29,7 +29,7 @@ from app.widgets.compare.comparison_table import ComparisonTable
 from app.widgets.compare.run_legend import ComparedName, RunLegend, letter_of
 from app.widgets.runs.state_chip import STATE_LABELS
 from backend.spec.places import RunFolder
-from backend.spec.run_comparison import (
+from backend.spec.runs.run_comparison import (
     RunResult,
     differing_settings,
     result_of,
@@ -38,7 +38,7 @@ from backend.spec.run_comparison import (
     settings_table,
     value_text,
 )
-from backend.spec.run_record import RunRecord
+from backend.spec.runs.run_record import RunRecord
 
 POSITIONS: dict[str, tuple[str, Callable[[int], str]]] = {
     "step": ("step", lambda x: f"step {x:,}"),

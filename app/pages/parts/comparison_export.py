@@ -10,7 +10,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QMenu, QMessageBox, QWidget
 
 from app.widgets.basic.file_dialogs import save_file
-from backend.spec.run_comparison import as_csv, as_markdown
+from backend.spec.runs.run_comparison import as_csv, as_markdown
 
 Tables = Sequence[Sequence[Sequence[str]]]
 KIND = "tables"

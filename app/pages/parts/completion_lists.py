@@ -10,7 +10,7 @@ from app.model import charts
 from app.model.completions.filters import sort, why_empty
 from app.model.completions.run_completions import RunCompletions
 from app.model.completions.weights import weights_at
-from app.model.run import Run
+from app.model.runs.run import Run
 from app.pages.parts.completion_lines import RunLines, step_lines
 from app.widgets.completions.completion_detail import CompletionDetail
 from app.widgets.completions.completion_model import CompletionLine, CompletionModel

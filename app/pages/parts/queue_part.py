@@ -8,9 +8,9 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from app.model.session import Session
 from app.widgets.runs.queue_panel import QueuePanel, QueueRow
-from backend.spec.archive import raw_settings
 from backend.spec.places import RunFolder
-from backend.spec.queue import is_fresh
+from backend.spec.runs.archive import raw_settings
+from backend.spec.runs.queue import is_fresh
 
 
 class QueuePart(QWidget):

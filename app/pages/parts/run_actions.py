@@ -11,15 +11,15 @@ from PySide6.QtCore import QObject, Signal
 from PySide6.QtGui import QGuiApplication, QKeySequence
 from PySide6.QtWidgets import QInputDialog, QMenu, QWidget
 
-from app.model.run_state import LIVE
-from app.model.run_trash import TrashedRun, move_to_trash, put_back
+from app.model.runs.run_state import LIVE
+from app.model.runs.run_trash import TrashedRun, move_to_trash, put_back
 from app.model.session import Session
 from app.widgets.basic.key_names import REMOVE_KEYS, key_name
 from app.widgets.basic.open_in_desktop import open_path
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.run_notes import change_notes, tags_in
-from backend.spec.run_record import RunRecord
+from backend.spec.runs.run_notes import change_notes, tags_in
+from backend.spec.runs.run_record import RunRecord
 
 RESUMABLE = ("stopped", "failed", "crashed")
 Runs = Sequence[RunRecord]

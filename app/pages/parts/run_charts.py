@@ -7,7 +7,7 @@ from functools import partial
 
 from app.model import charts
 from app.model.charts import CHARTS, Curve
-from app.model.run import Run
+from app.model.runs.run import Run
 from app.model.session import Session
 from app.pages.parts.chart_export import ChartExport
 from app.pages.parts.charts_menu import ChartsMenu

@@ -9,8 +9,8 @@ from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.model.completions.filters import FILTERS
-from app.model.findings import Findings, take_up
-from app.model.run import Run
+from app.model.runs.findings import Findings, take_up
+from app.model.runs.run import Run
 from app.model.session import Session
 from app.widgets.monitor.health_cards import HealthCards
 from backend.spec.faults import Mistake

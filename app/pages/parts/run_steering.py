@@ -7,8 +7,8 @@ from typing import Any
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QWidget
 
-from app.model.present_settings import STEERED_STATES
-from app.model.run import Run
+from app.model.runs.present_settings import STEERED_STATES
+from app.model.runs.run import Run
 from app.model.session import Session
 from app.widgets.monitor.steering_panel import SteeringPanel
 from backend.spec.faults import Mistake

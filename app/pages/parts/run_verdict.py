@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from app.model.reward_change import reward_before_and_after
-from app.model.run import Run
+from app.model.runs.reward_change import reward_before_and_after
+from app.model.runs.run import Run
 from app.widgets.basic.number_format import duration
 from app.widgets.runs.result_card import BeforeAfter
-from backend.spec.archive import averaging_window
+from backend.spec.runs.archive import averaging_window
 
 
 def changes(run: Run) -> list[BeforeAfter]:

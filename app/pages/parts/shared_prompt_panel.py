@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.model import charts
-from app.model.run_comparison import RunComparison, SharedPrompt
+from app.model.runs.run_comparison import RunComparison, SharedPrompt
 from app.widgets.basic.controls import ComboBox
 from app.widgets.basic.labels_and_buttons import label
 from app.widgets.compare.run_legend import ComparedName

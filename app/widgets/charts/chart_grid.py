@@ -14,7 +14,7 @@ from PySide6.QtGui import QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QApplication, QFrame, QGridLayout, QPushButton, QScrollArea, QWidget
 
 from app import theme
-from app.model.marks import Mark
+from app.model.runs.marks import Mark
 from app.widgets.basic.layout import reserve_gutter
 from app.widgets.charts.plot import Plot, Trace
 

@@ -9,7 +9,7 @@ from PySide6.QtCore import QLineF, QPointF, QRectF, Qt
 from PySide6.QtGui import QBrush, QPainter, QPen, QPolygonF
 
 from app import theme
-from app.model.marks import Mark, MarkKind
+from app.model.runs.marks import Mark, MarkKind
 from app.widgets.charts.curve_items import faint
 
 ROLES: dict[MarkKind, str] = {

@@ -23,7 +23,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QSizePolicy, QStackedLayout, QVBoxLayout
 
 from app import theme
-from app.model.marks import Mark
+from app.model.runs.marks import Mark
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.number_format import figure
 from app.widgets.charts.chart_files import FORMATS, write_table

@@ -18,7 +18,7 @@ from PySide6.QtGui import QMouseEvent, QPainter, QPen, QResizeEvent, QWheelEvent
 from PySide6.QtWidgets import QGraphicsGridLayout, QToolTip
 
 from app import theme
-from app.model.marks import Mark
+from app.model.runs.marks import Mark
 from app.widgets.charts.axes import OVERHANG, StepAxis, ValueAxis
 from app.widgets.charts.curve_items import CurveItems, faint
 from app.widgets.charts.curves import axis_range, downsample, envelope, exponential_average, means

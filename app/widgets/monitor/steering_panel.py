@@ -18,7 +18,7 @@ from app.widgets.basic.layout import clear_layout, set_shown
 from app.widgets.form.fields import Field, make_field
 from backend.spec.config import SETTINGS, Config
 from backend.spec.faults import Mistake
-from backend.spec.steering import Change, changed
+from backend.spec.runs.steering import Change, changed
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Learning": ("iters", "learning_rate", "lr_final", "max_grad_norm"),

@@ -15,8 +15,8 @@ from app.widgets.form.field import Field
 from app.widgets.form.fields import make_field
 from app.widgets.form.setting_search import SettingSearch
 from backend.spec.config import SETTINGS, problems
-from backend.spec.run_comparison import value_text
-from backend.spec.run_record import as_number
+from backend.spec.runs.run_comparison import value_text
+from backend.spec.runs.run_record import as_number
 
 FIXED = ("run_name",)
 """Settings that are not offered: the name has a field of its own."""

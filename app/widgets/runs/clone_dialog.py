@@ -27,9 +27,9 @@ from backend.spec.command import backend_command
 from backend.spec.config import SETTINGS, TEXTS
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.run_comparison import value_text
-from backend.spec.saved_weights import SavedWeights, best_of, saved_weights
-from backend.spec.steering import run_config
+from backend.spec.runs.run_comparison import value_text
+from backend.spec.runs.saved_weights import SavedWeights, best_of, saved_weights
+from backend.spec.runs.steering import run_config
 
 WAYS = {"warm": "Go on from there", "cold": "Start over with its weights"}
 EXPLAINED = {
@@ -157,9 +157,18 @@ class CloneDialog(QDialog):
         self.differs.setText("What will differ:\n" + "\n".join(lines) if lines else same)
         taken = bool(self.name.text().strip()) and (self.run.path.parent / self.name.text().strip()).exists()
         elsewhere = [sentence for key, sentence in faults.items() if key not in self.settings.fields]
-        reasons = [self._problem, "There is a run of this name already." if taken else "", *elsewhere]
+        in_the_way = self._problem or self._no_steps_left(new)
+        reasons = [in_the_way, "There is a run of this name already." if taken else "", *elsewhere]
         self._say(" ".join(filter(None, reasons)))
         self.create_button.setEnabled(not any(reasons) and not faults)
+
+    def _no_steps_left(self, new: Mapping[str, Any]) -> str:
+        """What to do where a run that goes on would be at its end already; empty otherwise."""
+        settings = {key: new.get(key, self.settings.now(key)) for key in ("iters", "epochs", "stages")}
+        step = self.step.currentData()
+        if self.way.key != "warm" or settings["epochs"] or settings["stages"] or step < settings["iters"]:
+            return ""
+        return f"The run has done {step:,} of its {settings['iters']:,} steps: give it more {SETTINGS['iters'].label}, or begin earlier."
 
     def _say(self, sentence: str) -> None:
         self.outcome.setText(sentence)

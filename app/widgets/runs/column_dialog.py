@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.runs.run_columns import DEFAULT_COLUMNS, NAME
-from backend.spec.run_fields import field_of
+from backend.spec.runs.run_fields import field_of
 
 KEY = Qt.ItemDataRole.UserRole
 

@@ -11,8 +11,8 @@ from PySide6.QtWidgets import QDialog, QHBoxLayout, QListWidget, QListWidgetItem
 from app import theme
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.number_format import file_size
-from backend.spec.disk_use import FreeableSpace, free_space
 from backend.spec.faults import Mistake
+from backend.spec.runs.disk_use import FreeableSpace, free_space
 
 SPACE = Qt.ItemDataRole.UserRole
 

@@ -16,10 +16,10 @@ from app.widgets.basic.number_format import file_size, moment
 from app.widgets.runs.lineage_tree import LineageTree
 from app.widgets.runs.state_chip import StateChip
 from backend.spec.config import SETTINGS
-from backend.spec.disk_use import PARTS
-from backend.spec.run_comparison import value_text
-from backend.spec.run_notes import tags_in
-from backend.spec.run_record import RunRecord
+from backend.spec.runs.disk_use import PARTS
+from backend.spec.runs.run_comparison import value_text
+from backend.spec.runs.run_notes import tags_in
+from backend.spec.runs.run_record import RunRecord
 
 SAVE_AFTER_MS = 600
 """How long after the last key a note is saved; leaving the field saves it at once."""
@@ -31,7 +31,7 @@ class RunDetails(QScrollArea):
     """Shows one run, or how many are selected.
 
     Signals:
-        notes_changed(path, changes) – the user has changed fields of the notes (`backend.spec.run_notes`).
+        notes_changed(path, changes) – the user has changed fields of the notes (`backend.spec.runs.run_notes`).
         run_chosen(name) – a relative was clicked.
         free_requested – *Free space…* was pressed.
     """

@@ -24,8 +24,8 @@ from app.widgets.basic.base_table import BaseTable
 from app.widgets.runs import run_columns
 from app.widgets.runs.run_columns import CURVE_KEY, DEFAULT_COLUMNS, FAVOURITE, NAME
 from app.widgets.runs.sparkline import CURVE, SparklineDelegate
-from backend.spec.run_fields import RunField
-from backend.spec.run_record import RunRecord
+from backend.spec.runs.run_fields import RunField
+from backend.spec.runs.run_record import RunRecord
 
 Index = QModelIndex | QPersistentModelIndex
 SORT = Qt.ItemDataRole.UserRole

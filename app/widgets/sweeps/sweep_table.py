@@ -12,8 +12,8 @@ from app import theme
 from app.widgets.basic.base_table import BaseTable
 from app.widgets.basic.number_format import DASH, figure
 from backend.spec.config import SETTINGS
-from backend.spec.sweep import text_of
-from backend.spec.sweep_results import ConfigurationResult, MemberResult, SweepResults
+from backend.spec.sweeps.sweep import text_of
+from backend.spec.sweeps.sweep_results import ConfigurationResult, MemberResult, SweepResults
 
 Index = QModelIndex | QPersistentModelIndex
 SHARE = Qt.ItemDataRole.UserRole

@@ -14,7 +14,6 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HTTPError
 
 from backend.models.publish.privacy import public_name, public_settings, public_text
-from backend.spec.archive import first_and_last_means
 from backend.spec.completion_rows import CompletionRow, GroupRow, parse_group_row
 from backend.spec.config import SETTINGS, Config
 from backend.spec.evaluation import (
@@ -29,13 +28,14 @@ from backend.spec.evaluation import (
 from backend.spec.events import Event, read_events
 from backend.spec.exports import ExportFormat
 from backend.spec.faults import Mistake
-from backend.spec.lineage import read_parent
 from backend.spec.machine import chip
 from backend.spec.places import RunFolder, local_folder
 from backend.spec.rewards.catalog import canonical_entry, metric_name
-from backend.spec.saved_weights import find_checkpoint
-from backend.spec.steering import Change, run_config
-from backend.spec.work_clock import WorkClock
+from backend.spec.runs.archive import first_and_last_means
+from backend.spec.runs.lineage import read_parent
+from backend.spec.runs.saved_weights import find_checkpoint
+from backend.spec.runs.steering import Change, run_config
+from backend.spec.runs.work_clock import WorkClock
 
 Curve = list[tuple[int, float]]
 """(step, value) pairs."""

@@ -19,8 +19,8 @@ from backend.run.run_inputs import read_inputs
 from backend.spec.exports import DEFAULT_FORMAT, ExportFormat, format_named, target_for
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.saved_weights import find_checkpoint
-from backend.spec.steering import run_config
+from backend.spec.runs.saved_weights import find_checkpoint
+from backend.spec.runs.steering import run_config
 
 NOTICEABLE_LOSS = 0.1
 """Share of training's effect on the logits from which a loss is advised against."""

@@ -17,7 +17,7 @@ from backend.run.export.export_run import Export, export_run
 from backend.spec import evaluation
 from backend.spec.exports import format_named
 from backend.spec.places import RunFolder, local_folder
-from backend.spec.steering import run_config
+from backend.spec.runs.steering import run_config
 from backend.spec.weight_choices import END, find_choice
 
 

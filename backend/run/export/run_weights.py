@@ -11,7 +11,7 @@ from backend.spec.completion_rows import parse_group_row
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, local_folder
-from backend.spec.saved_weights import find_checkpoint, has_end, saved_weights
+from backend.spec.runs.saved_weights import find_checkpoint, has_end, saved_weights
 
 READ_BYTES = 1 << 20
 """How much of the end of completions.jsonl is read for samples."""

@@ -10,7 +10,7 @@ from backend.run.preflight import preflight
 from backend.run.run_inputs import RunInputs, read_inputs
 from backend.spec.config import Config
 from backend.spec.faults import Fault, Mistake
-from backend.spec.sweep import Member, SweepPlan
+from backend.spec.sweeps.sweep import Member, SweepPlan
 
 
 class SweepInputs:

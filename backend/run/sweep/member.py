@@ -20,7 +20,7 @@ from backend.run.trainer import Trainer
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, hold_lock
-from backend.spec.sweep_results import MemberResult
+from backend.spec.sweeps.sweep_results import MemberResult
 
 TURN_OVER = "turn over"
 """The kind of an ending that ends no run: it goes on at its next turn."""
@@ -55,7 +55,7 @@ class MemberRun:
 
     @property
     def is_loaded(self) -> bool:
-        return self._trainer is not None and "parts" in vars(self._trainer)
+        return self._trainer is not None and self._trainer.has_parts
 
     @property
     def steps(self) -> int:
@@ -132,7 +132,7 @@ class MemberRun:
         def part() -> Ending:
             return work() or Ending(TURN_OVER, trainer.state.step, "", 0)
 
-        rollout = trainer.parts.rollout if "parts" in vars(trainer) else None  # the end of a run drops its parts
+        rollout = trainer.parts.rollout if trainer.has_parts else None  # the end of a run drops its parts
         ending = ending_of(part, lambda: trainer.state.step)
         if rollout is not None:
             self.result.completions = self._completions_before + rollout.completions
@@ -143,7 +143,11 @@ class MemberRun:
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stop(self, sentence: str, *, is_given_up: bool = False) -> None:
-        """End the run between two turns, saved, as stopped."""
+        """End the run between two turns, saved, as stopped. One that is given up will not be resumed, so it keeps its whole model;
+        a parked one is loaded for that."""
+        trainer = self._trainer
+        if is_given_up and trainer is not None and self.config.train_type == "full" and not trainer.has_parts:
+            self._unpark(trainer, SharedParts(None))
         if self.is_open:
             self._end(Ending("stopped", self.result.step, sentence, 3))
             self.result.state = "given up" if is_given_up else self.result.state
@@ -171,7 +175,7 @@ class MemberRun:
             self.ending = Ending(RESTART, trainer.state.step, "", 0)
 
     def _release(self, trainer: Trainer) -> None:
-        if "parts" in vars(trainer):
+        if trainer.has_parts:
             del trainer.parts
         if self._lock is not None:
             os.close(self._lock)

@@ -23,8 +23,8 @@ from backend.run.sweep.member import MemberRun
 from backend.spec.config import load
 from backend.spec.diary_ends import first_and_last_events
 from backend.spec.places import hand_on_lock, hold_lock, inherited_lock
-from backend.spec.sweep import Member, Rung, SweepPlan
-from backend.spec.sweep_results import (
+from backend.spec.sweeps.sweep import Member, Rung, SweepPlan
+from backend.spec.sweeps.sweep_results import (
     RungResult,
     SweepFolder,
     SweepResults,
@@ -238,7 +238,7 @@ class Sweep:
         if best.value is None:
             return f"No configuration has a held-out {self.plan.metric} for every seed."
         label = self.plan.configurations[best.number - 1].label
-        return f"The best configuration is {best.number} ({label}): held-out {self.plan.metric} {best.value:.4g}."
+        return f"The best configuration is {best.number} ({label}): held-out {self.plan.metric} {best.value:.3g}."
 
     def _notes(self) -> list[str]:
         groups = self.plan.groups()

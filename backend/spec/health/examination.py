@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from fnmatch import filter as matching
 from typing import Any
 
-from backend.spec import archive
 from backend.spec.config import read
 from backend.spec.events import ENDINGS, Event, read_events
 from backend.spec.health.episodes import Episode, examined
 from backend.spec.health.rules import RULES
 from backend.spec.places import RunFolder
+from backend.spec.runs import archive
 
 
 @dataclass(slots=True)

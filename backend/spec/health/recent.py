@@ -45,8 +45,11 @@ class Recent:
         self.first: list[Metrics] = []
         self.steps: deque[Metrics] = deque(maxlen=LONG)
         self.evaluations: deque[HeldOut] = deque(maxlen=EVALUATIONS)
+        self.first_evaluation: HeldOut | None = None
         self.step = 0
         self.not_numbers: Set[str] = set()
+        self.changed: set[str] = set()
+        """Settings that were changed while the run trained."""
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Note what an event of the diary adds; events of no interest are skipped, damaged ones too."""
@@ -58,6 +61,7 @@ class Recent:
             self._take_evaluation(metrics)
         elif kind == "change" and changed:
             self._settings |= {key: pair[-1] for key, pair in changed.items() if isinstance(pair, list) and pair}
+            self.changed |= changed.keys()
 
     def _take_step(self, event: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
         step = event.get("step")
@@ -72,6 +76,7 @@ class Recent:
         reward = metrics.get("reward")
         if is_number(reward):
             self.evaluations.append(HeldOut(self.step, reward, self.mean("reward")))
+            self.first_evaluation = self.first_evaluation or self.evaluations[0]
 
     # ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

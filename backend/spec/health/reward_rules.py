@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from backend.spec.first_choices import SYSTEM_PROMPT
 from backend.spec.health.recent import LONG, WINDOW, MeanChange, Metrics, Recent, known, label_of
@@ -47,6 +47,34 @@ def no_signal(recent: Recent, threshold: float) -> Sign | None:
         f"within a group all completions got the same reward.",
         {"temperature": 1.0} if is_cold else {"group_size": recent.setting("group_size") * 2},
     )
+
+
+def reward_fell(recent: Recent, threshold: float) -> Sign | None:
+    weights_vary = recent.setting("stages") or recent.setting("reward_weight_schedule") != "constant"
+    if weights_vary or "reward_weights" in recent.changed:  # rewards of other weights cannot be compared
+        return None
+    # The largest: a model that collapses within a few steps leaves hardly any spread in the later ones.
+    spread = max(known(recent.first, "reward_std"), default=0.0)
+    for where, before, after in _falls(recent):
+        fall = (before - after) / spread if spread else 0.0
+        if fall > threshold:
+            return Sign(
+                fall,
+                f"{where} has fallen from {before:.3g} to {after:.3g}: {fall:.2g} times the spread of the completions' rewards at the "
+                f"start (above {threshold:g} the model answers worse than before training).",
+                {"learning_rate": recent.scaled("learning_rate", 0.3)},
+            )
+    return None
+
+
+def _falls(recent: Recent) -> Iterator[tuple[str, float, float]]:
+    """(which reward, its value at the start, its value now) of the rewards that have clearly fallen."""
+    change = MeanChange.between(known(recent.first, "reward"), recent.values("reward"))
+    if recent.step >= 2 * WINDOW and change is not None and change.size < 0 and change.is_clear:
+        yield f"“Reward”, the mean of {WINDOW} steps,", change.before, change.after
+    first, newest = recent.first_evaluation, [*recent.evaluations][-2:]  # two, as a single evaluation may be chance
+    if first is not None and first.step <= WINDOW and len(newest) == 2 and newest[0] != first:
+        yield "“Held-out reward”", first.reward, max(evaluation.reward for evaluation in newest)
 
 
 def hacking(recent: Recent, threshold: float) -> Sign | None:
@@ -137,6 +165,15 @@ REWARD_RULES = (
                   "ours: of 20 groups one teaches; trl#5640, verl#5228 on groups of no variance"),
         "Take a larger group, a higher Temp, rewards with partial credit, or other prompts; or stop, if the reward is full.",
         no_signal, "group_size",
+    ),
+    Rule(
+        "reward_fell", "Worse than at the start", "Reward", "reward",
+        Threshold(0.5, f"the mean reward of the last {WINDOW} steps is below that of the first {WINDOW}, by four standard errors and by more "
+                  "than this many standard deviations of the first completions' rewards; or the last two held-out rewards are below the "
+                  "first by as much; not where reward weights vary",
+                  "ours: half a standard deviation, a medium effect by Cohen's convention"),
+        "Stop, and go on from an early checkpoint with a lower learning rate; a KL weight above 0 keeps the policy near its start.",
+        reward_fell, "learning_rate",
     ),
     Rule(
         "hacking", "One reward at the cost of another", "Rewards per function", "rewards/*/mean",

@@ -1,0 +1,1 @@
+"""Runs as the window sees them: followed, listed, compared, queued; no widgets."""

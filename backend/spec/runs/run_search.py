@@ -1,0 +1,152 @@
+"""The search for runs: `lr>1e-5 tag:math loss:dapo -state:failed addition` → a test that a run passes or not.
+
+A query is words and conditions, all of which must hold; `-` in front of one negates it, and quotes keep spaces. A word is looked for
+in title, folder, model, data, state, tags and note. A condition is a field, setting or metric, one of `: = > < >= <=`, and a value; `:`
+means "contains" for text and "equals" for numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+
+from backend.spec.config import SETTINGS
+from backend.spec.events import METRICS
+from backend.spec.faults import Mistake
+from backend.spec.rewards.catalog import nearest
+from backend.spec.runs.run_fields import FIELDS, HELD_OUT, field_of
+from backend.spec.runs.run_record import RunRecord
+from backend.spec.setting_aliases import KEY_ALIASES
+
+Test = Callable[[RunRecord], bool]
+
+HINT = "Words, and conditions such as lr>1e-5  tag:math  loss:dapo  state:failed  is:favourite  reward>=2  -tag:old"
+SHORT_NAMES = {
+    "lr": "learning_rate", "loss": "grpo_loss_type", "batch": "batch_size", "group": "group_size", "rewards": "reward_functions",
+    "tag": "tags", "title": "name", "run": "name", "hours": "worked", "gb": "disk", "step": "steps",
+    "heldout": "held_out", "held-out": "held_out", **KEY_ALIASES,
+}  # fmt: skip
+"""What may be typed for a field or setting → its key."""
+FLAGS: dict[str, Test] = {
+    "favourite": lambda record: record.notes.favourite,
+    "archived": lambda record: record.notes.archived,
+    "live": lambda record: record.summary.state in ("starting", "running"),
+    "cloned": lambda record: bool(record.parent),
+}
+"""`is:FLAG`."""
+_SCALES = {"worked": 3600.0, "disk": 1e9}
+"""Fields whose values are typed in hours and in GB, but are kept in seconds and bytes."""
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    ">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le,
+}  # fmt: skip
+_PART = re.compile(r'-?(?:[^\s"]|"[^"]*"?)+')
+_CONDITION = re.compile(r"(-?)([A-Za-z_][\w./-]*)(>=|<=|[:=<>])(.*)", re.DOTALL)
+
+
+def search(query: str, metrics: Collection[str] = tuple(METRICS)) -> Test:
+    """The test of a query; an empty one passes every run. `metrics`: names that conditions may use beside fields and settings.
+
+    Raises Mistake for an unknown name, with the nearest one, and for a value that cannot be compared.
+    """
+    tests = [_test(part, metrics) for part in _PART.findall(query)]
+    return lambda record: all(test(record) for test in tests)
+
+
+def asks_for_archived(query: str) -> bool:
+    """Whether a query names archived runs, which are left out otherwise."""
+    return "is:archived" in query.lower()
+
+
+def _test(part: str, metrics: Collection[str]) -> Test:
+    condition = _CONDITION.fullmatch(part)
+    if condition is None:
+        negated, word = part.startswith("-") and len(part) > 1, part.lstrip("-").replace('"', "").lower()
+        test: Test = lambda record: word in _text(record)  # noqa: E731
+    else:
+        negated, value = bool(condition[1]), condition[4].replace('"', "")
+        test = _condition(condition[2], condition[3], value, metrics)
+    return (lambda record: not test(record)) if negated else test
+
+
+def _text(record: RunRecord) -> str:
+    """Everything that a plain word is looked for in, in lower case."""
+    about, notes = record.summary, record.notes
+    data = str(record.settings.get("data", ""))
+    return "\n".join((notes.title, about.name, about.model, data, about.state, *notes.tags, notes.note)).lower()
+
+
+def _condition(name: str, sign: str, value: str, metrics: Collection[str]) -> Test:
+    if not value:
+        raise Mistake("search", f"{name}{sign} needs a value after it.")
+    if name.lower() == "is":
+        if value.lower() not in FLAGS:
+            raise Mistake("search", f"is:{value} is not known; there are {', '.join(f'is:{flag}' for flag in FLAGS)}.")
+        return FLAGS[value.lower()]
+    key = _key(name, sign, metrics)
+    field = field_of(key)
+    assert field is not None  # _key returns nothing that is none
+    read = _reader(key, field.value)
+    if sign in _COMPARISONS:
+        bound, compare = _number(value), _COMPARISONS[sign]
+        if bound is None:
+            raise Mistake("search", f"{name}{sign} needs a number, not {value}.")
+        return lambda record: _compares(compare, read(record), bound)
+    return lambda record: _matches(read(record), value, whole=sign == "=")
+
+
+def _key(name: str, sign: str, metrics: Collection[str]) -> str:
+    """The key of a field, setting or metric as it was typed. `loss:dapo` is the kind of loss, `loss>0.1` the metric."""
+    lower = name.lower()
+    is_metric = lower in metrics and sign in _COMPARISONS
+    for key in (lower, name) if is_metric else (SHORT_NAMES.get(lower, ""), lower, name):
+        if key in FIELDS or key in SETTINGS or key in metrics or (key.startswith(HELD_OUT) and key != HELD_OUT):
+            return key
+    near = nearest(lower, [*FIELDS, *SHORT_NAMES, *SETTINGS, *metrics])
+    raise Mistake("search", f"Runs have no {name}." + (f" Did you mean {near}?" if near else ""))
+
+
+def _reader(key: str, value_of: Callable[[RunRecord], Any]) -> Callable[[RunRecord], Any]:
+    """A field as it is searched, which for three of them is more than what is shown."""
+    if key == "name":
+        return lambda record: [record.notes.title, record.summary.name]
+    if key == "model":
+        return lambda record: record.summary.model
+    if key == "tags":
+        return lambda record: list(record.notes.tags)
+    if key == "note":
+        return lambda record: record.notes.note
+    if key in _SCALES:
+        return lambda record: None if (value := value_of(record)) is None else value / _SCALES[key]
+    return value_of
+
+
+def _compares(compare: Callable[[Any, Any], bool], value: Any, bound: float) -> bool:
+    number = _number(value)
+    return number is not None and compare(number, bound)
+
+
+def _matches(value: Any, wanted: str, *, whole: bool) -> bool:
+    """Whether a value is, or for text contains, what was typed. Of a list one item suffices."""
+    if value is None:
+        return False
+    if isinstance(value, list | tuple):
+        items: list[Any] = list(value)  # pyright: ignore
+        return any(_matches(item, wanted, whole=whole) for item in items)
+    number, bound = _number(value), _number(wanted)
+    if number is not None and bound is not None and not isinstance(value, str):
+        return math.isclose(number, bound, rel_tol=1e-9)
+    text, wanted = str(value).lower(), wanted.lower()
+    return text == wanted if whole else wanted in text
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,1 @@
+"""Sweeps: their files, the runs that they plan, and their results."""
