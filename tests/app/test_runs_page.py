@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QGuiApplication
+from PySide6.QtGui import QFontMetrics, QGuiApplication
 
 from app import theme
 from app.model.runs import run_list, run_trash
 from app.model.runs.run_list import CACHE, RunList
 from app.model.session import Session
 from app.pages.runs_page import RunsPage
+from app.widgets.basic.number_format import figure, signed
 from app.widgets.runs.column_dialog import ColumnDialog
 from app.widgets.runs.free_space_dialog import FreeSpaceDialog
 from app.widgets.runs.run_table import RunModel
@@ -134,6 +135,16 @@ def test_a_run_that_begins_to_train_behind_our_back_stays(qtbot, page: RunsPage,
     page.run_actions.trash()  # the table still believes that it has failed
     os.close(handle)
     assert (archive / "failed" / "events.jsonl").exists() and "being trained by another process" in messages[0]
+
+
+@pytest.mark.parametrize(("key", "text"), [("change", signed(-0.000123)), ("reward", figure(0.000123))])
+def test_a_number_is_never_shortened(page: RunsPage, key: str, text: str) -> None:
+    """With its middle left out, −0.00599 read −0…99."""
+    number = [field.key for field in page.model.columns].index(key)
+    index = page.table.sorted.index(0, number)
+    metrics = QFontMetrics(index.data(Qt.ItemDataRole.FontRole) or page.table.font())
+    padding = page.table.sizeHintForIndex(index).width() - metrics.horizontalAdvance(str(index.data()))
+    assert metrics.horizontalAdvance(text) + padding <= page.table.columnWidth(number)
 
 
 def test_sorting_is_by_number(page: RunsPage) -> None:

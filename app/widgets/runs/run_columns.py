@@ -17,7 +17,7 @@ from backend.spec.runs.run_record import RunRecord
 DEFAULT_COLUMNS = ("favourite", "name", "state", "curve", "reward", "change", "held_out", "steps", "began", "worked", "model", "tags", "disk")  # fmt: skip
 NAME, FAVOURITE, CURVE_KEY = "name", "favourite", "curve"
 WIDTHS = {
-    "text": 120, "number": 74, "steps": 88, "duration": 92, "time": 120, "bytes": 84, "curve": 92, "change": 76, "flag": 34,
+    "text": 120, "number": 84, "steps": 88, "duration": 92, "time": 120, "bytes": 84, "curve": 92, "change": 92, "flag": 34,
 }  # fmt: skip
 """Kind of a field → the first width of its column, in pixels."""
 _OWN_WIDTHS = {"name": 200, "state": 84, "model": 150, "note": 200}
