@@ -122,6 +122,8 @@ def replay(source: RunFolder, runs_dir: Path | None = None, name: str = "", spee
     folder = make_run_folder(name or f"{source.name}-replay", runs_dir, reuse=bool(name))
     hold_lock(folder)  # until the process ends
     folder.config.write_bytes(source.config.read_bytes())
+    if source.changes.exists():  # with config.yaml they are the run's settings
+        folder.changes.write_bytes(source.changes.read_bytes())
     log = source.log.read_bytes() if source.log.exists() else b""
     folder.log.write_bytes(f"Replay of {source.name}. Its log:\n".encode() + log)
     return Replay(source, folder, speed)

@@ -78,9 +78,8 @@ class Trainer:
         self._save_s = 0.0
         self.timer = StepTimer(self.clock)
         self.phases = PhaseReporter(diary)
-        HealthReporter(
-            diary, steering.config_at(0).model_dump()
-        )  # its changes are in the diary, which keeps the reporter
+        # It follows the diary, which keeps it, and reads later changes of settings there.
+        HealthReporter(diary, steering.config_at(0).model_dump())
         self.metrics = MetricWatch(read_events(run.events))
         self.planned_end: PlannedEnd | None = None
         self._rewards_since_save: list[float] = []

@@ -63,6 +63,13 @@ def test_a_replay_ends_as_the_original_ended(
     assert copy.config.read_bytes() == source.config.read_bytes() and copy.log.read_text().endswith("its last words\n")
 
 
+def test_a_steered_run_keeps_its_changes(tmp_path: Path) -> None:
+    """Without them the replay would show its first settings as the present ones."""
+    source = recorded(tmp_path)
+    source.changes.write_text('{"v": 1, "changes": [{"step": 3, "settings": {"beta": [0.02, 0.1]}}]}')
+    assert replay(source, tmp_path, "steered", 0).folder.changes.read_bytes() == source.changes.read_bytes()
+
+
 def test_it_is_marked_as_a_replay(tmp_path: Path) -> None:
     playing = replay(recorded(tmp_path), tmp_path, "again", 0)
     assert playing.play()

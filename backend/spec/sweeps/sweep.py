@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from backend.spec.config import parse
+from backend.spec.config import SETTINGS, parse
 
 ROUND_STEPS = 10
 """Steps that a run takes before the next one has its turn."""
@@ -46,7 +46,8 @@ class Configuration:
 
     @property
     def label(self) -> str:
-        return ", ".join(f"{key} {text_of(value)}" for key, value in self.settings.items())
+        """“Learning rate 0.0001, Temp 0.8”."""
+        return ", ".join(f"{SETTINGS[key].label} {text_of(value)}" for key, value in self.settings.items())
 
 
 @dataclass(frozen=True, slots=True)
