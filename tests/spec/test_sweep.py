@@ -126,7 +126,7 @@ def test_the_written_file_is_the_same_sweep(tmp_path: Path) -> None:
         ({"metric": 3}, "metric", "name of a held-out metric"),
         ({"name": "a/b"}, "name", "cannot be a folder's name"),
         ({"round_steps": 0}, "round_steps", "at least 1"),
-        ({"over": {"max_completion_length": [64, 4096]}}, "max_completion_length", "Configuration 2 (max_completion"),
+        ({"over": {"max_completion_length": [64, 4096]}}, "max_completion_length", "Configuration 2 (Completion"),
         ({"over": {key: [2, 3, 4, 5, 6] for key in ("rank", "group_size", "batch_size", "keep_checkpoints")}},
          "over", "625 configurations"),
     ],
