@@ -30,7 +30,11 @@ class Torture:
     """Cases at full size; 0: every one."""
 
 
-TORTURES: dict[str, Torture] = {}
+TORTURES: dict[str, Torture] = {
+    "kills": Torture(
+        "runs, sweeps, exports and clones killed at random moments and gone on with, compared bit for bit", 200
+    ),
+}
 """Name, which is that of the module too → what it is."""
 
 
