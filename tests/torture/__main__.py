@@ -30,7 +30,9 @@ class Torture:
     """Cases at full size; 0: every one."""
 
 
-TORTURES: dict[str, Torture] = {}
+TORTURES: dict[str, Torture] = {
+    "soak": Torture("long runs: memory, handles and time of a step are flat; the cases are steps", 10_000),
+}
 """Name, which is that of the module too → what it is."""
 
 
