@@ -1,0 +1,6 @@
+"""Keep code that we do not trust to its own folder: no writing elsewhere, no network, no hold on other processes."""
+
+from backend.confinement.confine import Confinement, confine
+from backend.confinement.environment import confined_environment
+
+__all__ = ["Confinement", "confine", "confined_environment"]
