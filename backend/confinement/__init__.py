@@ -2,5 +2,6 @@
 
 from backend.confinement.confine import Confinement, confine
 from backend.confinement.environment import confined_environment
+from backend.confinement.guard import guard
 
-__all__ = ["Confinement", "confine", "confined_environment"]
+__all__ = ["Confinement", "confine", "confined_environment", "guard"]
