@@ -2,7 +2,7 @@
 
 `guard()` forks. The caller goes on in the new process, the worker. The old one stays as its guard, and ends with the worker's
 exit code or signal, so whoever started it sees one process. It ends everything when the worker ends, when the other end of
-its stdin is closed (the parent asks for it so, or has died, of SIGKILL too), and when it gets SIGTERM.
+its requests, by default its stdin, is closed (the parent asks for it so, or has died, of SIGKILL too), and at SIGTERM.
 
 On Linux the guard is the "subreaper" of its descendants: a process that loses its parent becomes the guard's child, however it
 tried to get away, so none is missed (prctl(2), PR_SET_CHILD_SUBREAPER). If the guard itself gets SIGKILL, the kernel ends the worker but
@@ -20,13 +20,14 @@ from contextlib import suppress
 from typing import NoReturn
 
 GRACE_S = 0.5
-"""How long the worker may take to end by itself once its stdin is closed."""
+"""How long the worker may take to end by itself once its requests are closed."""
 ENDING_S = 5.0
 """How long the guard goes on killing what a worker's descendants start anew."""
 
 
-def guard() -> None:
-    """Fork, and return in the worker. Called first in a child with one thread, before its pipes are copied."""
+def guard(watched: int = 0) -> None:
+    """Fork, and return in the worker. Called first in a child with one thread, before its pipes are copied. `watched`: the pipe whose
+    other end the parent holds as long as it wants the worker."""
     parent = os.getpid()
     if sys.platform == "linux":
         from backend.confinement.linux.libc import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
@@ -34,7 +35,7 @@ def guard() -> None:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
     worker = os.fork()
     if worker:
-        _watch(worker)
+        _watch(worker, watched)
     if sys.platform == "linux":
         # A subreaper is not inherited; the signal comes when the guard's only thread ends.
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -43,10 +44,12 @@ def guard() -> None:
     os.setpgid(0, 0)  # a signal to its own group must not reach the guard
 
 
-def _watch(worker: int) -> NoReturn:
+def _watch(worker: int, watched: int) -> NoReturn:
     """The guard's life."""
-    # The pipes of answers and errors end with the worker, not with the guard; stdin is only watched.
-    os.closerange(1, 1 << 16)
+    # The other pipes end with the worker, not with the guard.
+    if watched:  # closerange(0, 0) closes all there are
+        os.closerange(0, watched)
+    os.closerange(watched + 1, 1 << 16)
     woken, wake = os.pipe()
     for end in (woken, wake):
         os.set_blocking(end, False)
@@ -55,7 +58,7 @@ def _watch(worker: int) -> NoReturn:
         signal.signal(number, lambda *_: None)  # waking is enough
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    status = _wait(worker, woken)
+    status = _wait(worker, watched, woken)
     if status is None:
         with suppress(ProcessLookupError):
             os.kill(worker, signal.SIGKILL)
@@ -64,18 +67,18 @@ def _watch(worker: int) -> NoReturn:
     _end_as(status)
 
 
-def _wait(worker: int, woken: int) -> int | None:
+def _wait(worker: int, watched: int, woken: int) -> int | None:
     """The worker's wait status; None where it has to be ended."""
     poll = select.poll()
     poll.register(woken, select.POLLIN)
-    poll.register(0, 0)  # only the hang-up: the requests are the worker's to read
+    poll.register(watched, 0)  # only the hang-up: the requests are the worker's to read
     deadline: float | None = None
     while deadline is None or time.monotonic() < deadline:
         events = dict(poll.poll(None if deadline is None else 1000 * max(deadline - time.monotonic(), 0)))
         if woken in events and signal.SIGTERM in os.read(woken, 64):
             return None
-        if 0 in events:
-            poll.unregister(0)
+        if watched in events:
+            poll.unregister(watched)
             deadline = time.monotonic() + GRACE_S
         # Orphans end as children of ours too, and are only collected.
         while (ended := _ended_child()) is not None:

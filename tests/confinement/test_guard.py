@@ -168,6 +168,21 @@ def test_stdin_is_left_to_the_worker(tmp_path: Path) -> None:
     assert process.wait(10) == 5
 
 
+def test_another_pipe_than_stdin_may_be_watched(tmp_path: Path) -> None:
+    """Its stdin is empty from the beginning, as that of the process that scores."""
+    read, write = os.pipe()
+    code = CHILD.replace("guard()", "guard(int(sys.argv[2]))") + "daemon('one'); time.sleep(60)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path), str(read)],
+        stdin=subprocess.DEVNULL, pass_fds=(read,), env=backend_environment(), start_new_session=True,
+    )  # fmt: skip
+    os.close(read)
+    pids = [noted(tmp_path, name) for name in ("worker", "one")]
+    os.close(write)
+    assert process.wait(5) == -signal.SIGKILL
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
 def test_children_are_found_without_the_kernels_list() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         assert child.pid in _children()
