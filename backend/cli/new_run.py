@@ -18,6 +18,7 @@ from backend.spec.events import Diary
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, default_run_name, make_run_folder
 from backend.spec.setting_aliases import translate
+from backend.spec.whole_file import replace_file
 
 if TYPE_CHECKING:
     from backend.run.run_inputs import RunInputs
@@ -50,7 +51,10 @@ def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> Pre
     settings, inputs = check_settings(raw)
     folder_name = settings.run_name or default_run_name(settings.model, settings.train_type, settings.train_mode)
     folder = make_run_folder(folder_name, runs_dir, reuse=bool(settings.run_name))
-    folder.config.write_text(dump(settings), encoding="utf-8")
+    try:
+        replace_file(folder.config, dump(settings))
+    except OSError as error:
+        raise Mistake("runs_dir", f"{folder.config} cannot be written: {error.strerror}.") from None
     return PreparedRun(folder, settings, inputs)
 
 
