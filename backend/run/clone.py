@@ -29,6 +29,7 @@ from backend.spec.config import SETTINGS, Config, dump, keys_used_by, parse
 from backend.spec.events import Diary
 from backend.spec.faults import Fault, Mistake
 from backend.spec.places import RunFolder, make_run_folder
+from backend.spec.private_files import make_private_folder
 from backend.spec.runs.lineage import Parent, write_parent
 from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import run_config
@@ -107,7 +108,7 @@ def clone(
     after = parse(after.model_dump() | {"run_name": name})
     draft = RunFolder(folder.path.with_name(f".{folder.name}.{os.getpid()}"))
     try:
-        draft.path.mkdir()
+        make_private_folder(draft.path, exist_ok=False)
         if reference == "clone":
             after = _with_own_reference(parent, saved, after, draft, folder)
         changed = _changed(before, after)
