@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,9 @@ from backend.cli.completions import checkpoints, run_names
 from backend.cli.evaluation_table import print_evaluation
 from backend.cli.exit_codes import STOPPED, verb
 from backend.cli.gpu_timeout import relax_gpu_timeout
+from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.options import AllowCode, ExistingRunsDir
+from backend.run.stop_signals import handle, handlers_restored
 from backend.spec.config import Config, load
 from backend.spec.evaluation import Evaluation, free_name, write_evaluation
 from backend.spec.faults import Mistake
@@ -38,10 +39,11 @@ STREAM_EVERY_S = 0.25
 
 
 class _StopRequested(Exception):
-    """SIGTERM or Ctrl-C has come."""
+    """A signal to stop has come."""
 
 
 @verb
+@outlives_terminal
 def evaluate(
     model: Annotated[
         str, typer.Argument(metavar="RUN|MODEL", help="A run, or a model's folder or id.", autocompletion=run_names)
@@ -163,21 +165,16 @@ def _default_name(evaluated: EvaluatedModel, choices: EvaluationChoices) -> str:
 
 @contextmanager
 def _stopping_on_signals() -> Iterator[Callable[[], None]]:
-    """A function that raises once SIGTERM or SIGINT has come: between two chunks of decoding, where nothing is half done."""
+    """A function that raises once a signal to stop has come: between two chunks of decoding, where nothing is half done."""
     received: list[int] = []
-    before = {
-        number: signal.signal(number, lambda got, _: received.append(got)) for number in (signal.SIGTERM, signal.SIGINT)
-    }
 
     def check() -> None:
         if received:
             raise _StopRequested
 
-    try:
+    with handlers_restored():
+        handle(lambda number, _: received.append(number))
         yield check
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _JsonProgress:

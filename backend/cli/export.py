@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from backend.cli.completions import checkpoints, run_names
-from backend.cli.exit_codes import verb
+from backend.cli.exit_codes import STOPPED, verb
+from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.options import AllowCode, AsJson, ExistingRunsDir
+from backend.run.stop_signals import StopRequested, raising_stop
 from backend.spec.config import read
 from backend.spec.exports import DEFAULT_FORMAT, FORMATS, TARGETS
 from backend.spec.faults import Mistake
@@ -31,6 +35,7 @@ Format = Annotated[
 
 
 @verb
+@outlives_terminal
 def export(
     run: Annotated[str, typer.Argument(help="A run folder, or its name.", autocompletion=run_names)],
     to: Target,
@@ -81,19 +86,31 @@ def export(
     chosen = f"{quantize}bit" if quantize else format_ or DEFAULT_FORMAT
     request = Export(to, name or run_folder.name, folder, chosen, checkpoint, held_out, overwrite, fetch)
     report = _report_json if as_json else _ReportLines()
-    if to == "hub":
-        from backend.cli import publish
+    with _stopping():
+        if to == "hub":
+            from backend.cli import publish
 
-        what = publish.Publication(request, repo, private=not public)
-        (publish.preview if preview else publish.publish)(run_folder, what, report, as_json=as_json)
-        return
-    exported = export_run(run_folder, request, report)
+            what = publish.Publication(request, repo, private=not public)
+            (publish.preview if preview else publish.publish)(run_folder, what, report, as_json=as_json)
+            return
+        exported = export_run(run_folder, request, report)
     if as_json:
         _print_json(exported.to_dict())
         return
     for sentence in exported.sentences():
         print(sentence, file=sys.stderr)
     print(exported.place)
+
+
+@contextmanager
+def _stopping() -> Iterator[None]:
+    """Exit with a sentence at a signal to stop, once what was begun is cleaned up."""
+    try:
+        with raising_stop():
+            yield
+    except StopRequested as stop:
+        print(f"Stopped because {stop}; a model is put in its place whole or not at all.", file=sys.stderr)
+        raise typer.Exit(STOPPED) from None
 
 
 class _ReportLines:

@@ -13,6 +13,7 @@ from backend.cli import help_page
 from backend.cli.completions import changes as changes_offered
 from backend.cli.completions import run_names
 from backend.cli.exit_codes import STOPPED, verb
+from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.options import AllowCode, AsJson, ExistingRunsDir, NewRunsDir
 
 if TYPE_CHECKING:
@@ -106,17 +107,20 @@ def move(
 
 @queue.command("run")
 @verb
+@outlives_terminal
 def run_queue(runs_dir: ExistingRunsDir = None) -> None:
     """Train what waits, one after the other, until the queue is empty. A run that trains already is waited for."""
     from backend.run.queue_runner import QueueRunner
+    from backend.run.stop_signals import StopRequested, raising_stop
     from backend.spec.faults import Mistake
 
     file = _queue_of(runs_dir)
     if file.read().is_paused:
         raise Mistake("queue", "The queue is paused; `queue resume` lets it go on.")
     try:
-        reason = QueueRunner(file, lambda sentence: print(sentence, flush=True)).run()
-    except KeyboardInterrupt:
+        with raising_stop():
+            reason = QueueRunner(file, lambda sentence: print(sentence, flush=True)).run()
+    except StopRequested:
         print("\nThe queue stops here. A run that trains goes on; `queue run` goes on with the rest.")
         raise typer.Exit(STOPPED) from None
     print(_state_sentence(file))

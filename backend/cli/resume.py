@@ -11,6 +11,7 @@ from backend.cli.completions import changes as changes_offered
 from backend.cli.completions import run_names
 from backend.cli.exit_codes import verb
 from backend.cli.gpu_timeout import relax_gpu_timeout
+from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.new_run import PreparedRun, parse_changes
 from backend.cli.options import AllowCode, Live, NewRunsDir, Stream
 from backend.cli.run_session import train_and_exit
@@ -24,6 +25,7 @@ from backend.spec.sweeps.sweep_results import find_sweep
 
 
 @verb
+@outlives_terminal
 def resume(
     run: Annotated[str, typer.Argument(help="A run or a sweep: its folder or its name.", autocompletion=run_names)],
     runs_dir: NewRunsDir = None,

@@ -13,10 +13,12 @@ import typer
 
 from backend.cli.exit_codes import verb
 from backend.cli.gpu_timeout import relax_gpu_timeout
+from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.options import AllowCode, AsJson, NewRunsDir
 from backend.cli.restart import restart
-from backend.cli.run_session import logging_to, signal_handlers_restored
+from backend.cli.run_session import logging_to
 from backend.cli.sweep_table import plan_lines, print_results
+from backend.run.stop_signals import handlers_restored
 from backend.spec.command import shell_line
 from backend.spec.config import parse
 from backend.spec.faults import Mistake
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 
 @verb
+@outlives_terminal
 def sweep(
     file: Annotated[str, typer.Argument(help="The sweep, a YAML file; with --resume its folder or name.")],
     runs_dir: NewRunsDir = None,
@@ -110,13 +113,14 @@ def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: b
     from backend.run.ending import RESTART
     from backend.run.sweep.sweep import run_sweep
 
-    with signal_handlers_restored():
+    with handlers_restored() as afterwards:
         with logging_to(folder.process):
             out = sys.stderr if as_json else sys.stdout
             print(folder.path, file=out, flush=True)
             print(blas.prepare(), file=sys.stderr, flush=True)
             command = shell_line([*sys.argv])
             ending = run_sweep(plan, folder, inputs, command=command, echo=_lines(out), may_restart=True)
+        afterwards.process_ends = ending.exit_code != 0 and ending.kind != RESTART
         if ending.kind == RESTART:
             restart("sweep", str(folder.path), "--resume", *(["--json"] if as_json else []))
     results = read_results(folder)

@@ -9,6 +9,7 @@ import typer
 
 from backend.cli.completions import changes as changes_offered
 from backend.cli.exit_codes import verb
+from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.new_run import apply_changes, new_run, prepared_run
 from backend.cli.options import AllowCode, Live, NewRunsDir, Stream
 from backend.cli.run_session import train_and_exit
@@ -17,6 +18,7 @@ from backend.spec.faults import Mistake
 
 
 @verb
+@outlives_terminal
 def train(
     config: Annotated[Path | None, typer.Argument(help="The settings, a YAML file.")] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Train in this folder, which holds config.yaml.")] = None,
