@@ -78,5 +78,5 @@ def test_without_a_chunk_size_all_tokens_are_projected_at_once() -> None:
         seen.append(x.shape)
         return head(x)
 
-    token_logps(project, None, mx.zeros((6, 8)), mx.zeros(6, mx.int32), temperature=1.0, with_gradient=False)
-    assert seen == [(6, 8)]
+    token_logps(project, None, mx.zeros((9, 8)), mx.zeros(9, mx.int32), temperature=1.0, with_gradient=False)
+    assert seen == [(9, 8)]
