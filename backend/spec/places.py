@@ -175,6 +175,11 @@ class RunFolder:
         return self.path / "evaluations"
 
     @property
+    def inspection(self) -> Path:
+        """The batches of steps that were not applied, for a number in them was not finite."""
+        return self.path / "inspection"
+
+    @property
     def uploads(self) -> Path:
         return self.path / "uploads"
 
