@@ -139,6 +139,7 @@ ENDS = {
     "raise type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})": "raised Odd: (its text cannot be read) (mine.py, line 2)",
     "return [10 ** 400] * 2": "returned inf as a score, which is not a finite number",
     "return [1e300] * len(completions)": "returned 1e+300 as a score, which is too large",
+    "open('mine.txt')": "(mine.py, line 2); a relative name is one in the functions' own working folder: write Path(__file__).parent",
     "input()": "raised EOFError: EOF when reading a line (mine.py, line 2)",
 }
 
