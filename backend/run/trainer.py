@@ -361,7 +361,7 @@ class Trainer:
         if not exports(config):
             return
         self.diary.write("phase", phase="exporting")
-        self.parts.background_tokenizer.close()
+        self.parts.close()
         del self.parts  # fusing loads the model again, and two of them may not fit in memory
         mx.clear_cache()
         export_finished(config, self.folder, self.diary)
@@ -371,7 +371,7 @@ class Trainer:
         self.keep_awake.stop()
         self.checkpoint_writer.close()
         if self.has_parts:
-            self.parts.background_tokenizer.close()
+            self.parts.close()
         for log in (self.diary, self.completions):
             log.close()
 

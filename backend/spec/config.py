@@ -368,6 +368,17 @@ class Config(BaseModel):
                                          "registers functions of your own.", kind="file", used_by=("task", "rewards", "scoring"))
     reward_timeout: float = setting(60.0, "generation", "Reward timeout", "A reward function that takes longer than this "
                                     "in one step stops the run.", gt=0, le=1_000_000, unit="s", advanced=True, used_by=("rewards",))
+    reward_isolation: str = setting(
+        "process", "generation", "Reward isolation", "Where reward functions run.", advanced=True,
+        choices=[("process", "Own process", "In a process beside the trainer, without its files and environment: a function that hangs, "
+                  "crashes or exits is told by one sentence, and the run is saved."),
+                 ("thread", "In the trainer", "In the trainer's own process, for functions that need what it has in memory. One that crashes "
+                  "or never returns takes the run with it.")],
+        used_by=("rewards",),
+    )
+    reward_network: bool = setting(False, "generation", "Reward network", "Reward functions may use the network, as one that asks a judge "
+                                   "does. Needs Reward isolation by process; in the trainer nothing keeps them from it.", advanced=True,
+                                   when=("reward_isolation", ("process",)), used_by=("rewards",))
     # fmt: on
 
     @property
