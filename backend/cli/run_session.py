@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import typer
 from backend.cli.exit_codes import FINISHED
 from backend.cli.new_run import PreparedRun
 from backend.cli.restart import display_options, restart
+from backend.run.stop_signals import handlers_restored
 from backend.spec.command import shell_line
 from backend.spec.places import RunFolder
 
@@ -45,7 +45,7 @@ def train_or_exit(
     says_on_stdout = not (stream or quiet)
     if says_on_stdout:
         print(run.folder.path, flush=True)
-    with signal_handlers_restored():
+    with handlers_restored() as afterwards:
         with logging_to(run.folder), display(stream, progress, quiet, run.settings.steps_per_report) as echo:
             print(blas.prepare(), file=sys.stderr, flush=True)
             command = shell_line([*sys.argv])
@@ -58,6 +58,7 @@ def train_or_exit(
                 may_restart=True,
                 changes=run.changes,
             )
+        afterwards.process_ends = ending.exit_code != 0 and ending.kind != RESTART
         if ending.kind == RESTART:  # with the handlers that the trainer has left
             verb = go_on_with or ("resume", str(run.folder.path))
             restart(*verb, *display_options(stream, progress))
@@ -82,17 +83,6 @@ def display(stream: bool, progress: bool | None, quiet: bool, steps_per_line: in
     is_live = console.is_terminal if progress is None else progress
     with LiveDisplay(console) if is_live else LineDisplay(console, steps_per_line) as echo:
         yield echo
-
-
-@contextmanager
-def signal_handlers_restored() -> Iterator[None]:
-    """The trainer replaces the handlers of SIGINT and SIGTERM; restoring them makes the process interruptible as usual."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Tee:

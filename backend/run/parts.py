@@ -94,6 +94,11 @@ class RunParts:
         tokens = min(forward.micro_batch_tokens, forward.largest_micro_batch or forward.micro_batch_tokens)
         return StepSize(tokens, min(rows or every_row, every_row))
 
+    def close(self) -> None:
+        """End the tokenizer's thread and the reward functions' process."""
+        self.background_tokenizer.close()
+        self.scoring.close()
+
     def restore(self, saved: Checkpoint) -> None:
         """Bring every part to the state of a checkpoint."""
         state = saved.state
@@ -145,7 +150,7 @@ def load_parts(
     held_out = {"valid": config.val_batches * per_step, "test": config.test_batches * per_step}
     valid, test = (prompts[split].first(count) if split in prompts else [] for split, count in held_out.items())
     steps = -(-config.epochs * prompts["train"].fitting // per_step) if config.epochs else config.iters  # rounded up
-    scoring = ScoringStages(config, inputs.reward_functions, steps)
+    scoring = ScoringStages(config, inputs.scorer, steps)
     background_tokenizer = BackgroundTokenizer(prompts)
     for sentence in background_tokenizer.new_notes():
         note(sentence)

@@ -42,7 +42,7 @@ def train(
     settings to change from the step after that checkpoint on.
 
     Errors of the run are written to the diary and returned in the Ending, never raised. Raises Mistake when another process
-    holds the run, its log of GPU errors or its changes are damaged, or the settings of `changes` cannot be. With `may_restart` the Ending may be a RESTART: the run stays locked, SIGTERM and SIGINT stay blocked, and the caller
+    holds the run, its log of GPU errors or its changes are damaged, or the settings of `changes` cannot be. With `may_restart` the Ending may be a RESTART: the run stays locked, the stop signals stay blocked, and the caller
     has to exec a program that calls this again.
     """
     # An flock, which the kernel releases however this process ends. It is held before the checkpoint is read and the files
