@@ -30,6 +30,7 @@ from backend.spec.config import SETTINGS, Config, dump, keys_used_by, parse
 from backend.spec.events import Diary
 from backend.spec.faults import Fault, Mistake
 from backend.spec.places import RunFolder
+from backend.spec.private_files import make_private_folder
 from backend.spec.runs.lineage import Parent, write_parent
 from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import run_config
@@ -107,7 +108,7 @@ def clone(
         # Of one name for one clone: the next one clears what a killed one has left.
         with staging_folder(folder.path.parent, folder.path, "clone") as staging:
             draft = RunFolder(staging / "new")
-            draft.path.mkdir()
+            make_private_folder(draft.path)
             if reference == "clone":
                 after = _with_own_reference(parent, saved, after, draft, folder)
             changed = _changed(before, after)

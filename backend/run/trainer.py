@@ -16,7 +16,7 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from backend.engine.memory import release_cached_buffers
 from backend.models.saving import save_model
-from backend.run import checkpoint
+from backend.run import checkpoint, not_finite
 from backend.run.checkpoint import TrainingState
 from backend.run.checkpoint_writer import CheckpointWriter, Snapshot, WrittenCheckpoint, snapshot
 from backend.run.control import Control, Stopped
@@ -141,11 +141,12 @@ class Trainer:
         """One rollout and its updates. A stop before the updates leaves the run at its last finished step."""
         self.timer = StepTimer(self.clock)
         collection = GroupCollection(self.parts, self.config, self.timer, self.poll)
-        groups, rollout_metrics = collection.collect(step)
-        reward_metrics = self.parts.scoring.fill_advantages(groups, step)
-        self.wait_for_checkpoint()  # the step before may still be on its way to disk, and the weights change now
-        with self.timer.phase("train"):
-            learn_metrics = self.learn(groups)
+        with not_finite.ends_run(self.config, self.folder, step, collection.batch):
+            groups, rollout_metrics = collection.collect(step)
+            reward_metrics = self.parts.scoring.fill_advantages(groups, step)
+            self.wait_for_checkpoint()  # the step before may still be on its way to disk, and the weights change now
+            with self.timer.phase("train"):
+                learn_metrics = self.learn(groups)
         self._rewards_since_save.append(reward_metrics["reward"])
         weight_metrics = self.parts.scoring.update_weights(groups, step)
         self.write_step(

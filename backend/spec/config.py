@@ -467,15 +467,28 @@ def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
             value = value[0]  # pyright: ignore
         if isinstance(value, str) and value and not Path(value).is_absolute() and (folder / value).exists():
             resolved[key] = str((folder / value).resolve())
-    rewards = raw.get("reward_functions")
-    if isinstance(rewards, list):  # entries such as file.py::function; text is split first
-        entries = cast("list[Any]", rewards)
-        resolved["reward_functions"] = [
-            with_absolute_file(entry, folder) if isinstance(entry, str) else entry for entry in entries
-        ]
-    elif isinstance(rewards, str) and "::" in rewards:
-        resolved["reward_functions"] = [with_absolute_file(text, folder) for text in split_names(rewards)]
+    if "reward_functions" in raw:
+        resolved["reward_functions"] = _rewards_beside(folder, raw["reward_functions"])
+    if isinstance(stages := raw.get("stages"), list):
+        resolved["stages"] = [_stage_beside(folder, stage) for stage in cast("list[Any]", stages)]
     return resolved
+
+
+def _stage_beside(folder: Path, stage: Any) -> Any:
+    if not isinstance(stage, dict) or "reward_functions" not in stage:
+        return cast("Any", stage)
+    stage = cast("dict[str, Any]", stage)
+    return stage | {"reward_functions": _rewards_beside(folder, stage["reward_functions"])}
+
+
+def _rewards_beside(folder: Path, rewards: Any) -> Any:
+    """Entries such as file.py::function with their files made absolute; text is split first."""
+    if isinstance(rewards, list):
+        entries = cast("list[Any]", rewards)
+        return [with_absolute_file(entry, folder) if isinstance(entry, str) else entry for entry in entries]
+    if isinstance(rewards, str) and "::" in rewards:
+        return [with_absolute_file(text, folder) for text in split_names(rewards)]
+    return rewards
 
 
 def dump(config: Config | Mapping[str, Any]) -> str:

@@ -20,12 +20,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from backend.spec.config import dump, parse
+from backend.spec.config import dump, parse, read
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, make_run_folder, runs_folder
+from backend.spec.private_files import make_private_folder
 from backend.spec.sweeps.sweep import SweepPlan
-from backend.spec.sweeps.sweep_file import dump_sweep
+from backend.spec.sweeps.sweep_file import dump_sweep, load_sweep
 from backend.spec.whole_file import replace_file
 
 RunState = Literal["waiting", "training", "given up", "finished", "stopped", "failed"]
@@ -97,7 +98,7 @@ def make_sweep(plan: SweepPlan, runs: Path | None = None) -> SweepFolder:
         what = f"sweep {plan.name}" if is_there else f"run {taken}"
         raise Mistake("name", f"The {what} exists already; resume the sweep, or choose another name.")
     try:
-        folder.path.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder.path)
         replace_file(folder.plan, dump_sweep(plan))
     except OSError as error:
         raise Mistake("runs_dir", f"The folder {folder.path} cannot be written: {error.strerror}.") from None
@@ -114,6 +115,14 @@ def make_runs(plan: SweepPlan, folder: SweepFolder) -> None:
                 replace_file(run.config, dump(parse(plan.raw_settings(member))))
             except OSError as error:
                 raise Mistake("runs_dir", f"{run.config} cannot be written: {error.strerror}.") from None
+
+
+def settings_of_runs(folder: SweepFolder) -> list[dict[str, Any]]:
+    """The raw settings of every run: those of the plan, and of the folders that there are, which count where the two differ. Raises Mistake
+    for a config.yaml that cannot be read."""
+    plan = load_sweep(folder.plan)
+    made = [folder.run(member.run).config for member in plan.members()]
+    return [*plan.every_settings(), *(read(config) for config in made if config.is_file())]
 
 
 def live_sweep() -> SweepFolder | None:
