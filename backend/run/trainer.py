@@ -290,7 +290,9 @@ class Trainer:
     def _snapshot(self) -> Snapshot:
         """The last finished step, with the state of everything that a checkpoint holds."""
         self.diary.write("phase", phase="saving")
-        if not self._has_evaluations:
+        if (
+            self._rewards_since_save and not self._has_evaluations
+        ):  # empty where the last save failed, and is tried again
             self.state.score = _mean(self._rewards_since_save)
         self._rewards_since_save = []
         # Read last: both files up to these lengths hold the steps of this checkpoint and nothing of later ones.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -46,7 +47,8 @@ def _content(path: Path, home: Path) -> Any:
     if path.name == "events.jsonl":
         return _diary(path, home)
     if path.suffix == ".json":
-        return _timeless(json.loads(path.read_text(encoding="utf-8")), home)
+        with contextlib.suppress(ValueError):  # half a file is compared as it is
+            return _timeless(json.loads(path.read_text(encoding="utf-8")), home)
     content = path.read_bytes()
     return content.replace(bytes(home), b"HOME") if path.suffix not in (".safetensors", ".gguf") else content
 
