@@ -14,6 +14,7 @@ from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.policy import Base, Policy, load_policy
 from backend.run.checkpoint import Checkpoint
+from backend.run.checkpoint_integrity import DamagedCheckpoint
 from backend.run.evaluate import held_out_rewards
 from backend.run.gpu_retries import StepSize
 from backend.run.memory_plan import WHOLE_STEP, learner_limits, plan_memory, refuse_too_large, rollout_limits
@@ -100,10 +101,14 @@ class RunParts:
         self.scoring.close()
 
     def restore(self, saved: Checkpoint) -> None:
-        """Bring every part to the state of a checkpoint."""
+        """Bring every part to the state of a checkpoint. Raises DamagedCheckpoint for arrays that are not this model's; the parts are of no
+        use then."""
         state = saved.state
-        self.policy.assign(saved.weights())
-        self.learner.restore(saved.optimizer(), state.updates, state.bonus)
+        try:
+            self.policy.assign(saved.weights())
+            self.learner.restore(saved.optimizer(), state.updates, state.bonus)
+        except ValueError as error:
+            raise DamagedCheckpoint(saved, str(error).rstrip(".")) from error
         self.scoring.restore(state.reward_weights)
         self.prompt_stream.cursor = state.cursor
         if saved.has_reference:
