@@ -64,12 +64,15 @@ class Ended:
 
 
 class WarmProcess:
-    """Runs command lines of the backend in forks of one warm process, one after the other. `folder` takes their output."""
+    """Runs command lines of the backend in forks of one warm process, one after the other. `folder` takes their output. Without `compiles`
+    mlx fuses no kernels, which on a CPU each cost a run of the compiler when they are first needed; everything is computed alike."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, compiles: bool = True) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._output = folder / "output.txt"
         environment = os.environ | {"LD_PRELOAD": str(library()), "PYTHONUNBUFFERED": "1"}
+        if not compiles:
+            environment["MLX_DISABLE_COMPILE"] = "1"
         self._server = subprocess.Popen(
             [sys.executable, "-m", "tests.torture.warm"], cwd=ROOT, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
