@@ -66,7 +66,7 @@ class CheckpointWriter:
     """Writes one checkpoint at a time: `begin`, then `wait`."""
 
     def __init__(self, run: RunFolder, keep: int) -> None:
-        self._run, self._keep = run, keep
+        self.run, self._keep = run, keep
         # One thread for all of them: mlx gives every thread that touches an array a stream, and keeps it.
         self._writer = ThreadPoolExecutor(1, "checkpoints")
         self._pending: Future[WrittenCheckpoint] | None = None
@@ -102,7 +102,7 @@ class CheckpointWriter:
         for log in logs:
             log.sync()
         path = checkpoint.save(
-            self._run, taken.state, taken.weights, taken.optimizer, taken.reference,
+            self.run, taken.state, taken.weights, taken.optimizer, taken.reference,
             is_full_model=taken.adapter_config is None, keep=self._keep,
         )  # fmt: skip
         if taken.adapter_config is not None:
@@ -111,7 +111,7 @@ class CheckpointWriter:
 
     def _publish_adapters(self, path: Path, taken: Snapshot) -> None:
         """Copy the adapters to `adapters/`, where mlx-lm loads them; a file is replaced completely or not at all."""
-        folder = self._run.adapters
+        folder = self.run.adapters
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # Weights before config: readers need both files, so a first checkpoint appears only once its weights are complete.

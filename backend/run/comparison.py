@@ -98,7 +98,7 @@ def evaluate_model(
     report(EvaluationProgress("Reading the dataset"))
     inputs = read_inputs(config)
     rows, source = _rows(inputs.splits, choices.split, config)
-    scoring = _scoring(evaluated, ScoringStages(config, inputs.reward_functions, evaluated.steps))
+    scoring = _scoring(evaluated, ScoringStages(config, inputs.scorer, evaluated.steps))
     rule = _pass_rule(evaluated, choices, scoring, notes)
     check()
     report(EvaluationProgress("Loading the model"))

@@ -24,6 +24,7 @@ from backend.run.ending import Ending
 from backend.run.final_export import export_finished, exports
 from backend.run.gpu_retries import GpuErrorLog, StepSize
 from backend.run.group_collection import GroupCollection
+from backend.run.held_folder import HeldFolder
 from backend.run.keep_awake import KeepAwake
 from backend.run.parts import RunParts, SharedParts, load_parts
 from backend.run.planned_end import MetricWatch, PlannedEnd, observe_score, patience_is_over
@@ -68,8 +69,9 @@ class Trainer:
         self.gpu_errors = GpuErrorLog(run)
         self.keep_awake = KeepAwake(self.warn)
         self.slowdowns = SlowdownWatch(self.note)
+        self.held = HeldFolder(run, diary, self.warn)
         self.control = Control(
-            run, diary, before_pause=self.rest, after_pause=self.keep_awake.start, take_change=self.take_change,
+            run, diary, look=self.held.look, before_pause=self.rest, after_pause=self.keep_awake.start, take_change=self.take_change,
             keep_words=is_restarted,
         )  # fmt: skip
         self.state = TrainingState()
@@ -363,17 +365,22 @@ class Trainer:
         if not exports(config):
             return
         self.diary.write("phase", phase="exporting")
-        self.parts.background_tokenizer.close()
+        self.parts.close()
         del self.parts  # fusing loads the model again, and two of them may not fit in memory
         mx.clear_cache()
         export_finished(config, self.folder, self.diary)
 
+    def move_to(self, folder: RunFolder) -> None:
+        """Go on in another place: the run's folder was moved there, with the files that are open."""
+        self.folder = self.control.run = self.checkpoint_writer.run = folder
+
     def close(self) -> None:
         """Let the machine sleep, and close threads and files."""
         self.keep_awake.stop()
+        self.held.close()
         self.checkpoint_writer.close()
         if self.has_parts:
-            self.parts.background_tokenizer.close()
+            self.parts.close()
         for log in (self.diary, self.completions):
             log.close()
 

@@ -5,6 +5,7 @@ Only the functions whose docstrings say so open or create anything.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -32,6 +33,9 @@ LOCK_VARIABLE = "GRPO_STUDIO_LOCK"
 LOCK_PATIENCE_S = 0.5
 """How long a trainer waits for its run's lock: a window that tests whether a run is alive holds it for an instant."""
 
+
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+"""What flock says on a file system that has no locks."""
 
 BUNDLED = "Bundled "
 """What a path inside our resources begins with where it is shown, in place of the folder where this copy of the app is installed."""
@@ -203,16 +207,20 @@ def hold_lock(run: RunFolder) -> int:
 
     Raises Mistake when another process holds it, or the folder cannot be written.
     """
-    try:
-        handle = os.open(run.lock, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise Mistake("run", f"The run folder {run.path} cannot be written: {error.strerror}.") from None
     until = time.monotonic() + LOCK_PATIENCE_S
-    while not file_lock.take(handle):
-        if time.monotonic() > until:
-            os.close(handle)
-            raise Mistake("run", f"The run {run.name} is being trained by another process; stop that one first.")
-        time.sleep(0.01)
+    try:
+        while (handle := file_lock.try_hold(run.lock)) is None:
+            if time.monotonic() > until:
+                raise Mistake("run", f"The run {run.name} is being trained by another process; stop that one first.")
+            time.sleep(0.01)
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            sentence = (
+                f"The run folder {run.path} is on a file system without locks ({error.strerror}), so two trainings could write "
+                f"to it at once; choose a folder on another disk."
+            )
+            raise Mistake("runs_dir", sentence) from None
+        raise Mistake("run", f"The run folder {run.path} cannot be written: {error.strerror}.") from None
     return handle
 
 

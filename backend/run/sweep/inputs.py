@@ -42,7 +42,7 @@ class SweepInputs:
     def _shared(self, inputs: RunInputs) -> RunInputs:
         """The same inputs with lists of rows that another run has already, where they are equal."""
         rows = {split: self._known(inputs.splits.rows(split)) for split in SPLITS}
-        return RunInputs(Splits(**rows, source=inputs.splits.source), inputs.reward_functions)  # pyright: ignore[reportArgumentType]
+        return RunInputs(Splits(**rows, source=inputs.splits.source), inputs.scorer)  # pyright: ignore[reportArgumentType]
 
     def _known(self, rows: list[dict[str, object]]) -> list[dict[str, object]]:
         for known in self._rows:
