@@ -69,6 +69,7 @@ class Killer:
                     [f"with its changes it ended with {again.code}: {again.last_words}"] if again.code else []
                 )
             outcome.faults += [] if outcome.faults else differences(broken, whole)
+            outcome.faults += [f"in the folder of temporary files: {name}" for name in self.warm.take_temporary_files()]
         finally:
             if not outcome.faults:
                 for path in (whole, broken):
