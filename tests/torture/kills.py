@@ -64,8 +64,12 @@ class Killer:
             steered = RunFolder(broken / "runs" / "mine")
             if not outcome.faults and steered.changes.exists():
                 shutil.rmtree(whole)
-                self._whole(work, whole, None, steered)
+                again = self._whole(work, whole, None, steered)
+                outcome.faults += (
+                    [f"with its changes it ended with {again.code}: {again.last_words}"] if again.code else []
+                )
             outcome.faults += [] if outcome.faults else differences(broken, whole)
+            outcome.faults += [f"in the folder of temporary files: {name}" for name in self.warm.take_temporary_files()]
         finally:
             if not outcome.faults:
                 for path in (whole, broken):
@@ -78,8 +82,10 @@ class Killer:
         work.prepare(home)
         if steered is None:
             return work.do(home, trace)
-        run = RunFolder(home / "runs" / "mine")
+        run, prefs = RunFolder(home / "runs" / "mine"), steered.path.parents[1] / "prefs"
         run.path.mkdir()
+        if prefs.exists():  # the reward file was allowed there
+            shutil.copytree(prefs, home / "prefs")
         for source, target in ((steered.config, run.config), (steered.changes, run.changes)):
             shutil.copyfile(source, target)
         return self.warm.run("train", "--run", run.path, home=home)

@@ -96,6 +96,7 @@ class Syscalls:
             return self._faults_of(case, home, ended) or self._faults_resumed(case, home)
         finally:
             shutil.rmtree(home)
+            self.warm.take_temporary_files()
 
     def _faults_of(self, case: Case, home: Path, ended: Ended) -> list[str]:
         """What must hold at once: exit code 2 with a sentence, its ending in the diary, and every weight that was complete is whole."""

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not WORKS_HERE, reason="preloads a library of gl
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmProcess]:
-    with WarmProcess(tmp_path_factory.mktemp("warm")) as process:
+    with WarmProcess(tmp_path_factory.mktemp("warm"), compiles=False) as process:
         yield process
 
 
