@@ -30,7 +30,9 @@ class Torture:
     """Cases at full size; 0: every one."""
 
 
-TORTURES: dict[str, Torture] = {}
+TORTURES: dict[str, Torture] = {
+    "configs": Torture("hostile configurations, given to everything that reads one", 100_000),
+}
 """Name, which is that of the module too → what it is."""
 
 

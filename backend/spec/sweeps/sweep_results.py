@@ -83,8 +83,8 @@ def _modified_at(path: Path) -> float:
 
 def find_sweep(name: str | Path, runs: Path | None = None) -> SweepFolder | None:
     """A sweep by path or by name; None where there is none."""
-    candidates = (SweepFolder(Path(name).expanduser()), sweep_folder(str(name), runs))
-    return next((SweepFolder(each.path.resolve()) for each in candidates if each.plan.is_file()), None)
+    candidates = (SweepFolder(user_path(str(name), "sweep")), sweep_folder(str(name), runs))
+    return next((SweepFolder(each.path.resolve()) for each in candidates if is_file(each.plan)), None)
 
 
 def make_sweep(plan: SweepPlan, runs: Path | None = None) -> SweepFolder:
