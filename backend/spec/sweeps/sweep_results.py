@@ -27,6 +27,8 @@ from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, make_run_folder, runs_folder
 from backend.spec.sweeps.sweep import SweepPlan
 from backend.spec.sweeps.sweep_file import dump_sweep
+from backend.spec.user_input.files import is_file
+from backend.spec.user_input.paths import user_path
 
 RunState = Literal["waiting", "training", "given up", "finished", "stopped", "failed"]
 SweepState = Literal["waiting", "running", "finished", "stopped", "failed"]
