@@ -94,6 +94,15 @@ class RunParts:
         tokens = min(forward.micro_batch_tokens, forward.largest_micro_batch or forward.micro_batch_tokens)
         return StepSize(tokens, min(rows or every_row, every_row))
 
+    def checkpoint_bytes(self, config: Config) -> int:
+        """What the arrays of a checkpoint take on disk, and the adapters that are published with it."""
+        arrays = [self.policy.trainable(), self.learner.state_arrays()]
+        if config.sync_ref_model:
+            arrays.append(self.policy.reference_arrays())
+        if config.train_type != "full":
+            arrays.append(self.policy.trainable())
+        return sum(array.nbytes for group in arrays for array in group.values())
+
     def restore(self, saved: Checkpoint) -> None:
         """Bring every part to the state of a checkpoint."""
         state = saved.state

@@ -23,6 +23,7 @@ from backend.run.run_inputs import RunInputs
 from backend.run.steering import Steering
 from backend.run.trainer import Trainer
 from backend.spec.config import Config
+from backend.spec.disk_faults import DiskFault
 from backend.spec.events import Diary, truncate_file
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, hand_on_lock, hold_lock, inherited_lock
@@ -73,6 +74,7 @@ def open_run(
 
     `changes` as in `train`; raises Mistake as it does.
     """
+    checkpoint.clear_leftovers(run)
     saved = checkpoint.newest(run)
     steering = Steering(run, config)
     if changes:
@@ -133,11 +135,9 @@ def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries:
     log, step = trainer.gpu_errors, trainer.state.step
     try:
         logged = log.add(error, ending.gpu_text, step=step, in_use=trainer.step_size, retries=retries)
-    except OSError as full:  # without the log the next process would take the same large steps
+    except DiskFault as full:  # without the log the next process would take the same large steps
         save_without_gpu(trainer)
-        return replace(
-            ending, sentence=f"{ending.sentence} It is not retried, for gpu_errors.jsonl cannot be written: {full}."
-        )
+        return replace(ending, sentence=f"{ending.sentence} It is not retried. {full.faults[0].sentence}")
     if logged.is_retried:  # before saving, so that the checkpoint's length of the diary includes the note
         trainer.warn(logged.sentence)
         trainer.state.gpu_errors_told = len(log.errors)

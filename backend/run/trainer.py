@@ -5,7 +5,6 @@ How a run's process begins and ends, errors included, is in `backend.run.run_pro
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from dataclasses import replace
@@ -15,10 +14,10 @@ import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from backend.engine.memory import release_cached_buffers
-from backend.models.saving import save_model
+from backend.models.saving import model_bytes, save_model
 from backend.run import checkpoint
 from backend.run.checkpoint import TrainingState
-from backend.run.checkpoint_writer import CheckpointWriter, Snapshot, WrittenCheckpoint, snapshot
+from backend.run.checkpoint_writer import CheckpointWriter, Snapshot, WrittenCheckpoint, refresh_adapters, snapshot
 from backend.run.control import Control, Stopped
 from backend.run.ending import Ending
 from backend.run.final_export import export_finished, exports
@@ -26,7 +25,8 @@ from backend.run.gpu_retries import GpuErrorLog, StepSize
 from backend.run.group_collection import GroupCollection
 from backend.run.keep_awake import KeepAwake
 from backend.run.parts import RunParts, SharedParts, load_parts
-from backend.run.planned_end import MetricWatch, PlannedEnd, observe_score, patience_is_over
+from backend.run.planned_end import MetricWatch, PlannedEnd, mean_score, observe_score, patience_is_over
+from backend.run.room_for_saving import RoomForSaving
 from backend.run.run_inputs import RunInputs
 from backend.run.slowdowns import SlowdownWatch
 from backend.run.steering import Steering
@@ -72,6 +72,7 @@ class Trainer:
             run, diary, before_pause=self.rest, after_pause=self.keep_awake.start, take_change=self.take_change,
             keep_words=is_restarted,
         )  # fmt: skip
+        self.room = RoomForSaving(run, diary, self.control)
         self.state = TrainingState()
         self.checkpoint_writer = CheckpointWriter(run, config.keep_checkpoints)
         self.saved_step: int | None = None
@@ -106,7 +107,7 @@ class Trainer:
         self.evaluate_if_due()  # of a run that was shortened to the steps that it has done
         self.wait_for_checkpoint()
         if self.saved_step != self.state.step:
-            self.save()
+            self.save_when_there_is_room()
             self.wait_for_checkpoint()
         return self.ended()
 
@@ -196,14 +197,15 @@ class Trainer:
         """Evaluate and save when due; obey commands that had to wait for the end of the step."""
         if self._evaluation_due(step):
             self.evaluate(step)
+        self.room.wait()
         is_due = step % self.config.save_every == 0
         if is_due and not self._has_evaluations:
-            observe_score(self.state, _mean(self._rewards_since_save), step, self.config)
+            observe_score(self.state, mean_score(self._rewards_since_save), step, self.config)
         # Early stopping names the best weights, so they are saved whenever it is due.
         is_best = self.config.early_stopping_patience > 0 and self.state.best_step == step
         if is_due or is_best or self.control.save_requested:
             self.control.save_requested = False
-            self.save()
+            self.save_when_there_is_room()
         for sentence in self.parts.new_notes():
             self.note(sentence)
         for sentence in self.metrics.new_warnings(self.config.stop_when):
@@ -224,6 +226,7 @@ class Trainer:
         parts = load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, self.shared)
         if saved is not None:
             parts.restore(saved)
+            refresh_adapters(self.folder, saved, parts.policy, self.config)
             self.state, self.saved_step = saved.state, saved.state.step
             self._begun = saved.state.step
         # Set only once restored: from here on a failure saves the run first, and half-restored parts must not be saved.
@@ -264,7 +267,7 @@ class Trainer:
 
     def evaluate(self, step: int) -> None:
         metrics = self._held_out("valid", self.parts.valid, self.config.val_batches)
-        self.state.score, self.state.evaluated = _mean([metrics["reward"]]), step
+        self.state.score, self.state.evaluated = mean_score([metrics["reward"]]), step
         observe_score(self.state, self.state.score, step, self.config)
 
     def _held_out(self, split: str, problems: list[Problem], count: int) -> dict[str, float]:
@@ -278,6 +281,11 @@ class Trainer:
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def save_when_there_is_room(self) -> None:
+        """`save`, after a pause where the disk is nearly full. Raises Stopped."""
+        self.room.wait(lambda: self.parts.checkpoint_bytes(self.config))
+        self.save()
+
     def save(self) -> None:
         """Begin a checkpoint of the last finished step. It is written while the next step samples; `wait_for_checkpoint`
         writes its event once it is complete on disk."""
@@ -290,7 +298,7 @@ class Trainer:
         """The last finished step, with the state of everything that a checkpoint holds."""
         self.diary.write("phase", phase="saving")
         if not self._has_evaluations:
-            self.state.score = _mean(self._rewards_since_save)
+            self.state.score = mean_score(self._rewards_since_save)
         self._rewards_since_save = []
         # Read last: both files up to these lengths hold the steps of this checkpoint and nothing of later ones.
         self.state.events_bytes, self.state.completions_bytes = self.diary.size, self.completions.size
@@ -298,7 +306,7 @@ class Trainer:
         return snapshot(self.state, self.parts.policy, self.parts.learner, self.config)
 
     def wait_for_checkpoint(self) -> None:
-        """Wait until the checkpoint that was begun is complete, and write its event. Raises Mistake if writing failed."""
+        """Wait until the checkpoint that was begun is complete, and write its event. Raises DiskFault if writing failed."""
         began = self.clock()
         if (saved := self.checkpoint_writer.wait()) is not None:
             self._saved(saved)
@@ -356,6 +364,7 @@ class Trainer:
         if self.parts.test:
             self._held_out("test", self.parts.test, config.test_batches)
         if config.train_type == "full":
+            self.room.wait(lambda: model_bytes(self.parts.policy))
             save_model(self.parts.policy, config.model, self.folder.model)
         if not exports(config):
             return
@@ -383,9 +392,3 @@ class Trainer:
     def clock(self) -> float:
         """Seconds, on a clock that stops during a pause."""
         return time.monotonic() - self.control.paused_s
-
-
-def _mean(rewards: list[float]) -> float | None:
-    """The mean; None where no function had an opinion."""
-    known = [reward for reward in rewards if not math.isnan(reward)]
-    return sum(known) / len(known) if known else None

@@ -18,6 +18,7 @@ from typing import Any, Literal, cast
 
 from backend.spec import file_lock
 from backend.spec.faults import Mistake
+from backend.spec.whole_file import replace_file
 
 RUNS_VARIABLE = "GRPO_STUDIO_RUNS"
 """Environment variable that moves the runs folder."""
@@ -186,10 +187,8 @@ class RunFolder:
         return file_lock.is_held(self.lock)
 
     def say(self, word: str) -> None:
-        """Write a control word (pause, resume, save, stop, finish-step) for the trainer, atomically by rename."""
-        draft = self.path / f".control.{os.getpid()}"
-        draft.write_text(word, encoding="utf-8")
-        draft.replace(self.control)
+        """Write a control word (pause, resume, save, stop, finish-step) for the trainer, atomically by rename. Raises DiskFault."""
+        replace_file(self.control, word)
 
 
 def hold_lock(run: RunFolder) -> int:
