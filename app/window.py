@@ -26,7 +26,6 @@ from app import theme
 from app.desktop.drop_target import DroppedFile, dropped_file, kind_of
 from app.menus import RUN_ACTIONS, Menus
 from app.message_boxes import ask
-from app.model.consent import ConsentRequest
 from app.model.memory_parts import MemoryParts
 from app.model.session import Session
 from app.model.undo import History
@@ -41,6 +40,7 @@ from app.widgets.frame.drop_overlay import DropOverlay
 from app.widgets.frame.sidebar import Sidebar
 from app.widgets.frame.status_strip import StatusStrip
 from app.widgets.rewards.consent_dialog import ConsentFile, ask_consent
+from backend.spec.rewards.allowed_code import CodeToAllow
 
 MINIMUM = (880, 600)
 FIRST_SIZE = (1280, 800)
@@ -281,7 +281,7 @@ class Window(RunWindow):
         )
         return answer == "yes"
 
-    def ask_about_code(self, requests: Sequence[ConsentRequest]) -> bool:
+    def ask_about_code(self, requests: Sequence[CodeToAllow]) -> bool:
         """Whether the user's own reward code may run."""
         return ask_consent([ConsentFile(request.code, request.changed) for request in requests], self)
 

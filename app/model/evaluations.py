@@ -17,7 +17,6 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.model.consent import Consent
 from app.model.processes import ProcessOutcome, VerbProcess
-from backend.spec import config
 from backend.spec.command import backend_command
 from backend.spec.evaluation import (
     DecodingName,
@@ -192,7 +191,7 @@ class Evaluations(QObject):
         if self.running is not None or self._run is None:
             return
         try:
-            if not self._consent.obtain(config.read(self._run.config)):
+            if not self._consent.obtain_for_run(self._run):
                 self._fail("The reward file was not allowed to run, so nothing was evaluated.")
                 return
         except Mistake as mistake:

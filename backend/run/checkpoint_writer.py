@@ -22,12 +22,14 @@ from backend.models.policy import Policy
 from backend.models.saving import adapter_config
 from backend.run import checkpoint
 from backend.run.checkpoint import Arrays, Checkpoint, TrainingState
+from backend.run.not_finite import weights_fault
 from backend.spec.config import Config
 from backend.spec.disk_faults import writing
 from backend.spec.events import JsonLines
 from backend.spec.places import RunFolder
 from backend.spec.whole_file import copy_file, replace_file
 from backend.training.learner import Learner
+from backend.training.not_finite import not_finite_arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,12 @@ class Snapshot:
 
 
 def snapshot(state: TrainingState, policy: Policy, learner: Learner, config: Config) -> Snapshot:
-    """References to everything that a checkpoint holds; nothing is copied."""
+    """References to everything that a checkpoint holds; nothing is copied. Raises Mistake for an array that is not finite."""
     full = config.train_type == "full"
     arrays = policy.trainable(), learner.state_arrays(), policy.reference_arrays() if config.sync_ref_model else None
     mx.eval(arrays)  # a lazy array can be evaluated only in the thread that made its graph
+    if odd := not_finite_arrays((name, x) for named in arrays for name, x in (named or {}).items()):
+        raise weights_fault(config, state.step, odd)
     # `replace` makes a copy: the trainer sets fields of its own state while this one is written.
     return Snapshot(replace(state), *arrays, None if full else adapter_config(policy, config))
 

@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from backend.run import stop_signals
 from backend.spec.events import Diary
 from backend.spec.places import RunFolder
 
 WORDS = ("pause", "resume", "save", "stop", "finish-step")
 PAUSE_POLL_S = 0.1
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def do_nothing() -> None: ...
@@ -68,18 +68,16 @@ class Control:
             leftover.unlink(missing_ok=True)
 
     def listen_to_signals(self) -> None:
-        """Make SIGTERM and SIGINT mean "save and stop". To be called in the main thread, as `signal.signal` requires."""
-        for number in SIGNALS:
-            signal.signal(number, self._on_signal)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # `hand_on_signals` of the program before has blocked them
+        """Make the stop signals mean "save and stop". To be called in the main thread, as `signal.signal` requires."""
+        stop_signals.handle(self._on_signal)
+        stop_signals.unblock()  # `hand_on_signals` of the program before has blocked them
 
     def hand_on_signals(self) -> None:
         """Before an exec: a signal that comes from now on is obeyed by the next program. Raises Stopped for one that has come already."""
         # Until the exec a signal may reach another thread, whose mask is its own; it becomes a word. From the exec on there is this
         # thread alone: its mask is inherited, and a signal stays pending until the next program listens.
-        for number in SIGNALS:
-            signal.signal(number, lambda *_: self.run.say("stop"))
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        stop_signals.handle(lambda *_: self.run.say("stop"))
+        stop_signals.block()
         if self._signal is not None:
             self.listen_to_signals()
             self.obey()
@@ -87,7 +85,9 @@ class Control:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Only note it. Python runs a handler between any two bytecodes of the main thread, so a write to the diary from here
         # could land in the middle of another, and an exception could surface between two updates of the weights.
-        self._signal = number
+        self._signal = (
+            self._signal or number
+        )  # the first is the reason; more of them, while it is saved, change nothing
 
     def obey(self, *, may_stop: bool = True) -> None:
         """Obey the command that came since the last call, if any. Blocks while paused; raises Stopped for a stop.

@@ -16,7 +16,7 @@ from typing import Any
 
 from backend.models.saving import save_model
 from backend.run import checkpoint
-from backend.run.ending import RESTART, Ending, ending_of
+from backend.run.ending import RESTART, Ending, after_fault, ending_of, write_ending
 from backend.run.gpu_errors import GpuError
 from backend.run.parts import SharedParts
 from backend.run.run_inputs import RunInputs
@@ -43,7 +43,7 @@ def train(
     settings to change from the step after that checkpoint on.
 
     Errors of the run are written to the diary and returned in the Ending, never raised. Raises Mistake when another process
-    holds the run, its log of GPU errors or its changes are damaged, or the settings of `changes` cannot be. With `may_restart` the Ending may be a RESTART: the run stays locked, SIGTERM and SIGINT stay blocked, and the caller
+    holds the run, its log of GPU errors or its changes are damaged, or the settings of `changes` cannot be. With `may_restart` the Ending may be a RESTART: the run stays locked, the stop signals stay blocked, and the caller
     has to exec a program that calls this again.
     """
     # An flock, which the kernel releases however this process ends. It is held before the checkpoint is read and the files
@@ -93,19 +93,15 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0) -> Ending:
 
     → the ending as it became: `gpu_retries` is how often a GPU error may be answered by a RESTART.
     """
-    if ending.gpu_error is not None:
-        ending = _after_gpu_error(trainer, ending, ending.gpu_error, gpu_retries)
-    elif ending.kind != "finished":
-        ending = _save_before(trainer, ending)
+    try:
+        if ending.gpu_error is not None:
+            ending = _after_gpu_error(trainer, ending, ending.gpu_error, gpu_retries)
+        elif ending.kind != "finished":
+            ending = _save_before(trainer, ending)
+    except DiskFault as fault:
+        ending = after_fault(ending, fault)
     if ending.kind != RESTART:
-        event: dict[str, Any] = {
-            "step": ending.step,
-            "reason": ending.reason or ending.kind,
-            "sentence": ending.sentence,
-        }
-        if ending.traceback:
-            event["traceback"] = ending.traceback
-        trainer.diary.write(ending.kind, **event)
+        ending = write_ending(trainer.diary, ending)
     trainer.close()
     return ending
 

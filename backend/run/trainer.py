@@ -15,7 +15,7 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from backend.engine.memory import release_cached_buffers
 from backend.models.saving import model_bytes, save_model
-from backend.run import checkpoint
+from backend.run import checkpoint, not_finite
 from backend.run.checkpoint import TrainingState
 from backend.run.checkpoint_writer import CheckpointWriter, Snapshot, WrittenCheckpoint, refresh_adapters, snapshot
 from backend.run.control import Control, Stopped
@@ -142,11 +142,12 @@ class Trainer:
         """One rollout and its updates. A stop before the updates leaves the run at its last finished step."""
         self.timer = StepTimer(self.clock)
         collection = GroupCollection(self.parts, self.config, self.timer, self.poll)
-        groups, rollout_metrics = collection.collect(step)
-        reward_metrics = self.parts.scoring.fill_advantages(groups, step)
-        self.wait_for_checkpoint()  # the step before may still be on its way to disk, and the weights change now
-        with self.timer.phase("train"):
-            learn_metrics = self.learn(groups)
+        with not_finite.ends_run(self.config, self.folder, step, collection.batch):
+            groups, rollout_metrics = collection.collect(step)
+            reward_metrics = self.parts.scoring.fill_advantages(groups, step)
+            self.wait_for_checkpoint()  # the step before may still be on its way to disk, and the weights change now
+            with self.timer.phase("train"):
+                learn_metrics = self.learn(groups)
         self._rewards_since_save.append(reward_metrics["reward"])
         weight_metrics = self.parts.scoring.update_weights(groups, step)
         self.write_step(
@@ -179,7 +180,7 @@ class Trainer:
         # Completions first: a reader that sees the step's line in the diary finds its completions in their file.
         for group, token_data in zip(groups, recorded_tokens(self.config, self.parts, groups), strict=True):
             self.completions.append(group_row(step, group, token_data))
-        self.state = replace(
+        state = replace(
             self.state, step=step, updates=self.parts.learner.updates, cursor=self.parts.prompt_stream.cursor,
             num_tokens=self.state.num_tokens + int(lengths["num_tokens"]),
             elapsed_s=self.state.elapsed_s + self.timer.elapsed(),
@@ -188,9 +189,10 @@ class Trainer:
         save_time = {"time/save": self._save_s} if self._save_s else {}
         self._save_s = 0.0  # the time of saving after step N is reported with step N + 1
         event = self.diary.write("step", step=step, metrics=lengths | variety_metrics(groups) | metrics | save_time | {
-            "num_tokens": self.state.num_tokens, "epoch": self.parts.prompt_stream.epoch,
+            "num_tokens": state.num_tokens, "epoch": self.parts.prompt_stream.epoch,
             "train_tokens_per_second": self.timer.rate(trained_tokens, "train"),
         } | self.timer.metrics())  # fmt: skip
+        self.state = state  # once its line is written: a step that the diary lacks is in no checkpoint
         self.metrics.take(event)
 
     def after_step(self, step: int) -> None:
@@ -297,7 +299,8 @@ class Trainer:
     def _snapshot(self) -> Snapshot:
         """The last finished step, with the state of everything that a checkpoint holds."""
         self.diary.write("phase", phase="saving")
-        if not self._has_evaluations:
+        # None of them after a save that failed and is tried again: the score stands.
+        if self._rewards_since_save and not self._has_evaluations:
             self.state.score = mean_score(self._rewards_since_save)
         self._rewards_since_save = []
         # Read last: both files up to these lengths hold the steps of this checkpoint and nothing of later ones.

@@ -18,6 +18,7 @@ from typing import Any, Literal, cast
 
 from backend.spec import file_lock
 from backend.spec.faults import Mistake
+from backend.spec.private_files import make_private_folder, restrict_to_user
 from backend.spec.whole_file import replace_file
 
 RUNS_VARIABLE = "GRPO_STUDIO_RUNS"
@@ -175,6 +176,11 @@ class RunFolder:
         return self.path / "evaluations"
 
     @property
+    def inspection(self) -> Path:
+        """The batches of steps that were not applied, for a number in them was not finite."""
+        return self.path / "inspection"
+
+    @property
     def uploads(self) -> Path:
         return self.path / "uploads"
 
@@ -270,7 +276,7 @@ def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = Fals
     for number in range(1, 1000):
         run = RunFolder(parent / (name if number == 1 else f"{name}-{number}"))
         try:
-            run.path.mkdir(parents=True, exist_ok=reuse)
+            make_private_folder(run.path, exist_ok=reuse)
         except FileExistsError:
             if reuse:
                 raise Mistake("run_name", f"{run.path} exists and is not a folder.") from None
@@ -281,6 +287,7 @@ def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = Fals
             raise Mistake("runs_dir", f"The runs folder {parent} cannot be written: Permission denied.")
         if run.has_diary or run.is_locked():
             raise Mistake("run_name", f"The run {name} exists already; choose another name, or resume it.")
+        restrict_to_user(run.path)  # with `reuse` it may be a folder that was there
         return run
     raise Mistake("run_name", f"There are a thousand runs called {name}; choose another name.")
 

@@ -17,11 +17,11 @@ def test_a_folder_deleted_between_opening_and_locking_is_made_anew(
     """The export before this one ends at that very moment: a lock on its deleted folder would guard nothing."""
     lock, deleted = atomic_folder._lock, []
 
-    def deleted_meanwhile(handle: int, target: Path) -> None:
+    def deleted_meanwhile(handle: int, target: Path, made_by: str) -> None:
         if not deleted:
             deleted.append(os.fstat(handle).st_ino)
             (tmp_path / ".grpo-studio-mine").rmdir()
-        lock(handle, target)
+        lock(handle, target, made_by)
 
     monkeypatch.setattr(atomic_folder, "_lock", deleted_meanwhile)
     with atomic_folder.staging_folder(tmp_path, tmp_path / "mine") as staging:

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from backend.run import checkpoint
-from backend.run.control import SIGNALS
 from backend.run.ending import RESTART
 from backend.run.gpu_errors import BUFFERS, INTERACTIVITY, MEMORY
 from backend.run.gpu_retries import GpuErrorLog, StepSize
 from backend.run.memory_plan import learner_limits, rollout_limits
+from backend.run.stop_signals import STOP_SIGNALS
 from backend.spec.disk_faults import disk_fault
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
@@ -45,7 +45,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _nothing_handed_on(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A test that ends with a RESTART leaves a lock and blocked signals to a process that never comes."""
     yield
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     if LOCK_VARIABLE in os.environ:
         os.close(int(os.environ.pop(LOCK_VARIABLE)))
 

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import random
-import signal
 import subprocess
 import threading
 import time
@@ -23,6 +22,7 @@ from mlx_lm import load
 from backend.generation.rollout import Rollout
 from backend.run import checkpoint, telemetry
 from backend.run import checkpoint_writer as checkpoint_writer_module
+from backend.run.stop_signals import handlers_restored
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.disk_faults import disk_fault
 from backend.spec.events import METRICS, PHASES, read_events
@@ -120,10 +120,8 @@ def completion_steps(run: RunFolder) -> list[int]:
 def uninterrupted(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run that every interrupted one must equal."""
     run = RunFolder(tmp_path_factory.mktemp("uninterrupted") / "run")
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    assert small_run.train_here(settings(inputs, **WHOLE), run).kind == "finished"
-    signal.signal(signal.SIGINT, before[0])
-    signal.signal(signal.SIGTERM, before[1])
+    with handlers_restored():
+        assert small_run.train_here(settings(inputs, **WHOLE), run).kind == "finished"
     return run
 
 

@@ -34,6 +34,8 @@ TORTURES: dict[str, Torture] = {
     "kills": Torture(
         "runs, sweeps, exports and clones killed at random moments and gone on with, compared bit for bit", 200
     ),
+    "syscalls": Torture("every system call of saves and of a run's end fails in turn, in six ways", 0),
+    "soak": Torture("long runs: memory, handles and time of a step are flat; the cases are steps", 10_000),
 }
 """Name, which is that of the module too → what it is."""
 

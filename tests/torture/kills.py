@@ -55,7 +55,7 @@ class Killer:
             trace = self.folder / f"{seed}-trace"
             unbroken = self._whole(work, whole, trace)
             if unbroken.code != 0:
-                outcome.faults.append(f"without a break it ended with {unbroken.code}: {unbroken.output}")
+                outcome.faults.append(f"without a break it ended with {unbroken.code}: {unbroken.last_words}")
                 return outcome
             calls = traced(trace)
             self._broken(work, broken, random, calls, unbroken.seconds, outcome)
@@ -95,17 +95,17 @@ class Killer:
             if ended.code == -9:
                 outcome.kills.append(str(kill))
             if ended.hung or ended.code not in (0, -9):
-                outcome.faults.append(f"ended with {ended.code} after {outcome.kills}: {ended.output}")
+                outcome.faults.append(f"ended with {ended.code} after {outcome.kills}: {ended.last_words}")
             if ended.left and not work.leaves_processes:
                 outcome.faults.append(f"left behind by {kill}: {ended.left}")
-            if ended.code == 0 or outcome.faults:
+            if outcome.faults or work.is_done(home):
                 break
         if timer is not None:
             timer.join()
         while not outcome.faults and not work.is_done(home):
             ended = work.go_on(home, None, None)
             if ended.code != 0 or ended.hung or (ended.left and not work.leaves_processes):
-                outcome.faults.append(f"going on ended with {ended.code}, {ended.left} left: {ended.output}")
+                outcome.faults.append(f"going on ended with {ended.code}, {ended.left} left: {ended.last_words}")
 
     def _steering(self, work: Work, home: Path, random: Random, seconds: float) -> threading.Timer | None:
         """Sometimes, a change of settings that comes at some moment of the run."""

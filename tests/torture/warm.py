@@ -57,6 +57,11 @@ class Ended:
     """Command lines of the processes that it left behind, which have been killed."""
     hung: bool = False
 
+    @property
+    def last_words(self) -> str:
+        """The end of what it printed."""
+        return "\n".join(self.output.splitlines()[-12:])
+
 
 class WarmProcess:
     """Runs command lines of the backend in forks of one warm process, one after the other. `folder` takes their output."""

@@ -114,10 +114,15 @@ class ExportChoices(QWidget):
             arguments += ["--checkpoint", self.weights.currentData()]
         if TARGETS[target].asks_for_folder:
             arguments += ["--folder", str(self._folder)]
-        if self.held_out.isChecked() and FORMATS[format_].kind == "model" and not self.is_upload:
+        if self.compares_rewards:
             arguments += ["--held-out", str(HELD_OUT_PROMPTS)]
         may_replace = self.overwrite.isChecked() and not self.overwrite.isHidden()
         return [*arguments, *(["--overwrite"] if may_replace else [])]
+
+    @property
+    def compares_rewards(self) -> bool:
+        """Whether the reward functions are run, on completions of held-out prompts."""
+        return self.held_out.isChecked() and FORMATS[self.format.currentData()].kind == "model" and not self.is_upload
 
     @property
     def is_upload(self) -> bool:

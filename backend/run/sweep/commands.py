@@ -1,4 +1,4 @@
-"""Commands to a whole sweep: the words pause, resume and stop in its folder, and SIGTERM and SIGINT.
+"""Commands to a whole sweep: the words pause, resume and stop in its folder, and the signals that mean stop.
 
 A sweep has no loop of its own to poll in: one of its runs computes nearly all the time, and obeys its own control file within a fraction
 of a second. So every command is handed to the run whose turn it is, and a stop is remembered for the others.
@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from types import FrameType
 
-from backend.run.control import SIGNALS
+from backend.run import stop_signals
 from backend.spec.disk_faults import DiskFault
 from backend.spec.places import RunFolder
 
@@ -34,11 +34,8 @@ class SweepCommands:
 
     def listen(self) -> None:
         """To be called in the main thread, as `signal.signal` requires."""
-        for number in SIGNALS:
-            signal.signal(number, self._on_signal)
-        signal.pthread_sigmask(
-            signal.SIG_UNBLOCK, SIGNALS
-        )  # a program before this one may have blocked them (`Control`)
+        stop_signals.handle(self._on_signal)
+        stop_signals.unblock()  # a program before this one may have blocked them (`Control`)
         self._watcher.start()
 
     def close(self) -> None:

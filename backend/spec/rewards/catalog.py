@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +32,7 @@ from backend.spec.rewards.parse import (
     registered_entries,
     takes_completions,
 )
+from backend.spec.user_input.files import is_file
 
 __all__ = [
     "BUILT_IN",
@@ -245,6 +247,10 @@ def _fits(value: Any, annotation: str) -> bool:
     return not kinds or kind in kinds or (kind == "int" and "float" in kinds)
 
 
+_LONGEST_NAME = 100
+"""Characters of a misspelt name that are compared: more would take long and be like nothing."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name closest to `name`, or None when nothing is close.
 
@@ -252,7 +258,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """
     names = {candidate.lower(): candidate for candidate in known}
     names |= {short: full for short, full in _short_names().items() if full in names}
-    close = difflib.get_close_matches(name.lower(), names, n=1)
+    close = difflib.get_close_matches(name[:_LONGEST_NAME].lower(), names, n=1)
     return names[close[0]] if close else None
 
 
@@ -262,8 +268,13 @@ def with_absolute_file(text: str, folder: Path) -> str:
         call = read_call(text)
     except Mistake:
         return text
-    path = locate_reward_file(call.file, folder)
-    return replace(call, file=str(path.resolve())).text if call.file and path.is_file() else text
+    if not call.file:
+        return text
+    try:
+        path = locate_reward_file(call.file, folder)
+    except Mistake:
+        return text  # what cannot be a path is told where the entry is checked
+    return replace(call, file=os.path.realpath(path)).text if is_file(path) else text
 
 
 def plain_function_entry(call: RewardCall, base: Path | None = None) -> RewardEntry | None:

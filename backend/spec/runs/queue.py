@@ -20,6 +20,7 @@ from backend.spec import file_lock, places
 from backend.spec.diary_ends import has_finished
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.private_files import make_private_folder
 from backend.spec.whole_file import replace_file
 
 FILE, LOCK, RUNNER_LOCK, LOG = "queue.json", "queue.lock", "queue-runner.lock", "queue.log"
@@ -227,7 +228,7 @@ class QueueFile:
 
     def _make_folder(self) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self.folder)
             writable = os.access(self.folder, os.W_OK)
         except OSError:
             writable = False

@@ -156,9 +156,14 @@ def read_changes(run: RunFolder) -> list[Change]:
     except OSError as error:
         raise Mistake("run", f"{run.changes} cannot be read: {error.strerror}.") from None
     try:
-        return [Change.from_dict(entry) for entry in json.loads(text)["changes"]]
-    except (ValueError, TypeError, KeyError, AttributeError):
+        changes = [Change.from_dict(entry) for entry in json.loads(text)["changes"]]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise Mistake("run", f"{run.changes} is damaged: it does not hold a list of changes.") from None
+    # No trainer writes another key. One from somebody else could name other weights, rows or reward files than config.yaml does.
+    strange = next((key for change in changes for key in change.settings if key not in STEERABLE), None)
+    if strange is not None:
+        raise Mistake("run", f"{run.changes} is damaged: {strange[:40]!r} is no setting that changes during a run.")
+    return changes
 
 
 def write_changes(run: RunFolder, changes: Sequence[Change]) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -21,12 +20,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from backend.spec.config import dump, parse
+from backend.spec.config import dump, parse, read
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, make_run_folder, runs_folder
+from backend.spec.private_files import make_private_folder
 from backend.spec.sweeps.sweep import SweepPlan
-from backend.spec.sweeps.sweep_file import dump_sweep
+from backend.spec.sweeps.sweep_file import dump_sweep, load_sweep
+from backend.spec.whole_file import replace_file
 
 RunState = Literal["waiting", "training", "given up", "finished", "stopped", "failed"]
 SweepState = Literal["waiting", "running", "finished", "stopped", "failed"]
@@ -91,12 +92,14 @@ def make_sweep(plan: SweepPlan, runs: Path | None = None) -> SweepFolder:
     """A folder for a new sweep, with sweep.yaml inside and nothing trained. Raises Mistake where the name is taken."""
     folder = sweep_folder(plan.name, runs)
     taken = next((member.run for member in plan.members() if folder.run(member.run).path.exists()), None)
-    if folder.path.exists() or taken:
-        what = f"sweep {plan.name}" if folder.path.exists() else f"run {taken}"
+    # Without a visible entry it is what a process left that was killed before it had written the plan.
+    is_there = folder.path.exists() and any(folder.path.glob("[!.]*"))
+    if is_there or taken:
+        what = f"sweep {plan.name}" if is_there else f"run {taken}"
         raise Mistake("name", f"The {what} exists already; resume the sweep, or choose another name.")
     try:
-        folder.path.mkdir(parents=True)
-        folder.plan.write_text(dump_sweep(plan), encoding="utf-8")
+        make_private_folder(folder.path)
+        replace_file(folder.plan, dump_sweep(plan))
     except OSError as error:
         raise Mistake("runs_dir", f"The folder {folder.path} cannot be written: {error.strerror}.") from None
     write_results(folder, fresh_results(plan))
@@ -108,7 +111,18 @@ def make_runs(plan: SweepPlan, folder: SweepFolder) -> None:
     for member in plan.members():
         if not folder.run(member.run).config.exists():
             run = make_run_folder(member.run, folder.runs, reuse=True)
-            run.config.write_text(dump(parse(plan.raw_settings(member))), encoding="utf-8")
+            try:
+                replace_file(run.config, dump(parse(plan.raw_settings(member))))
+            except OSError as error:
+                raise Mistake("runs_dir", f"{run.config} cannot be written: {error.strerror}.") from None
+
+
+def settings_of_runs(folder: SweepFolder) -> list[dict[str, Any]]:
+    """The raw settings of every run: those of the plan, and of the folders that there are, which count where the two differ. Raises Mistake
+    for a config.yaml that cannot be read."""
+    plan = load_sweep(folder.plan)
+    made = [folder.run(member.run).config for member in plan.members()]
+    return [*plan.every_settings(), *(read(config) for config in made if config.is_file())]
 
 
 def live_sweep() -> SweepFolder | None:
@@ -249,10 +263,12 @@ def fresh_results(plan: SweepPlan) -> SweepResults:
 
 
 def write_results(folder: SweepFolder, results: SweepResults) -> None:
+    """Raises Mistake where the disk refuses them."""
     results.updated = time.time()
-    draft = folder.path / f".results.{os.getpid()}"
-    draft.write_text(json.dumps(results.to_dict(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    draft.replace(folder.results)
+    try:
+        replace_file(folder.results, json.dumps(results.to_dict(), ensure_ascii=False, indent=1) + "\n")
+    except OSError as error:
+        raise Mistake("sweep", f"{folder.results} cannot be written: {error.strerror}.") from None
 
 
 def read_results(folder: SweepFolder) -> SweepResults | None:
