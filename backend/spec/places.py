@@ -23,6 +23,7 @@ from backend.spec.private_files import make_private_folder, restrict_to_user
 from backend.spec.user_input.files import is_file, is_folder
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown
+from backend.spec.whole_file import replace_file
 
 RUNS_VARIABLE = "GRPO_STUDIO_RUNS"
 """Environment variable that moves the runs folder."""
@@ -199,10 +200,8 @@ class RunFolder:
         return file_lock.is_held(self.lock)
 
     def say(self, word: str) -> None:
-        """Write a control word (pause, resume, save, stop, finish-step) for the trainer, atomically by rename."""
-        draft = self.path / f".control.{os.getpid()}"
-        draft.write_text(word, encoding="utf-8")
-        draft.replace(self.control)
+        """Write a control word (pause, resume, save, stop, finish-step) for the trainer, atomically by rename. Raises DiskFault."""
+        replace_file(self.control, word)
 
 
 def hold_lock(run: RunFolder) -> int:
