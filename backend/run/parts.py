@@ -100,6 +100,15 @@ class RunParts:
         self.background_tokenizer.close()
         self.scoring.close()
 
+    def checkpoint_bytes(self, config: Config) -> int:
+        """What the arrays of a checkpoint take on disk, and the adapters that are published with it."""
+        arrays = [self.policy.trainable(), self.learner.state_arrays()]
+        if config.sync_ref_model:
+            arrays.append(self.policy.reference_arrays())
+        if config.train_type != "full":
+            arrays.append(self.policy.trainable())
+        return sum(array.nbytes for group in arrays for array in group.values())
+
     def restore(self, saved: Checkpoint) -> None:
         """Bring every part to the state of a checkpoint. Raises DamagedCheckpoint for arrays that are not this model's; the parts are of no
         use then."""

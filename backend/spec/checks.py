@@ -299,7 +299,7 @@ def _stage_faults(stage: Mapping[str, Any], name: str) -> Iterator[Fault]:
         yield Fault(
             "stages", f"{name}: reward_weights must lie within ±{LARGEST_WEIGHT:,}, and at least one of them not be 0."
         )
-    elif weights and functions and len(weights) != len(functions):
+    elif weights and _is_list_of(functions, str) and functions and len(weights) != len(functions):
         yield Fault("stages", f"{name} has {len(weights)} reward weights for {len(functions)} reward functions.")
 
 

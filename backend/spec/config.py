@@ -564,15 +564,16 @@ def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
 
 def _without_unusable(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Fault]]:
     """(`raw` without the values that nothing can work with, their faults)."""
-    whys = {key: why for key, value in raw.items() if (why := unusable(key) or unusable(value))}
-    if not whys:
-        return raw, []
-    faults = [Fault(shown(key), f"{_label(key)} {why}.") for key, why in whys.items()]
-    return {key: value for key, value in raw.items() if key not in whys}, faults
-
-
-def _label(key: Any) -> str:
-    return SETTINGS[key].label if key in SETTINGS else shown(key, 40)
+    faults: list[Fault] = []
+    usable: dict[str, Any] = {}
+    for key, value in raw.items():
+        if unusable(key):
+            faults.append(Fault(shown(key), f"There is no setting {shown(key, 40)}."))
+        elif why := unusable(value):
+            faults.append(Fault(key, f"{SETTINGS[key].label if key in SETTINGS else shown(key, 40)} {why}."))
+        else:
+            usable[key] = value
+    return usable, faults
 
 
 def _validated(about: Setting, value: Any) -> tuple[Any, str]:

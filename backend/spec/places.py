@@ -20,6 +20,10 @@ from typing import Any, Literal, cast
 from backend.spec import file_lock
 from backend.spec.faults import Mistake
 from backend.spec.private_files import make_private_folder, restrict_to_user
+from backend.spec.user_input.files import is_file, is_folder
+from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.text import shown
+from backend.spec.whole_file import replace_file
 
 RUNS_VARIABLE = "GRPO_STUDIO_RUNS"
 """Environment variable that moves the runs folder."""
@@ -196,10 +200,8 @@ class RunFolder:
         return file_lock.is_held(self.lock)
 
     def say(self, word: str) -> None:
-        """Write a control word (pause, resume, save, stop, finish-step) for the trainer, atomically by rename."""
-        draft = self.path / f".control.{os.getpid()}"
-        draft.write_text(word, encoding="utf-8")
-        draft.replace(self.control)
+        """Write a control word (pause, resume, save, stop, finish-step) for the trainer, atomically by rename. Raises DiskFault."""
+        replace_file(self.control, word)
 
 
 def hold_lock(run: RunFolder) -> int:
@@ -261,11 +263,13 @@ def _written(path: Path) -> float:
 
 def find_run(name: str | Path, folder: Path | None = None) -> RunFolder:
     """A run by path, or by name inside the runs folder. Raises Mistake when there is none."""
-    for candidate in (Path(name).expanduser(), (folder or runs_folder()) / name):
-        if (candidate / "config.yaml").is_file():
+    path = user_path(str(name), "run")
+    for candidate in (path, (folder or runs_folder()) / name):
+        if is_file(candidate / "config.yaml"):
             return RunFolder(candidate.resolve())
     raise Mistake(
-        "run", f"There is no run {name}: neither a run folder at that path nor one in {folder or runs_folder()}."
+        "run",
+        f"There is no run {shown(str(name), 40)}: neither a run folder at that path nor one in {shown(folder or runs_folder(), 80)}.",
     )
 
 
@@ -344,8 +348,11 @@ def repo_cache(repo_id: str, repo_type: RepoType = "model") -> Path:
 def local_folder(name: str, repo_type: RepoType = "model") -> Path | None:
     """The files of a model or dataset: the folder `name` itself, or the cached snapshot of an id; None if it is not on this
     machine."""
-    path = Path(name).expanduser()
-    return path if path.is_dir() else snapshot_of(repo_cache(name, repo_type))
+    try:
+        path = user_path(name, "model")
+    except Mistake:  # neither a folder nor an id
+        return None
+    return path if is_folder(path) else snapshot_of(repo_cache(name, repo_type))
 
 
 def is_dataset_cached(repo_id: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -190,14 +191,15 @@ def test_of_several_async_functions_the_one_that_hangs_is_named(scorer, bad: str
     assert f"{bad} of mine.py" in failure(mine, timeout_s=0.3)
 
 
-def test_what_a_function_started_ends_with_its_process(scorer, tmp_path: Path) -> None:
+def test_what_a_function_started_ends_with_its_process(scorer, capsys: pytest.CaptureFixture[str]) -> None:
     text = (
         "def bad(completions):\n"
         "    child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(1000,)); child.start()\n"
-        f"    open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid)); os._exit(3)\n"
+        "    print('left behind:', child.pid); os._exit(3)\n"
     )
     assert "(exit code 3)" in failure(scorer(text, "bad"))
-    assert not is_running(int((tmp_path / "pid").read_text()))
+    (pid,) = re.findall(r"left behind: (\d+)", capsys.readouterr().err)
+    assert not is_running(int(pid))
 
 
 def is_running(pid: int) -> bool:

@@ -255,8 +255,8 @@ def asked_score(file: Path, **about: Any) -> dict[str, Any]:
     return {"settings": settings, "groups": [line("a", "bbb")], **about}
 
 
-def test_code_runs_only_if_the_user_allowed_its_content(mine: Path, tmp_path: Path) -> None:
-    mine.write_text(HEAD + f"open({str(tmp_path / 'ran')!r}, 'w')\n" + LENGTH)
+def test_code_runs_only_if_the_user_allowed_its_content(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mine.write_text(HEAD + "print('it ran')\n" + LENGTH)
     trusted = {str(mine): read_code(mine).fingerprint}
     for consent in ({}, {"trusted": {str(mine): "0"}}):
         with pytest.raises(Mistake, match=r"mine\.py has not been allowed to run as it is now"):
@@ -264,10 +264,11 @@ def test_code_runs_only_if_the_user_allowed_its_content(mine: Path, tmp_path: Pa
     mine.write_text(mine.read_text() + "# changed\n")
     with pytest.raises(Mistake, match="has not been allowed"):
         handlers.score(asked_score(mine, trusted=trusted), QuestionCall())
-    assert not (tmp_path / "ran").exists()
+    assert "it ran" not in capfd.readouterr().err
     trusted = {str(mine): read_code(mine).fingerprint}
     assert handlers.score(asked_score(mine, trusted=trusted), QuestionCall())["scored"][0][1]["reward"] == 3.0
-    assert (tmp_path / "ran").exists()
+    handlers._sandbox.close()  # waits for what it has printed
+    assert "it ran" in capfd.readouterr().err
 
 
 def test_completions_of_a_run_are_read_by_step(tmp_path: Path) -> None:

@@ -48,12 +48,10 @@ class RewardSource:
 class ProcessScorer:
     """`backend.rewards.scorer.Scorer` in a process; `timeout_s` is the limit for executing its files."""
 
-    def __init__(
-        self, source: RewardSource, process: ScoringProcess, timeout_s: float, *, network: bool = False
-    ) -> None:
+    def __init__(self, source: RewardSource, process: ScoringProcess, timeout_s: float) -> None:
         self.process = process
-        process.start()
-        self._source, self._timeout_s, self._network = source, timeout_s, network
+        process.start()  # while the caller does something else
+        self._source, self._timeout_s = source, timeout_s
         self._key = process.new_key()
         self._generation = 0
         """The generation of the process that has loaded the functions; 0 for none."""
@@ -124,9 +122,10 @@ class ProcessScorer:
 
     def _loaded(self, poll: Poll) -> list[list[FunctionDescription]]:
         source = self._source
+        self.process.hold(self._key)
         request = {
             "load": self._key, "stages": [list(names) for names in source.stages], "file": str(source.file or ""),
-            "base": str(source.base), "network": self._network,
+            "base": str(source.base),
         }  # fmt: skip
         files = {*source.files, *([source.file] if source.file else [])}
         try:
