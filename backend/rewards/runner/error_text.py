@@ -9,12 +9,13 @@ from pathlib import Path
 from backend.spec.command import is_bundled
 
 _MAX_VALUE = 80
-_MAX_MESSAGE = 200
+_MAX_MESSAGE = 100
+_MAX_NAME = 40
 _BUNDLED_MODULES = (
     "the app brings Python's standard library, numpy, sympy, regex and what else the trainer uses; for other packages install "
     "grpo-studio with pip beside them"
 )
-_WORKING_FOLDER = "a relative name is one in the functions' own working folder: write Path(__file__).parent / name"
+_WORKING_FOLDER = "relative names are in its working folder, so write Path(__file__).parent / name"
 
 
 def shorten(text: str, limit: int = _MAX_VALUE) -> str:
@@ -39,7 +40,7 @@ def describe_error(error: BaseException, file: Path | None) -> str:
     location = _innermost_line(error, file)
     advice = f"; {_WORKING_FOLDER}" if _is_relative(error) else ""
     advice += f"; {_BUNDLED_MODULES}" if isinstance(error, ModuleNotFoundError) and is_bundled() else ""
-    return f"{type(error).__name__}{': ' if message else ''}{message}{f' ({location})' if location else ''}{advice}"
+    return f"{shorten(type(error).__name__, _MAX_NAME)}{': ' if message else ''}{message}{f' ({location})' if location else ''}{advice}"
 
 
 def _is_relative(error: BaseException) -> bool:
