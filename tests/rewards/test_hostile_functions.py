@@ -17,12 +17,11 @@ from typing import Any
 import pytest
 
 from backend.rewards.runner.inputs import TrainerState
+from backend.rewards.sandbox.process import ScoringProcess
+from backend.rewards.scorer import begin_scorer
 from backend.spec.faults import Mistake
 from tests.rewards.hostile_functions import HOSTILE, TIMEOUT_S, Hostile
 from tests.support.scoring import make_group
-
-begin_scorer = pytest.importorskip("backend.rewards.scorer", reason="runs have no scoring process yet").begin_scorer
-ScoringProcess = pytest.importorskip("backend.rewards.sandbox.process").ScoringProcess
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for what is left in /proc")
 

@@ -1,7 +1,8 @@
 """One scoring process, from its start to its end: pipes, working folder, process group, and what it prints.
 
-It is the leader of a session, so that everything it starts ends with it, and Ctrl-C in the terminal is for the trainer alone. Its
-standard input is empty; what it writes to standard output and error goes to our standard error, and so into log.txt.
+It is the guard of the process that scores (`backend.confinement.guard`), so that everything that one starts ends with it, and the leader
+of a session, so that Ctrl-C in the terminal is for the trainer alone. It can change files in its working folder only
+(`backend.confinement`). Its standard input is empty; what it writes to standard output and error goes to our standard error, and so into log.txt.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import tempfile
 import threading
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 from backend.child_process import module_command
+from backend.confinement import END_SIGNAL, confined_environment
 from backend.rewards.sandbox.wire import PAGE_BYTES, VERB, StatusPage
 from backend.spec.command import backend_environment
 
@@ -27,17 +28,17 @@ MOST_OUTPUT = 64 << 10
 """Bytes that are passed on of what is printed during one request: a function that prints without end must not fill the disk."""
 FOLDER_PREFIX = "grpo-studio-rewards-"
 _EXIT_POLL_S = 0.005
+_GUARD_S = 2.0
+"""How long the guard may take to end everything: longer than a moment only where processes start others as fast as it ends them."""
 _LAST_WORDS_S = 2.0
 """How long the end waits for the rest of the output: longer than a moment only where something outside the group holds the pipe."""
 
-# On Linux the kernel ends the process when the *thread* that started it ends (`server`), so one thread that lasts starts them all.
-_starter = ThreadPoolExecutor(1, "start of scoring processes")
-
 
 class ScoringChild:
-    """A process that runs. `requests` and `answers` are our ends of its pipes, neither of which blocks."""
+    """A process that runs; `network` says whether it may use it. `requests` and `answers` are our ends of its pipes, neither of which blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, network: bool = False) -> None:
+        self.network = network
         self.folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
         pipes = [os.pipe() for _ in range(3)]
         (its_requests, self.requests), (self.answers, its_answers), (output, its_output) = pipes
@@ -45,7 +46,7 @@ class ScoringChild:
             page.truncate(PAGE_BYTES)
             self.page = StatusPage(page.fileno())
             files = (its_requests, its_answers, page.fileno())
-            self._process = _starter.submit(self._start, files, its_output).result()
+            self._process = self._start(files, its_output)
         for file in (its_requests, its_answers, its_output):
             os.close(file)
         os.set_blocking(self.requests, False)
@@ -56,10 +57,11 @@ class ScoringChild:
         self._ends = ends
 
     def _start(self, files: tuple[int, ...], output: int) -> subprocess.Popen[bytes]:
+        environment = confined_environment(self.folder, self.network)
         command = module_command("backend.rewards.sandbox.server", VERB)
         return subprocess.Popen(
-            [*command, *map(str, files), str(os.getpid())], pass_fds=files, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            cwd=self.folder, env=backend_environment(), start_new_session=True,
+            [*command, *map(str, files), str(int(self.network))], pass_fds=files, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            cwd=self.folder, env=backend_environment(environment), start_new_session=True,
         )  # fmt: skip
 
     @property
@@ -84,6 +86,12 @@ def _end(
 ) -> None:
     os.close(requests)
     deadline = time.monotonic() + grace_s
+    while time.monotonic() < deadline and _exit_code(process) is None:
+        time.sleep(_EXIT_POLL_S)
+    # The process is the guard of the one that scores: it ends all that came from that, in whatever session.
+    with suppress(OSError):
+        os.kill(process.pid, END_SIGNAL)
+    deadline = time.monotonic() + _GUARD_S
     while time.monotonic() < deadline and _exit_code(process) is None:
         time.sleep(_EXIT_POLL_S)
     # The group before its leader is waited for: until then no other process can have its number.

@@ -64,6 +64,7 @@ class ScoringProcess:
         self.lock = threading.RLock()
         """Held over a request and what belongs to it."""
         self._child: ScoringChild | None = None
+        self._network = False
         self._number = 0
         self._keys = 0
         self._in_use: set[int] = set()
@@ -79,11 +80,15 @@ class ScoringProcess:
         self._in_use.add(self._keys)
         return self._keys
 
-    def start(self) -> None:
-        """Start a process if there is none, without waiting for it."""
+    def start(self, network: bool | None = None) -> None:
+        """Start a process if there is none, without waiting for it. `network`: whether it may use it, as the last one by default; a
+        process that was started otherwise is replaced."""
         with self.lock:
+            if network is not None and network != self._network:
+                self.stop()
+                self._network = network
             if self._child is None:
-                self._child = ScoringChild()
+                self._child = ScoringChild(self._network)
                 self.generation += 1
 
     def request(

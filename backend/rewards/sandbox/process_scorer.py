@@ -52,7 +52,7 @@ class ProcessScorer:
         self, source: RewardSource, process: ScoringProcess, timeout_s: float, *, network: bool = False
     ) -> None:
         self.process = process
-        process.start()
+        process.start(network)
         self._source, self._timeout_s, self._network = source, timeout_s, network
         self._key = process.new_key()
         self._generation = 0
@@ -63,7 +63,7 @@ class ProcessScorer:
     def load(self, poll: Poll = _no_poll) -> list[list[FunctionDescription]]:
         """The functions of each stage. Raises LoadError."""
         with self.process.lock:
-            self.process.start()  # if there is none any more, with another generation
+            self.process.start(self._network)  # if there is none any more, with another generation
             if self._generation != self.process.generation:
                 self._stages = self._loaded(poll)
                 self._generation = self.process.generation
@@ -126,7 +126,7 @@ class ProcessScorer:
         source = self._source
         request = {
             "load": self._key, "stages": [list(names) for names in source.stages], "file": str(source.file or ""),
-            "base": str(source.base), "network": self._network,
+            "base": str(source.base),
         }  # fmt: skip
         files = {*source.files, *([source.file] if source.file else [])}
         try:

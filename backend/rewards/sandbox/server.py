@@ -2,7 +2,7 @@
 `backend.rewards.sandbox.process`.
 
 Requests, each with the number under which it is answered ("id"):
-    {"load": key, "stages": names of each, "file", "base", "network"}
+    {"load": key, "stages": names of each, "file", "base"}
         → {"stages": [[a function's description]], "confined": sentences} or {"faults": […], "user_error": {…}}
     {"score": key, "stage", "functions": indices, "groups", "timeout", "state", "captures": bool}
         → {"scores", "seconds", "columns", "metrics", "printed"} or {"failure": {…}, "printed"}
@@ -13,19 +13,16 @@ process alone.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import io
 import linecache
 import os
-import signal
 import sys
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from backend.confinement import confine, guard
 from backend.rewards.description import FunctionDescription
 from backend.rewards.resolve import RewardFunction, resolve_stages
 from backend.rewards.runner.error_text import shorten
@@ -46,20 +43,16 @@ from backend.rewards.sandbox.wire import (
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import locate_reward_file
 
-PARENT_POLL_S = 1.0
-"""How often a process looks whether its parent lives, where the kernel does not tell it."""
-_PR_SET_PDEATHSIG = 1
-
 _exit = os._exit  # bound before a user's code can replace it
 
 
 class ScoringServer:
     """State of the process between two requests: the functions that were loaded, by key and stage."""
 
-    def __init__(self, page: StatusPage) -> None:
-        self._page = page
+    def __init__(self, page: StatusPage, unconfined: list[str]) -> None:
+        """`unconfined`: what the process could not be kept from, as sentences."""
+        self._page, self._unconfined = page, unconfined
         self._loaded: dict[int, list[list[RewardFunction]]] = {}
-        self._confined: list[str] | None = None
         self._caller = MainThreadCaller(self._mark)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -73,8 +66,6 @@ class ScoringServer:
     # ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _load(self, request: dict[str, Any]) -> dict[str, Any]:
-        if self._confined is None:
-            self._confined = _confine(request["network"])
         file = Path(request["file"]) if request["file"] else None
         linecache.checkcache()
         self._mark(LOADING)
@@ -86,7 +77,7 @@ class ScoringServer:
             self._mark(IDLE)
         self._loaded[request["load"]] = stages
         described = [[_description(function.description) for function in stage] for stage in stages]
-        return {"stages": described, "confined": self._confined}
+        return {"stages": described, "confined": self._unconfined}
 
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -159,28 +150,6 @@ def _captured_prints() -> Iterator[io.StringIO]:
 # ── the process ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _confine(network: bool) -> list[str]:
-    """Take from this process what reward functions do not need, before any user's code is in it. → what does not hold, as sentences."""
-    return []
-
-
-def end_with(parent: int) -> None:
-    """End this process when its parent ends, however that ended."""
-    if sys.platform == "linux":
-        # Kept also while a user's code holds the interpreter's lock.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it ended before the line above
-            _exit(LOST_CHANNEL)
-        return
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(PARENT_POLL_S)
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=watch, name="watch for the parent's end", daemon=True).start()
-
-
 def serve(channel: Channel, server: ScoringServer) -> NoReturn:
     """Answer until the parent closes its end. Whatever a user's code has left behind, one request gets at most one answer."""
     try:
@@ -198,16 +167,17 @@ def serve(channel: Channel, server: ScoringServer) -> NoReturn:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """`arguments`: the descriptors of requests, answers and the shared page, and the parent's process id."""
-    requests, answers, page, parent = map(int, sys.argv[1:] if arguments is None else arguments)
+    """`arguments`: the descriptors of requests, answers and the shared page, and 1 where the network is allowed, else 0."""
+    requests, answers, page, network = map(int, sys.argv[1:] if arguments is None else arguments)
+    guard(requests)
+    confinement = confine([Path.cwd()], bool(network))
     channel = Channel(requests, answers)
     status = StatusPage(page)
     os.close(page)
-    end_with(parent)
     faulthandler.enable()  # a crash leaves the line of Python in log.txt
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
-    serve(channel, ScoringServer(status))
+    serve(channel, ScoringServer(status, confinement.sentences()))
 
 
 if __name__ == "__main__":
