@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -77,13 +77,19 @@ class ThreadScorer:
         return self._stages
 
 
-def begin_scorer(settings: RewardSettings, process: ScoringProcess | None = None) -> Scorer:
+SharedProcesses = Mapping[bool, ScoringProcess]
+"""Processes that several runs share: for functions that may use the network (True), and for those that may not."""
+
+
+def begin_scorer(settings: RewardSettings, processes: SharedProcesses | None = None) -> Scorer:
     """A scorer for a run of these settings. Its process begins to start and to load, while the caller does something else; `load`
-    waits for it. `process`: one that is shared with other runs."""
+    waits for it. `processes`: those that are shared with other runs."""
     source = reward_source(settings)
     if settings.reward_isolation == "thread":
         return ThreadScorer(source)
-    return ProcessScorer(source, process or ScoringProcess(), settings.reward_timeout, network=settings.reward_network)
+    network = settings.reward_network
+    process = processes[network] if processes else ScoringProcess(network)
+    return ProcessScorer(source, process, settings.reward_timeout)
 
 
 def reward_source(settings: RewardSettings) -> RewardSource:

@@ -110,6 +110,7 @@ def evaluate_model(
         raise Mistake("max_seq_length", f"Every prompt of {source} leaves no room for a completion within Max Seq.")
     rollout = _rollout(config, choices, policy, problems, notes)
     results = _Sampler(evaluated, choices, rollout, scoring, problems, report, check).sample_sides(policy)
+    scoring.close()
     stage = scoring.stage(evaluated.step)
     weights = dict(zip(stage.names, stage.weights.at(evaluated.step), strict=True))
     row_list = row_results(problems, results)

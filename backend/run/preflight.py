@@ -14,7 +14,7 @@ from backend.data.problems import PromptFormat, check_prompts, load_tokenizer
 from backend.data.rows import SPLITS, Splits, check_columns, read_splits
 from backend.models.hub_search import config_file
 from backend.models.supported_architectures import architecture_refusal
-from backend.rewards.scorer import Scorer, begin_scorer
+from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.run.run_inputs import RunInputs
 from backend.run.scoring_stages import scoring_stages
 from backend.spec.config import Config, parse, problems
@@ -37,16 +37,16 @@ def check(raw: Mapping[str, Any]) -> list[Fault]:
     return []
 
 
-def preflight(raw: Mapping[str, Any]) -> RunInputs:
+def preflight(raw: Mapping[str, Any], processes: SharedProcesses | None = None) -> RunInputs:
     """Check raw settings, then model, reference, dataset, columns, prompts and rewards, each independently of the others.
 
-    Returns the rows and reward functions that were read. Raises Mistake with all faults.
+    Returns the rows and reward functions that were read. `processes`: those that are shared with other runs. Raises Mistake with all faults.
     A reward file is executed to see what it registers: naming it on the command line is consent.
     """
     if faults := problems(raw):
         raise Mistake(faults)
     config = parse(raw)
-    scorer = begin_scorer(config)
+    scorer = begin_scorer(config, processes)
     try:
         splits = _check_files(config, scorer)
     except BaseException:

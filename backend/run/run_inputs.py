@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from backend.data.rows import Splits, read_splits
-from backend.rewards.scorer import Scorer, begin_scorer
+from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.spec.config import Config
 
 
@@ -20,9 +20,10 @@ class RunInputs:
     """The reward functions, loaded."""
 
 
-def read_inputs(config: Config) -> RunInputs:
-    """Read the dataset while the reward functions' process starts, and load them. Raises Mistake for either."""
-    scorer = begin_scorer(config)
+def read_inputs(config: Config, processes: SharedProcesses | None = None) -> RunInputs:
+    """Read the dataset while the reward functions' process starts, and load them. `processes`: those that are shared with other runs.
+    Raises Mistake for either."""
+    scorer = begin_scorer(config, processes)
     try:
         splits = read_splits(config)
         scorer.load()

@@ -57,6 +57,8 @@ def train(
             hand_on_lock(os.dup(lock))
         return ending
     finally:
+        if inputs is not None:
+            inputs.scorer.close()  # where the run ended before it had taken them up
         os.close(lock)
 
 

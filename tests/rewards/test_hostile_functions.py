@@ -70,7 +70,7 @@ def scored(process: ScoringProcess, name: str, file: Path, timeout_s: float) -> 
         reward_isolation="process", reward_network=False,
     )  # fmt: skip
     group = make_group("four", "5")
-    begin_scorer(settings, process).score([group], 0, [1.0], timeout_s, TrainerState())
+    begin_scorer(settings, {False: process}).score([group], 0, [1.0], timeout_s, TrainerState())
     return [completion.reward for completion in group.completions]
 
 

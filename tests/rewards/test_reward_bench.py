@@ -15,7 +15,6 @@ from backend.__main__ import app
 from backend.rewards.cases import cases_file, new_case, read_cases, rerun, write_cases
 from backend.rewards.completion_lines import group_of, groups_in, line_of, merge_consecutive
 from backend.rewards.sandbox.client import SandboxClient, SandboxTask
-from backend.rewards.sandbox.process_scorer import ProcessScorer
 from backend.rewards.trial_scoring import ScoringSettings, score_lines
 from backend.serve import reward_questions as handlers
 from backend.serve.question_call import Cancelled, QuestionCall
@@ -256,10 +255,8 @@ def asked_score(file: Path, **about: Any) -> dict[str, Any]:
     return {"settings": settings, "groups": [line("a", "bbb")], **about}
 
 
-def test_code_runs_only_if_the_user_allowed_its_content(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded, load = [], ProcessScorer.load
-    monkeypatch.setattr(ProcessScorer, "load", lambda self, *rest: loaded.append(mine.read_text()) or load(self, *rest))
-    mine.write_text(HEAD + LENGTH)
+def test_code_runs_only_if_the_user_allowed_its_content(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mine.write_text(HEAD + "print('it ran')\n" + LENGTH)
     trusted = {str(mine): read_code(mine).fingerprint}
     for consent in ({}, {"trusted": {str(mine): "0"}}):
         with pytest.raises(Mistake, match=r"mine\.py has not been allowed to run as it is now"):
@@ -267,10 +264,11 @@ def test_code_runs_only_if_the_user_allowed_its_content(mine: Path, monkeypatch:
     mine.write_text(mine.read_text() + "# changed\n")
     with pytest.raises(Mistake, match="has not been allowed"):
         handlers.score(asked_score(mine, trusted=trusted), QuestionCall())
-    assert not loaded
+    assert "it ran" not in capfd.readouterr().err
     trusted = {str(mine): read_code(mine).fingerprint}
     assert handlers.score(asked_score(mine, trusted=trusted), QuestionCall())["scored"][0][1]["reward"] == 3.0
-    assert loaded and set(loaded) == {mine.read_text()}
+    handlers._sandbox.close()  # waits for what it has printed
+    assert "it ran" in capfd.readouterr().err
 
 
 def test_completions_of_a_run_are_read_by_step(tmp_path: Path) -> None:

@@ -1,15 +1,13 @@
-"""One scoring process, from its start to its end: pipes, working folder, process group, and what it prints.
+"""One scoring process, from its start to its end: pipes, working folder, environment, and what it prints.
 
-It is the guard of the process that scores (`backend.confinement.guard`), so that everything that one starts ends with it, and the leader
-of a session, so that Ctrl-C in the terminal is for the trainer alone. It can change files in its working folder only
-(`backend.confinement`). Its standard input is empty; what it writes to standard output and error goes to our standard error, and so into log.txt.
+What it starts ends with it (`backend.confinement.guard`), and Ctrl-C in the terminal is for the trainer alone. It has neither our
+environment nor our working directory, and can write in its own folder only, where the system offers that. Its standard input is empty; what it writes to standard output and error goes to our standard error, and so into log.txt.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -28,17 +26,16 @@ MOST_OUTPUT = 64 << 10
 """Bytes that are passed on of what is printed during one request: a function that prints without end must not fill the disk."""
 FOLDER_PREFIX = "grpo-studio-rewards-"
 _EXIT_POLL_S = 0.005
-_GUARD_S = 2.0
-"""How long the guard may take to end everything: longer than a moment only where processes start others as fast as it ends them."""
+_GUARD_S = 6.0
+"""How long its guard may take to kill what a user's code has started."""
 _LAST_WORDS_S = 2.0
-"""How long the end waits for the rest of the output: longer than a moment only where something outside the group holds the pipe."""
+"""How long the end waits for the rest of the output: longer than a moment only where something outside its reach holds the pipe."""
 
 
 class ScoringChild:
-    """A process that runs; `network` says whether it may use it. `requests` and `answers` are our ends of its pipes, neither of which blocks."""
+    """A process that runs. `requests` and `answers` are our ends of its pipes, neither of which blocks."""
 
-    def __init__(self, network: bool = False) -> None:
-        self.network = network
+    def __init__(self, network: bool) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
         pipes = [os.pipe() for _ in range(3)]
         (its_requests, self.requests), (self.answers, its_answers), (output, its_output) = pipes
@@ -46,7 +43,7 @@ class ScoringChild:
             page.truncate(PAGE_BYTES)
             self.page = StatusPage(page.fileno())
             files = (its_requests, its_answers, page.fileno())
-            self._process = self._start(files, its_output)
+            self._process = self._start(files, its_output, network)
         for file in (its_requests, its_answers, its_output):
             os.close(file)
         os.set_blocking(self.requests, False)
@@ -56,12 +53,12 @@ class ScoringChild:
         self._finalizer = weakref.finalize(self, _end, *ends, 0.0)
         self._ends = ends
 
-    def _start(self, files: tuple[int, ...], output: int) -> subprocess.Popen[bytes]:
-        environment = confined_environment(self.folder, self.network)
+    def _start(self, files: tuple[int, ...], output: int, network: bool) -> subprocess.Popen[bytes]:
         command = module_command("backend.rewards.sandbox.server", VERB)
+        environment = confined_environment(self.folder, network, backend_environment())
         return subprocess.Popen(
-            [*command, *map(str, files), str(int(self.network))], pass_fds=files, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            cwd=self.folder, env=backend_environment(environment), start_new_session=True,
+            [*command, *map(str, files), str(int(network))], pass_fds=files, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            cwd=self.folder, env=environment, start_new_session=True,
         )  # fmt: skip
 
     @property
@@ -71,12 +68,12 @@ class ScoringChild:
     def exit_code(self, within_s: float = 0.0) -> int | None:
         """The exit code, negative for a signal, once it has ended; None where it still runs after `within_s`."""
         deadline = time.monotonic() + within_s
-        while (code := _exit_code(self._process)) is None and time.monotonic() < deadline:
+        while (code := self._process.poll()) is None and time.monotonic() < deadline:
             time.sleep(_EXIT_POLL_S)
         return code
 
     def end(self, grace_s: float = 0.0) -> None:
-        """Ask it to end by closing its requests; kill it and all of its group after `grace_s`, and remove its folder."""
+        """Ask it to end by closing its requests; kill it and all that it started after `grace_s`, and remove its folder."""
         if self._finalizer.detach():
             _end(*self._ends, grace_s)
 
@@ -86,38 +83,17 @@ def _end(
 ) -> None:
     os.close(requests)
     deadline = time.monotonic() + grace_s
-    while time.monotonic() < deadline and _exit_code(process) is None:
+    while time.monotonic() < deadline and process.poll() is None:
         time.sleep(_EXIT_POLL_S)
-    # The process is the guard of the one that scores: it ends all that came from that, in whatever session.
-    with suppress(OSError):
-        os.kill(process.pid, END_SIGNAL)
-    deadline = time.monotonic() + _GUARD_S
-    while time.monotonic() < deadline and _exit_code(process) is None:
-        time.sleep(_EXIT_POLL_S)
-    # The group before its leader is waited for: until then no other process can have its number.
-    with suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with suppress(OSError):
+    process.send_signal(END_SIGNAL)  # its guard kills all that there is, then itself (`backend.confinement.guard`)
+    try:
+        process.wait(_GUARD_S)
+    except subprocess.TimeoutExpired:
         process.kill()
-    process.wait()
+        process.wait()
     os.close(answers)
     output.join(_LAST_WORDS_S)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
-    """The exit code of a process that has ended; it stays a zombie, so that its number is not given to another."""
-    if not hasattr(os, "waitid"):  # macOS before Python 3.13
-        return process.poll()
-    if process.returncode is not None:
-        return process.returncode
-    try:
-        ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return process.poll()
-    if ended is None:
-        return None
-    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
 class _Output(threading.Thread):

@@ -95,8 +95,9 @@ class SandboxClient:
         if self._scorer is None or loaded != self._loaded:
             if not (self._loaded and (stamps, task.network) == (self._loaded[0], self._loaded[-1])):
                 self.close()
+                self.process = ScoringProcess(task.network)
             source = RewardSource([task.names], task.file, base, tuple(files))
-            self._scorer = ProcessScorer(source, self.process, task.timeout_s, network=task.network)
+            self._scorer = ProcessScorer(source, self.process, task.timeout_s)
             self._loaded = loaded
         return self._scorer
 

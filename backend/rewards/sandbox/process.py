@@ -59,12 +59,13 @@ class ScoringProcess:
     """Where user code is scored. `generation` counts the processes that there were: functions that were loaded into an earlier one
     are gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, network: bool = False) -> None:
+        """`network`: whether its functions may use it (`reward_network`)."""
+        self.network = network
         self.generation = 0
         self.lock = threading.RLock()
         """Held over a request and what belongs to it."""
         self._child: ScoringChild | None = None
-        self._network = False
         self._number = 0
         self._keys = 0
         self._in_use: set[int] = set()
@@ -77,18 +78,21 @@ class ScoringProcess:
     def new_key(self) -> int:
         """A key that no other scorer of this process has."""
         self._keys += 1
-        self._in_use.add(self._keys)
         return self._keys
 
-    def start(self, network: bool | None = None) -> None:
-        """Start a process if there is none, without waiting for it. `network`: whether it may use it, as the last one by default; a
-        process that was started otherwise is replaced."""
+    def hold(self, key: int) -> None:
+        """The scorer of this key uses the process, until `release`."""
+        self._in_use.add(key)
+
+    def start(self) -> None:
+        """Start a process if there is none, without waiting for it. Raises Mistake."""
         with self.lock:
-            if network is not None and network != self._network:
-                self.stop()
-                self._network = network
             if self._child is None:
-                self._child = ScoringChild(self._network)
+                try:
+                    self._child = ScoringChild(self.network)
+                except OSError as error:
+                    sentence = f"The process of the reward functions cannot be started: {error.strerror or error}."
+                    raise Mistake("reward_isolation", sentence) from error
                 self.generation += 1
 
     def request(

@@ -48,12 +48,10 @@ class RewardSource:
 class ProcessScorer:
     """`backend.rewards.scorer.Scorer` in a process; `timeout_s` is the limit for executing its files."""
 
-    def __init__(
-        self, source: RewardSource, process: ScoringProcess, timeout_s: float, *, network: bool = False
-    ) -> None:
+    def __init__(self, source: RewardSource, process: ScoringProcess, timeout_s: float) -> None:
         self.process = process
-        process.start(network)
-        self._source, self._timeout_s, self._network = source, timeout_s, network
+        process.start()  # while the caller does something else
+        self._source, self._timeout_s = source, timeout_s
         self._key = process.new_key()
         self._generation = 0
         """The generation of the process that has loaded the functions; 0 for none."""
@@ -63,7 +61,7 @@ class ProcessScorer:
     def load(self, poll: Poll = _no_poll) -> list[list[FunctionDescription]]:
         """The functions of each stage. Raises LoadError."""
         with self.process.lock:
-            self.process.start(self._network)  # if there is none any more, with another generation
+            self.process.start()  # if there is none any more, with another generation
             if self._generation != self.process.generation:
                 self._stages = self._loaded(poll)
                 self._generation = self.process.generation
@@ -124,6 +122,7 @@ class ProcessScorer:
 
     def _loaded(self, poll: Poll) -> list[list[FunctionDescription]]:
         source = self._source
+        self.process.hold(self._key)
         request = {
             "load": self._key, "stages": [list(names) for names in source.stages], "file": str(source.file or ""),
             "base": str(source.base),

@@ -49,10 +49,11 @@ _exit = os._exit  # bound before a user's code can replace it
 class ScoringServer:
     """State of the process between two requests: the functions that were loaded, by key and stage."""
 
-    def __init__(self, page: StatusPage, unconfined: list[str]) -> None:
-        """`unconfined`: what the process could not be kept from, as sentences."""
-        self._page, self._unconfined = page, unconfined
+    def __init__(self, page: StatusPage, confined: list[str]) -> None:
+        """`confined`: sentences on what this process could not be kept from."""
+        self._page = page
         self._loaded: dict[int, list[list[RewardFunction]]] = {}
+        self._confined = confined
         self._caller = MainThreadCaller(self._mark)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +78,7 @@ class ScoringServer:
             self._mark(IDLE)
         self._loaded[request["load"]] = stages
         described = [[_description(function.description) for function in stage] for stage in stages]
-        return {"stages": described, "confined": self._unconfined}
+        return {"stages": described, "confined": self._confined}
 
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -167,17 +168,17 @@ def serve(channel: Channel, server: ScoringServer) -> NoReturn:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """`arguments`: the descriptors of requests, answers and the shared page, and 1 where the network is allowed, else 0."""
+    """`arguments`: the descriptors of requests, answers and the shared page, and whether the network may be used (1 or 0)."""
     requests, answers, page, network = map(int, sys.argv[1:] if arguments is None else arguments)
-    guard(requests)
-    confinement = confine([Path.cwd()], bool(network))
-    channel = Channel(requests, answers)
+    guard(requests)  # returns in the process that is guarded; both end with the parent, and so does what they start
     status = StatusPage(page)
     os.close(page)
+    channel = Channel(requests, answers)
+    confined = confine([Path.cwd()], bool(network))
     faulthandler.enable()  # a crash leaves the line of Python in log.txt
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
-    serve(channel, ScoringServer(status, confinement.sentences()))
+    serve(channel, ScoringServer(status, confined.sentences()))
 
 
 if __name__ == "__main__":
