@@ -14,6 +14,7 @@ from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.policy import Base, Policy, load_policy
 from backend.run.checkpoint import Checkpoint
+from backend.run.checkpoint_integrity import DamagedCheckpoint
 from backend.run.evaluate import held_out_rewards
 from backend.run.gpu_retries import StepSize
 from backend.run.memory_plan import WHOLE_STEP, learner_limits, plan_memory, refuse_too_large, rollout_limits
@@ -99,11 +100,24 @@ class RunParts:
         self.background_tokenizer.close()
         self.scoring.close()
 
+    def checkpoint_bytes(self, config: Config) -> int:
+        """What the arrays of a checkpoint take on disk, and the adapters that are published with it."""
+        arrays = [self.policy.trainable(), self.learner.state_arrays()]
+        if config.sync_ref_model:
+            arrays.append(self.policy.reference_arrays())
+        if config.train_type != "full":
+            arrays.append(self.policy.trainable())
+        return sum(array.nbytes for group in arrays for array in group.values())
+
     def restore(self, saved: Checkpoint) -> None:
-        """Bring every part to the state of a checkpoint."""
+        """Bring every part to the state of a checkpoint. Raises DamagedCheckpoint for arrays that are not this model's; the parts are of no
+        use then."""
         state = saved.state
-        self.policy.assign(saved.weights())
-        self.learner.restore(saved.optimizer(), state.updates, state.bonus)
+        try:
+            self.policy.assign(saved.weights())
+            self.learner.restore(saved.optimizer(), state.updates, state.bonus)
+        except ValueError as error:
+            raise DamagedCheckpoint(saved, str(error).rstrip(".")) from error
         self.scoring.restore(state.reward_weights)
         self.prompt_stream.cursor = state.cursor
         if saved.has_reference:

@@ -130,7 +130,7 @@ class QueueFile:
         with self._change():  # under the lock no runner starts it between the look and the rename
             if not is_fresh(self._waiting(run)):
                 raise Mistake("queue", f"The run {run.name} has begun with its settings; clone it to change them.")
-            _replace(run.config, text)
+            replace_file(run.config, text)
 
     # ── the runner ──────────────────────────────────────────────────────────────────────────────
 
@@ -188,7 +188,7 @@ class QueueFile:
             "paused": queue.is_paused,
             "pause_after_failure": queue.pauses_after_failure,
         }
-        _replace(self.path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+        replace_file(self.path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
         return queue
 
     def _read_listed(self) -> Queue:
@@ -282,11 +282,3 @@ def _without(waiting: tuple[RunFolder, ...], run: RunFolder) -> tuple[RunFolder,
 def _is_name(value: Any) -> bool:
     """Whether a value names a folder directly inside another, and nothing outside of it."""
     return isinstance(value, str) and value not in ("", ".", "..") and "/" not in value and "\0" not in value
-
-
-def _replace(path: Path, text: str) -> None:
-    """Raises Mistake."""
-    try:
-        replace_file(path, text)
-    except OSError as error:
-        raise Mistake("queue", f"{path} cannot be written: {error.strerror}.") from None

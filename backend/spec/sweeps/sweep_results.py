@@ -27,6 +27,8 @@ from backend.spec.places import RunFolder, make_run_folder, runs_folder
 from backend.spec.private_files import make_private_folder
 from backend.spec.sweeps.sweep import SweepPlan
 from backend.spec.sweeps.sweep_file import dump_sweep, load_sweep
+from backend.spec.user_input.files import is_file
+from backend.spec.user_input.paths import user_path
 from backend.spec.whole_file import replace_file
 
 RunState = Literal["waiting", "training", "given up", "finished", "stopped", "failed"]
@@ -84,8 +86,8 @@ def _modified_at(path: Path) -> float:
 
 def find_sweep(name: str | Path, runs: Path | None = None) -> SweepFolder | None:
     """A sweep by path or by name; None where there is none."""
-    candidates = (SweepFolder(Path(name).expanduser()), sweep_folder(str(name), runs))
-    return next((SweepFolder(each.path.resolve()) for each in candidates if each.plan.is_file()), None)
+    candidates = (SweepFolder(user_path(str(name), "sweep")), sweep_folder(str(name), runs))
+    return next((SweepFolder(each.path.resolve()) for each in candidates if is_file(each.plan)), None)
 
 
 def make_sweep(plan: SweepPlan, runs: Path | None = None) -> SweepFolder:
