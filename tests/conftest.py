@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from backend.engine.cpu import blas
+from backend.run.stop_signals import handlers_restored
 from backend.spec.machine import TREAT_CPU_AS
 from tests.support import shared_kernels
 from tests.support.exclusive_lock import MachineLock
@@ -49,6 +50,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Tests that measure seconds have the machine to themselves, when the suite is spread over several processes."""
     with MachineLock.of_this_run().held(exclusive=item.get_closest_marker("alone") is not None):
         return (yield)
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers_restored() -> Iterator[None]:
+    """Training in this process installs handlers for the signals that mean stop, and an ended verb ignores them."""
+    with handlers_restored():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ import typer
 
 from backend.cli.exit_codes import verb
 from backend.cli.gpu_timeout import relax_gpu_timeout
+from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.new_run import PreparedRun, new_run
 from backend.cli.options import Live, NewRunsDir, Stream
 from backend.cli.run_session import train_or_exit
@@ -20,6 +21,7 @@ from backend.spec.places import demo_config, find_run, resources
 
 
 @verb
+@outlives_terminal
 def demo(
     runs_dir: NewRunsDir = None,
     iters: Annotated[int | None, typer.Option(help="Steps, in place of the preset's.")] = None,

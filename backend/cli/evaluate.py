@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,11 +17,14 @@ from backend.cli.completions import checkpoints, run_names
 from backend.cli.evaluation_table import print_evaluation
 from backend.cli.exit_codes import STOPPED, verb
 from backend.cli.gpu_timeout import relax_gpu_timeout
-from backend.cli.options import ExistingRunsDir
+from backend.cli.lost_terminal import outlives_terminal
+from backend.cli.options import AllowCode, ExistingRunsDir
+from backend.run.stop_signals import handle, handlers_restored
 from backend.spec.config import Config, load
 from backend.spec.evaluation import Evaluation, free_name, write_evaluation
 from backend.spec.faults import Mistake
 from backend.spec.places import find_run
+from backend.spec.rewards.allowed_code import require_allowed
 from backend.spec.runs.steering import run_config
 
 if TYPE_CHECKING:
@@ -37,10 +39,11 @@ STREAM_EVERY_S = 0.25
 
 
 class _StopRequested(Exception):
-    """SIGTERM or Ctrl-C has come."""
+    """A signal to stop has come."""
 
 
 @verb
+@outlives_terminal
 def evaluate(
     model: Annotated[
         str, typer.Argument(metavar="RUN|MODEL", help="A run, or a model's folder or id.", autocompletion=run_names)
@@ -80,6 +83,7 @@ def evaluate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
     is_stream: Annotated[bool, typer.Option("--stream", help="Progress on stdout, one JSON object a line.")] = False,
+    allow_code: AllowCode = False,
     runs_dir: ExistingRunsDir = None,
 ) -> None:
     """Score a run's model before and after training, or any model, on held-out prompts, with intervals."""
@@ -92,6 +96,8 @@ def evaluate(
     from backend.run.gpu_errors import gpu_error
 
     evaluated = find_evaluated(model, settings, runs_dir, checkpoint)
+    if settings is None:
+        require_allowed(evaluated.config.model_dump(), allow=allow_code)
     if evaluated.run is None and is_base_only:
         raise Mistake("base-only", f"{model} is a model and no run, so there is no base to evaluate alone.")
     usual = evaluated.config.num_generations_eval or evaluated.config.group_size
@@ -159,21 +165,16 @@ def _default_name(evaluated: EvaluatedModel, choices: EvaluationChoices) -> str:
 
 @contextmanager
 def _stopping_on_signals() -> Iterator[Callable[[], None]]:
-    """A function that raises once SIGTERM or SIGINT has come: between two chunks of decoding, where nothing is half done."""
+    """A function that raises once a signal to stop has come: between two chunks of decoding, where nothing is half done."""
     received: list[int] = []
-    before = {
-        number: signal.signal(number, lambda got, _: received.append(got)) for number in (signal.SIGTERM, signal.SIGINT)
-    }
 
     def check() -> None:
         if received:
             raise _StopRequested
 
-    try:
+    with handlers_restored():
+        handle(lambda number, _: received.append(number))
         yield check
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _JsonProgress:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from backend.cli.completions import checkpoints, run_names
-from backend.cli.exit_codes import verb
-from backend.cli.options import AsJson, ExistingRunsDir
+from backend.cli.exit_codes import STOPPED, verb
+from backend.cli.lost_terminal import outlives_terminal
+from backend.cli.options import AllowCode, AsJson, ExistingRunsDir
+from backend.run.stop_signals import StopRequested, raising_stop
+from backend.spec.config import read
 from backend.spec.exports import DEFAULT_FORMAT, FORMATS, TARGETS
 from backend.spec.faults import Mistake
+from backend.spec.rewards.allowed_code import require_allowed
 
 # Any word is read, and one that is no target or format refused with a sentence.
 Target = Annotated[str, typer.Option("--to", metavar="<where>", help=f"{', '.join(TARGETS)}.")]
@@ -29,6 +35,7 @@ Format = Annotated[
 
 
 @verb
+@outlives_terminal
 def export(
     run: Annotated[str, typer.Argument(help="A run folder, or its name.", autocompletion=run_names)],
     to: Target,
@@ -61,6 +68,7 @@ def export(
     preview: Annotated[
         bool, typer.Option("--preview", help="For --to hub: show the card and the files, and send nothing.")
     ] = False,
+    allow_code: AllowCode = False,
     runs_dir: ExistingRunsDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -73,22 +81,36 @@ def export(
             "quantize", f"--quantize {quantize} and --format {format_} contradict each other; give one of them."
         )
     run_folder = find_run(run, runs_dir)
+    if held_out:
+        require_allowed(read(run_folder.config), allow=allow_code)
     chosen = f"{quantize}bit" if quantize else format_ or DEFAULT_FORMAT
     request = Export(to, name or run_folder.name, folder, chosen, checkpoint, held_out, overwrite, fetch)
     report = _report_json if as_json else _ReportLines()
-    if to == "hub":
-        from backend.cli import publish
+    with _stopping():
+        if to == "hub":
+            from backend.cli import publish
 
-        what = publish.Publication(request, repo, private=not public)
-        (publish.preview if preview else publish.publish)(run_folder, what, report, as_json=as_json)
-        return
-    exported = export_run(run_folder, request, report)
+            what = publish.Publication(request, repo, private=not public)
+            (publish.preview if preview else publish.publish)(run_folder, what, report, as_json=as_json)
+            return
+        exported = export_run(run_folder, request, report)
     if as_json:
         _print_json(exported.to_dict())
         return
     for sentence in exported.sentences():
         print(sentence, file=sys.stderr)
     print(exported.place)
+
+
+@contextmanager
+def _stopping() -> Iterator[None]:
+    """Exit with a sentence at a signal to stop, once what was begun is cleaned up."""
+    try:
+        with raising_stop():
+            yield
+    except StopRequested as stop:
+        print(f"Stopped because {stop}; a model is put in its place whole or not at all.", file=sys.stderr)
+        raise typer.Exit(STOPPED) from None
 
 
 class _ReportLines:

@@ -13,7 +13,8 @@ from backend.cli import help_page
 from backend.cli.completions import changes as changes_offered
 from backend.cli.completions import run_names
 from backend.cli.exit_codes import STOPPED, verb
-from backend.cli.options import AsJson, ExistingRunsDir, NewRunsDir
+from backend.cli.lost_terminal import outlives_terminal
+from backend.cli.options import AllowCode, AsJson, ExistingRunsDir, NewRunsDir
 
 if TYPE_CHECKING:
     from backend.spec.places import RunFolder
@@ -52,17 +53,20 @@ def add(
         list[str] | None, typer.Option("--set", help="key=value, over the file.", autocompletion=changes_offered)
     ] = None,
     first: Annotated[bool, typer.Option("--first", help="Before the runs that wait already.")] = False,
+    allow_code: AllowCode = False,
 ) -> None:
     """Let a new run wait, whose settings are checked first, or one that was stopped, crashed or cloned; prints its folder."""
     from backend.cli.new_run import apply_changes, new_run
     from backend.spec.config import read
     from backend.spec.faults import Mistake
     from backend.spec.places import find_run
+    from backend.spec.rewards.allowed_code import require_allowed
 
     if config.is_dir() or (not config.exists() and (_queue_of(runs_dir).folder / config).is_dir()):
         if name or changes:
             raise Mistake("config", "--set and --name go with a YAML file; a run folder is as it is.")
         run = find_run(config, runs_dir)
+        require_allowed(read(run.config), run.path, allow=allow_code)
         file = _queue_of(runs_dir or run.path.parent)
     else:
         file = _queue_of(runs_dir)
@@ -103,17 +107,20 @@ def move(
 
 @queue.command("run")
 @verb
+@outlives_terminal
 def run_queue(runs_dir: ExistingRunsDir = None) -> None:
     """Train what waits, one after the other, until the queue is empty. A run that trains already is waited for."""
     from backend.run.queue_runner import QueueRunner
+    from backend.run.stop_signals import StopRequested, raising_stop
     from backend.spec.faults import Mistake
 
     file = _queue_of(runs_dir)
     if file.read().is_paused:
         raise Mistake("queue", "The queue is paused; `queue resume` lets it go on.")
     try:
-        reason = QueueRunner(file, lambda sentence: print(sentence, flush=True)).run()
-    except KeyboardInterrupt:
+        with raising_stop():
+            reason = QueueRunner(file, lambda sentence: print(sentence, flush=True)).run()
+    except StopRequested:
         print("\nThe queue stops here. A run that trains goes on; `queue run` goes on with the rest.")
         raise typer.Exit(STOPPED) from None
     print(_state_sentence(file))

@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from backend.run import stop_signals
 from backend.spec.events import Diary
 from backend.spec.places import RunFolder
 
 WORDS = ("pause", "resume", "save", "stop", "finish-step")
 PAUSE_POLL_S = 0.1
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def do_nothing() -> None: ...
@@ -38,7 +38,7 @@ class Control:
     """The commands to one run. `save_requested` stays set until the trainer clears it, `stop_requested` for good, and
     `finish_step_requested` too: to stop once the step in flight is done.
 
-    `take_change` is called where a change of settings is asked for, and takes the request. `before_pause` and `after_pause` are called at the two ends of a pause. `keep_words`: the program before this one, in the same process,
+    `look` is called wherever the run may stop, and may raise Stopped. `take_change` is called where a change of settings is asked for, and takes the request. `before_pause` and `after_pause` are called at the two ends of a pause. `keep_words`: the program before this one, in the same process,
     has handed the run on, and a word that came in between is for this one.
     """
 
@@ -50,12 +50,13 @@ class Control:
         before_pause: Callable[[], None] = do_nothing,
         after_pause: Callable[[], None] = do_nothing,
         take_change: Callable[[], None] = do_nothing,
+        look: Callable[[], None] = do_nothing,
         keep_words: bool = False,
     ) -> None:
         self.run = run
         self.diary = diary
         self._before_pause, self._after_pause = before_pause, after_pause
-        self._take_change = take_change
+        self._take_change, self._look = take_change, look
         self.save_requested = False
         self.finish_step_requested = False
         self.stop_requested = False
@@ -68,18 +69,16 @@ class Control:
             leftover.unlink(missing_ok=True)
 
     def listen_to_signals(self) -> None:
-        """Make SIGTERM and SIGINT mean "save and stop". To be called in the main thread, as `signal.signal` requires."""
-        for number in SIGNALS:
-            signal.signal(number, self._on_signal)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # `hand_on_signals` of the program before has blocked them
+        """Make the stop signals mean "save and stop". To be called in the main thread, as `signal.signal` requires."""
+        stop_signals.handle(self._on_signal)
+        stop_signals.unblock()  # `hand_on_signals` of the program before has blocked them
 
     def hand_on_signals(self) -> None:
         """Before an exec: a signal that comes from now on is obeyed by the next program. Raises Stopped for one that has come already."""
         # Until the exec a signal may reach another thread, whose mask is its own; it becomes a word. From the exec on there is this
         # thread alone: its mask is inherited, and a signal stays pending until the next program listens.
-        for number in SIGNALS:
-            signal.signal(number, lambda *_: self.run.say("stop"))
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        stop_signals.handle(lambda *_: self.run.say("stop"))
+        stop_signals.block()
         if self._signal is not None:
             self.listen_to_signals()
             self.obey()
@@ -87,7 +86,9 @@ class Control:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Only note it. Python runs a handler between any two bytecodes of the main thread, so a write to the diary from here
         # could land in the middle of another, and an exception could surface between two updates of the weights.
-        self._signal = number
+        self._signal = (
+            self._signal or number
+        )  # the first is the reason; more of them, while it is saved, change nothing
 
     def obey(self, *, may_stop: bool = True) -> None:
         """Obey the command that came since the last call, if any. Blocks while paused; raises Stopped for a stop.
@@ -95,9 +96,11 @@ class Control:
         Between the updates of a rollout the weights belong to no step, so the trainer passes may_stop=False there and the
         stop waits for the end of the step.
         """
+        if may_stop:
+            self._look()
         word = self._claim()
         if word == "pause":
-            self._pause()
+            self.pause_until(lambda: False)
         elif word == "save":
             self.save_requested = True
         elif word == "finish-step":
@@ -134,14 +137,18 @@ class Control:
         self.reason = "it was asked to stop" if word == "stop" else self.reason
         return word
 
-    def _pause(self) -> None:
+    def pause_until(self, is_over: Callable[[], bool]) -> bool:
+        """Pause until `is_over`, which is asked about every PAUSE_POLL_S seconds, or until a command ends the pause. → whether it ended by
+        itself. A stop is raised by the next `obey`."""
         self._before_pause()
         self.diary.write("phase", phase="paused")
-        began = time.monotonic()
-        while (word := self._claim()) not in ("resume", "stop", "finish-step"):
+        began, word = time.monotonic(), None
+        while not (is_past := is_over()) and (word := self._claim()) not in ("resume", "stop", "finish-step"):
+            self._look()
             self.save_requested |= word == "save"  # the trainer saves at the end of the step
             time.sleep(PAUSE_POLL_S)  # a signal does not cut it short (PEP 475); the next poll sees it
         self.paused_s += time.monotonic() - began
         self.stop_requested |= word == "stop"
         self.finish_step_requested |= word == "finish-step"
         self._after_pause()
+        return is_past

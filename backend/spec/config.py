@@ -368,6 +368,17 @@ class Config(BaseModel):
                                          "registers functions of your own.", kind="file", used_by=("task", "rewards", "scoring"))
     reward_timeout: float = setting(60.0, "generation", "Reward timeout", "A reward function that takes longer than this "
                                     "in one step stops the run.", gt=0, le=1_000_000, unit="s", advanced=True, used_by=("rewards",))
+    reward_isolation: str = setting(
+        "process", "generation", "Reward isolation", "Where reward functions run.", advanced=True,
+        choices=[("process", "Own process", "In a process beside the trainer, without its files and environment: a function that hangs, "
+                  "crashes or exits is told by one sentence, and the run is saved."),
+                 ("thread", "In the trainer", "In the trainer's own process, for functions that need what it has in memory. One that crashes "
+                  "or never returns takes the run with it.")],
+        used_by=("rewards",),
+    )
+    reward_network: bool = setting(False, "generation", "Reward network", "Reward functions may use the network, as one that asks a judge "
+                                   "does. Needs Reward isolation by process; in the trainer nothing keeps them from it.", advanced=True,
+                                   when=("reward_isolation", ("process",)), used_by=("rewards",))
     # fmt: on
 
     @property
@@ -467,15 +478,28 @@ def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
             value = value[0]  # pyright: ignore
         if isinstance(value, str) and value and not Path(value).is_absolute() and exists(folder / value):
             resolved[key] = os.path.realpath(folder / value)
-    rewards = raw.get("reward_functions")
-    if isinstance(rewards, list):  # entries such as file.py::function; text is split first
-        entries = cast("list[Any]", rewards)
-        resolved["reward_functions"] = [
-            with_absolute_file(entry, folder) if isinstance(entry, str) else entry for entry in entries
-        ]
-    elif isinstance(rewards, str) and "::" in rewards:
-        resolved["reward_functions"] = [with_absolute_file(text, folder) for text in split_names(rewards)]
+    if "reward_functions" in raw:
+        resolved["reward_functions"] = _rewards_beside(folder, raw["reward_functions"])
+    if isinstance(stages := raw.get("stages"), list):
+        resolved["stages"] = [_stage_beside(folder, stage) for stage in cast("list[Any]", stages)]
     return resolved
+
+
+def _stage_beside(folder: Path, stage: Any) -> Any:
+    if not isinstance(stage, dict) or "reward_functions" not in stage:
+        return cast("Any", stage)
+    stage = cast("dict[str, Any]", stage)
+    return stage | {"reward_functions": _rewards_beside(folder, stage["reward_functions"])}
+
+
+def _rewards_beside(folder: Path, rewards: Any) -> Any:
+    """Entries such as file.py::function with their files made absolute; text is split first."""
+    if isinstance(rewards, list):
+        entries = cast("list[Any]", rewards)
+        return [with_absolute_file(entry, folder) if isinstance(entry, str) else entry for entry in entries]
+    if isinstance(rewards, str) and "::" in rewards:
+        return [with_absolute_file(text, folder) for text in split_names(rewards)]
+    return rewards
 
 
 def dump(config: Config | Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ Only the functions whose docstrings say so open or create anything.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -18,9 +19,12 @@ from typing import Any, Literal, cast
 
 from backend.spec import file_lock
 from backend.spec.faults import Mistake
+from backend.spec.private_files import make_private_folder, restrict_to_user
+from backend.spec.regular_file import refuse_links
 from backend.spec.user_input.files import is_file, is_folder
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown
+from backend.spec.whole_file import replace_file
 
 RUNS_VARIABLE = "GRPO_STUDIO_RUNS"
 """Environment variable that moves the runs folder."""
@@ -34,6 +38,9 @@ LOCK_VARIABLE = "GRPO_STUDIO_LOCK"
 LOCK_PATIENCE_S = 0.5
 """How long a trainer waits for its run's lock: a window that tests whether a run is alive holds it for an instant."""
 
+
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+"""What flock says on a file system that has no locks."""
 
 BUNDLED = "Bundled "
 """What a path inside our resources begins with where it is shown, in place of the folder where this copy of the app is installed."""
@@ -177,6 +184,11 @@ class RunFolder:
         return self.path / "evaluations"
 
     @property
+    def inspection(self) -> Path:
+        """The batches of steps that were not applied, for a number in them was not finite."""
+        return self.path / "inspection"
+
+    @property
     def uploads(self) -> Path:
         return self.path / "uploads"
 
@@ -189,27 +201,30 @@ class RunFolder:
         return file_lock.is_held(self.lock)
 
     def say(self, word: str) -> None:
-        """Write a control word (pause, resume, save, stop, finish-step) for the trainer, atomically by rename."""
-        draft = self.path / f".control.{os.getpid()}"
-        draft.write_text(word, encoding="utf-8")
-        draft.replace(self.control)
+        """Write a control word (pause, resume, save, stop, finish-step) for the trainer, atomically by rename. Raises DiskFault."""
+        replace_file(self.control, word)
 
 
 def hold_lock(run: RunFolder) -> int:
     """Lock the run for this process, until the process ends or the returned handle is closed.
 
-    Raises Mistake when another process holds it, or the folder cannot be written.
+    Raises Mistake when another process holds it, the folder cannot be written, or there is a link in it.
     """
-    try:
-        handle = os.open(run.lock, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise Mistake("run", f"The run folder {run.path} cannot be written: {error.strerror}.") from None
+    refuse_links(run.path)
     until = time.monotonic() + LOCK_PATIENCE_S
-    while not file_lock.take(handle):
-        if time.monotonic() > until:
-            os.close(handle)
-            raise Mistake("run", f"The run {run.name} is being trained by another process; stop that one first.")
-        time.sleep(0.01)
+    try:
+        while (handle := file_lock.try_hold(run.lock)) is None:
+            if time.monotonic() > until:
+                raise Mistake("run", f"The run {run.name} is being trained by another process; stop that one first.")
+            time.sleep(0.01)
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            sentence = (
+                f"The run folder {run.path} is on a file system without locks ({error.strerror}), so two trainings could write "
+                f"to it at once; choose a folder on another disk."
+            )
+            raise Mistake("runs_dir", sentence) from None
+        raise Mistake("run", f"The run folder {run.path} cannot be written: {error.strerror}.") from None
     return handle
 
 
@@ -276,7 +291,7 @@ def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = Fals
     for number in range(1, 1000):
         run = RunFolder(parent / (name if number == 1 else f"{name}-{number}"))
         try:
-            run.path.mkdir(parents=True, exist_ok=reuse)
+            make_private_folder(run.path, exist_ok=reuse)
         except FileExistsError:
             if reuse:
                 raise Mistake("run_name", f"{run.path} exists and is not a folder.") from None
@@ -287,6 +302,7 @@ def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = Fals
             raise Mistake("runs_dir", f"The runs folder {parent} cannot be written: Permission denied.")
         if run.has_diary or run.is_locked():
             raise Mistake("run_name", f"The run {name} exists already; choose another name, or resume it.")
+        restrict_to_user(run.path)  # with `reuse` it may be a folder that was there
         return run
     raise Mistake("run_name", f"There are a thousand runs called {name}; choose another name.")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from backend.run import checkpoint
 from backend.run.clone import clone
 from backend.run.run_process import train
+from backend.run.stop_signals import handlers_restored
 from backend.spec.config import load
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
@@ -32,10 +32,8 @@ SETTINGS: dict[str, Any] = {
 
 
 def trained(raw: dict[str, Any], run: RunFolder) -> RunFolder:
-    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    assert small_run.train_here(raw, run).kind == "finished"
-    signal.signal(signal.SIGINT, handlers[0])
-    signal.signal(signal.SIGTERM, handlers[1])
+    with handlers_restored():
+        assert small_run.train_here(raw, run).kind == "finished"
     return run
 
 

@@ -18,9 +18,9 @@ from mlx.utils import tree_flatten
 
 from backend.models.policy import load_base
 from backend.run import checkpoint
-from backend.run.control import SIGNALS
 from backend.run.ending import RESTART, Ending
 from backend.run.parts import RunParts, SharedParts, load_parts
+from backend.run.stop_signals import STOP_SIGNALS
 from backend.run.sweep.inputs import SweepInputs
 from backend.run.sweep.sweep import run_sweep
 from backend.spec.command import backend_command, backend_environment
@@ -339,7 +339,7 @@ def test_a_gpu_error_of_one_run_restarts_the_sweep(tmp_path: Path) -> None:
         ending, results = train(plan, folder, may_restart=True)  # as the next program
         assert ending.kind == "finished", ending.sentence
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         if LOCK_VARIABLE in os.environ:
             os.close(int(os.environ.pop(LOCK_VARIABLE)))
     for member in plan.members():

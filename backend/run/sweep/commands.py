@@ -1,4 +1,4 @@
-"""Commands to a whole sweep: the words pause, resume and stop in its folder, and SIGTERM and SIGINT.
+"""Commands to a whole sweep: the words pause, resume and stop in its folder, and the signals that mean stop.
 
 A sweep has no loop of its own to poll in: one of its runs computes nearly all the time, and obeys its own control file within a fraction
 of a second. So every command is handed to the run whose turn it is, and a stop is remembered for the others.
@@ -6,12 +6,14 @@ of a second. So every command is handed to the run whose turn it is, and a stop 
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from pathlib import Path
 from types import FrameType
 
-from backend.run.control import SIGNALS
+from backend.run import stop_signals
+from backend.spec.disk_faults import DiskFault
 from backend.spec.places import RunFolder
 
 POLL_S = 0.3
@@ -32,11 +34,8 @@ class SweepCommands:
 
     def listen(self) -> None:
         """To be called in the main thread, as `signal.signal` requires."""
-        for number in SIGNALS:
-            signal.signal(number, self._on_signal)
-        signal.pthread_sigmask(
-            signal.SIG_UNBLOCK, SIGNALS
-        )  # a program before this one may have blocked them (`Control`)
+        stop_signals.handle(self._on_signal)
+        stop_signals.unblock()  # a program before this one may have blocked them (`Control`)
         self._watcher.start()
 
     def close(self) -> None:
@@ -75,7 +74,8 @@ class SweepCommands:
         self._word = word
         run = self.current
         if run is not None:
-            run.say(word)
+            with contextlib.suppress(DiskFault):  # a disk without room for a word: the next run's turn begins with it
+                run.say(word)
 
 
 def _read(control: Path) -> str:

@@ -1,0 +1,120 @@
+"""A closed terminal is a request to stop: everything is saved, whatever else comes while it is, and nothing that cannot be printed matters."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from backend.cli.lost_terminal import LostTerminal, outlives_terminal
+from backend.run import checkpoint
+from backend.run.control import Control, Stopped
+from backend.run.stop_signals import STOP_SIGNALS, StopRequested, raising_stop
+from backend.spec.command import backend_command, backend_environment
+from backend.spec.events import Diary, read_events
+from backend.spec.places import RunFolder
+from tests.support import small_run
+
+
+@pytest.fixture
+def control(run: RunFolder) -> Control:
+    run.path.mkdir(parents=True)
+    return Control(run, Diary(run.events))
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_every_stop_signal_stops(control: Control, number: signal.Signals) -> None:
+    control.listen_to_signals()
+    os.kill(os.getpid(), number)
+    with pytest.raises(Stopped, match=f"{number.name} was received"):
+        control.obey()
+
+
+def test_under_nohup_a_hang_up_is_nothing(control: Control) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup leaves it for the program
+    control.listen_to_signals()
+    os.kill(os.getpid(), signal.SIGHUP)
+    control.obey()
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_what_is_whole_or_absent_at_any_moment_is_stopped_at_once_and_once() -> None:
+    cleaned_up = False
+    with pytest.raises(StopRequested, match="SIGHUP was received"), raising_stop():
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(5)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)  # a second one does not interrupt what is cleaned up
+            cleaned_up = True
+    assert cleaned_up
+
+
+@pytest.fixture
+def child(tmp_path: Path, run: RunFolder) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A run in a session of its own with a terminal of its own, and the other end of that terminal."""
+    small_run.write_config(run.config, small_run.settings_for(tmp_path, iters=100_000))
+    ours, theirs = pty.openpty()
+    # setsid gives the session no terminal yet; the first one that its leader opens becomes it.
+    leader = "import os, sys; os.open(sys.argv[1], os.O_RDWR); os.execv(sys.argv[2], sys.argv[2:])"
+    command = backend_command("train", "--run", str(run.path), "--progress")
+    process = subprocess.Popen(
+        [sys.executable, "-c", leader, os.ttyname(theirs), *command], stdin=theirs, stdout=theirs, stderr=theirs,
+        env=backend_environment(), start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    yield process, ours
+    process.kill()
+    process.wait()
+
+
+def test_closing_the_terminal_saves_everything(child: tuple[subprocess.Popen[bytes], int], run: RunFolder) -> None:
+    """The system sends SIGHUP then, and every write to the terminal fails; impatient people send more."""
+    process, terminal = child
+    until = time.monotonic() + 60
+    while len(small_run.steps(run)) < 3:
+        os.read(terminal, 1 << 16)  # or the terminal's buffer would fill, and the run wait
+        assert process.poll() is None and time.monotonic() < until
+    os.close(terminal)
+    while process.poll() is None and time.monotonic() < until:
+        time.sleep(0.002)
+        process.send_signal(signal.SIGTERM)
+    assert process.returncode == 3
+    last = list(read_events(run.events))[-1]
+    assert last["kind"] == "stopped" and "was received; everything is saved." in last["sentence"]
+    assert any(event.get("source") == "SIGHUP" for event in read_events(run.events))
+    saved = checkpoint.newest(run)
+    assert saved is not None and saved.state.step == last["step"] >= 3
+    assert not any("Traceback" in line for line in run.log.read_text().splitlines())
+
+
+def test_a_reader_that_has_ended_does_not_end_the_work(capfd: pytest.CaptureFixture[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        stream = LostTerminal(pipe)
+        for _ in range(3):
+            stream.write("a line\n")
+            stream.flush()
+    # And the `with` has flushed what Python still held.
+
+
+def test_any_other_failing_write_is_an_error() -> None:
+    with open("/dev/full", "w") as full, pytest.raises(OSError) as raised:
+        LostTerminal(full).write("x" * (1 << 17))
+    assert raised.value.errno == errno.ENOSPC
+
+
+def test_a_verb_has_its_streams_back_afterwards() -> None:
+    before = sys.stdout, sys.stderr
+    seen: list[object] = []
+    outlives_terminal(lambda: seen.append(sys.stdout))()
+    assert isinstance(seen[0], LostTerminal) and (sys.stdout, sys.stderr) == before
