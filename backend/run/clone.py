@@ -30,6 +30,7 @@ from backend.spec.events import Diary
 from backend.spec.faults import Fault, Mistake
 from backend.spec.places import RunFolder, make_run_folder
 from backend.spec.private_files import make_private_folder
+from backend.spec.regular_file import refuse_links
 from backend.spec.runs.lineage import Parent, write_parent
 from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import run_config
@@ -96,6 +97,7 @@ def clone(
     reference: Reference = "base",
 ) -> RunFolder:
     """Make the folder of a clone; see above. `runs_dir`: where it goes, beside the parent by default. Raises Mistake."""
+    refuse_links(parent.path)  # a copy would take what they lead to
     before, after = clone_settings(parent, which, changes or {}, warm=warm)
     if reference == "clone" and (warm or after.train_type == "full"):
         raise Mistake("reference", "Only a cold clone of LoRA or DoRA can stay near the weights that it starts from.")

@@ -12,7 +12,7 @@ from pathlib import Path
 def is_held(path: Path) -> bool:
     """Whether a process holds this lock. A missing file is held by nobody; nothing is created."""
     try:
-        handle = os.open(path, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return False
     try:

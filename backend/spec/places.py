@@ -19,6 +19,7 @@ from typing import Any, Literal, cast
 from backend.spec import file_lock
 from backend.spec.faults import Mistake
 from backend.spec.private_files import make_private_folder, restrict_to_user
+from backend.spec.regular_file import refuse_links
 
 RUNS_VARIABLE = "GRPO_STUDIO_RUNS"
 """Environment variable that moves the runs folder."""
@@ -196,10 +197,11 @@ class RunFolder:
 def hold_lock(run: RunFolder) -> int:
     """Lock the run for this process, until the process ends or the returned handle is closed.
 
-    Raises Mistake when another process holds it, or the folder cannot be written.
+    Raises Mistake when another process holds it, the folder cannot be written, or there is a link in it.
     """
+    refuse_links(run.path)
     try:
-        handle = os.open(run.lock, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
         raise Mistake("run", f"The run folder {run.path} cannot be written: {error.strerror}.") from None
     until = time.monotonic() + LOCK_PATIENCE_S

@@ -34,6 +34,9 @@ TORTURES: dict[str, Torture] = {
     "kills": Torture(
         "runs, sweeps, exports and clones killed at random moments and gone on with, compared bit for bit", 200
     ),
+    "run_folders": Torture(
+        "files of run folders broken, and read by the window's models, the readers and the verbs", 20_000
+    ),
     "soak": Torture("long runs: memory, handles and time of a step are flat; the cases are steps", 10_000),
 }
 """Name, which is that of the module too → what it is."""
