@@ -107,7 +107,7 @@ class CheckpointWriter:
             is_full_model=taken.adapter_config is None, keep=self._keep,
         )  # fmt: skip
         if taken.adapter_config is not None:
-            publish_adapters(self._run, path / "adapters.safetensors", taken.adapter_config)
+            publish_adapters(self.run, path / "adapters.safetensors", taken.adapter_config)
         return WrittenCheckpoint(taken.state.step, path)
 
 

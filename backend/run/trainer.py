@@ -5,7 +5,6 @@ How a run's process begins and ends, errors included, is in `backend.run.run_pro
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from backend.run.run_inputs import RunInputs
 from backend.run.slowdowns import SlowdownWatch
 from backend.run.steering import Steering
 from backend.run.step_timer import StepTimer
-from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, versions
+from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, of_process
 from backend.run.token_data import recorded_tokens
 from backend.spec.config import Config
 from backend.spec.config_notes import config_notes
@@ -238,14 +237,10 @@ class Trainer:
         self.write_started(saved, command)
 
     def write_started(self, saved: checkpoint.Checkpoint | None, command: str) -> None:
-        steps = self.parts.steps_of(
-            self.steering.config_at(self.state.step + 1)
-        )  # a resume may have lengthened the run
-        self.diary.write(
-            "started", pid=os.getpid(), command=command, model=self.config.model, iterations=steps,
-            ranks=1, device=str(mx.default_device()), versions=versions(),
-            resumed_from=saved.state.step if saved else None,
-        )  # fmt: skip
+        # Of the settings of the next step: a resume may have lengthened the run.
+        steps = self.parts.steps_of(self.steering.config_at(self.state.step + 1))
+        of_run = {"command": command, "model": self.config.model, "iterations": steps, "ranks": 1}
+        self.diary.write("started", **of_run, **of_process(), resumed_from=saved.state.step if saved else None)
         if saved:  # its event came after the length to which the diary was cut back
             self._write_checkpoint_event(saved.state.step, saved.path)
         for error in self.gpu_errors.errors[self.state.gpu_errors_told :]:  # the diary was cut back before their notes

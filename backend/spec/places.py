@@ -20,6 +20,7 @@ from typing import Any, Literal, cast
 from backend.spec import file_lock
 from backend.spec.faults import Mistake
 from backend.spec.private_files import make_private_folder, restrict_to_user
+from backend.spec.regular_file import refuse_links
 from backend.spec.user_input.files import is_file, is_folder
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown
@@ -207,8 +208,9 @@ class RunFolder:
 def hold_lock(run: RunFolder) -> int:
     """Lock the run for this process, until the process ends or the returned handle is closed.
 
-    Raises Mistake when another process holds it, or the folder cannot be written.
+    Raises Mistake when another process holds it, the folder cannot be written, or there is a link in it.
     """
+    refuse_links(run.path)
     until = time.monotonic() + LOCK_PATIENCE_S
     try:
         while (handle := file_lock.try_hold(run.lock)) is None:

@@ -137,7 +137,8 @@ class Syscalls:
             ended = self.warm.run("export", "mine", "--to", "lmstudio", "--name", "tortured", home=home)
             if ended.code != 0:
                 return [f"export ended with {ended.code}: {ended.last_words}"]
-        return differences(home, self.folder / f"whole {case.run}")
+        whole = self.folder / f"whole {case.run}"
+        return differences(home, whole, may_have_saved_more=not case.blow.action.startswith("kill"))
 
 
 def _traceback(text: str) -> str:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from backend.child_process import module_command
-from backend.confinement import confined_environment
+from backend.confinement import END_SIGNAL, confined_environment
 from backend.rewards.sandbox.wire import PAGE_BYTES, VERB, StatusPage
 from backend.spec.command import backend_environment
 
@@ -85,7 +85,7 @@ def _end(
     deadline = time.monotonic() + grace_s
     while time.monotonic() < deadline and process.poll() is None:
         time.sleep(_EXIT_POLL_S)
-    process.terminate()  # its guard kills all that there is, then itself (`backend.confinement.guard`)
+    process.send_signal(END_SIGNAL)  # its guard kills all that there is, then itself (`backend.confinement.guard`)
     try:
         process.wait(_GUARD_S)
     except subprocess.TimeoutExpired:

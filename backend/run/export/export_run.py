@@ -19,6 +19,7 @@ from backend.run.run_inputs import read_inputs
 from backend.spec.exports import DEFAULT_FORMAT, ExportFormat, format_named, target_for
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.regular_file import refuse_links
 from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import run_config
 
@@ -75,6 +76,7 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
     format_ = format_named(export.format)
     target_for(export.to, format_)
     destination = DESTINATIONS[export.to](Place(run, export.name, export.folder, export.overwrite, export.keeps_equal))
+    refuse_links(run.path)  # a copy would take what they lead to, and an upload publish it
     config = run_config(run, find_checkpoint(run, export.checkpoint).step if export.checkpoint else None)
     trained = run_weights(run, config, export.checkpoint)
     check_kind(trained, format_)
