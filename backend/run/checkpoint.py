@@ -28,6 +28,7 @@ import mlx.core as mx
 
 from backend.run.file_sums import file_sums
 from backend.run.gpu_errors import gpu_error
+from backend.spec.events import read_diary
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.runs.run_format import RUN_FORMAT
@@ -48,6 +49,8 @@ class TrainingState:
     """Rows of the prompt stream consumed so far, including those that were skipped as too long."""
     num_tokens: int = 0
     """Prompt and completion tokens so far."""
+    began: float | None = None
+    """When the run's first process began, in unix seconds, as its diary has it: a checkpoint of another run has another."""
     elapsed_s: float = 0.0
     """Seconds of training, loading and pauses not counted."""
     score: float | None = None
@@ -182,6 +185,11 @@ def _replace_folder(new: Path, final: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def first_start(run: RunFolder) -> float | None:
+    """When the run's first process began, in unix seconds, by its diary; None before."""
+    return next((event.get("t") for event in read_diary(run.events) if event["kind"] == "started"), None)
+
+
 def all_checkpoints(run: RunFolder) -> list[Checkpoint]:
     """Every complete checkpoint, oldest first."""
     checkpoints = [saved for saved in map(read_checkpoint, run.checkpoints.glob("[0-9]*")) if saved is not None]
@@ -212,11 +220,11 @@ def state_of(saved: dict[str, Any]) -> tuple[TrainingState | None, tuple[str, ..
     """The state in the object of a state.json, and the names of the fields that it lacks, from before they were recorded; None for one
     with a value of another type."""
     state = TrainingState()
-    missing = tuple(field.name for field in fields(state) if field.name not in saved)
+    missing = tuple(field.name for field in fields(state) if field.name not in saved and field.name != "began")
     if "step" in missing:
         return None, missing
     for known in fields(state):
-        if known.name in missing:
+        if known.name not in saved:
             continue
         value = saved[known.name]
         if not _fits(value, known.type):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backend.run.control import Control, Stopped
-from backend.spec.events import Diary, Event, JsonLines, parse_line, read_events
+from backend.spec.events import Diary, Event, JsonLines, parse_line, read_diary
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, hold_lock, make_run_folder
 
@@ -31,13 +31,13 @@ class Recorded:
     run: RunFolder
 
     def check(self) -> None:
-        if next(read_events(self.run.events), None) is None:
+        if next(read_diary(self.run.events), None) is None:
             raise Mistake("run", f"The run {self.run.name} has no diary yet, so there is nothing to replay.")
 
     def waits(self) -> Iterator[tuple[float, Event]]:
         """(seconds since the event before, event). A clock that was put back counts as no time."""
         before: float | None = None
-        for event in read_events(self.run.events):
+        for event in read_diary(self.run.events):
             t = event.get("t")
             now = float(t) if isinstance(t, int | float) else before
             wait = max(0.0, now - before) if now is not None and before is not None else 0.0

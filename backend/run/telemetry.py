@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from backend.spec.completion_rows import CompletionRow, GroupRow, TokenData
-from backend.spec.events import Diary, Event, read_events
+from backend.spec.events import Diary, Event, read_diary
 from backend.spec.health.watch import Watch
 from backend.types import Completion, Group
 
@@ -63,7 +63,7 @@ class HealthReporter:
     def __init__(self, diary: Diary, settings: Mapping[str, Any]) -> None:
         """`settings`: the run's. What the diary holds already, when a run is resumed, is read first."""
         self._diary = diary
-        self._watch = Watch.resumed(settings, read_events(diary.path))
+        self._watch = Watch.resumed(settings, read_diary(diary.path))
         diary.followers.append(self._take)
 
     def _take(self, event: Event) -> None:

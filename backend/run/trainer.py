@@ -17,7 +17,7 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 from backend.engine.memory import release_cached_buffers
 from backend.models.saving import save_model
 from backend.run import checkpoint, not_finite
-from backend.run.checkpoint import TrainingState
+from backend.run.checkpoint import TrainingState, first_start
 from backend.run.checkpoint_writer import CheckpointWriter, Snapshot, WrittenCheckpoint, snapshot
 from backend.run.control import Control, Stopped
 from backend.run.ending import Ending
@@ -36,7 +36,7 @@ from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, vers
 from backend.run.token_data import recorded_tokens
 from backend.spec.config import Config
 from backend.spec.config_notes import config_notes
-from backend.spec.events import Diary, JsonLines, read_events
+from backend.spec.events import Diary, JsonLines, read_diary
 from backend.spec.places import RunFolder
 from backend.spec.runs.steering import Change
 from backend.training.batch import completion_metrics, pack
@@ -82,7 +82,7 @@ class Trainer:
         self.phases = PhaseReporter(diary)
         # It follows the diary, which keeps it, and reads later changes of settings there.
         HealthReporter(diary, steering.config_at(0).model_dump())
-        self.metrics = MetricWatch(read_events(run.events))
+        self.metrics = MetricWatch(read_diary(run.events))
         self.planned_end: PlannedEnd | None = None
         self._rewards_since_save: list[float] = []
 
@@ -242,6 +242,7 @@ class Trainer:
             ranks=1, device=str(mx.default_device()), versions=versions(),
             resumed_from=saved.state.step if saved else None,
         )  # fmt: skip
+        self.state.began = self.state.began or first_start(self.folder)
         if saved:  # its event came after the length to which the diary was cut back
             self._write_checkpoint_event(saved.state.step, saved.path)
         for error in self.gpu_errors.errors[self.state.gpu_errors_told :]:  # the diary was cut back before their notes

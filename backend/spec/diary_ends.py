@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import BinaryIO
 
-from backend.spec.events import Event, parse_line
+from backend.spec.events import Event, parse_event
 from backend.spec.places import RunFolder
 
 TAIL_BYTES = 1 << 16
@@ -45,4 +45,4 @@ def _tail(file: BinaryIO, size: int, reach: int) -> list[Event]:
 
 def _events(data: bytes) -> list[Event]:
     lines = data.rpartition(b"\n")[0].split(b"\n")
-    return [event for event in map(parse_line, lines) if event is not None and "kind" in event]
+    return [event for event in map(parse_event, lines) if event is not None]

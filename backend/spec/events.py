@@ -24,6 +24,8 @@ from typing import Any, cast
 
 from pydantic_core import from_json
 
+from backend.spec.sound_events import sound_event
+
 VERSION = 1
 
 ENDINGS = ("finished", "stopped", "failed")
@@ -130,7 +132,11 @@ class Follower:
         if lines:
             # From after the last newline but one; rfind gives -1 where there is one line only.
             self._last = lines[lines.rfind(b"\n", 0, -1) + 1 :]
-        return [event for event in map(parse_line, lines.split(b"\n")) if event is not None]
+        return [event for event in map(self.parse, lines.split(b"\n")) if event is not None]
+
+    def parse(self, line: bytes) -> Event | None:
+        """What a line holds; None for nothing."""
+        return parse_line(line)
 
     def _complete_lines(self) -> bytes | None:
         """The bytes after the offset up to the last newline; None when the file was truncated or replaced."""
@@ -149,7 +155,7 @@ class Follower:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """Every complete event of a diary, from the start; none where there is no file."""
+    """Every complete line of a file of JSON objects, from the start; none where there is no file."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -159,13 +165,31 @@ def read_events(path: Path) -> Iterator[Event]:
                 yield event
 
 
-def parse_line(line: bytes) -> Event | None:
-    """The event of one line, or None for what is not a JSON object."""
+class DiaryFollower(Follower):
+    """A Follower of a diary: what is no event is left out, whatever it is."""
+
+    def parse(self, line: bytes) -> Event | None:
+        return parse_event(line)
+
+
+def read_diary(path: Path) -> Iterator[Event]:
+    """Every event of a diary, from the start; what is no event is left out."""
+    return (event for line in read_events(path) if (event := sound_event(line)) is not None)
+
+
+def parse_event(line: bytes) -> Event | None:
+    """The event of one line of a diary; None for what is no event, whatever it is."""
+    value = parse_line(line)
+    return None if value is None else sound_event(value)
+
+
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """The object in one line of JSON; None for anything else."""
     try:
         value = from_json(line)  # four times as fast as json, which counts in a diary of 150 MB
     except ValueError:
         return None
-    return cast("Event", value) if isinstance(value, dict) else None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
 def truncate_file(path: Path, size: int) -> None:

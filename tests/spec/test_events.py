@@ -285,7 +285,7 @@ def test_the_summary_of_a_long_diary_is_right_and_reads_only_its_ends(
         diary.append({"kind": "step", "step": number, "metrics": {"reward": number / 100}})
     diary.write("finished", step=20_000, sentence="Finished after 20000 steps.")
     read = []
-    monkeypatch.setattr(diary_ends, "parse_line", lambda line: read.append(len(line)) or parse_line(line))
+    monkeypatch.setattr(diary_ends, "parse_event", lambda line: read.append(len(line)) or parse_line(line))
     result = archive.summary(run)
     assert (result.state, result.step, result.iterations, result.reward) == ("finished", 20_000, 20_000, 200.0)
     assert (result.name, result.model, result.sentence) == ("a-run", "owner/model", "Finished after 20000 steps.")

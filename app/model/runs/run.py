@@ -29,7 +29,7 @@ from app.model.runs.run_files import (
 from app.model.runs.run_state import LIVE, RunState, State
 from backend.spec.completion_rows import GroupRow
 from backend.spec.config import read
-from backend.spec.events import Event, Follower
+from backend.spec.events import DiaryFollower, Event
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.runs.archive import STARTUP_GRACE_S, may_be_starting
@@ -79,7 +79,7 @@ class Run(QObject):
         self.control = RunControl(folder)
         self._silence = ""
         self._run_state = RunState()
-        self._follower = Follower(folder.events, limit=SLICE)
+        self._follower = DiaryFollower(folder.events, limit=SLICE)
         self._index = CompletionIndex(folder.completions)
         self._state: State = "starting"
         self._at_end = False

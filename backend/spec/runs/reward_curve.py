@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from backend.spec.events import Event, parse_line
+from backend.spec.events import Event, parse_event
 
 POINTS = 40
 WINDOW = 8 << 10
@@ -43,7 +43,7 @@ def newest_evaluation(diary: Path) -> Event | None:
             while (found := text.rfind(EVALUATION, floor, end)) >= 0:
                 start = text.rfind(b"\n", 0, found) + 1
                 stop = text.find(b"\n", found)
-                event = parse_line(text[start:stop]) if stop >= 0 else None
+                event = parse_event(text[start:stop]) if stop >= 0 else None
                 if event is not None and event.get("kind") == "eval" and event.get("split") != "test":
                     return event
                 end = start
@@ -63,7 +63,7 @@ def _mean_reward(file: BinaryIO, offset: int) -> float | None:
 def _reward(line: bytes) -> float | None:
     if b'"step"' not in line:
         return None
-    event = parse_line(line)
+    event = parse_event(line)
     metrics = event.get("metrics") if event is not None and event.get("kind") == "step" else None
     reward = cast("dict[str, Any]", metrics).get("reward") if isinstance(metrics, dict) else None
     if not isinstance(reward, int | float) or isinstance(reward, bool) or not math.isfinite(reward):

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from backend.spec.config import SETTINGS
-from backend.spec.events import parse_line
+from backend.spec.events import parse_event
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, path_text
 from backend.spec.runs.archive import first_and_last_means, raw_settings
@@ -113,7 +113,7 @@ def evaluations(run: RunFolder) -> list[tuple[int, float]]:
             for line in file:
                 if EVALUATION not in line:
                     continue
-                event = parse_line(line) or {}
+                event = parse_event(line) or {}
                 step, metrics = event.get("step"), event.get("metrics")
                 reward = metrics.get("reward") if isinstance(metrics, dict) else None  # pyright: ignore
                 if event.get("split") != "test" and isinstance(step, int) and isinstance(reward, int | float):

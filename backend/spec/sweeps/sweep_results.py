@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from backend.spec.config import dump, parse
-from backend.spec.events import read_events
+from backend.spec.events import read_diary
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, make_run_folder, runs_folder
 from backend.spec.sweeps.sweep import SweepPlan
@@ -280,7 +280,7 @@ def shown_state(folder: SweepFolder, results: SweepResults) -> str:
 
 def held_out_values(run: RunFolder, metric: str) -> dict[int, float]:
     """Step → the metric at the held-out evaluation after it, of one run. Raises Mistake where evaluations have no such metric."""
-    evaluations = [event for event in read_events(run.events) if event.get("kind") == "eval"]
+    evaluations = [event for event in read_diary(run.events) if event.get("kind") == "eval"]
     found: dict[int, float] = {}
     for event in evaluations:
         metrics = cast("dict[str, Any]", event["metrics"])
