@@ -92,7 +92,14 @@ class RunWindow(HelpWindow):
 
     def show_export(self, run: RunFolder) -> None:
         """Open the panel that puts a run's model into LM Studio, a folder or Hugging Face."""
-        ExportPanel(run, VerbProcess, self, self._log_in).open_beside()
+        ExportPanel(run, VerbProcess, self, self._log_in, self._may_run_code_of).open_beside()
+
+    def _may_run_code_of(self, run: RunFolder) -> bool:
+        """Whether the reward files of a run may be run; settings that cannot be read are told by whoever needs them."""
+        try:
+            return self.session.consent.obtain_for_run(run)
+        except Mistake:
+            return True
 
     def _log_in(self, token: str, on_account: Callable[[Any], None], on_refused: Callable[[str], None]) -> None:
         """Keep a token for Hugging Face in the keychain: it reaches the warm process through its stdin, and is kept nowhere here."""

@@ -26,7 +26,6 @@ from app import theme
 from app.desktop.drop_target import DroppedFile, dropped_file, kind_of
 from app.menus import RUN_ACTIONS, Menus
 from app.message_boxes import ask
-from app.model.consent import ConsentRequest
 from app.model.memory_parts import MemoryParts
 from app.model.session import Session
 from app.model.undo import History
@@ -36,11 +35,13 @@ from app.run_window import RunWindow
 from app.widgets.basic import icons
 from app.widgets.basic.file_dialogs import keep_folders_in
 from app.widgets.basic.icons import IconButton
+from app.widgets.basic.labels_and_buttons import PlainLabel
 from app.widgets.form.field import UndoKeys
 from app.widgets.frame.drop_overlay import DropOverlay
 from app.widgets.frame.sidebar import Sidebar
 from app.widgets.frame.status_strip import StatusStrip
 from app.widgets.rewards.consent_dialog import ConsentFile, ask_consent
+from backend.spec.rewards.allowed_code import CodeToAllow
 
 MINIMUM = (880, 600)
 FIRST_SIZE = (1280, 800)
@@ -113,7 +114,7 @@ class Window(RunWindow):
         collapse = IconButton("sidebar", tip="Collapse or widen the sidebar")
         collapse.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         collapse.clicked.connect(self.toggle_sidebar)
-        self.document = QLabel()
+        self.document = PlainLabel()
         self.document.setProperty("role", "muted")
         self.document.setContentsMargins(theme.SPACE, 0, 0, 0)
         gap = QWidget()  # pushes the actions to the right: a toolbar has no stretch
@@ -281,7 +282,7 @@ class Window(RunWindow):
         )
         return answer == "yes"
 
-    def ask_about_code(self, requests: Sequence[ConsentRequest]) -> bool:
+    def ask_about_code(self, requests: Sequence[CodeToAllow]) -> bool:
         """Whether the user's own reward code may run."""
         return ask_consent([ConsentFile(request.code, request.changed) for request in requests], self)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from PySide6.QtCore import QByteArray, QObject, QSettings
 
 from backend.spec import file_lock, places
+from backend.spec.private_files import make_private_folder, restrict_to_user
 
 RECENT = 10
 """Recent files that are kept."""
@@ -34,7 +35,9 @@ class Prefs(QObject):
     def __init__(self, folder: Path | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.folder = folder or places.preferences_folder()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self.folder)
+        if self.folder == places.preferences_folder():
+            restrict_to_user(self.folder)  # an earlier version made it as wide as the umask said
         self.slot = 1
         self._claimed: int | None = None
         self._settings = QSettings(str(self.folder / "prefs.ini"), QSettings.Format.IniFormat)

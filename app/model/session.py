@@ -157,7 +157,7 @@ class Session(ServiceSession):
         if self._is_busy():
             return
         try:
-            if not self._may_run_code(config.read(folder.config)):
+            if not self._may_run_code(config.read(folder.config), folder.path):
                 return
             resume_training(folder)
         except Mistake as mistake:
@@ -174,16 +174,16 @@ class Session(ServiceSession):
         """Let a run that has begun before wait its turn, in which it is resumed."""
         self.messages.withdraw(START)
         try:
-            may_run = self._may_run_code(config.read(folder.config))
+            may_run = self._may_run_code(config.read(folder.config), folder.path)
         except Mistake as mistake:
             self.messages.say(mistake.faults[0].sentence, START)
             return
         if may_run and self.queue.add(folder):
             self.message.emit(f"{folder.name} waits in the queue.")
 
-    def _may_run_code(self, settings: Mapping[str, Any]) -> bool:
-        """Whether the user's own reward code may run; says so where it may not."""
-        allowed = self.consent.obtain(settings)
+    def _may_run_code(self, settings: Mapping[str, Any], folder: Path | None = None) -> bool:
+        """Whether the user's own reward code may run; says so where it may not. Relative paths are taken from `folder`."""
+        allowed = self.consent.obtain(settings, folder)
         if not allowed:
             sentence = "The reward file was not allowed to run, so nothing was started."
             self.messages.say(sentence, START, lambda: bool(self.consent.unconfirmed(self.draft.values())))

@@ -326,7 +326,9 @@ class RunsPage(QWidget):
     def clone(self, record: RunRecord) -> None:
         """Open the dialog that makes a new run from a checkpoint of this one."""
         folder = RunFolder(Path(record.summary.path))
-        dialog = CloneDialog(folder, record.title, VerbProcess, self, will_wait=self.session.is_training)
+        dialog = CloneDialog(
+            folder, record.title, VerbProcess, self, will_wait=self.session.is_training, may_run_code=self.session.consent.obtain
+        )  # fmt: skip
         dialog.cloned.connect(self._open_clone)
         dialog.show()
 

@@ -23,10 +23,11 @@ from app.widgets.sweeps.sweep_table import SweepModel, SweepTable
 from app.widgets.sweeps.varied_rows import VariedRows
 from backend.spec.faults import Mistake
 from backend.spec.sweeps.sweep import SweepPlan
-from backend.spec.sweeps.sweep_results import MemberResult
+from backend.spec.sweeps.sweep_results import MemberResult, SweepFolder, settings_of_runs
 
 STATES = {"starting": "Starting", "running": "Running", "finished": "Finished", "stopped": "Stopped", "failed": "Failed",
           "interrupted": "Interrupted", "waiting": "Waiting"}  # fmt: skip
+DECLINED = "The reward file was not allowed to run, so nothing was started."
 
 
 class SweepsPage(QWidget):
@@ -240,8 +241,8 @@ class SweepsPage(QWidget):
             return
         if self.session.is_training or self.sweeps.is_live:
             self.session.message.emit("One training at a time: stop the present one first, or let it finish.")
-        elif not self.session.consent.obtain(self.session.draft.values()):
-            self.session.message.emit("The reward file was not allowed to run, so nothing was started.")
+        elif not self.session.consent.obtain_all(self.plan.every_settings()):
+            self.session.message.emit(DECLINED)
         elif self.sweeps.start(self.plan):
             self.name.setText(_next_name(self.plan.name, set(self.sweeps.names())))
 
@@ -304,8 +305,19 @@ class SweepsPage(QWidget):
     def _resume(self) -> None:
         if self.session.is_training:
             self.session.message.emit("One training at a time: stop the present one first, or let it finish.")
-        else:
+        elif self.sweeps.folder is not None and self._may_run_code(self.sweeps.folder):
             self.sweeps.resume()
+
+    def _may_run_code(self, folder: SweepFolder) -> bool:
+        """Whether the reward code that a sweep's folder names may run; says so where it may not."""
+        try:
+            allowed = self.session.consent.obtain_all(settings_of_runs(folder), folder.path)
+        except Mistake as mistake:
+            self.session.message.emit(mistake.faults[0].sentence)
+            return False
+        if not allowed:
+            self.session.message.emit(DECLINED)
+        return allowed
 
 
 def forecast_words(taken: SweepForecast) -> str:

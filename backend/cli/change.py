@@ -12,7 +12,7 @@ from backend.cli.completions import run_names
 from backend.cli.exit_codes import verb
 from backend.cli.new_run import parse_changes
 from backend.cli.options import ExistingRunsDir
-from backend.spec.events import DiaryFollower
+from backend.spec.events import Follower
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, find_run
 from backend.spec.runs.steering import changed, request_change, run_config
@@ -42,7 +42,7 @@ def change(
 
 def _answer(folder: RunFolder, asked: dict[str, object]) -> str:
     """Ask, and wait for the trainer's answer, a note of the diary. Raises Mistake for a refusal."""
-    follower = DiaryFollower(folder.events)
+    follower = Follower(folder.events)
     while follower.read():
         pass  # what was written before
     request_change(folder, asked)

@@ -30,8 +30,9 @@ from backend.cli.chat_session import (
     scores_line,
 )
 from backend.cli.exit_codes import verb
-from backend.cli.options import ExistingRunsDir
+from backend.cli.options import AllowCode, ExistingRunsDir
 from backend.spec.faults import Mistake
+from backend.spec.rewards.allowed_code import require_allowed
 
 if TYPE_CHECKING:
     from backend.chat.chat import Chat, Turn
@@ -62,11 +63,14 @@ def chat(
     seed: Seed = 0,
     system: System = None,
     with_scores: Score = False,
+    allow_code: AllowCode = False,
     runs_dir: ExistingRunsDir = None,
 ) -> None:
     """Talk to a run's model in the terminal, with its base beside it; /help lists the commands."""
     asking = Asking(temperature, top_p, top_k, min_p, max_tokens, seed, system)
     loaded = open_chat(name, checkpoint, runs_dir, ("base", "tuned"), asking)
+    if with_scores and loaded.source.run is not None:
+        require_allowed(loaded.source.config.model_dump(), allow=allow_code)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # gives input() a history and editing
     TerminalChat(loaded, asking, with_scores=with_scores and loaded.source.run is not None).talk()

@@ -10,9 +10,10 @@ from backend.cli.completions import changes as changes_offered
 from backend.cli.completions import checkpoints, run_names
 from backend.cli.exit_codes import verb
 from backend.cli.new_run import PreparedRun, check_settings, parse_changes
-from backend.cli.options import ExistingRunsDir, Live, Stream
-from backend.spec.config import load
+from backend.cli.options import AllowCode, ExistingRunsDir, Live, Stream
+from backend.spec.config import load, read
 from backend.spec.places import find_run
+from backend.spec.rewards.allowed_code import allow_named, require_allowed
 
 
 @verb
@@ -33,6 +34,7 @@ def clone(
         typer.Option("--reference", help="Of a cold clone: stay near the base model, or the weights it starts from."),
     ] = "base",
     start: Annotated[bool, typer.Option("--start", help="Train it at once.")] = False,
+    allow_code: AllowCode = False,
     runs_dir: ExistingRunsDir = None,
     stream: Stream = False,
     progress: Live = None,
@@ -43,10 +45,14 @@ def clone(
     from backend.run.clone import clone_settings
 
     if changed:
-        check_settings(clone_settings(parent, step, changed, warm=warm)[1].model_dump())
+        settings = clone_settings(parent, step, changed, warm=warm)[1].model_dump()
+        allow_named(changed)
+        require_allowed(settings, allow=allow_code)
+        check_settings(settings)
     folder = make_clone(parent, step, changed, warm=warm, name=name, runs_dir=runs_dir, reference=reference)
     if start:
         from backend.cli.run_session import train_and_exit
 
+        require_allowed(read(folder.config), allow=allow_code)
         train_and_exit(PreparedRun(folder, load(folder.config)), stream, progress)
     print(folder.path)

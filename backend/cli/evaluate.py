@@ -18,12 +18,13 @@ from backend.cli.evaluation_table import print_evaluation
 from backend.cli.exit_codes import STOPPED, verb
 from backend.cli.gpu_timeout import relax_gpu_timeout
 from backend.cli.lost_terminal import outlives_terminal
-from backend.cli.options import ExistingRunsDir
+from backend.cli.options import AllowCode, ExistingRunsDir
 from backend.run.stop_signals import handle, handlers_restored
 from backend.spec.config import Config, load
 from backend.spec.evaluation import Evaluation, free_name, write_evaluation
 from backend.spec.faults import Mistake
 from backend.spec.places import find_run
+from backend.spec.rewards.allowed_code import require_allowed
 from backend.spec.runs.steering import run_config
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def evaluate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
     is_stream: Annotated[bool, typer.Option("--stream", help="Progress on stdout, one JSON object a line.")] = False,
+    allow_code: AllowCode = False,
     runs_dir: ExistingRunsDir = None,
 ) -> None:
     """Score a run's model before and after training, or any model, on held-out prompts, with intervals."""
@@ -94,6 +96,8 @@ def evaluate(
     from backend.run.gpu_errors import gpu_error
 
     evaluated = find_evaluated(model, settings, runs_dir, checkpoint)
+    if settings is None:
+        require_allowed(evaluated.config.model_dump(), allow=allow_code)
     if evaluated.run is None and is_base_only:
         raise Mistake("base-only", f"{model} is a model and no run, so there is no base to evaluate alone.")
     usual = evaluated.config.num_generations_eval or evaluated.config.group_size

@@ -14,10 +14,12 @@ import typer
 from backend.cli.completions import checkpoints, run_names
 from backend.cli.exit_codes import STOPPED, verb
 from backend.cli.lost_terminal import outlives_terminal
-from backend.cli.options import AsJson, ExistingRunsDir
+from backend.cli.options import AllowCode, AsJson, ExistingRunsDir
 from backend.run.stop_signals import StopRequested, raising_stop
+from backend.spec.config import read
 from backend.spec.exports import DEFAULT_FORMAT, FORMATS, TARGETS
 from backend.spec.faults import Mistake
+from backend.spec.rewards.allowed_code import require_allowed
 
 # Any word is read, and one that is no target or format refused with a sentence.
 Target = Annotated[str, typer.Option("--to", metavar="<where>", help=f"{', '.join(TARGETS)}.")]
@@ -66,6 +68,7 @@ def export(
     preview: Annotated[
         bool, typer.Option("--preview", help="For --to hub: show the card and the files, and send nothing.")
     ] = False,
+    allow_code: AllowCode = False,
     runs_dir: ExistingRunsDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -78,6 +81,8 @@ def export(
             "quantize", f"--quantize {quantize} and --format {format_} contradict each other; give one of them."
         )
     run_folder = find_run(run, runs_dir)
+    if held_out:
+        require_allowed(read(run_folder.config), allow=allow_code)
     chosen = f"{quantize}bit" if quantize else format_ or DEFAULT_FORMAT
     request = Export(to, name or run_folder.name, folder, chosen, checkpoint, held_out, overwrite, fetch)
     report = _report_json if as_json else _ReportLines()

@@ -27,8 +27,9 @@ from backend.cli.chat_session import (
     scores_line,
 )
 from backend.cli.exit_codes import verb
-from backend.cli.options import AsJson, ExistingRunsDir
+from backend.cli.options import AllowCode, AsJson, ExistingRunsDir
 from backend.spec.faults import Mistake
+from backend.spec.rewards.allowed_code import require_allowed
 
 
 @verb
@@ -51,6 +52,7 @@ def generate(
     expected: Annotated[str, typer.Option("--answer", help="The expected answer, for --score.")] = "",
     with_scores: Score = False,
     as_json: AsJson = False,
+    allow_code: AllowCode = False,
     runs_dir: ExistingRunsDir = None,
 ) -> None:
     """Answer one prompt with a run's model, its base, or both; settings that are not given are the run's."""
@@ -61,6 +63,8 @@ def generate(
     chat = open_chat(name, checkpoint, runs_dir, wanted, asking)
     config, sides = chat.source.config, chat.sides.sides
     chosen = list(sides) if both else ["base"] if base or "tuned" not in sides else ["tuned"]
+    if with_scores and chat.source.run is not None:
+        require_allowed(config.model_dump(), allow=allow_code)
     text = sys.stdin.read() if prompt == "-" else prompt or ""
     question = asking.question(config, text, row=None if row is None else row - 1, answer=expected)
     printer = None if as_json else AnswerPrinter(labels=len(chosen) > 1)

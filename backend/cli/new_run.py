@@ -5,19 +5,23 @@ Everything is checked before anything is created, so that a mistake leaves nothi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from backend.cli.gpu_timeout import relax_gpu_timeout
 from backend.spec.config import SETTINGS, TEXTS, Config, beside, dump, parse, read
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, default_run_name, make_run_folder
+from backend.spec.rewards.allowed_code import allow_named, require_allowed
 from backend.spec.setting_aliases import translate
+from backend.spec.user_input.documents import parse_yaml
+from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.text import shown
+from backend.spec.whole_file import replace_file
 
 if TYPE_CHECKING:
     from backend.run.run_inputs import RunInputs
@@ -48,24 +52,31 @@ def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> Pre
     # Paths in `raw` are relative to the working directory; config.yaml will be read again in the run's folder.
     raw = beside(Path.cwd(), raw) | ({} if name is None else {"run_name": name})
     settings, inputs = check_settings(raw)
+    allow_named(raw)
     folder_name = settings.run_name or default_run_name(settings.model, settings.train_type, settings.train_mode)
     folder = make_run_folder(folder_name, runs_dir, reuse=bool(settings.run_name))
-    folder.config.write_text(dump(settings), encoding="utf-8")
+    try:
+        replace_file(folder.config, dump(settings))
+    except OSError as error:
+        raise Mistake("runs_dir", f"{folder.config} cannot be written: {error.strerror}.") from None
     return PreparedRun(folder, settings, inputs)
 
 
-def prepared_run(path: Path) -> PreparedRun:
-    """A folder that the window has made, with config.yaml inside and no diary yet. Raises Mistake.
+def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
+    """A folder that the window has made, with config.yaml inside and no diary yet. Raises Mistake, also for reward files that were never
+    allowed here, unless `allow_code`.
 
     Faults of its settings are written to the diary too, because the window sees nothing but the folder.
     """
-    folder = RunFolder(path.expanduser().resolve())
+    folder = RunFolder(Path(os.path.realpath(user_path(str(path), "run"))))
     if not folder.config.is_file():
         raise Mistake("run", f"The folder {path} holds no config.yaml.")
     if folder.has_diary:
         raise Mistake("run", f"The run {folder.name} has a diary already; resume it, or start another.")
     try:
-        return PreparedRun(folder, *check_settings(read(folder.config)))
+        raw = read(folder.config)
+        require_allowed(raw, allow=allow_code)
+        return PreparedRun(folder, *check_settings(raw))
     except Mistake as mistake:
         diary = Diary(folder.events)
         sentence = " ".join(fault.sentence for fault in mistake.faults)
@@ -97,10 +108,7 @@ def _parse_change(text: str) -> tuple[str, Any]:
     """Key and value of `key=value`. A value is YAML, except for settings that are text: `run_name=007` is no number."""
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals:
-        raise Mistake("set", f"--set {text} must be written as key=value.")
+        raise Mistake("set", f"--set {shown(text)} must be written as key=value.")
     if key in SETTINGS and SETTINGS[key].kind in TEXTS:
         return key, value
-    try:
-        return key, yaml.safe_load(value)
-    except (yaml.YAMLError, ValueError):
-        raise Mistake(key, f"--set {text} cannot be read: {value} is no YAML value.") from None
+    return key, parse_yaml(value, f"--set {shown(text)}", key)

@@ -14,7 +14,7 @@ from backend.cli.completions import changes as changes_offered
 from backend.cli.completions import run_names
 from backend.cli.exit_codes import STOPPED, verb
 from backend.cli.lost_terminal import outlives_terminal
-from backend.cli.options import AsJson, ExistingRunsDir, NewRunsDir
+from backend.cli.options import AllowCode, AsJson, ExistingRunsDir, NewRunsDir
 
 if TYPE_CHECKING:
     from backend.spec.places import RunFolder
@@ -53,17 +53,20 @@ def add(
         list[str] | None, typer.Option("--set", help="key=value, over the file.", autocompletion=changes_offered)
     ] = None,
     first: Annotated[bool, typer.Option("--first", help="Before the runs that wait already.")] = False,
+    allow_code: AllowCode = False,
 ) -> None:
     """Let a new run wait, whose settings are checked first, or one that was stopped, crashed or cloned; prints its folder."""
     from backend.cli.new_run import apply_changes, new_run
     from backend.spec.config import read
     from backend.spec.faults import Mistake
     from backend.spec.places import find_run
+    from backend.spec.rewards.allowed_code import require_allowed
 
     if config.is_dir() or (not config.exists() and (_queue_of(runs_dir).folder / config).is_dir()):
         if name or changes:
             raise Mistake("config", "--set and --name go with a YAML file; a run folder is as it is.")
         run = find_run(config, runs_dir)
+        require_allowed(read(run.config), run.path, allow=allow_code)
         file = _queue_of(runs_dir or run.path.parent)
     else:
         file = _queue_of(runs_dir)

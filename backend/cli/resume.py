@@ -13,12 +13,13 @@ from backend.cli.exit_codes import verb
 from backend.cli.gpu_timeout import relax_gpu_timeout
 from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.new_run import PreparedRun, parse_changes
-from backend.cli.options import Live, NewRunsDir, Stream
+from backend.cli.options import AllowCode, Live, NewRunsDir, Stream
 from backend.cli.run_session import train_and_exit
-from backend.spec.config import load
+from backend.spec.config import load, read
 from backend.spec.diary_ends import has_finished
 from backend.spec.faults import Mistake
 from backend.spec.places import find_run
+from backend.spec.rewards.allowed_code import require_allowed
 from backend.spec.runs.run_format import check_format
 from backend.spec.setting_aliases import translate
 from backend.spec.sweeps.sweep_results import find_sweep
@@ -33,6 +34,7 @@ def resume(
         list[str] | None,
         typer.Option("--set", help="key=value, from the next step on.", autocompletion=changes_offered),
     ] = None,
+    allow_code: AllowCode = False,
     stream: Stream = False,
     progress: Live = None,
 ) -> None:
@@ -43,12 +45,13 @@ def resume(
     if find_sweep(run, runs_dir) is not None:
         if changes:
             raise Mistake("set", "The settings of a sweep are those of its file; change those of a single run.")
-        return sweep.resume_sweep(run, runs_dir)
+        return sweep.resume_sweep(run, runs_dir, allow_code=allow_code)
     folder = find_run(run, runs_dir)
     check_format(folder)  # before its settings, of which a newer version may have others
     if has_finished(folder) and not changes:
         print(f"The run {folder.name} has finished; there is nothing to resume. More steps: --set iters=N.")
         return
+    require_allowed(read(folder.config), allow=allow_code)
     settings, asked = load(folder.config), parse_changes(changes or [])
     if has_finished(folder) and not translate(asked)[0].keys() & LENGTHENING:
         raise Mistake("iters", f"The run {folder.name} has finished; give it more steps as well, with --set iters=N.")

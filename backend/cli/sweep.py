@@ -14,14 +14,15 @@ import typer
 from backend.cli.exit_codes import verb
 from backend.cli.gpu_timeout import relax_gpu_timeout
 from backend.cli.lost_terminal import outlives_terminal
-from backend.cli.options import AsJson, NewRunsDir
+from backend.cli.options import AllowCode, AsJson, NewRunsDir
 from backend.cli.restart import restart
-from backend.cli.run_session import logging_to
+from backend.cli.run_log import logging_to
 from backend.cli.sweep_table import plan_lines, print_results
 from backend.run.stop_signals import handlers_restored
 from backend.spec.command import shell_line
 from backend.spec.config import parse
 from backend.spec.faults import Mistake
+from backend.spec.rewards.allowed_code import allow_named, require_allowed
 from backend.spec.sweeps.sweep import SweepPlan
 from backend.spec.sweeps.sweep_file import load_sweep
 from backend.spec.sweeps.sweep_results import (
@@ -32,6 +33,7 @@ from backend.spec.sweeps.sweep_results import (
     make_runs,
     make_sweep,
     read_results,
+    settings_of_runs,
     write_results,
 )
 
@@ -47,25 +49,28 @@ def sweep(
     name: Annotated[str | None, typer.Option("--name", help="Name of the sweep, in place of the file's.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a sweep that was stopped.")] = False,
     plan_only: Annotated[bool, typer.Option("--plan", help="Say what would be trained, and stop.")] = False,
+    allow_code: AllowCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a grid or a random search of settings, with several seeds."""
     if resume:
         if name or plan_only:
             raise Mistake("resume", "--name and --plan go with a new sweep; one that is resumed is as it is.")
-        return resume_sweep(file, runs_dir, as_json=as_json)
+        return resume_sweep(file, runs_dir, allow_code=allow_code, as_json=as_json)
     plan = load_sweep(file)
     plan = replace(plan, name=name) if name else plan
     if plan_only:
         print("\n".join(plan_lines(plan)))
         return
     inputs = _checked(plan)
+    for raw in plan.every_settings():
+        allow_named(raw)
     folder = make_sweep(plan, runs_dir)
     make_runs(plan, folder)
     _train(plan, folder, inputs, as_json)
 
 
-def resume_sweep(name: str, runs_dir: Path | None, *, as_json: bool = False) -> None:
+def resume_sweep(name: str, runs_dir: Path | None, *, allow_code: bool = False, as_json: bool = False) -> None:
     """Go on with a sweep, or begin one that the window has made: a folder with sweep.yaml and no runs yet."""
     folder = find_sweep(name, runs_dir)
     if folder is None:
@@ -75,6 +80,8 @@ def resume_sweep(name: str, runs_dir: Path | None, *, as_json: bool = False) -> 
         print(f"The sweep {folder.name} has finished; there is nothing to resume.")
         return
     try:
+        for raw in settings_of_runs(folder):
+            require_allowed(raw, allow=allow_code)
         inputs = _checked(plan)
         make_runs(plan, folder)
     except Mistake as mistake:

@@ -11,7 +11,7 @@ from backend.cli.completions import changes as changes_offered
 from backend.cli.exit_codes import verb
 from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.new_run import apply_changes, new_run, prepared_run
-from backend.cli.options import Live, NewRunsDir, Stream
+from backend.cli.options import AllowCode, Live, NewRunsDir, Stream
 from backend.cli.run_session import train_and_exit
 from backend.spec.config import read
 from backend.spec.faults import Mistake
@@ -27,6 +27,7 @@ def train(
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="key=value, over the file.", autocompletion=changes_offered)
     ] = None,
+    allow_code: AllowCode = False,
     stream: Stream = False,
     progress: Live = None,
 ) -> None:
@@ -36,7 +37,7 @@ def train(
     if run is not None:
         if name or changes or runs_dir:
             raise Mistake("run", "--set, --name and --runs-dir go with a YAML file; the folder of --run is as it is.")
-        prepared = prepared_run(run)
+        prepared = prepared_run(run, allow_code=allow_code)
     else:
         prepared = new_run(apply_changes(read(config or ""), changes or []), runs_dir, name)
     train_and_exit(prepared, stream, progress)

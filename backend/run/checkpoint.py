@@ -1,7 +1,7 @@
 """Checkpoints of a run: weights, optimizer and training state, written completely or not at all, and rotated.
 
-A checkpoint is a folder `checkpoints/000100/`. It is written as `.000100`, synced to disk and renamed, so a folder with a
-number for a name is complete. There is no random state to save: each random number is a function of the seed and of its
+A checkpoint is a folder `checkpoints/000100/`. It is written as `.000100`, synced to disk and renamed (`whole_folder`), and loses its name
+before its files when it is deleted, so a folder with a number for a name is complete. There is no random state to save: each random number is a function of the seed and of its
 position in the run.
 
 How a killed run continues. The trainer appends to two files, `events.jsonl` (the diary) and `completions.jsonl`, which at a
@@ -18,7 +18,6 @@ the new end notice that the last line they read is no longer where it was, and r
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -26,15 +25,16 @@ from typing import Any
 
 import mlx.core as mx
 
+from backend.models.saving import Arrays, save_arrays
 from backend.run.file_sums import file_sums
 from backend.run.gpu_errors import gpu_error
-from backend.spec.events import read_diary
+from backend.spec.disk_faults import writing
+from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.runs.run_format import RUN_FORMAT
 from backend.spec.runs.saved_weights import best_of, saved_weights
-
-Arrays = dict[str, mx.array]
+from backend.spec.whole_file import remove_folder, whole_folder
 
 
 @dataclass(slots=True)
@@ -130,64 +130,27 @@ def save(
 ) -> Path:
     """Write a checkpoint of `state`, and delete those that are neither among the newest `keep` nor the best.
 
-    Raises Mistake on `save_every` when it cannot be written; the run's other checkpoints are untouched then.
+    Raises DiskFault when it cannot be written; the run's other checkpoints are untouched then.
     """
     final = run.checkpoints / f"{state.step:06d}"
-    draft = run.checkpoints / f".{final.name}"
-    try:
-        # The draft of a process that was killed while it saved this step; `mkdir` would refuse it.
-        shutil.rmtree(draft, ignore_errors=True)
-        run.checkpoints.mkdir(exist_ok=True)  # not its parents: a run's folder that is gone must not come back half
-        draft.mkdir()
+    with writing(final):
+        run.path.stat()  # a run's folder that is gone must not come back half
+    with whole_folder(final) as draft:
         adapters, model = _weight_files(draft)
-        # Without metadata mlx writes `"__metadata__": null`, which not every reader of safetensors accepts.
-        mx.save_safetensors(str(model if is_full_model else adapters), weights, metadata={"format": "mlx"})
-        mx.save_safetensors(str(draft / "optimizer.safetensors"), optimizer, metadata={"format": "mlx"})
+        save_arrays(model if is_full_model else adapters, weights)
+        save_arrays(draft / "optimizer.safetensors", optimizer)
         if reference is not None:
-            mx.save_safetensors(str(draft / "reference.safetensors"), reference, metadata={"format": "mlx"})
-        content = {"v": RUN_FORMAT} | asdict(state) | {"files": file_sums(file for file in draft.iterdir())}
+            save_arrays(draft / "reference.safetensors", reference)
+        content = {"v": RUN_FORMAT} | asdict(state) | {"files": file_sums(draft.iterdir())}
         (draft / "state.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        for file in draft.iterdir():
-            _sync(file)
-        # A folder's entries are data of their own: without this fsync the rename may survive a crash and the files not.
-        _sync(draft)
-        _replace_folder(draft, final)
-        _sync(run.checkpoints)
-    except (OSError, RuntimeError) as error:  # mlx reports a file that it cannot write as RuntimeError
-        shutil.rmtree(draft, ignore_errors=True)
-        if gpu_error(error) is not None:
-            raise
-        raise Mistake(
-            "save_every", f"The checkpoint of step {state.step} cannot be written to {final}: {error}."
-        ) from error
     # After the new checkpoint is on disk: until then the run can only be resumed from an older one.
     _rotate(run, keep)
     return final
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _replace_folder(new: Path, final: Path) -> None:
-    """Rename `new` to `final`; a folder of that name is deleted only once the new one has replaced it."""
-    # rename(2) replaces an empty folder only, so the old one is moved aside first. A process killed between the two renames
-    # leaves no checkpoint of this step; the run is then resumed from the previous checkpoint.
-    old = final.with_name(f".{final.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if final.exists():
-        final.rename(old)
-    new.rename(final)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def first_start(run: RunFolder) -> float | None:
     """When the run's first process began, in unix seconds, by its diary; None before."""
-    return next((event.get("t") for event in read_diary(run.events) if event["kind"] == "started"), None)
+    return next((event.get("t") for event in read_events(run.events) if event.get("kind") == "started"), None)
 
 
 def all_checkpoints(run: RunFolder) -> list[Checkpoint]:
@@ -249,6 +212,11 @@ def _rotate(run: RunFolder, keep: int) -> None:
     best = best_of(checkpoints)
     for saved in checkpoints[:-keep]:
         if saved != best:
-            shutil.rmtree(saved.path, ignore_errors=True)
-    for leftover in run.checkpoints.glob(".[0-9]*"):  # of a process that was killed while it saved
+            remove_folder(saved.path)
+    clear_leftovers(run)
+
+
+def clear_leftovers(run: RunFolder) -> None:
+    """Delete what a process left that was killed while it saved, or deleted a checkpoint."""
+    for leftover in run.checkpoints.glob(".[0-9]*"):
         shutil.rmtree(leftover, ignore_errors=True)

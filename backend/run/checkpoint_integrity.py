@@ -14,7 +14,7 @@ from typing import Any
 
 from backend.run.checkpoint import Checkpoint, TrainingState, first_start, read_checkpoint
 from backend.run.file_sums import file_sums
-from backend.spec.events import read_diary
+from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 
@@ -55,7 +55,7 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[Damaged]]:
     if damaged:
         said = "; ".join(f"{each.path.name}: {each.why}" for each in damaged[:2])
         raise Mistake("run", f"No checkpoint of the run {run.name} is whole ({said}). {_begin_again(run)}")
-    if any(event["kind"] == "checkpoint" and event.get("step") for event in read_diary(run.events)):
+    if any(event.get("kind") == "checkpoint" and event.get("step") for event in read_events(run.events)):
         raise Mistake("run", f"The run {run.name} had saved checkpoints, and they are gone. {_begin_again(run)}")
     return None, []
 

@@ -100,7 +100,7 @@ class Control:
             self._look()
         word = self._claim()
         if word == "pause":
-            self._pause()
+            self.pause_until(lambda: False)
         elif word == "save":
             self.save_requested = True
         elif word == "finish-step":
@@ -137,11 +137,13 @@ class Control:
         self.reason = "it was asked to stop" if word == "stop" else self.reason
         return word
 
-    def _pause(self) -> None:
+    def pause_until(self, is_over: Callable[[], bool]) -> bool:
+        """Pause until `is_over`, which is asked about every PAUSE_POLL_S seconds, or until a command ends the pause. → whether it ended by
+        itself. A stop is raised by the next `obey`."""
         self._before_pause()
         self.diary.write("phase", phase="paused")
-        began = time.monotonic()
-        while (word := self._claim()) not in ("resume", "stop", "finish-step"):
+        began, word = time.monotonic(), None
+        while not (is_past := is_over()) and (word := self._claim()) not in ("resume", "stop", "finish-step"):
             self._look()
             self.save_requested |= word == "save"  # the trainer saves at the end of the step
             time.sleep(PAUSE_POLL_S)  # a signal does not cut it short (PEP 475); the next poll sees it
@@ -149,3 +151,4 @@ class Control:
         self.stop_requested |= word == "stop"
         self.finish_step_requested |= word == "finish-step"
         self._after_pause()
+        return is_past

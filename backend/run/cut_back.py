@@ -10,7 +10,7 @@ from pathlib import Path
 
 from backend.run.checkpoint import TrainingState
 from backend.spec.completion_rows import parse_group_row
-from backend.spec.events import parse_event, truncate_file
+from backend.spec.events import parse_line, truncate_file
 from backend.spec.places import RunFolder
 
 LAST_BYTES = 1 << 16
@@ -46,8 +46,8 @@ def _fits(path: Path, length: int, step: int | None) -> bool:
         return True
     if not before.endswith(b"\n"):
         return False
-    events = [event for event in map(parse_event, before.split(b"\n")) if event is not None] if step else []
-    newest = next((event["step"] for event in reversed(events) if event["kind"] == "step"), step)
+    events = [event for event in map(parse_line, before.split(b"\n")) if event is not None] if step else []
+    newest = next((event.get("step") for event in reversed(events) if event.get("kind") == "step"), step)
     return newest == step
 
 
@@ -58,10 +58,10 @@ def _end_of_step(path: Path, step: int) -> int:
     with path.open("rb") as file:
         for line in file:
             offset += len(line)
-            event = parse_event(line)
-            kind = event["kind"] if event is not None else ""
+            event = parse_line(line)
+            kind = event.get("kind", "") if event is not None else ""
             if event is not None and kind == "step":
-                is_behind = event["step"] <= step
+                is_behind = (event.get("step") or 0) <= step
             if is_behind and kind in ("step", *OF_THE_STEP):
                 end = offset
                 is_behind = not (event is not None and event.get("phase") == "saving" and end)

@@ -95,6 +95,20 @@ class RunParts:
         tokens = min(forward.micro_batch_tokens, forward.largest_micro_batch or forward.micro_batch_tokens)
         return StepSize(tokens, min(rows or every_row, every_row))
 
+    def close(self) -> None:
+        """End the tokenizer's thread and the reward functions' process."""
+        self.background_tokenizer.close()
+        self.scoring.close()
+
+    def checkpoint_bytes(self, config: Config) -> int:
+        """What the arrays of a checkpoint take on disk, and the adapters that are published with it."""
+        arrays = [self.policy.trainable(), self.learner.state_arrays()]
+        if config.sync_ref_model:
+            arrays.append(self.policy.reference_arrays())
+        if config.train_type != "full":
+            arrays.append(self.policy.trainable())
+        return sum(array.nbytes for group in arrays for array in group.values())
+
     def restore(self, saved: Checkpoint) -> None:
         """Bring every part to the state of a checkpoint. Raises DamagedCheckpoint for arrays that are not this model's; the parts are of no
         use then."""
@@ -150,7 +164,7 @@ def load_parts(
     held_out = {"valid": config.val_batches * per_step, "test": config.test_batches * per_step}
     valid, test = (prompts[split].first(count) if split in prompts else [] for split, count in held_out.items())
     steps = -(-config.epochs * prompts["train"].fitting // per_step) if config.epochs else config.iters  # rounded up
-    scoring = ScoringStages(config, inputs.reward_functions, steps)
+    scoring = ScoringStages(config, inputs.scorer, steps)
     background_tokenizer = BackgroundTokenizer(prompts)
     for sentence in background_tokenizer.new_notes():
         note(sentence)

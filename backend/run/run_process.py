@@ -19,7 +19,7 @@ from backend.run import checkpoint
 from backend.run.checkpoint import TrainingState
 from backend.run.checkpoint_integrity import Damaged, DamagedCheckpoint, newest_whole, set_aside
 from backend.run.cut_back import cut_back
-from backend.run.ending import RESTART, Ending, ending_of
+from backend.run.ending import RESTART, Ending, after_fault, ending_of, write_ending
 from backend.run.gpu_errors import GpuError
 from backend.run.held_folder import FolderPlace
 from backend.run.parts import SharedParts
@@ -27,6 +27,7 @@ from backend.run.run_inputs import RunInputs
 from backend.run.steering import Steering
 from backend.run.trainer import Trainer
 from backend.spec.config import Config
+from backend.spec.disk_faults import DiskFault
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, hand_on_lock, hold_lock, inherited_lock
@@ -71,6 +72,8 @@ def train(
             hand_on_lock(os.dup(lock))
         return ending
     finally:
+        if inputs is not None:
+            inputs.scorer.close()  # where the run ended before it had taken them up
         os.close(lock)
 
 
@@ -107,6 +110,7 @@ def open_run(
     `changes` as in `train`; raises Mistake as it does, for a run of a newer version, and where no checkpoint is whole.
     """
     check_format(run)
+    checkpoint.clear_leftovers(run)
     saved, damaged = newest_whole(run)
     steering = Steering(run, config)
     if changes:
@@ -144,19 +148,15 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0) -> Ending:
             f"Stopped at step {ending.step} because its folder was moved to {place.path}; everything is saved there."
         )
         ending = Ending("stopped", ending.step, sentence, 3)
-    if ending.gpu_error is not None:
-        ending = _after_gpu_error(trainer, ending, ending.gpu_error, gpu_retries)
-    elif ending.kind != "finished":
-        ending = _save_before(trainer, ending)
+    try:
+        if ending.gpu_error is not None:
+            ending = _after_gpu_error(trainer, ending, ending.gpu_error, gpu_retries)
+        elif ending.kind != "finished":
+            ending = _save_before(trainer, ending)
+    except DiskFault as fault:
+        ending = after_fault(ending, fault)
     if ending.kind != RESTART:
-        event: dict[str, Any] = {
-            "step": ending.step,
-            "reason": ending.reason or ending.kind,
-            "sentence": ending.sentence,
-        }
-        if ending.traceback:
-            event["traceback"] = ending.traceback
-        trainer.diary.write(ending.kind, **event)
+        ending = write_ending(trainer.diary, ending)
     trainer.close()
     return ending
 
@@ -199,11 +199,9 @@ def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries:
     log, step = trainer.gpu_errors, trainer.state.step
     try:
         logged = log.add(error, ending.gpu_text, step=step, in_use=trainer.step_size, retries=retries)
-    except OSError as full:  # without the log the next process would take the same large steps
+    except DiskFault as full:  # without the log the next process would take the same large steps
         save_without_gpu(trainer)
-        return replace(
-            ending, sentence=f"{ending.sentence} It is not retried, for gpu_errors.jsonl cannot be written: {full}."
-        )
+        return replace(ending, sentence=f"{ending.sentence} It is not retried. {full.faults[0].sentence}")
     if logged.is_retried:  # before saving, so that the checkpoint's length of the diary includes the note
         trainer.warn(logged.sentence)
         trainer.state.gpu_errors_told = len(log.errors)

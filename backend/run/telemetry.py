@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
+import mlx.core as mx
+
 from backend.spec.completion_rows import CompletionRow, GroupRow, TokenData
-from backend.spec.events import Diary, Event, read_diary
+from backend.spec.events import Diary, Event, read_events
 from backend.spec.health.watch import Watch
 from backend.types import Completion, Group
 
@@ -63,12 +66,17 @@ class HealthReporter:
     def __init__(self, diary: Diary, settings: Mapping[str, Any]) -> None:
         """`settings`: the run's. What the diary holds already, when a run is resumed, is read first."""
         self._diary = diary
-        self._watch = Watch.resumed(settings, read_diary(diary.path))
+        self._watch = Watch.resumed(settings, read_events(diary.path))
         diary.followers.append(self._take)
 
     def _take(self, event: Event) -> None:
         for fields in self._watch.take(event):
             self._diary.write("health", **fields)
+
+
+def of_process() -> dict[str, Any]:
+    """What the diary's `started` says of this process: its number, its device, the versions of what computes in it."""
+    return {"pid": os.getpid(), "device": str(mx.default_device()), "versions": versions()}
 
 
 def versions() -> dict[str, str]:

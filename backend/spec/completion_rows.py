@@ -1,17 +1,16 @@
 """Rows of completions as typed dictionaries: one line of a run's completions.jsonl, and one group that is to be scored.
 
 In completions.jsonl `tokens` is a count; in a group to be scored it holds the sampled ids, which reward functions may ask
-for. `token_count` and `token_ids` read either. A file may be cut off, edited or from another program: what has a
-key of another type is no row, and code that shows a row must expect missing keys.
+for. `token_count` and `token_ids` read either. Rows are checked as far as their step: a file may be cut off, edited or from
+another program, so code that shows a row must expect missing keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, TypedDict, cast
 
+from backend.spec.event_shape import is_step
 from backend.spec.events import parse_line
-from backend.spec.sound_events import is_known_number
 
 Stop = Literal["eos", "length", "string"]
 """Why a completion ended: an end-of-sequence token, the length limit, or one of the `stop` strings."""
@@ -96,38 +95,9 @@ class ScoringRow(TypedDict):
 
 
 def parse_group_row(line: bytes) -> GroupRow | None:
-    """The row of one line of completions.jsonl; None for what is none, whatever else it is."""
+    """The row of one line of completions.jsonl; None for what is no JSON object with a whole number as its step."""
     row = parse_line(line)
-    return cast("GroupRow", row) if row is not None and _is_group_row(row) else None
-
-
-def _is_group_row(row: Mapping[str, Any]) -> bool:
-    """Whether the fields that every reader takes for granted have their types."""
-    if type(row.get("step")) is not int or not isinstance(row.get("prompt", ""), str):
-        return False
-    if not isinstance(row.get("answer", ""), str | None) or not isinstance(row.get("type"), str | None):
-        return False
-    completions: Any = row.get("completions", [])
-    return isinstance(completions, list) and all(map(_is_completion_row, cast("list[Any]", completions)))
-
-
-def _is_completion_row(value: object) -> bool:
-    if not isinstance(value, dict):
-        return False
-    row = cast("dict[str, Any]", value)
-    rewards: Any = row.get("rewards", {})
-    if not (
-        isinstance(rewards, dict) and isinstance(row.get("text", ""), str) and isinstance(row.get("stop", ""), str)
-    ):
-        return False
-    numbers = [row.get("reward"), row.get("advantage"), *cast("dict[str, Any]", rewards).values()]
-    tokens = row.get("tokens")
-    return (
-        all(number is None or is_known_number(number) for number in numbers)
-        and (tokens is None or isinstance(tokens, list) or is_known_number(tokens))
-        and isinstance(row.get("token_data"), dict | None)
-        and isinstance(row.get("logged"), dict | None)
-    )
+    return cast("GroupRow", row) if row is not None and is_step(row.get("step")) else None
 
 
 _DATA, _DATA_TEXT_END, _DATA_END = b', "token_data": {"text": [', b'], "logp": [', b"}"

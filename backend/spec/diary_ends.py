@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import BinaryIO
 
-from backend.spec.events import Event, parse_event
+from backend.spec.events import Event, parse_line
 from backend.spec.places import RunFolder
+from backend.spec.regular_file import open_regular
 
 TAIL_BYTES = 1 << 16
 
@@ -23,7 +24,7 @@ def first_and_last_events(path: Path) -> tuple[list[Event], list[Event]]:
     A step may be far from the end: a long rollout or evaluation writes thousands of `phase` events after it.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(TAIL_BYTES)
             size = file.seek(0, 2)
             reach = TAIL_BYTES
@@ -45,4 +46,4 @@ def _tail(file: BinaryIO, size: int, reach: int) -> list[Event]:
 
 def _events(data: bytes) -> list[Event]:
     lines = data.rpartition(b"\n")[0].split(b"\n")
-    return [event for event in map(parse_event, lines) if event is not None]
+    return [event for event in map(parse_line, lines) if event is not None and "kind" in event]

@@ -19,6 +19,12 @@ from typing import Any, Literal, cast
 
 from backend.spec import file_lock
 from backend.spec.faults import Mistake
+from backend.spec.private_files import make_private_folder, restrict_to_user
+from backend.spec.regular_file import refuse_links
+from backend.spec.user_input.files import is_file, is_folder
+from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.text import shown
+from backend.spec.whole_file import replace_file
 
 RUNS_VARIABLE = "GRPO_STUDIO_RUNS"
 """Environment variable that moves the runs folder."""
@@ -195,17 +201,16 @@ class RunFolder:
         return file_lock.is_held(self.lock)
 
     def say(self, word: str) -> None:
-        """Write a control word (pause, resume, save, stop, finish-step) for the trainer, atomically by rename."""
-        draft = self.path / f".control.{os.getpid()}"
-        draft.write_text(word, encoding="utf-8")
-        draft.replace(self.control)
+        """Write a control word (pause, resume, save, stop, finish-step) for the trainer, atomically by rename. Raises DiskFault."""
+        replace_file(self.control, word)
 
 
 def hold_lock(run: RunFolder) -> int:
     """Lock the run for this process, until the process ends or the returned handle is closed.
 
-    Raises Mistake when another process holds it, or the folder cannot be written.
+    Raises Mistake when another process holds it, the folder cannot be written, or there is a link in it.
     """
+    refuse_links(run.path)
     until = time.monotonic() + LOCK_PATIENCE_S
     try:
         while (handle := file_lock.try_hold(run.lock)) is None:
@@ -260,11 +265,13 @@ def _written(path: Path) -> float:
 
 def find_run(name: str | Path, folder: Path | None = None) -> RunFolder:
     """A run by path, or by name inside the runs folder. Raises Mistake when there is none."""
-    for candidate in (Path(name).expanduser(), (folder or runs_folder()) / name):
-        if (candidate / "config.yaml").is_file():
+    path = user_path(str(name), "run")
+    for candidate in (path, (folder or runs_folder()) / name):
+        if is_file(candidate / "config.yaml"):
             return RunFolder(candidate.resolve())
     raise Mistake(
-        "run", f"There is no run {name}: neither a run folder at that path nor one in {folder or runs_folder()}."
+        "run",
+        f"There is no run {shown(str(name), 40)}: neither a run folder at that path nor one in {shown(folder or runs_folder(), 80)}.",
     )
 
 
@@ -284,7 +291,7 @@ def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = Fals
     for number in range(1, 1000):
         run = RunFolder(parent / (name if number == 1 else f"{name}-{number}"))
         try:
-            run.path.mkdir(parents=True, exist_ok=reuse)
+            make_private_folder(run.path, exist_ok=reuse)
         except FileExistsError:
             if reuse:
                 raise Mistake("run_name", f"{run.path} exists and is not a folder.") from None
@@ -295,6 +302,7 @@ def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = Fals
             raise Mistake("runs_dir", f"The runs folder {parent} cannot be written: Permission denied.")
         if run.has_diary or run.is_locked():
             raise Mistake("run_name", f"The run {name} exists already; choose another name, or resume it.")
+        restrict_to_user(run.path)  # with `reuse` it may be a folder that was there
         return run
     raise Mistake("run_name", f"There are a thousand runs called {name}; choose another name.")
 
@@ -342,8 +350,11 @@ def repo_cache(repo_id: str, repo_type: RepoType = "model") -> Path:
 def local_folder(name: str, repo_type: RepoType = "model") -> Path | None:
     """The files of a model or dataset: the folder `name` itself, or the cached snapshot of an id; None if it is not on this
     machine."""
-    path = Path(name).expanduser()
-    return path if path.is_dir() else snapshot_of(repo_cache(name, repo_type))
+    try:
+        path = user_path(name, "model")
+    except Mistake:  # neither a folder nor an id
+        return None
+    return path if is_folder(path) else snapshot_of(repo_cache(name, repo_type))
 
 
 def is_dataset_cached(repo_id: str) -> bool:

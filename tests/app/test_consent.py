@@ -10,11 +10,12 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 
-from app.model.consent import Consent, ConsentRequest
+from app.model.consent import Consent
 from app.model.prefs import Prefs
 from app.model.session import Session
 from app.widgets.rewards.consent_dialog import ConsentDialog, ConsentFile
 from backend.spec.places import RunFolder
+from backend.spec.rewards.allowed_code import CodeToAllow
 from backend.spec.rewards.user_code import code_files, read_code
 from tests.support import small_run
 
@@ -32,7 +33,7 @@ class FakeDialog:
     """The `ask` callback: returns `answer` and records the requests."""
 
     def __init__(self, answer: bool) -> None:
-        self.answer, self.requests = answer, list[ConsentRequest]()
+        self.answer, self.requests = answer, list[CodeToAllow]()
 
     def __call__(self, requests: Any) -> bool:
         self.requests += requests

@@ -50,7 +50,11 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     TYPES: ({SPEC}, set()),
     ADVANTAGES: (set(), {"mlx"}),
     "backend.child_process": ({SPEC}, set()),
-    "backend.rewards": ({SPEC, TYPES, ADVANTAGES, "backend.child_process"}, {"math_verify", "regex"}),
+    "backend.confinement": (set(), set()),
+    "backend.rewards": (
+        {SPEC, TYPES, ADVANTAGES, "backend.child_process", "backend.confinement"},
+        {"math_verify", "regex"},
+    ),
     "backend.engine": ({SPEC}, {*NUMBERS, "mlx_lm"}),
     "backend.models": ({SPEC, "backend.engine"}, {*NUMBERS, "mlx_lm", "huggingface_hub", "gguf"}),
     "backend.models.publish": ({SPEC, "backend.models"}, {"huggingface_hub", "keyring", "PIL", "yaml"}),

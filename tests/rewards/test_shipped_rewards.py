@@ -349,6 +349,10 @@ def test_regex_match_searches_the_whole_completion() -> None:
     assert scores_of("regex_match(pattern='(?s)a.c')", ["a\nc"]) == [1]
 
 
+def test_a_pattern_that_backtracks_for_years_matches_nothing_and_ends() -> None:
+    assert scores_of("regex_match(pattern='^(a|aa)+$')", ["a" * 60 + "b", "aaa"]) == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("text", "score"),
     [

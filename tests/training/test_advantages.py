@@ -55,6 +55,13 @@ def test_each_way_of_scaling_computed_by_hand() -> None:
         assert advantages(rewards, 2, scale_rewards=scale)[0].tolist() == pytest.approx(values)
 
 
+def test_leave_one_out_compares_with_the_other_scored_completions() -> None:
+    # Rewards 1, 2, 0 and none: 1 − (2 + 0)/2, 2 − (1 + 0)/2, 0 − (1 + 2)/2. The one without a score is no fourth completion.
+    rewards = [[1.0], [2.0], [0.0], [None], [5.0], [None], [None], [None]]
+    values, _ = advantages(rewards, 4, scale_rewards="none", baseline="leave_one_out")
+    assert values.tolist() == pytest.approx([0, 1.5, -1.5, 0, 0, 0, 0, 0])
+
+
 def test_normalize_then_sum_computed_by_hand() -> None:
     # GDPO. Group (0, 2) and (0, 20): z is ∓1/√2 for both functions, so the big numbers of the second do not drown the
     # first; with weights 1 and 0.5, S = ∓1.5/√2, and once more over the batch.

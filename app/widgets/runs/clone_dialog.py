@@ -7,7 +7,7 @@ factory that is passed in.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ EXPLAINED = {
     "cold": "Only the weights are taken. It begins at step 0 with a fresh optimizer and the prompts from the beginning.",
 }
 _WIDTH = 600
+REWARD_SETTINGS = ("reward_functions_file", "reward_functions", "stages")
+"""Settings that name files of code."""
 
 
 class CloneDialog(QDialog):
@@ -53,12 +55,14 @@ class CloneDialog(QDialog):
     cloned = Signal(object, bool)
 
     def __init__(
-        self, run: RunFolder, title: str, make_task: MakeTask, parent: QWidget | None = None, *, will_wait: bool = False
-    ) -> None:
-        """`will_wait`: another run trains, so this one would have to wait its turn."""
+        self, run: RunFolder, title: str, make_task: MakeTask, parent: QWidget | None = None, *, will_wait: bool = False,
+        may_run_code: Callable[[Mapping[str, Any]], bool] = lambda _settings: True,
+    ) -> None:  # fmt: skip
+        """`will_wait`: another run trains, so this one would have to wait its turn. `may_run_code`: whether the reward files of settings may
+        be run, which is how new ones are checked."""
         super().__init__(parent)
         self.run = run
-        self._make_task, self._will_wait = make_task, will_wait
+        self._make_task, self._will_wait, self._may_run_code = make_task, will_wait, may_run_code
         self._task: VerbTask | None = None
         self._checkpoints = list(reversed(saved_weights(run)))
         self._problem = ""
@@ -193,6 +197,10 @@ class CloneDialog(QDialog):
 
     def create_run(self) -> None:
         """Have the folder made; the dialog closes when it is there, and says why where it is refused."""
+        new = self.settings.values()
+        if new and not self._may_run_code({key: self.settings.now(key) for key in REWARD_SETTINGS} | new):
+            self._say("The reward file was not allowed to run, so no run was made.")
+            return
         self._say("")
         self._task = self._make_task(self.command(), self)
         self._task.done.connect(self._end)

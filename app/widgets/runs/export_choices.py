@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLineEdit, QWidget
 from app import theme
 from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel
 from app.widgets.basic.file_dialogs import first_folder, open_folder
-from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.labels_and_buttons import button, label, plain_tip
 from app.widgets.basic.layout import set_shown
 from app.widgets.basic.number_format import figure
 from backend.spec import export_choices
@@ -114,10 +114,15 @@ class ExportChoices(QWidget):
             arguments += ["--checkpoint", self.weights.currentData()]
         if TARGETS[target].asks_for_folder:
             arguments += ["--folder", str(self._folder)]
-        if self.held_out.isChecked() and FORMATS[format_].kind == "model" and not self.is_upload:
+        if self.compares_rewards:
             arguments += ["--held-out", str(HELD_OUT_PROMPTS)]
         may_replace = self.overwrite.isChecked() and not self.overwrite.isHidden()
         return [*arguments, *(["--overwrite"] if may_replace else [])]
+
+    @property
+    def compares_rewards(self) -> bool:
+        """Whether the reward functions are run, on completions of held-out prompts."""
+        return self.held_out.isChecked() and FORMATS[self.format.currentData()].kind == "model" and not self.is_upload
 
     @property
     def is_upload(self) -> bool:
@@ -163,7 +168,7 @@ class ExportChoices(QWidget):
     def _set_folder(self, folder: Path) -> None:
         self._folder = folder
         self.folder.setText(from_home(str(folder)))
-        self.folder.setToolTip(str(folder))
+        self.folder.setToolTip(plain_tip(str(folder)))
         self._show_choice()
 
     def _is_taken(self) -> bool:

@@ -5,6 +5,7 @@ It builds the command line and reads the JSON lines that the verb prints; the pr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,13 @@ class ExportPanel(QDialog):
     """
 
     def __init__(
-        self, run: RunFolder, make_task: MakeTask, parent: QWidget | None = None, log_in: LogIn | None = None
-    ) -> None:
+        self, run: RunFolder, make_task: MakeTask, parent: QWidget | None = None, log_in: LogIn | None = None,
+        may_run_code: Callable[[RunFolder], bool] = lambda _run: True,
+    ) -> None:  # fmt: skip
+        """`may_run_code`: whether the run's reward files may be run, which is how rewards are compared."""
         super().__init__(parent)
         self.run = run
-        self._make_task, self._log_in = make_task, log_in
+        self._make_task, self._log_in, self._may_run_code = make_task, log_in, may_run_code
         self._task: VerbTask | None = None
         self._result: dict[str, Any] | None = None
         self.setWindowTitle(f"Export {run.name}")
@@ -120,6 +123,9 @@ class ExportPanel(QDialog):
         for widget in (self.outcome_label, self.details_label, self.reveal, self.open_app):
             widget.hide()
         self._result = None
+        if self.choices.compares_rewards and not self._may_run_code(self.run):
+            self._say("The reward file was not allowed to run; export without comparing rewards.", "warning")
+            return
         self._task = self._make_task(self.command(), self)
         self._task.line.connect(self._read)
         self._task.done.connect(self._end)

@@ -25,7 +25,7 @@ from backend.spec.evaluation import (
     read_evaluation,
     read_rows,
 )
-from backend.spec.events import Event, read_diary
+from backend.spec.events import Event, read_events
 from backend.spec.exports import ExportFormat
 from backend.spec.faults import Mistake
 from backend.spec.machine import chip
@@ -119,7 +119,7 @@ def read_facts(
 ) -> CardFacts:
     """Read a run. `checkpoint` as in an export: "best", "last", a step, or "" for the run's end. `original`: the model with whose
     weights these are written, where that is not the run's own. Raises Mistake."""
-    events = list(read_diary(run.events))
+    events = list(read_events(run.events))
     steps = [event for event in events if event["kind"] == "step"]
     started = next((event for event in reversed(events) if event["kind"] == "started"), {})
     step = find_checkpoint(run, checkpoint).step if checkpoint else (steps[-1].get("step") if steps else None)

@@ -8,7 +8,7 @@ from fnmatch import filter as matching
 from typing import Any
 
 from backend.spec.config import read
-from backend.spec.events import ENDINGS, Event, read_diary
+from backend.spec.events import ENDINGS, Event, read_events
 from backend.spec.health.episodes import Episode, examined
 from backend.spec.health.rules import RULES
 from backend.spec.places import RunFolder
@@ -45,7 +45,7 @@ class Examination:
 
 def examine(run: RunFolder) -> Examination:
     """Look at a run from its first step to its newest. Raises Mistake where its settings cannot be read."""
-    return examine_events(run.name, read(run.config), read_diary(run.events), archive.summary(run).state)
+    return examine_events(run.name, read(run.config), read_events(run.events), archive.summary(run).state)
 
 
 def examine_events(name: str, settings: Mapping[str, Any], events: Iterable[Event], state: str) -> Examination:

@@ -15,6 +15,7 @@ from typing import Any, cast
 from backend.spec.faults import Mistake
 from backend.spec.rewards.entry import read_call, split_names
 from backend.spec.rewards.parse import functions, locate_reward_file
+from backend.spec.setting_aliases import translate
 
 RISKY_MODULES = ("ctypes", "ftplib", "http", "httpx", "multiprocessing", "os", "pathlib", "requests", "shutil", "smtplib",
             "socket", "subprocess", "tempfile", "urllib")  # fmt: skip
@@ -55,7 +56,11 @@ def code_files(settings: Mapping[str, Any], base: Path | None = None) -> list[Pa
     They are `reward_functions_file` and the file before `::` of every entry, in stages too. Relative paths start from the
     folder `base` (default: the working directory).
     """
-    named = [str(settings.get("reward_functions_file") or "").strip(), *_files_of(settings.get("reward_functions"))]
+    settings = translate(settings)[0]  # as the run itself will read them
+    named = [
+        *map(str.strip, _texts(settings.get("reward_functions_file"))),
+        *_files_of(settings.get("reward_functions")),
+    ]
     for stage in _listed(settings.get("stages")):
         if isinstance(stage, Mapping):
             named += _files_of(cast("Mapping[str, Any]", stage).get("reward_functions"))
@@ -66,6 +71,11 @@ def code_files(settings: Mapping[str, Any], base: Path | None = None) -> list[Pa
 def _files_of(entries: Any) -> list[str]:
     names = split_names(entries) if isinstance(entries, str) else [str(entry) for entry in _listed(entries)]
     return [file for file in map(_file_of, names) if file]
+
+
+def _texts(value: Any) -> list[str]:
+    """A text, or every text of a list: YAML may write a single path as either."""
+    return [value] if isinstance(value, str) else [each for each in _listed(value) if isinstance(each, str)]
 
 
 def _listed(value: Any) -> Iterable[Any]:

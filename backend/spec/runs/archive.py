@@ -19,6 +19,8 @@ from backend.spec.places import RunFolder, all_runs
 from backend.spec.runs.queue import is_waiting
 from backend.spec.runs.steering import changed_values, read_changes
 from backend.spec.runs.work_clock import WorkClock
+from backend.spec.user_input.documents import YAML_LIMIT, parse_yaml
+from backend.spec.user_input.files import read_text
 
 State = Literal["queued", "starting", "running", "finished", "stopped", "failed", "crashed"]
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -182,8 +184,11 @@ def _int_or_none(value: Any) -> int | None:
 def raw_settings(run: RunFolder) -> dict[str, Any]:
     """A run's settings at its end, not validated: config.yaml and what was changed since. Empty where config.yaml cannot be read."""
     try:
-        raw = yaml.load(run.config.read_text(encoding="utf-8"), Loader=_SafeLoader)
-    except (OSError, ValueError, yaml.YAMLError):
+        text = read_text(run.config, "config", YAML_LIMIT)
+        # libyaml has no limits: it reads what is plainly flat, as we write it.
+        is_flat = "&" not in text and "!" not in text and sum(map(text.count, ("[", "{", "- -", "? ?"))) < 50
+        raw = yaml.load(text, Loader=_SafeLoader) if is_flat else parse_yaml(text, run.name, "config")
+    except (Mistake, ValueError, OverflowError, yaml.YAMLError):
         return {}
     settings = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
     with suppress(Mistake):  # a damaged list of changes is told where the run goes on

@@ -89,6 +89,10 @@ class SweepPlan:
         """The settings of one run, not validated."""
         return self.base | member.configuration.settings | {"seed": member.seed, "run_name": member.run}
 
+    def every_settings(self) -> list[dict[str, Any]]:
+        """The raw settings of each configuration, whose reward files may differ."""
+        return [self.base | configuration.settings for configuration in self.configurations]
+
     def groups(self) -> list[list[Member]]:
         """Runs that are trained in turns in one process, on one base model: those with the same model in the same precision. Full
         fine-tuning changes every weight, so that such a run is by itself."""

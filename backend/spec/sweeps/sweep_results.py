@@ -21,12 +21,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from backend.spec.config import dump, parse
-from backend.spec.events import read_diary
+from pydantic import TypeAdapter, ValidationError
+
+from backend.spec.config import dump, parse, read
+from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, make_run_folder, runs_folder
+from backend.spec.private_files import make_private_folder
 from backend.spec.sweeps.sweep import SweepPlan
-from backend.spec.sweeps.sweep_file import dump_sweep
+from backend.spec.sweeps.sweep_file import dump_sweep, load_sweep
+from backend.spec.user_input.documents import read_json
+from backend.spec.user_input.files import is_file
+from backend.spec.user_input.paths import is_folder_name, user_path
+from backend.spec.user_input.text import shown
+from backend.spec.whole_file import replace_file
 
 RunState = Literal["waiting", "training", "given up", "finished", "stopped", "failed"]
 SweepState = Literal["waiting", "running", "finished", "stopped", "failed"]
@@ -83,20 +91,22 @@ def _modified_at(path: Path) -> float:
 
 def find_sweep(name: str | Path, runs: Path | None = None) -> SweepFolder | None:
     """A sweep by path or by name; None where there is none."""
-    candidates = (SweepFolder(Path(name).expanduser()), sweep_folder(str(name), runs))
-    return next((SweepFolder(each.path.resolve()) for each in candidates if each.plan.is_file()), None)
+    candidates = (SweepFolder(user_path(str(name), "sweep")), sweep_folder(str(name), runs))
+    return next((SweepFolder(each.path.resolve()) for each in candidates if is_file(each.plan)), None)
 
 
 def make_sweep(plan: SweepPlan, runs: Path | None = None) -> SweepFolder:
     """A folder for a new sweep, with sweep.yaml inside and nothing trained. Raises Mistake where the name is taken."""
     folder = sweep_folder(plan.name, runs)
     taken = next((member.run for member in plan.members() if folder.run(member.run).path.exists()), None)
-    if folder.path.exists() or taken:
-        what = f"sweep {plan.name}" if folder.path.exists() else f"run {taken}"
+    # Without a visible entry it is what a process left that was killed before it had written the plan.
+    is_there = folder.path.exists() and any(folder.path.glob("[!.]*"))
+    if is_there or taken:
+        what = f"sweep {plan.name}" if is_there else f"run {taken}"
         raise Mistake("name", f"The {what} exists already; resume the sweep, or choose another name.")
     try:
-        folder.path.mkdir(parents=True)
-        folder.plan.write_text(dump_sweep(plan), encoding="utf-8")
+        make_private_folder(folder.path)
+        replace_file(folder.plan, dump_sweep(plan))
     except OSError as error:
         raise Mistake("runs_dir", f"The folder {folder.path} cannot be written: {error.strerror}.") from None
     write_results(folder, fresh_results(plan))
@@ -108,7 +118,18 @@ def make_runs(plan: SweepPlan, folder: SweepFolder) -> None:
     for member in plan.members():
         if not folder.run(member.run).config.exists():
             run = make_run_folder(member.run, folder.runs, reuse=True)
-            run.config.write_text(dump(parse(plan.raw_settings(member))), encoding="utf-8")
+            try:
+                replace_file(run.config, dump(parse(plan.raw_settings(member))))
+            except OSError as error:
+                raise Mistake("runs_dir", f"{run.config} cannot be written: {error.strerror}.") from None
+
+
+def settings_of_runs(folder: SweepFolder) -> list[dict[str, Any]]:
+    """The raw settings of every run: those of the plan, and of the folders that there are, which count where the two differ. Raises Mistake
+    for a config.yaml that cannot be read."""
+    plan = load_sweep(folder.plan)
+    made = [folder.run(member.run).config for member in plan.members()]
+    return [*plan.every_settings(), *(read(config) for config in made if config.is_file())]
 
 
 def live_sweep() -> SweepFolder | None:
@@ -249,27 +270,30 @@ def fresh_results(plan: SweepPlan) -> SweepResults:
 
 
 def write_results(folder: SweepFolder, results: SweepResults) -> None:
+    """Raises Mistake where the disk refuses them."""
     results.updated = time.time()
-    draft = folder.path / f".results.{os.getpid()}"
-    draft.write_text(json.dumps(results.to_dict(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    draft.replace(folder.results)
+    try:
+        replace_file(folder.results, json.dumps(results.to_dict(), ensure_ascii=False, indent=1) + "\n")
+    except OSError as error:
+        raise Mistake("sweep", f"{folder.results} cannot be written: {error.strerror}.") from None
 
 
 def read_results(folder: SweepFolder) -> SweepResults | None:
     """The results as last written; None where there are none. Raises Mistake for a damaged file."""
-    try:
-        raw = json.loads(folder.results.read_text(encoding="utf-8"))
-        configurations = [
-            ConfigurationResult(row["number"], row["settings"], [MemberResult(**run) for run in row["runs"]])
-            for row in raw["configurations"]
-        ]
-        rungs = [RungResult(**rung) for rung in raw["rungs"]]
-        plain = {key: raw[key] for key in ("name", "metric", "state", "sentence", "began", "updated", "notes")}
-        return SweepResults(configurations=configurations, rungs=rungs, **plain)
-    except FileNotFoundError:
+    if not os.path.lexists(folder.results):
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Mistake("sweep", f"The results of the sweep, {folder.results}, cannot be read: {error}.") from None
+    raw = read_json(folder.results, "sweep")
+    try:
+        results = _RESULTS.validate_python(raw)
+    except ValidationError:
+        results = None
+    names = [run.run for each in results.configurations for run in each.runs] if results is not None else []
+    if not names or not all(map(is_folder_name, names)):
+        raise Mistake("sweep", f"The results of the sweep, {shown(folder.results)}, are damaged.")
+    return results
+
+
+_RESULTS = TypeAdapter(SweepResults)
 
 
 def shown_state(folder: SweepFolder, results: SweepResults) -> str:
@@ -280,10 +304,10 @@ def shown_state(folder: SweepFolder, results: SweepResults) -> str:
 
 def held_out_values(run: RunFolder, metric: str) -> dict[int, float]:
     """Step → the metric at the held-out evaluation after it, of one run. Raises Mistake where evaluations have no such metric."""
-    evaluations = [event for event in read_diary(run.events) if event.get("kind") == "eval"]
+    evaluations = [event for event in read_events(run.events) if event.get("kind") == "eval"]
     found: dict[int, float] = {}
     for event in evaluations:
-        metrics = cast("dict[str, Any]", event["metrics"])
+        metrics = cast("dict[str, Any]", event.get("metrics") or {})
         if event.get("split") != "valid":
             continue
         if metric not in metrics:

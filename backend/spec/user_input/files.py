@@ -1,0 +1,86 @@
+"""Files that a user named: regular files of a limited size, read whole."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from backend.spec.faults import Mistake
+from backend.spec.user_input.paths import reason
+from backend.spec.user_input.text import shown
+
+TEXT_LIMIT = 16 * 2**20
+"""Bytes of a text file, where the caller knows no better limit."""
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_OTHER_ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+
+
+def read_bytes(path: Path, setting: str, limit: int = TEXT_LIMIT) -> bytes:
+    """A regular file's content. Raises Mistake, with the path and the cause, for a file that is missing, not readable, longer than
+    `limit` bytes, or no file at all; a pipe or a device is never opened, since that can wait for ever."""
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+        if kind != stat.S_IFREG:
+            raise Mistake(
+                setting, f"{shown(path)} cannot be read: it is {_KINDS.get(kind, 'something else')}, not a file."
+            )
+        # Not blocking: between the two calls the file may have become a pipe.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            content = stream.read(limit + 1)
+    except FileNotFoundError:
+        raise Mistake(setting, f"There is no file {shown(path)}.") from None
+    except OSError as error:
+        raise Mistake(setting, f"{shown(path)} cannot be read: {reason(error)}.") from None
+    except ValueError:  # a NUL or a lone surrogate in the path
+        raise Mistake(setting, f"{shown(path)} cannot be a path.") from None
+    if len(content) > limit:
+        raise Mistake(setting, f"{shown(path)} cannot be read: it is larger than {_size(limit)}.")
+    return content
+
+
+def read_text(path: Path, setting: str, limit: int = TEXT_LIMIT) -> str:
+    """A regular file's text, UTF-8 with or without a byte order mark, its lines ending in a newline. Raises Mistake as `read_bytes`
+    does, and for another encoding."""
+    content = read_bytes(path, setting, limit)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        other = _OTHER_ENCODINGS.get(content[:2])
+        advice = f"it is {other}; save it as UTF-8" if other else "it is not UTF-8 text"
+        raise Mistake(setting, f"{shown(path)} cannot be read: {advice}.") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def exists(path: Path) -> bool:
+    """Whether something is at `path`; no for a path that no file system could have, where `Path.exists` raises."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def is_file(path: Path) -> bool:
+    """Whether a regular file is at `path`; no for a path that no file system could have, where `Path.is_file` raises."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is at `path`; no for a path that no file system could have, where `Path.is_dir` raises."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.3g} MB" if count >= 2**20 else f"{count / 2**10:.3g} KB"

@@ -1,0 +1,31 @@
+"""Numbers that a user supplied."""
+
+from __future__ import annotations
+
+import math
+
+from backend.spec.faults import Mistake
+from backend.spec.user_input.text import shown
+
+
+def whole_number(value: object, setting: str) -> int:
+    """A whole number; 3.0 is one, true and "3" are none. Raises Mistake for anything else, and for one beyond the range of a float
+    (about 1.8e308), which no arithmetic with floats could use."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not fits_a_float(value) or value != int(value):
+        raise Mistake(setting, f"{setting} must be a whole number, not {shown(value)}.")
+    return int(value)
+
+
+def number(value: object, setting: str) -> float:
+    """A finite number as a float. Raises Mistake for anything else, and for a whole number beyond the range of a float."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not fits_a_float(value):
+        raise Mistake(setting, f"{setting} must be a number, not {shown(value)}.")
+    return float(value)
+
+
+def fits_a_float(value: float) -> bool:
+    """Whether a number is finite as a float. An int of any size may be asked."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

@@ -1,0 +1,106 @@
+"""A value that somebody supplied, as text inside a sentence for people."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import PurePath
+from typing import Any, cast
+
+SHOWN = 80
+"""Characters of a value in a sentence: two values and their sentence stay below 200."""
+PATH_SHOWN = 120
+"""Characters of a path, which people look for and copy."""
+_NESTED = 3
+"""Levels of lists and mappings that are written out."""
+_DIGITS = 40
+"""Longest whole number that is written out."""
+
+
+def shown(value: object, limit: int | None = None) -> str:
+    """At most `limit` characters of any value (SHOWN; PATH_SHOWN of a path), on one printable line, with an ellipsis where something
+    was left out.
+
+    White space becomes single spaces; control characters, lone surrogates, bidirectional controls and whatever else does not print are
+    escaped as in Python. A path is cut in its middle, since its last part says most. Work and memory are bounded by `limit`, not by the
+    value. Never raises, not even where `str` or `repr` of the value does.
+    """
+    limit = limit or (PATH_SHOWN if isinstance(value, PurePath) else SHOWN)
+    try:
+        if isinstance(value, PurePath):
+            return _cut_in_the_middle(one_line(str(value)), limit)
+        text = _text(value, 4 * limit + 1)
+        return one_line(text, limit, is_cut=len(text) > 4 * limit)
+    except BaseException:  # an object's own code may raise anything at all
+        return f"a value of type {type(value).__name__.encode('ascii', 'replace').decode()}"[:limit]
+
+
+def one_line(text: str, limit: int | None = None, is_cut: bool = False) -> str:
+    """`text` on one printable line, at most `limit` characters with the ellipsis. `is_cut`: something of it is missing already."""
+    if text.isprintable() and "  " not in text and text.strip() == text:
+        line = text
+    else:
+        line = "".join(char if char.isprintable() else _escape(char) for char in " ".join(text.split()))
+    if limit is None or (len(line) <= limit and not is_cut):
+        return line
+    return f"{line[: limit - 1].rstrip()}…"
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def _cut_in_the_middle(line: str, limit: int) -> str:
+    if len(line) <= limit:
+        return line
+    head = limit // 3
+    return f"{line[:head]}…{line[head + 1 - limit :]}"
+
+
+def _text(value: object, room: int) -> str:
+    """The first `room` characters of `str(value)`, without writing out more of a large or deep value than that."""
+    if isinstance(value, str):
+        return str.__getitem__(value, slice(room))
+    if isinstance(value, (list, tuple, set, frozenset, Mapping)) or type(value) is int:
+        return _literal(cast("object", value), room, _NESTED)
+    return str.__getitem__(str(value), slice(room))
+
+
+def _literal(value: object, room: int, levels: int) -> str:
+    """As `repr`, with an ellipsis for what is beyond `room` characters, `levels` levels or _DIGITS digits."""
+    if isinstance(value, str):
+        return repr(str.__getitem__(value, slice(room)))
+    if type(value) is int:
+        return _whole(value)
+    for kinds, left, right in (((list,), "[", "]"), ((tuple,), "(", ")"), ((set, frozenset), "{", "}")):
+        if isinstance(value, kinds):
+            items = cast("Iterable[object]", value)
+            return f"{left}{_items(items, room, levels, lambda item, size: _literal(item, size, levels - 1))}{right}"
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[Any, Any]", value).items()
+        return f"{{{_items(pairs, room, levels, lambda pair, size: _pair(pair, size, levels - 1))}}}"
+    return str.__getitem__(repr(value), slice(room))
+
+
+def _pair(pair: Any, room: int, levels: int) -> str:
+    return f"{_literal(pair[0], room, levels)}: {_literal(pair[1], room, levels)}"
+
+
+def _items(items: Iterable[Any], room: int, levels: int, write: Callable[[Any, int], str]) -> str:
+    if levels <= 0:
+        return "…"
+    parts: list[str] = []
+    for item in itertools.islice(items, room):
+        if room <= 0:
+            parts.append("…")
+            break
+        parts.append(write(item, room))
+        room -= len(parts[-1]) + 2
+    return ", ".join(parts)
+
+
+def _whole(value: int) -> str:
+    """A whole number; one of many digits by its size, since Python refuses to write out more than 4,300."""
+    if value.bit_length() <= _DIGITS * 3:
+        return str(value)
+    return f"a number of about {value.bit_length() * 30103 // 100000 + 1:,} digits"

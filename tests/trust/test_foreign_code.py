@@ -1,0 +1,157 @@
+"""A run folder of somebody else names a reward file: no verb runs it before a person has allowed it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from app.model.consent import Consent
+from backend.__main__ import app
+from backend.spec import config
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+from backend.spec.rewards.allowed_code import AllowedCode, allow_named, require_allowed
+from backend.spec.rewards.user_code import code_files
+from backend.spec.runs.queue import QueueFile
+from backend.spec.runs.steering import read_changes
+from tests.support import small_run
+from tests.support.trained_run import make_run
+
+VERBS = app()
+CODE = """
+from pathlib import Path
+from backend.rewards import register_reward_function
+Path(__file__).with_name("it-ran").write_text("")
+
+@register_reward_function("theirs")
+def theirs(prompts, completions, answer, types=None):
+    return [0.5] * len(completions)
+"""
+SWEEP = "name: theirs\nover:\n  learning_rate: [0.001, 0.0001]\nseeds: [0]\nhalving: off\nbase:\n"
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
+    """A folder as it is unpacked: a run with a checkpoint, one that has not begun, a sweep, and the reward file that all three name."""
+    folder = tmp_path_factory.mktemp("theirs")
+    reward = folder / "theirs.py"
+    reward.write_text(CODE)
+    own = {"reward_functions_file": str(reward), "reward_functions": ["theirs"], "reward_weights": [1.0]}
+    small_run.write_rows(models / "held.jsonl", 4)
+    data = {"data": str(models / "rows.jsonl")}
+    make_run(folder / "trained", models, **own, steps_per_eval=2)
+    raw = small_run.settings_for(models, **own, **data, run_name="fresh")
+    small_run.write_config(folder / "fresh" / "config.yaml", raw)
+    raw = {key: value for key, value in raw.items() if key not in ("learning_rate", "run_name")} | {"steps_per_eval": 2}
+    lines = "".join(f"  {key}: {json.dumps(value)}\n" for key, value in raw.items())
+    (folder / "sweeps" / "theirs").mkdir(parents=True)
+    (folder / "sweeps" / "theirs" / "sweep.yaml").write_text(SWEEP + lines)
+    return folder
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(VERBS, [str(argument) for argument in arguments])
+
+
+VERBS_ON_RUNS = {
+    "resume": ("resume", "{}/trained"),
+    "train --run": ("train", "--run", "{}/fresh"),
+    "clone --set": ("clone", "{}/trained", "--set", "iters=20"),
+    "clone --start": ("clone", "{}/trained", "--cold", "--start", "--runs-dir", "{}/../clones"),
+    "evaluate": ("evaluate", "{}/trained", "--split", "train", "--limit", "1"),
+    "export --held-out": ("export", "{}/trained", "--to", "folder", "--checkpoint", "last", "--held-out", "2"),
+    "generate --score": ("generate", "{}/trained", "--prompt", "2+2", "--checkpoint", "last", "--answer", "4", "--score"),
+    "queue add": ("queue", "add", "{}/trained", "--runs-dir", "{}"),
+    "sweep --resume": ("sweep", "{}/sweeps/theirs", "--resume"),
+    "resume of a sweep": ("resume", "{}/sweeps/theirs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", VERBS_ON_RUNS)
+def test_no_verb_runs_a_foreign_reward_file(verb: str, theirs: Path) -> None:
+    result = call(*(argument.format(theirs) for argument in VERBS_ON_RUNS[verb]))
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert f"The reward file {theirs / 'theirs.py'} was never allowed to run on this machine." in result.stderr
+    assert "--allow-code" in result.stderr
+    assert not (theirs / "it-ran").exists()
+
+
+def test_what_a_person_has_allowed_runs_and_goes_on(theirs: Path, tmp_path: Path) -> None:
+    mine = shutil.copytree(theirs, tmp_path / "mine")
+    named = (mine / "fresh" / "config.yaml").read_text().replace(str(theirs), str(mine))
+    (mine / "fresh" / "config.yaml").write_text(named)
+    refused = call("train", "--run", mine / "fresh")
+    assert refused.exit_code == 2 and "failed" in (mine / "fresh" / "events.jsonl").read_text(), "the window reads why"
+    (mine / "fresh" / "events.jsonl").unlink()
+    assert call("train", "--run", mine / "fresh", "--allow-code").exit_code == 0
+    assert (mine / "it-ran").exists()
+    assert call("clone", mine / "fresh", "--set", "iters=5").exit_code == 0, "asked once"
+
+
+def test_a_yaml_on_the_command_line_is_a_choice_and_is_remembered(theirs: Path) -> None:
+    raw = config.read(theirs / "fresh" / "config.yaml")
+    with pytest.raises(Mistake, match="was never allowed"):
+        require_allowed(raw)
+    allow_named(raw)
+    require_allowed(raw)
+    consent = Consent(AllowedCode()._file)
+    assert consent.obtain(raw), "the window knows it too"
+
+
+def test_an_edited_file_goes_on_at_the_command_line_and_is_asked_about_in_the_window(tmp_path: Path) -> None:
+    raw = small_run.low_half(tmp_path)
+    allow_named(raw)
+    (tmp_path / "low_half.py").write_text(small_run.LOW_HALF + "# mended\n")
+    require_allowed(raw)
+    assert not Consent(AllowedCode()._file).obtain(raw), "without a user to ask, no"
+
+
+HIDDEN_NAMES: dict[str, Any] = {
+    "the setting": {"reward_functions_file": "theirs.py"},
+    "a list of one": {"reward_functions_file": ["theirs.py"]},
+    "an entry": {"reward_functions": ["theirs.py::theirs"]},
+    "text of entries": {"reward_functions": "r1_int, theirs.py::theirs"},
+    "a stage": {"stages": [{"steps": 2, "reward_functions": ["theirs.py::theirs"]}]},
+    "a stage's text": {"stages": [{"steps": 2, "reward_functions": "theirs.py::theirs"}]},
+}
+
+
+@pytest.mark.parametrize("how", HIDDEN_NAMES)
+def test_code_is_found_however_a_run_folder_names_it(how: str, theirs: Path, tmp_path: Path) -> None:
+    """The path is relative to the run's folder, and neither the window nor a terminal has that as its working directory."""
+    run = RunFolder(tmp_path / "run")
+    small_run.write_config(run.config, {"model": "m", "data": "d"} | HIDDEN_NAMES[how])
+    shutil.copy(theirs / "theirs.py", run.path)
+    assert code_files(config.read(run.config)) == [run.path / "theirs.py"]
+    assert not Consent(tmp_path / "trusted.json").obtain_for_run(run)
+
+
+def test_changes_of_a_run_name_no_code(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    small_run.write_config(run.config, {"model": "m", "data": "d"})
+    change = {"step": 1, "settings": {"reward_functions_file": ["", "theirs.py"]}}
+    run.changes.write_text(json.dumps({"v": 1, "changes": [change]}))
+    with pytest.raises(Mistake, match="reward_functions_file is no setting that changes during a run"):
+        read_changes(run)
+
+
+def test_a_queue_of_somebody_else_starts_no_code(theirs: Path, tmp_path: Path) -> None:
+    """Nobody is asked when a queue's runner begins a run, so it is refused there."""
+    from backend.run.queue_runner import QueueRunner
+
+    folder = shutil.copytree(theirs, tmp_path / "runs")
+    (folder / "theirs.py").unlink()  # the files name that of the first folder
+    (folder / "fresh" / "events.jsonl").unlink(missing_ok=True)
+    (folder / "queue.json").write_text(json.dumps({"runs": ["fresh"], "diaries": {}}))
+
+    def train(run: RunFolder) -> int:
+        return call("train", "--run", run.path).exit_code
+
+    said: list[str] = []
+    QueueRunner(QueueFile(folder), said.append, train).run()
+    assert said[-1] == "fresh failed; its log tells why." and not (theirs / "it-ran").exists()

@@ -1,0 +1,63 @@
+"""Runs, preferences and what is worked on are readable by their owner alone, whatever the umask says."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.model.prefs import Prefs
+from backend.spec.places import RUNS_VARIABLE, default_run_name, make_run_folder, preferences_folder
+from backend.spec.private_files import restrict_to_user
+from backend.spec.rewards.allowed_code import AllowedCode, allow_named
+from backend.spec.runs.queue import QueueFile
+from tests.support import small_run
+
+
+@pytest.fixture(autouse=True)
+def open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_folders_of_runs_and_preferences_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUNS_VARIABLE, str(tmp_path / "data" / "runs"))
+    run = make_run_folder(default_run_name("m", "lora", "grpo"))
+    QueueFile(tmp_path / "other" / "runs").set_paused(True)
+    Prefs()
+    made = [run.path, tmp_path / "data", tmp_path / "data" / "runs", tmp_path / "other", preferences_folder()]
+    assert [mode(folder) for folder in made] == [0o700] * len(made)
+
+
+def test_a_run_in_a_shared_folder_is_private_and_the_folder_stays_shared(tmp_path: Path) -> None:
+    shared = tmp_path / "team"
+    shared.mkdir(mode=0o775)
+    (shared / "mine").mkdir(mode=0o777)
+    run = make_run_folder("mine", shared, reuse=True)
+    assert (mode(shared), mode(run.path)) == (0o775, 0o700)
+
+
+def test_preferences_that_were_wider_are_mended(tmp_path: Path) -> None:
+    preferences_folder().mkdir(mode=0o777)
+    Prefs()
+    assert mode(preferences_folder()) == 0o700
+
+
+def test_what_was_allowed_is_private(tmp_path: Path) -> None:
+    allow_named(small_run.low_half(tmp_path))
+    assert mode(AllowedCode()._file) == 0o600
+
+
+def test_a_link_and_what_it_leads_to_keep_their_rights(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir(mode=0o755)
+    (tmp_path / "link").symlink_to(tmp_path / "far")
+    restrict_to_user(tmp_path / "link")
+    assert mode(tmp_path / "far") == 0o755
