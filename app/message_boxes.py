@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QCheckBox, QMessageBox, QWidget
 
 
@@ -27,6 +28,7 @@ class QuestionBox(QMessageBox):
 
     def __init__(self, parent: QWidget, question: str, detail: str, answers: Mapping[str, str]) -> None:
         super().__init__(QMessageBox.Icon.NoIcon, "", question, parent=parent)
+        self.setTextFormat(Qt.TextFormat.PlainText)  # names of runs and files are in them
         self.setInformativeText(detail)
         role = QMessageBox.ButtonRole
         roles = [role.AcceptRole, role.DestructiveRole, role.RejectRole]

@@ -35,6 +35,7 @@ from app.run_window import RunWindow
 from app.widgets.basic import icons
 from app.widgets.basic.file_dialogs import keep_folders_in
 from app.widgets.basic.icons import IconButton
+from app.widgets.basic.labels_and_buttons import PlainLabel
 from app.widgets.form.field import UndoKeys
 from app.widgets.frame.drop_overlay import DropOverlay
 from app.widgets.frame.sidebar import Sidebar
@@ -113,7 +114,7 @@ class Window(RunWindow):
         collapse = IconButton("sidebar", tip="Collapse or widen the sidebar")
         collapse.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         collapse.clicked.connect(self.toggle_sidebar)
-        self.document = QLabel()
+        self.document = PlainLabel()
         self.document.setProperty("role", "muted")
         self.document.setContentsMargins(theme.SPACE, 0, 0, 0)
         gap = QWidget()  # pushes the actions to the right: a toolbar has no stretch

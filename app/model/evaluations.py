@@ -30,6 +30,7 @@ from backend.spec.evaluation import (
 )
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.regular_file import open_regular
 from backend.spec.runs.saved_weights import saved_weights
 
 SLICE_S = 0.008
@@ -147,7 +148,7 @@ class Evaluations(QObject):
         if self.shown is None:
             return None
         try:
-            with rows_file(self.shown.path).open("rb") as file:
+            with open_regular(rows_file(self.shown.path)) as file:
                 file.seek(summary.offset)
                 return parse_row(file.readline())
         except OSError:
@@ -159,7 +160,7 @@ class Evaluations(QObject):
         self.rows_changed.emit()
         if self.shown is not None:
             try:
-                self._file = rows_file(self.shown.path).open("rb")
+                self._file = open_regular(rows_file(self.shown.path))
             except OSError:
                 return  # the figures are shown without their rows
             self._reading.start()

@@ -15,7 +15,6 @@ from PySide6.QtGui import QHideEvent, QKeySequence, QShortcut, QShowEvent
 from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
-    QLabel,
     QSizePolicy,
     QSplitter,
     QStackedLayout,
@@ -29,7 +28,7 @@ from app.model.session import Session
 from app.widgets.basic.controls import ComboBox
 from app.widgets.basic.empty_state import EmptyState
 from app.widgets.basic.key_names import with_key_names
-from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.labels_and_buttons import PlainLabel, button, label, plain_tip
 from app.widgets.basic.number_format import figure
 from app.widgets.dataset.column_mapping import ColumnMapping
 from app.widgets.dataset.dataset_figures import DatasetFigures
@@ -101,7 +100,7 @@ class DatasetPage(QWidget):
         self.nothing, self.absent, self.failed = EmptyState(*EMPTY), EmptyState(*ABSENT), EmptyState(*FAILED)
 
     def _lay_out(self) -> None:
-        title = QLabel("Dataset")
+        title = PlainLabel("Dataset")
         title.setFont(theme.title_font())
         head = QHBoxLayout()
         head.setSpacing(3 * theme.SPACE)
@@ -248,7 +247,7 @@ class DatasetPage(QWidget):
         instead = counts.no_tokens if counts else UNCOUNTED if dataset.splits and not dataset.can_count else ""
         shown.histogram.show_lengths(counts.lengths if counts and has_tokens else (), dataset.prompt_limit, instead)
         shown.about.setText(self._about_lengths())
-        shown.about.setToolTip(shown.about.text())
+        shown.about.setToolTip(plain_tip(shown.about.text()))
         shown.show_progress(*((counts.seen, counts.rows) if counts and not counts.done else (0, 0)))
         if has_tokens and not self._had_tokens:
             self.model.forget()  # the tokenizer is loaded now: rows requested again have lengths

@@ -24,7 +24,7 @@ from app.model.evaluations import EvaluationRequest, Evaluations, Listed, checkp
 from app.model.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel
 from app.widgets.basic.empty_state import EmptyState
-from app.widgets.basic.labels_and_buttons import label
+from app.widgets.basic.labels_and_buttons import label, plain_tip
 from app.widgets.basic.number_format import moment
 from app.widgets.basic.segmented_control import Segments
 from app.widgets.evaluation.evaluation_form import EvaluationForm
@@ -238,7 +238,7 @@ class EvaluatePage(QWidget):
         self._show_card(shown, decoding)
         self.how.setText(_how(decoding))
         rule = shown.evaluation.pass_rule
-        self.figures.setToolTip(rule.sentence() if rule is not None else "")
+        self.figures.setToolTip(plain_tip(rule.sentence() if rule is not None else ""))
         labels = {function.name: charts.label_of(function.name) for function in shown.evaluation.functions}
         after = "tuned" if decoding.difference is not None else next(iter(decoding.sides))
         self.figures_model.show_lines(figure_lines(decoding, labels), TITLES[after])

@@ -25,6 +25,7 @@ from app.pages.parts.run_findings import RunFindings
 from app.pages.parts.run_steering import RunSteering
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.empty_state import EmptyState
+from app.widgets.basic.labels_and_buttons import plain_tip
 from app.widgets.basic.layout import settle_layouts
 from app.widgets.basic.open_in_desktop import open_path
 from app.widgets.charts.metric_tile import MetricTile, TileRow
@@ -184,7 +185,7 @@ class MonitorPage(QWidget):
         """Show the newest note; warnings are among the findings."""
         notes = [str(note.get("sentence", "")) for note in run.notes if note.get("level") != "warning"]
         self.note.setText(notes[-1] if notes else "")
-        self.note.setToolTip("\n".join(notes))
+        self.note.setToolTip(plain_tip("\n".join(notes)))
         self.note.setVisible(bool(notes))
 
     # ── the verdict ───────────────────────────────────────────────────────────────────────────

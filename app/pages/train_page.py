@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from app import theme
 from app.model.form_values import is_equivalent
@@ -18,7 +18,7 @@ from app.model.memory_parts import amount
 from app.model.session import Session
 from app.pages.parts.dataset_line import DatasetLine
 from app.pages.parts.source_picking import Picking
-from app.widgets.basic.labels_and_buttons import button
+from app.widgets.basic.labels_and_buttons import PlainLabel, button
 from app.widgets.form import launch_column
 from app.widgets.form.form import FieldGrid, Form, SettingsCard
 from app.widgets.form.ignored_keys import IgnoredKeysBanner
@@ -122,7 +122,7 @@ class TrainPage(QWidget):
         across = QHBoxLayout(banner)
         across.setContentsMargins(2 * theme.SPACE, 12, 12, 12)
         across.setSpacing(2 * theme.SPACE)
-        across.addWidget(QLabel(DEMO, wordWrap=True), 1)
+        across.addWidget(PlainLabel(DEMO, wordWrap=True), 1)
         self.run_demo = QPushButton("Run the demo")
         self.run_demo.setProperty("role", "primary")
         self.run_demo.clicked.connect(self.session.start_run)
@@ -130,7 +130,7 @@ class TrainPage(QWidget):
         return banner
 
     def _lay_out(self) -> None:
-        title = QLabel("Train")
+        title = PlainLabel("Train")
         title.setFont(theme.title_font())
         across = QHBoxLayout()
         across.setContentsMargins(0, 0, theme.GUTTER, 0)
@@ -323,7 +323,7 @@ def _not_applicable(title: str, sentence: str) -> QWidget:
     across = QHBoxLayout(row)
     across.setContentsMargins(2 * theme.SPACE, 0, 2 * theme.SPACE, 0)
     across.setSpacing(theme.SPACE)
-    heading, text = QLabel(title), QLabel(sentence)
+    heading, text = PlainLabel(title), PlainLabel(sentence)
     heading.setFont(theme.heading_font())
     text.setProperty("role", "muted")
     across.addWidget(heading)

@@ -39,7 +39,7 @@ def compare(
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = Console(markup=False, emoji=False)
     for rows in tables:
         if len(rows) > 1:
             table = Table(*rows[0], box=None)

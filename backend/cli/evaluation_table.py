@@ -14,7 +14,7 @@ TITLES: dict[SideName, str] = {"base": "base", "tuned": "tuned", "model": "model
 
 def print_evaluation(evaluation: Evaluation, console: Console | None = None) -> None:
     """The result in a sentence, a table for each decoding, and what passes."""
-    console = console or Console()
+    console = console or Console(markup=False, emoji=False)
     console.print(evaluation.sentence(), highlight=False, markup=False, soft_wrap=True)
     for decoding in evaluation.decodings:
         console.print()

@@ -23,6 +23,7 @@ def runs(
     from backend.spec.runs.run_fields import all_keys
     from backend.spec.runs.run_record import read_record
     from backend.spec.runs.run_search import asks_for_archived, search
+    from backend.spec.user_input.text import shown
 
     records = [read_record(run) for run in all_runs(runs_dir)]
     passes = search(query, all_keys(records))
@@ -38,9 +39,9 @@ def runs(
     for record in found:
         run = record.summary
         reward = "–" if run.reward is None else f"{run.reward:.3g}"
-        name = f"{run.name} ({record.notes.title})" if record.notes.title else run.name
+        name = shown(f"{run.name} ({record.notes.title})" if record.notes.title else run.name)
         star = "★ " if record.notes.favourite else ""
         steps = f"{run.step or 0}/{run.iterations or '–'}"
-        table.add_row(star + name, run.state, steps, reward, run.model, " ".join(record.notes.tags))
+        table.add_row(star + name, run.state, steps, reward, shown(run.model), shown(" ".join(record.notes.tags)))
     nothing = "No run matches." if records else "There are no runs yet."
-    Console().print(table if found else nothing)
+    Console(markup=False, emoji=False).print(table if found else nothing)

@@ -39,4 +39,4 @@ def print_results(results: SweepResults, console: Console | None = None) -> None
         cells = [value, sd, str(len(each.runs)), str(each.step), f"{each.completions:,}", each.state]
         style = "bold" if winner is not None and each.number == winner.number else None
         table.add_row(str(each.number), *(text_of(each.settings[key]) for key in varied), *cells, style=style)
-    (console or Console()).print(table)
+    (console or Console(markup=False, emoji=False)).print(table)

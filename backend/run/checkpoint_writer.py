@@ -67,7 +67,7 @@ class CheckpointWriter:
     """Writes one checkpoint at a time: `begin`, then `wait`."""
 
     def __init__(self, run: RunFolder, keep: int) -> None:
-        self._run, self._keep = run, keep
+        self.run, self._keep = run, keep
         # One thread for all of them: mlx gives every thread that touches an array a stream, and keeps it.
         self._writer = ThreadPoolExecutor(1, "checkpoints")
         self._pending: Future[WrittenCheckpoint] | None = None
@@ -103,11 +103,11 @@ class CheckpointWriter:
         for log in logs:
             log.sync()
         path = checkpoint.save(
-            self._run, taken.state, taken.weights, taken.optimizer, taken.reference,
+            self.run, taken.state, taken.weights, taken.optimizer, taken.reference,
             is_full_model=taken.adapter_config is None, keep=self._keep,
         )  # fmt: skip
         if taken.adapter_config is not None:
-            publish_adapters(self._run, path / "adapters.safetensors", taken.adapter_config)
+            publish_adapters(self.run, path / "adapters.safetensors", taken.adapter_config)
         return WrittenCheckpoint(taken.state.step, path)
 
 

@@ -31,7 +31,9 @@ from backend.spec.events import Diary
 from backend.spec.faults import Fault, Mistake
 from backend.spec.places import RunFolder
 from backend.spec.private_files import make_private_folder
+from backend.spec.regular_file import refuse_links
 from backend.spec.runs.lineage import Parent, write_parent
+from backend.spec.runs.run_format import check_format
 from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import run_config
 from backend.spec.setting_aliases import translate
@@ -97,6 +99,8 @@ def clone(
     reference: Reference = "base",
 ) -> RunFolder:
     """Make the folder of a clone; see above. `runs_dir`: where it goes, beside the parent by default. Raises Mistake."""
+    check_format(parent)
+    refuse_links(parent.path)  # a copy would take what they lead to
     before, after = clone_settings(parent, which, changes or {}, warm=warm)
     if reference == "clone" and (warm or after.train_type == "full"):
         raise Mistake("reference", "Only a cold clone of LoRA or DoRA can stay near the weights that it starts from.")

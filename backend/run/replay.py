@@ -17,11 +17,15 @@ from backend.run.control import Control, Stopped
 from backend.spec.events import Diary, Event, JsonLines, parse_line, read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, hold_lock, make_run_folder
+from backend.spec.regular_file import open_regular
+from backend.spec.user_input.files import read_bytes
 
 LOOK_S = 0.1
 """Seconds between two looks at the control file while a replay waits for the next event's time."""
 BETWEEN_PROCESSES_S = 2.0
 """The longest wait before the first event of a process: a run may have been resumed the next day."""
+LOG_LIMIT = 64 << 20
+"""Bytes of a log that is taken along."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class Recorded:
     def groups(self) -> Iterator[Event]:
         """The rows of completions.jsonl, in their order."""
         if self.run.completions.exists():
-            with self.run.completions.open("rb") as file:
+            with open_regular(self.run.completions) as file:
                 yield from (row for line in file if line.endswith(b"\n") and (row := parse_line(line)) is not None)
 
 
@@ -121,16 +125,16 @@ def replay(source: RunFolder, runs_dir: Path | None = None, name: str = "", spee
     Recorded(source).check()
     folder = make_run_folder(name or f"{source.name}-replay", runs_dir, reuse=bool(name))
     hold_lock(folder)  # until the process ends
-    folder.config.write_bytes(source.config.read_bytes())
+    folder.config.write_bytes(read_bytes(source.config, "run"))
     if source.changes.exists():  # with config.yaml they are the run's settings
-        folder.changes.write_bytes(source.changes.read_bytes())
-    log = source.log.read_bytes() if source.log.exists() else b""
+        folder.changes.write_bytes(read_bytes(source.changes, "run"))
+    log = read_bytes(source.log, "run", LOG_LIMIT) if source.log.exists() else b""
     folder.log.write_bytes(f"Replay of {source.name}. Its log:\n".encode() + log)
     return Replay(source, folder, speed)
 
 
 def _after_last_newline(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
         reach = 1 << 16
         while True:

@@ -5,7 +5,6 @@ How a run's process begins and ends, errors included, is in `backend.run.run_pro
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from backend.run.ending import Ending
 from backend.run.final_export import export_finished, exports
 from backend.run.gpu_retries import GpuErrorLog, StepSize
 from backend.run.group_collection import GroupCollection
+from backend.run.held_folder import HeldFolder
 from backend.run.keep_awake import KeepAwake
 from backend.run.parts import RunParts, SharedParts, load_parts
 from backend.run.planned_end import MetricWatch, PlannedEnd, mean_score, observe_score, patience_is_over
@@ -31,7 +31,7 @@ from backend.run.run_inputs import RunInputs
 from backend.run.slowdowns import SlowdownWatch
 from backend.run.steering import Steering
 from backend.run.step_timer import StepTimer
-from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, versions
+from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, of_process
 from backend.run.token_data import recorded_tokens
 from backend.spec.config import Config
 from backend.spec.config_notes import config_notes
@@ -68,8 +68,9 @@ class Trainer:
         self.gpu_errors = GpuErrorLog(run)
         self.keep_awake = KeepAwake(self.warn)
         self.slowdowns = SlowdownWatch(self.note)
+        self.held = HeldFolder(run, diary, self.warn)
         self.control = Control(
-            run, diary, before_pause=self.rest, after_pause=self.keep_awake.start, take_change=self.take_change,
+            run, diary, look=self.held.look, before_pause=self.rest, after_pause=self.keep_awake.start, take_change=self.take_change,
             keep_words=is_restarted,
         )  # fmt: skip
         self.room = RoomForSaving(run, diary, self.control)
@@ -236,14 +237,10 @@ class Trainer:
         self.write_started(saved, command)
 
     def write_started(self, saved: checkpoint.Checkpoint | None, command: str) -> None:
-        steps = self.parts.steps_of(
-            self.steering.config_at(self.state.step + 1)
-        )  # a resume may have lengthened the run
-        self.diary.write(
-            "started", pid=os.getpid(), command=command, model=self.config.model, iterations=steps,
-            ranks=1, device=str(mx.default_device()), versions=versions(),
-            resumed_from=saved.state.step if saved else None,
-        )  # fmt: skip
+        # Of the settings of the next step: a resume may have lengthened the run.
+        steps = self.parts.steps_of(self.steering.config_at(self.state.step + 1))
+        of_run = {"command": command, "model": self.config.model, "iterations": steps, "ranks": 1}
+        self.diary.write("started", **of_run, **of_process(), resumed_from=saved.state.step if saved else None)
         if saved:  # its event came after the length to which the diary was cut back
             self._write_checkpoint_event(saved.state.step, saved.path)
         for error in self.gpu_errors.errors[self.state.gpu_errors_told :]:  # the diary was cut back before their notes
@@ -372,17 +369,22 @@ class Trainer:
         if not exports(config):
             return
         self.diary.write("phase", phase="exporting")
-        self.parts.background_tokenizer.close()
+        self.parts.close()
         del self.parts  # fusing loads the model again, and two of them may not fit in memory
         mx.clear_cache()
         export_finished(config, self.folder, self.diary)
 
+    def move_to(self, folder: RunFolder) -> None:
+        """Go on in another place: the run's folder was moved there, with the files that are open."""
+        self.folder = self.control.run = self.checkpoint_writer.run = folder
+
     def close(self) -> None:
         """Let the machine sleep, and close threads and files."""
         self.keep_awake.stop()
+        self.held.close()
         self.checkpoint_writer.close()
         if self.has_parts:
-            self.parts.background_tokenizer.close()
+            self.parts.close()
         for log in (self.diary, self.completions):
             log.close()
 

@@ -203,10 +203,10 @@ def _safe_run_name(name: str) -> Iterator[Fault]:
 
 def _safe_name(setting: str, what: str, name: str) -> Iterator[Fault]:
     """Check a name that becomes a folder: no separators, no leading dot, nothing that a file system refuses."""
-    bad = sorted({char for char in name if char in '/\\:*?"<>|' or ord(char) < 32})
+    bad = sorted({char for char in name if char in '/\\:*?"<>|' or not char.isprintable()})
     if bad:
         yield Fault(setting, f"{what} may not contain {' '.join(repr(char) for char in bad)}.")
-    elif name.startswith(".") or name != name.strip() or len(name.encode()) > 120:
+    elif name.startswith(".") or name != name.strip() or len(name.encode(errors="surrogatepass")) > 120:
         yield Fault(
             setting, f"{what} must not begin with a dot, begin or end with a space, or be longer than 120 bytes."
         )
@@ -299,7 +299,7 @@ def _stage_faults(stage: Mapping[str, Any], name: str) -> Iterator[Fault]:
         yield Fault(
             "stages", f"{name}: reward_weights must lie within ±{LARGEST_WEIGHT:,}, and at least one of them not be 0."
         )
-    elif weights and functions and len(weights) != len(functions):
+    elif weights and _is_list_of(functions, str) and functions and len(weights) != len(functions):
         yield Fault("stages", f"{name} has {len(weights)} reward weights for {len(functions)} reward functions.")
 
 

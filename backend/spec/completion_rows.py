@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict, cast
 
+from backend.spec.event_shape import is_step
 from backend.spec.events import parse_line
 
 Stop = Literal["eos", "length", "string"]
@@ -96,7 +97,7 @@ class ScoringRow(TypedDict):
 def parse_group_row(line: bytes) -> GroupRow | None:
     """The row of one line of completions.jsonl; None for what is no JSON object with a whole number as its step."""
     row = parse_line(line)
-    return cast("GroupRow", row) if row is not None and isinstance(row.get("step"), int) else None
+    return cast("GroupRow", row) if row is not None and is_step(row.get("step")) else None
 
 
 _DATA, _DATA_TEXT_END, _DATA_END = b', "token_data": {"text": [', b'], "logp": [', b"}"

@@ -368,6 +368,17 @@ class Config(BaseModel):
                                          "registers functions of your own.", kind="file", used_by=("task", "rewards", "scoring"))
     reward_timeout: float = setting(60.0, "generation", "Reward timeout", "A reward function that takes longer than this "
                                     "in one step stops the run.", gt=0, le=1_000_000, unit="s", advanced=True, used_by=("rewards",))
+    reward_isolation: str = setting(
+        "process", "generation", "Reward isolation", "Where reward functions run.", advanced=True,
+        choices=[("process", "Own process", "In a process beside the trainer, without its files and environment: a function that hangs, "
+                  "crashes or exits is told by one sentence, and the run is saved."),
+                 ("thread", "In the trainer", "In the trainer's own process, for functions that need what it has in memory. One that crashes "
+                  "or never returns takes the run with it.")],
+        used_by=("rewards",),
+    )
+    reward_network: bool = setting(False, "generation", "Reward network", "Reward functions may use the network, as one that asks a judge "
+                                   "does. Needs Reward isolation by process; in the trainer nothing keeps them from it.", advanced=True,
+                                   when=("reward_isolation", ("process",)), used_by=("rewards",))
     # fmt: on
 
     @property
@@ -553,15 +564,16 @@ def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
 
 def _without_unusable(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Fault]]:
     """(`raw` without the values that nothing can work with, their faults)."""
-    whys = {key: why for key, value in raw.items() if (why := unusable(key) or unusable(value))}
-    if not whys:
-        return raw, []
-    faults = [Fault(shown(key), f"{_label(key)} {why}.") for key, why in whys.items()]
-    return {key: value for key, value in raw.items() if key not in whys}, faults
-
-
-def _label(key: Any) -> str:
-    return SETTINGS[key].label if key in SETTINGS else shown(key, 40)
+    faults: list[Fault] = []
+    usable: dict[str, Any] = {}
+    for key, value in raw.items():
+        if unusable(key):
+            faults.append(Fault(shown(key), f"There is no setting {shown(key, 40)}."))
+        elif why := unusable(value):
+            faults.append(Fault(key, f"{SETTINGS[key].label if key in SETTINGS else shown(key, 40)} {why}."))
+        else:
+            usable[key] = value
+    return usable, faults
 
 
 def _validated(about: Setting, value: Any) -> tuple[Any, str]:

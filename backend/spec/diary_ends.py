@@ -7,6 +7,7 @@ from typing import BinaryIO
 
 from backend.spec.events import Event, parse_line
 from backend.spec.places import RunFolder
+from backend.spec.regular_file import open_regular
 
 TAIL_BYTES = 1 << 16
 
@@ -23,7 +24,7 @@ def first_and_last_events(path: Path) -> tuple[list[Event], list[Event]]:
     A step may be far from the end: a long rollout or evaluation writes thousands of `phase` events after it.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(TAIL_BYTES)
             size = file.seek(0, 2)
             reach = TAIL_BYTES

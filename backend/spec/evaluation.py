@@ -19,11 +19,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from backend.spec.completion_rows import CompletionRow
 from backend.spec.config import Config, dump
 from backend.spec.disk_faults import writing
-from backend.spec.events import json_safe, parse_line
+from backend.spec.events import LONGEST_LINE, json_safe, parse_line
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.regular_file import open_regular
 from backend.spec.rewards.catalog import canonical_entry, metric_name, nearest
 from backend.spec.rewards.entry import read_call
+from backend.spec.user_input.files import read_bytes
+from backend.spec.user_input.text import shown
 from backend.spec.whole_file import replace_file
 
 VERSION = 1
@@ -298,25 +301,24 @@ def rows_file(path: Path) -> Path:
 def read_evaluation(path: Path) -> Evaluation:
     """Raises Mistake naming a file that is none."""
     try:
-        evaluation = Evaluation.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise Mistake("evaluation", f"{path} cannot be read: {error.strerror or error}.") from None
-    except ValidationError:
-        raise Mistake("evaluation", f"{path} is no evaluation of this program.") from None
+        evaluation = Evaluation.model_validate_json(read_bytes(path, "evaluation"))
+    except (ValidationError, OverflowError):
+        raise Mistake("evaluation", f"{shown(path)} is no evaluation of this program.") from None
     if not evaluation.decodings or not all(decoding.sides for decoding in evaluation.decodings):
-        raise Mistake("evaluation", f"{path} is an evaluation without results.")
+        raise Mistake("evaluation", f"{shown(path)} is an evaluation without results.")
     return evaluation
 
 
 def read_rows(path: Path) -> Iterator[EvaluatedRow]:
     """The rows beside NAME.json; none where their file is missing, and damaged lines left out."""
     try:
-        lines = rows_file(path).read_bytes().splitlines()
+        file = open_regular(rows_file(path))
     except OSError:
         return
-    for line in lines:
-        if (row := parse_row(line)) is not None:
-            yield row
+    with file:
+        while line := file.readline(LONGEST_LINE):
+            if (row := parse_row(line)) is not None:
+                yield row
 
 
 def parse_row(line: bytes) -> EvaluatedRow | None:
@@ -329,7 +331,14 @@ def parse_row(line: bytes) -> EvaluatedRow | None:
 
 def evaluations_of(run: RunFolder) -> list[Path]:
     """The .json files of a run's evaluations, newest first."""
-    return sorted(_finished(run.evaluations), key=lambda path: (path.stat().st_mtime, path.name), reverse=True)
+    return sorted(_finished(run.evaluations), key=_written, reverse=True)
+
+
+def _written(path: Path) -> tuple[float, str]:
+    try:
+        return path.stat().st_mtime, path.name
+    except OSError:  # deleted meanwhile, or a link to nothing
+        return 0.0, path.name
 
 
 def _finished(folder: Path) -> list[Path]:

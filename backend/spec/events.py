@@ -27,6 +27,11 @@ from typing import Any, cast
 from pydantic_core import from_json
 
 from backend.spec.disk_faults import DiskFault, writing
+from backend.spec.event_shape import well_formed
+from backend.spec.faults import Mistake
+from backend.spec.regular_file import open_regular
+from backend.spec.user_input.paths import reason
+from backend.spec.user_input.text import shown
 
 VERSION = 1
 
@@ -40,6 +45,9 @@ KINDS = (
 PHASES = ("loading", "sampling", "scoring", "learning", "evaluating", "saving", "exporting", "paused")
 
 Event = dict[str, Any]
+
+LONGEST_LINE = 64 << 20
+"""Bytes. A longer line is no event of ours, and is read in pieces that are none."""
 
 
 def json_safe(value: Any) -> Any:
@@ -191,13 +199,13 @@ class Follower:
     def _complete_lines(self) -> bytes | None:
         """The bytes after the offset up to the last newline; None when the file was truncated or replaced."""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(self._offset - len(self._last))
                 if file.read(len(self._last)) != self._last:
                     return None
                 chunk = file.read(self.limit)
                 if b"\n" not in chunk:
-                    chunk += file.readline()
+                    chunk += file.readline(LONGEST_LINE)
         except OSError:  # not written yet, or deleted while it was followed
             return None if self._offset else b""
         # Without a newline rfind gives -1 and the slice is empty: half a line is read again once it is complete.
@@ -205,23 +213,30 @@ class Follower:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """Every complete event of a diary, from the start; none where there is no file."""
-    if not path.exists():
+    """Every complete event of a diary, from the start; none where there is no file. Raises Mistake for one that cannot be read."""
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
         return
-    with path.open("rb") as file:
-        for line in file:
+    except OSError as error:
+        raise Mistake("run", f"{shown(path)} cannot be read: {reason(error)}.") from None
+    with file:
+        while line := file.readline(LONGEST_LINE):
             event = parse_line(line) if line.endswith(b"\n") else None
             if event is not None:
                 yield event
 
 
 def parse_line(line: bytes) -> Event | None:
-    """The event of one line, or None for what is not a JSON object."""
+    """The event of one line, with the fields that have their type; any other JSON object as it is; None for anything else."""
     try:
         value = from_json(line)  # four times as fast as json, which counts in a diary of 150 MB
     except ValueError:
         return None
-    return cast("Event", value) if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    value = cast("Event", value)
+    return well_formed(value) if "kind" in value and "completions" not in value else value
 
 
 def _next_seq(path: Path) -> int:

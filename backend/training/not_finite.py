@@ -88,7 +88,7 @@ def gradient_norms(gradient: Any) -> list[GradientNorm]:
         is_finite = mx.isfinite(x)
         magnitude = mx.where(is_finite, mx.abs(x.astype(mx.float32)), 0.0)
         norm, largest, odd = mx.linalg.norm(x.astype(mx.float32)), magnitude.max(), (~is_finite).sum()
-        norms.append(GradientNorm(name, float(norm.item()), float(largest.item()), int(odd.item()), x.size))
+        norms.append(GradientNorm(name, float(norm), float(largest), int(odd), x.size))
     return sorted(norms, key=lambda each: (-each.not_finite, -each.norm if math.isfinite(each.norm) else -math.inf))
 
 

@@ -135,4 +135,4 @@ def test_the_page_shows_the_queue_and_changes_it(tmp_path: Path, qtbot, monkeypa
     assert [run.name for run in wanted] == ["b"]
     session.queue.file.path.write_text("{")
     session.queue.refresh()
-    assert "cannot be read" in panel.status.text()
+    assert "queue.json" in panel.status.text()

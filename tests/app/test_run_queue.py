@@ -69,8 +69,8 @@ def test_refusals_are_sentences(qapp, monkeypatch: pytest.MonkeyPatch) -> None:
     queue.file.path.write_text("{")
     queue.set_paused(True)
     assert said[0] == "python cannot be started."
-    assert "does not wait" in said[1] and "queue.json cannot be read" in said[2]
-    assert "queue.json cannot be read" in queue.problem and queue.waiting == ()
+    assert "does not wait" in said[1] and "queue.json is not valid JSON" in said[2]
+    assert "queue.json is not valid JSON" in queue.problem and queue.waiting == ()
 
 
 def test_a_removed_run_goes_to_the_trash(qapp, runners, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,4 +222,4 @@ def test_damaged_results_are_told(qtbot: Any, page: SweepsPage) -> None:
     folder.results.write_text("{")
     with qtbot.waitSignal(page.session.message) as told:
         page.show()
-    assert "cannot be read" in told.args[0]
+    assert "results.json" in told.args[0]

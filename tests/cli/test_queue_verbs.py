@@ -63,7 +63,7 @@ def test_mistakes_leave_nothing_behind(config: Path) -> None:
     assert not list(places.all_runs())
     typed("queue", "add", config, "--name", "one")
     (places.runs_folder() / "queue.json").write_text("{")
-    assert "queue.json cannot be read" in typed("queue", "add", config, "--name", "two", code=2)
+    assert "queue.json is not valid JSON" in typed("queue", "add", config, "--name", "two", code=2)
     assert [run.name for run in places.all_runs()] == ["one"]
 
 

@@ -87,7 +87,8 @@ def test_a_gradient_that_is_not_finite_ends_the_run_at_the_step_before(
 
 def _with_infinity(tree: Any) -> Any:
     """The same gradients, with one infinity in the first array."""
-    (name, first), *others = tree_flatten(tree)
+    leaves: Any = tree_flatten(tree)
+    (name, first), *others = leaves
     flat = mx.concatenate([mx.array([math.inf], first.dtype), first.reshape(-1)[1:]])
     return tree_unflatten([(name, flat.reshape(first.shape)), *others])
 
@@ -153,7 +154,7 @@ def test_scores_too_large_to_compute_with_name_the_function(inputs: Path, tmp_pa
 
 
 def of(logps: list[float], mask: list[int] | None = None, **fields: Any) -> list[Group]:
-    completion = Completion(tokens=[1] * len(logps), logps=logps, text="", stop="stop", mask=mask or [], **fields)
+    completion = Completion(tokens=[1] * len(logps), logps=logps, text="", stop="eos", mask=mask or [], **fields)
     return [Group(Problem(0, "", [], [1], ""), [completion])]
 
 

@@ -262,7 +262,7 @@ def test_finish_step_ends_after_the_step_in_flight(
 def test_a_damaged_list_of_changes_is_told_and_left_alone(raw: dict[str, Any], run: RunFolder) -> None:
     run.path.mkdir(parents=True)
     run.changes.write_text('{"changes": [{"step": 2, "sett')
-    with pytest.raises(Mistake, match=r"changes\.json is damaged"):
+    with pytest.raises(Mistake, match=r"changes\.json is (damaged|not valid JSON)"):
         small_run.train_here(raw, run)
     assert run.changes.read_text().endswith('"sett')
 

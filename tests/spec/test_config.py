@@ -185,7 +185,7 @@ BY_USE: dict[str, set[str]] = {
     "prompt_limit": {"max_seq_length", "max_completion_length"},
     "rewards": {
         "reward_functions", "reward_weights", "reward_weight_schedule", "reward_weights_final", "reward_functions_file",
-        "reward_timeout",
+        "reward_timeout", "reward_isolation", "reward_network",
     },
     "scoring": {
         "reward_functions", "reward_weights", "reward_functions_file", "scale_rewards", "multi_objective_aggregation",

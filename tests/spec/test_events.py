@@ -59,7 +59,7 @@ def test_a_written_event_can_be_read_at_once(path: Path) -> None:
 
 def test_nan_and_infinities_are_null_and_paths_are_text(path: Path) -> None:
     written = Diary(path).write(
-        "step", metrics={"kl": math.nan, "a": [math.inf, (1.0, -math.inf)], "p": Path("x/y"), 3: True}
+        "of tomorrow", metrics={"kl": math.nan, "a": [math.inf, (1.0, -math.inf)], "p": Path("x/y"), 3: True}
     )
     assert b"NaN" not in path.read_bytes() and b"Infinity" not in path.read_bytes()
     (event,) = read_events(path)
@@ -172,7 +172,7 @@ def test_invalid_lines_and_unknown_kinds_are_skipped(path: Path) -> None:
     odd = [b"not json\n", b"[1, 2]\n", b"\xff\xfe\x00\n", b"\n", b"3\n", b"[" * 100_000 + b"\n", b'{"kind": 7}\n']
     put(path, line(step=1) + b"".join(odd) + line(kind="of tomorrow", step=2))
     follower = Follower(path)
-    assert steps(follower.read()) == [1, None, 2]
+    assert steps(follower.read()) == [1, 2]
     put(path, b"more rubbish\n")
     assert follower.read() == [] and not follower.restarted
     put(path, line(step=3))

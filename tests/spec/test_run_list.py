@@ -44,10 +44,10 @@ def test_broken_notes_are_told_and_never_overwritten(run: RunFolder, text: str) 
     run.about.write_text(text)
     with pytest.raises(Mistake) as raised:
         change_notes(run, title="Mine")
-    assert raised.value.faults[0].setting == "about" and str(run.about) in str(raised.value)
+    assert raised.value.faults[0].setting == "about" and "about.json" in str(raised.value)
     assert run.about.read_text() == text
     record = read_record(run)
-    assert record.notes == RunNotes() and "mend or delete it" in record.notes_problem
+    assert record.notes == RunNotes() and "about.json" in record.notes_problem
 
 
 def test_tags_are_words() -> None:

@@ -188,5 +188,5 @@ def test_a_sweep_whose_process_has_died_is_interrupted(tmp_path: Path) -> None:
     assert shown_state(folder, results) == "running"
     os.close(handle)
     folder.results.write_text("{")
-    with pytest.raises(Mistake, match="cannot be read"):
+    with pytest.raises(Mistake, match="not valid JSON"):
         read_results(folder)

@@ -35,7 +35,11 @@ TORTURES: dict[str, Torture] = {
         "runs, sweeps, exports and clones killed at random moments and gone on with, compared bit for bit", 200
     ),
     "syscalls": Torture("every system call of saves and of a run's end fails in turn, in six ways", 0),
+    "run_folders": Torture(
+        "files of run folders broken, and read by the window's models, the readers and the verbs", 20_000
+    ),
     "soak": Torture("long runs: memory, handles and time of a step are flat; the cases are steps", 10_000),
+    "configs": Torture("hostile configurations, given to everything that reads one", 100_000),
 }
 """Name, which is that of the module too → what it is."""
 

@@ -96,6 +96,7 @@ class Syscalls:
             return self._faults_of(case, home, ended) or self._faults_resumed(case, home)
         finally:
             shutil.rmtree(home)
+            self.warm.take_temporary_files()
 
     def _faults_of(self, case: Case, home: Path, ended: Ended) -> list[str]:
         """What must hold at once: exit code 2 with a sentence, its ending in the diary, and every weight that was complete is whole."""
@@ -136,7 +137,8 @@ class Syscalls:
             ended = self.warm.run("export", "mine", "--to", "lmstudio", "--name", "tortured", home=home)
             if ended.code != 0:
                 return [f"export ended with {ended.code}: {ended.last_words}"]
-        return differences(home, self.folder / f"whole {case.run}")
+        whole = self.folder / f"whole {case.run}"
+        return differences(home, whole, may_have_saved_more=not case.blow.action.startswith("kill"))
 
 
 def _traceback(text: str) -> str:

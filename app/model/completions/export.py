@@ -12,6 +12,7 @@ from typing import IO, Any
 from app.model.completions.facts import listed_completions
 from backend.spec.completion_rows import parse_group_row
 from backend.spec.faults import Mistake
+from backend.spec.regular_file import open_regular
 
 Place = tuple[int, int]
 """Offset of a row in completions.jsonl, and the completion's place in it."""
@@ -37,7 +38,7 @@ class CompletionExport:
         self._format = _jsonl if target.suffix == ".jsonl" else _markdown
         self._partial = target.with_name(f".{target.name}.part")
         try:
-            self._source, self._file = source.open("rb"), self._partial.open("w", encoding="utf-8", errors="replace")
+            self._source, self._file = open_regular(source), self._partial.open("w", encoding="utf-8", errors="replace")
         except OSError as error:
             raise Mistake("export", f"{error.filename or target} cannot be opened: {error.strerror}.") from None
         self._chunks = self._texts(_by_row(places))

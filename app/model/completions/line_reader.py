@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from backend.spec.regular_file import open_regular
+
 SLICE = 1 << 20
 """Bytes read at a time."""
 
@@ -42,7 +44,7 @@ class LineReader:
         """(offset, line without its newline) of the next slice; None where the file was cut back or is gone, so that everything
         read before is void."""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 self.size = os.fstat(file.fileno()).st_size
                 if self.size < self.offset + self._waiting:
                     self.clear()
@@ -78,7 +80,7 @@ class LineReader:
 def read_line(path: Path, offset: int) -> bytes:
     """The line that begins at `offset`; empty where the file cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(offset)
             return file.readline()
     except OSError:
@@ -88,7 +90,7 @@ def read_line(path: Path, offset: int) -> bytes:
 def last_lines(path: Path, most_bytes: int) -> list[tuple[int, bytes]]:
     """(offset, line) of the last complete lines of a file, in at most `most_bytes`."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             start = max(0, size - most_bytes)
             file.seek(start)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from app.model.completions.line_reader import LineReader, last_lines
 from backend.spec.completion_rows import GroupRow, parse_group_row, without_token_data
+from backend.spec.regular_file import open_regular
 
 _STEP = re.compile(rb'^\s*\{\s*"step":\s*(\d+)\b')
 """The step comes first in a row as the trainer writes it; any other row is parsed in full."""
@@ -91,7 +92,7 @@ class CompletionIndex:
             return []
         wanted, start, end = found
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(start)
                 text = file.read(end - start)
         except OSError:

@@ -19,6 +19,7 @@ import numpy as np
 
 from app.model.completions.facts import CompletionFacts, listed_completions
 from backend.spec.completion_rows import parse_group_row, without_token_data
+from backend.spec.regular_file import open_regular
 
 SLICE = 2 << 20
 """Bytes searched at a time: 2 or 3 ms."""
@@ -64,7 +65,7 @@ class TextSearch:
         was written since."""
         deadline = time.perf_counter() + seconds
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 self._size = file.seek(0, 2)
                 self.is_void = self.is_void or self._size < self._offset
                 self.is_done = self.is_void

@@ -80,7 +80,7 @@ class RunControl:
         request = self._folder.window_request
         try:
             age_s = time.time() - request.stat().st_mtime
-            return age_s < ANSWER_S and request.read_text(encoding="utf-8") != self._name()
+            return abs(age_s) < ANSWER_S and request.read_text(encoding="utf-8") != self._name()
         except (OSError, ValueError):
             return False
 

@@ -10,6 +10,7 @@ from typing import Any
 from backend.spec.config import DEFAULT_REWARDS
 from backend.spec.events import Event
 from backend.spec.places import RunFolder
+from backend.spec.regular_file import open_regular
 from backend.spec.rewards.catalog import metric_name, split_names
 
 LOG_TAIL = 64 << 10
@@ -75,7 +76,7 @@ def file_size(path: Path) -> int:
 def last_lines(path: Path, max_bytes: int) -> bytes:
     """The last complete lines of a file, in at most `max_bytes`."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - max_bytes))
             text = file.read(max_bytes)

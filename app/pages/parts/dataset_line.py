@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QPushButton, QSizePolicy, QWidget
 
 from app import theme
 from app.model.dataset import Dataset
+from app.widgets.basic.labels_and_buttons import plain_tip
 
 WAIT_MS = 400
 """How long it must be visible before it asks for the dataset, so that it does not while the window is still opening."""
@@ -41,7 +42,7 @@ class DatasetLine(QPushButton):
         """Show the present summary; it is empty while no dataset is chosen."""
         summary, self._is_wrong = self._dataset.summary_line()
         self.setText(summary)
-        self.setToolTip(summary)
+        self.setToolTip(plain_tip(summary))
         self.setAccessibleName(f"Dataset: {summary}")
         self.setEnabled(bool(summary))
         self.update()

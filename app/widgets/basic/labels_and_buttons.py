@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from html import escape
+from typing import Any
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QCursor, QFont
 from PySide6.QtWidgets import QLabel, QMenu, QPushButton
 
 from app.widgets.basic.key_names import with_key_names
+
+
+class PlainLabel(QLabel):
+    """A label whose text is never taken for HTML. Names, titles, sentences and texts may come from somebody else's run, model or rows, and
+    rich text could show pictures from this disk, hide what it says, or pass for a part of the window."""
+
+    def __init__(self, *arguments: Any, **properties: Any) -> None:
+        super().__init__(*arguments, **properties)
+        self.setTextFormat(Qt.TextFormat.PlainText)
+
+
+def plain_tip(text: str) -> str:
+    """A tool tip that shows this text as it is: Qt takes one with a tag in it for HTML."""
+    return f"<p>{escape(text)}</p>".replace("\n", "<br>") if "<" in text else text
 
 
 def label(
@@ -21,8 +37,7 @@ def label(
     selectable: bool = False,
 ) -> QLabel:
     """A plain-text label; `role` is one of the style sheet's (muted, caption, problem)."""
-    widget = QLabel(text)
-    widget.setTextFormat(Qt.TextFormat.PlainText)  # else text that looks like HTML is rendered as such
+    widget = PlainLabel(text)
     widget.setWordWrap(wrap)
     if font is not None:
         widget.setFont(font)

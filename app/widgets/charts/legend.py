@@ -13,6 +13,7 @@ from PySide6.QtGui import QFont, QFontMetricsF, QMouseEvent, QPainter, QPaintEve
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app import theme
+from app.widgets.basic.labels_and_buttons import plain_tip
 
 _SWATCH, _GAP, _BETWEEN, _LINE_HEIGHT = 14.0, 5.0, 14.0, 16
 _USUAL_VALUE = "0.000"
@@ -53,7 +54,7 @@ class Legend(QWidget):
         self._entries = entries
         self._fit()
         hidden = len(entries) - sum(1 for _ in self._positions())
-        self.setToolTip("\n".join(f"{entry.label}  {entry.value}" for entry in entries) if hidden else "")
+        self.setToolTip(plain_tip("\n".join(f"{entry.label}  {entry.value}" for entry in entries)) if hidden else "")
         self.update()
 
     def label_at(self, pos: QPointF) -> str:

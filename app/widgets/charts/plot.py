@@ -24,7 +24,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QSizePolicy, QStackedL
 
 from app import theme
 from app.model.runs.marks import Mark
-from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.labels_and_buttons import button, label, plain_tip
 from app.widgets.basic.number_format import figure
 from app.widgets.charts.chart_files import FORMATS, write_table
 from app.widgets.charts.curves import has_spike
@@ -88,7 +88,7 @@ class Plot(QFrame):
 
     def _build(self, help: str) -> None:
         title = label(self.title, theme.heading_font())
-        title.setToolTip(help)
+        title.setToolTip(plain_tip(help))
         self._step_label = label(
             font=theme.figures_font(theme.CAPTION), role="caption", align=Qt.AlignmentFlag.AlignRight
         )

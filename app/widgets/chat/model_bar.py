@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QHBoxLayout, QToolButton, QWidget
 from app import theme
 from app.widgets.basic.controls import ComboBox
 from app.widgets.basic.key_names import with_key_names
-from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.labels_and_buttons import button, label, plain_tip
 from app.widgets.basic.layout import set_style_property
 
 BROWSE = "browse"
@@ -91,7 +91,7 @@ class ModelBar(QWidget):
 
     def _add(self, text: str, value: str) -> None:
         self.models.addItem(text, value)
-        self.models.setItemData(self.models.count() - 1, value, Qt.ItemDataRole.ToolTipRole)
+        self.models.setItemData(self.models.count() - 1, plain_tip(str(value)), Qt.ItemDataRole.ToolTipRole)
 
     def show_checkpoints(self, entries: Sequence[Entry], chosen: str) -> None:
         """List a run's checkpoints; a model has none, and then the menu is hidden."""

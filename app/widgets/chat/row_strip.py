@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel
-from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.labels_and_buttons import button, label, plain_tip
 from app.widgets.basic.number_format import figure
 
 
@@ -59,7 +59,7 @@ class RowStrip(QWidget):
     def show_row(self, number: int, of: int, answer: str, source: str) -> None:
         self._row, self._of = number, of
         self.about.setText(f"Row {figure(number + 1)} of {figure(of)}")
-        self.about.setToolTip(source)
+        self.about.setToolTip(plain_tip(source))
         self.expected.setText(answer)
 
     def forget(self, *, has_rows: bool) -> None:

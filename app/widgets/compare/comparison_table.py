@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QWidget
 
 from app import theme
 from app.widgets.basic.base_table import BaseTable
+from app.widgets.basic.labels_and_buttons import plain_tip
 
 _WIDEST = 260
 _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
@@ -53,5 +54,5 @@ class ComparisonTable(BaseTable):
 def _cell(text: str) -> QStandardItem:
     item = QStandardItem(text)
     item.setFont(theme.figures_font())
-    item.setToolTip(text)
+    item.setToolTip(plain_tip(text))
     return item

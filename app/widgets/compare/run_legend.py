@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QAbstractButton, QWidget
 
 from app import theme
 from app.widgets.basic.flow_layout import FlowLayout
+from app.widgets.basic.labels_and_buttons import plain_tip
 from app.widgets.basic.layout import clear_layout
 
 _LINE, _GAP = 20, 6
@@ -77,7 +78,7 @@ class RunChip(QAbstractButton):
         self.setCheckable(True)
         self.setChecked(True)
         self.setText(f"{run.letter}  {run.title}")
-        self.setToolTip(f"{run.name}\nClick to hide its curves, or show them again")
+        self.setToolTip(plain_tip(f"{run.name}\nClick to hide its curves, or show them again"))
         self.setAccessibleName(f"Curves of {run.letter}, {run.title}")
         self.setFont(theme.body_font())
         self.setCursor(Qt.CursorShape.PointingHandCursor)

@@ -13,6 +13,7 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersisten
 from PySide6.QtGui import QColor
 
 from app import theme
+from app.widgets.basic.labels_and_buttons import plain_tip
 from app.widgets.basic.number_format import DASH, figure, finite, signed
 from app.widgets.completions.cells import (
     LEFT,
@@ -136,7 +137,7 @@ class CompletionModel(QAbstractTableModel):
         if role == Qt.ItemDataRole.DisplayRole:
             return self._headers[section]
         if role == Qt.ItemDataRole.ToolTipRole:
-            return self._tip(section)
+            return plain_tip(self._tip(section) or "")
         if role == Qt.ItemDataRole.DecorationRole and 0 < section <= len(self.rewards):
             return reward_dot(section - 1)
         if role == Qt.ItemDataRole.TextAlignmentRole:
@@ -158,7 +159,7 @@ class CompletionModel(QAbstractTableModel):
         if role == Qt.ItemDataRole.DisplayRole:
             return self._text(line, column)
         if role == Qt.ItemDataRole.ToolTipRole:
-            return self._text(line, column) if column == 0 and line.completion is None else None
+            return plain_tip(str(self._text(line, column))) if column == 0 and line.completion is None else None
         if role == Qt.ItemDataRole.ForegroundRole:
             return self._colour(line, column)
         if role == Qt.ItemDataRole.BackgroundRole:

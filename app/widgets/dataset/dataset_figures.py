@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QProgressBar, QVBoxLayout, QW
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel
-from app.widgets.basic.labels_and_buttons import label
+from app.widgets.basic.labels_and_buttons import label, plain_tip
 from app.widgets.basic.layout import set_style_property
 from app.widgets.basic.number_format import DASH
 from app.widgets.dataset.dataset_histogram import Histogram
@@ -82,7 +82,7 @@ class _Figure(QWidget):
     def __init__(self, word: str, tip: str) -> None:
         super().__init__()
         self._word = word
-        self.setToolTip(tip)
+        self.setToolTip(plain_tip(tip))
         self.number = label(DASH, theme.figures_font(15))
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)

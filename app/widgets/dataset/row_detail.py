@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QTextEdit, QVBoxLayout, QWidg
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel
-from app.widgets.basic.labels_and_buttons import label
+from app.widgets.basic.labels_and_buttons import label, plain_tip
 from app.widgets.basic.segmented_control import Segments
 
 VIEWS = {"prompt": "Prompt", "ids": "Ids", "columns": "Columns"}
@@ -93,7 +93,7 @@ class RowDetail(QFrame):
         labels = (("Answer", "answer"), ("Type", "type"))
         parts += [f"{name}: {preview[key]}" for name, key in labels if preview.get(key)]
         self.about.setText("   ".join(parts))
-        self.about.setToolTip(self.about.text()[:400])
+        self.about.setToolTip(plain_tip(self.about.text()[:400]))
         self.about.setVisible(bool(parts))
         self.views.setEnabled(bool(preview))
         notes = [fault["sentence"] for fault in preview.get("faults", ())]

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QSplitter, QVBoxLayout, QWidg
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel
-from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.labels_and_buttons import button, label, plain_tip
 from app.widgets.basic.number_format import finite
 from app.widgets.completions.cells import one_line
 from app.widgets.completions.completion_detail import CompletionPane
@@ -60,7 +60,7 @@ class SideBySide(QFrame):
         self._sides, self._number = dict(sides), _most_different(list(sides.values()))
         prompt = str((row or {}).get("prompt") or "")
         self.prompt.setText(one_line(prompt) if prompt else "")
-        self.prompt.setToolTip(prompt)
+        self.prompt.setToolTip(plain_tip(prompt))
         answer = str((row or {}).get("answer") or "")
         self.answer.setText(f"answer {one_line(answer)[:60]}" if answer else "")
         self._show()

@@ -13,6 +13,7 @@ from PySide6.QtWidgets import QApplication, QHBoxLayout, QLabel, QLineEdit, QVBo
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, PathEdit
+from app.widgets.basic.labels_and_buttons import PlainLabel
 from app.widgets.basic.layout import set_style_property
 from app.widgets.form.field_hints import HINTS
 from app.widgets.form.value_text import limits_text
@@ -43,7 +44,7 @@ class Field(QWidget):
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(3)
         self._column.setAlignment(Qt.AlignmentFlag.AlignTop)
-        self.label = QLabel(setting.label, self)
+        self.label = PlainLabel(setting.label, self)
         self.label.setProperty("role", "muted")
         self.hint = ElidedLabel(parent=self)
         self.hint.setFont(theme.caption_font())
@@ -90,7 +91,7 @@ class Field(QWidget):
 
     def _show_below(self, sentence: str, role: str) -> None:
         if self._problem is None and sentence:
-            self._problem = QLabel()
+            self._problem = PlainLabel()
             self._problem.setFont(theme.caption_font())
             self._problem.setWordWrap(True)
             self._column.addWidget(self._problem)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ComboBox, LinkButton, NumberEdit, ProseEdit, Switch
+from app.widgets.basic.labels_and_buttons import PlainLabel
 from app.widgets.form import value_text
 from app.widgets.form.field import Field, LineField
 from app.widgets.form.path_field import PathField
@@ -113,7 +114,7 @@ class ExplainedMenuField(MenuField):
     wide = True
 
     def build(self) -> QWidget:
-        row, help = QWidget(self), QLabel(self.setting.help, wordWrap=True)
+        row, help = QWidget(self), PlainLabel(self.setting.help, wordWrap=True)
         help.setProperty("role", "muted")
         across = QHBoxLayout(row)
         across.setContentsMargins(0, 0, 0, 0)
@@ -227,7 +228,7 @@ class FactField(Field):
     wide = True
 
     def build(self) -> QWidget:
-        self.control = QLabel(self.setting.help, self)
+        self.control = PlainLabel(self.setting.help, self)
         self.control.setWordWrap(True)
         self._raw: Any = self.setting.default
         return self.control

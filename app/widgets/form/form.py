@@ -11,7 +11,6 @@ from PySide6.QtWidgets import (
     QApplication,
     QFrame,
     QGridLayout,
-    QLabel,
     QScrollArea,
     QToolButton,
     QVBoxLayout,
@@ -20,6 +19,7 @@ from PySide6.QtWidgets import (
 
 from app import theme
 from app.widgets.basic.icons import IconButton
+from app.widgets.basic.labels_and_buttons import PlainLabel
 from app.widgets.basic.layout import reserve_gutter, set_shown
 from app.widgets.form.field import Field, field_of
 from app.widgets.form.fields import make_field
@@ -134,7 +134,7 @@ class SettingsCard(QFrame):
         self._flow()
 
     def _lay_out(self, title: str) -> None:
-        self.title = QLabel(title, self)
+        self.title = PlainLabel(title, self)
         self.title.setFont(theme.heading_font())
         self.middle = QVBoxLayout()
         self.middle.setSpacing(12)

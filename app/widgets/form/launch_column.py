@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QScrollA
 from app import theme
 from app.model.memory_parts import MemoryParts
 from app.widgets.basic.controls import ElidedLabel, LinkButton
+from app.widgets.basic.labels_and_buttons import PlainLabel
 from app.widgets.basic.layout import clear_layout, set_style_property
 from app.widgets.form.memory_bar import MemoryBar
 from app.widgets.form.setting_help import help_lines
@@ -137,7 +138,7 @@ class LaunchColumn(QScrollArea):
         column = QVBoxLayout(card)
         column.setContentsMargins(2 * theme.SPACE, 12, 2 * theme.SPACE, 2 * theme.SPACE)
         column.setSpacing(12)
-        self.summary = QLabel(wordWrap=True)
+        self.summary = PlainLabel(wordWrap=True)
         self.summary.setFont(theme.heading_font())
         self.details = _muted_label("")
         self.run = QPushButton("Run")
@@ -148,7 +149,7 @@ class LaunchColumn(QScrollArea):
         self.set_run("Run", primary=True, enabled=True)
 
     def _build_edited(self) -> QWidget:
-        self._edited, self._edited_name = QWidget(), QLabel(wordWrap=True)
+        self._edited, self._edited_name = QWidget(), PlainLabel(wordWrap=True)
         self._edited_name.setProperty("role", "problem")
         give_up = LinkButton("Leave them as they are")
         give_up.clicked.connect(self.editing_given_up)
@@ -170,7 +171,7 @@ class LaunchColumn(QScrollArea):
 
     def _build_list(self, title: str) -> tuple[QWidget, QLabel, QVBoxLayout]:
         """A list of sentences about settings: its widget, hidden while it is empty, its title, and the layout of its rows."""
-        holder, heading, rows = QWidget(), QLabel(title), QVBoxLayout()
+        holder, heading, rows = QWidget(), PlainLabel(title), QVBoxLayout()
         column = QVBoxLayout(holder)
         column.setContentsMargins(theme.SPACE, 0, 0, 0)
         column.setSpacing(theme.SPACE)
@@ -191,7 +192,7 @@ class LaunchColumn(QScrollArea):
         link = LinkButton(setting.label if setting else fault.setting)
         link.setToolTip("Go to the field")
         link.clicked.connect(lambda: self.problem_pressed.emit(fault.setting))
-        sentence = QLabel(fault.sentence, wordWrap=True)
+        sentence = PlainLabel(fault.sentence, wordWrap=True)
         sentence.setProperty("role", role)
         column.addWidget(link, 0, Qt.AlignmentFlag.AlignLeft)
         column.addWidget(sentence)
@@ -202,7 +203,7 @@ class LaunchColumn(QScrollArea):
         column = QVBoxLayout(holder)
         column.setContentsMargins(theme.SPACE, 0, 0, 0)
         column.setSpacing(theme.SPACE // 2)
-        self._help_title, self._help, self._help_key = QLabel(), _muted_label(""), _muted_label("")
+        self._help_title, self._help, self._help_key = PlainLabel(), _muted_label(""), _muted_label("")
         self._help_title.setFont(theme.heading_font())
         self._help_key.setFont(theme.mono_font(theme.CAPTION))
         self._help_key.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
@@ -239,6 +240,6 @@ class LaunchColumn(QScrollArea):
 
 
 def _muted_label(text: str) -> QLabel:
-    label = QLabel(text, wordWrap=True)
+    label = PlainLabel(text, wordWrap=True)
     label.setProperty("role", "muted")
     return label

@@ -15,7 +15,7 @@ from app.widgets.basic import icons
 from app.widgets.basic.controls import PathEdit
 from app.widgets.basic.file_dialogs import open_file, open_folder
 from app.widgets.basic.key_names import key_name
-from app.widgets.basic.labels_and_buttons import give_menu
+from app.widgets.basic.labels_and_buttons import PlainLabel, give_menu
 from app.widgets.form import value_text
 from app.widgets.form.field import LineField
 from backend.spec import first_choices, places
@@ -99,7 +99,7 @@ class PathField(LineField):
     def show_note(self, sentence: str, *, wrong: bool = False) -> None:
         """Show a caption below the field: what the value is, or (`wrong`) why it cannot be used; "" hides it."""
         if self._note is None:
-            self._note = QLabel(wordWrap=True)
+            self._note = PlainLabel(wordWrap=True)
             self._note.setFont(theme.caption_font())
             self._column.addWidget(self._note)
         self._note.setText(sentence)

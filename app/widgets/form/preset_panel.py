@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
 
 from app import theme
 from app.model.presets import Preset
-from app.widgets.basic.labels_and_buttons import label
+from app.widgets.basic.labels_and_buttons import label, plain_tip
 from app.widgets.basic.layout import wrap_in_card
 from app.widgets.form import value_text
 from backend.spec.setting import Setting
@@ -109,7 +109,7 @@ class PresetPanel(QDialog):
         for row, (setting, before, after) in enumerate(changes):
             for column, text in enumerate((setting.label, value_label(setting, before), value_label(setting, after))):
                 item = QTableWidgetItem(text)
-                item.setToolTip(text)  # the view elides what is wider than its column
+                item.setToolTip(plain_tip(text))  # the view elides what is wider than its column
                 self.table.setItem(row, column, item)
         self.apply.setEnabled(bool(changes))
         self.keeps.setText(_kept_sentence(preset, len(changes)))

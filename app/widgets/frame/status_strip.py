@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton
+from app.widgets.basic.labels_and_buttons import PlainLabel
 from app.widgets.basic.number_format import duration, figure
 from app.widgets.runs.state_chip import STATE_LABELS, StateDot
 
@@ -92,7 +93,7 @@ class StatusStrip(QFrame):
 
 
 def _figure() -> QLabel:
-    label = QLabel()
+    label = PlainLabel()
     label.setFont(theme.figures_font(12))
     label.setProperty("role", "muted")
     return label

@@ -12,7 +12,6 @@ from PySide6.QtWidgets import (
     QDialogButtonBox,
     QGridLayout,
     QHBoxLayout,
-    QLabel,
     QListWidget,
     QPlainTextEdit,
     QVBoxLayout,
@@ -21,7 +20,7 @@ from PySide6.QtWidgets import (
 
 from app import theme
 from app.widgets.basic.icons import app_icon
-from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.labels_and_buttons import PlainLabel, button, label
 from app.widgets.basic.layout import wrap_in_card
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class AboutDialog(QDialog):
         return theme.scaled_size(SIZE)
 
     def _head(self, facts: Mapping[str, str]) -> QHBoxLayout:
-        picture = QLabel()
+        picture = PlainLabel()
         picture.setPixmap(app_icon().pixmap(theme.scaled_size(QSize(ICON, ICON))))
         picture.setAlignment(Qt.AlignmentFlag.AlignTop)
         ours, *others = facts.items()

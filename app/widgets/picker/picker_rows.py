@@ -16,6 +16,7 @@ from PySide6.QtWidgets import QAbstractItemView, QHeaderView
 from app import theme
 from app.widgets.basic import icons
 from app.widgets.basic.base_table import BaseTable
+from app.widgets.basic.labels_and_buttons import plain_tip
 from app.widgets.basic.number_format import DASH, figure, moment
 
 Index = QModelIndex | QPersistentModelIndex
@@ -202,7 +203,7 @@ class PickerModel(QAbstractTableModel):
         if role == Qt.ItemDataRole.FontRole:
             return theme.figures_font()
         if role == Qt.ItemDataRole.ToolTipRole:
-            return row.refusal or row.place or row.id
+            return plain_tip(row.refusal or row.place or row.id)
         if role == Qt.ItemDataRole.DecorationRole and place == STAR:
             colours = theme.palette()
             return icons.icon(

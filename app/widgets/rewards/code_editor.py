@@ -23,6 +23,7 @@ from PySide6.QtWidgets import QPlainTextEdit, QTextEdit, QWidget
 
 from app import theme
 from app.widgets.basic.key_names import with_key_names
+from app.widgets.basic.labels_and_buttons import plain_tip
 from app.widgets.rewards.python_highlighter import PythonHighlighter
 
 INDENT = "    "
@@ -225,7 +226,7 @@ class CodeEditor(QPlainTextEdit):
         if self._error_line and block.isValid():
             marks.append(_full_width(QTextCursor(block), colours.bad, 46))
         self.setExtraSelections(marks)
-        self.setToolTip(self._sentence if self._error_line else "")
+        self.setToolTip(plain_tip(self._sentence if self._error_line else ""))
 
 
 def _full_width(cursor: QTextCursor, colour: QColor, alpha: int) -> QTextEdit.ExtraSelection:

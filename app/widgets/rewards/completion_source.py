@@ -25,7 +25,7 @@ from PySide6.QtWidgets import (
 
 from app import theme
 from app.widgets.basic.controls import ComboBox, ElidedLabel, NumberEdit
-from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.labels_and_buttons import button, label, plain_tip
 from app.widgets.basic.segmented_control import Segments
 
 SOURCES = {"model": "Model", "run": "Run", "file": "File"}
@@ -239,7 +239,7 @@ def _count_edit(text: str, name: str) -> NumberEdit:
     line.setFixedWidth(theme.scaled(48))
     line.setAlignment(Qt.AlignmentFlag.AlignRight)
     line.setAccessibleName(name)
-    line.setToolTip(name)
+    line.setToolTip(plain_tip(name))
     return line
 
 

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QGridLayout, QLineEdit, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ComboBox, ElidedLabel
-from app.widgets.basic.labels_and_buttons import label
+from app.widgets.basic.labels_and_buttons import label, plain_tip
 from app.widgets.basic.layout import clear_layout
 from app.widgets.form import value_text
 from backend.spec.faults import Mistake
@@ -83,10 +83,12 @@ class RewardArguments(QWidget):
         kind = next((words for name, words in _KIND_WORDS if name in parameter.kind), "")
         title = ElidedLabel()  # a long name must not make the page wider than the window
         title.setText(" · ".join(filter(None, [parameter.name.replace("_", " "), kind])))
-        title.setToolTip(title.text())
+        title.setToolTip(plain_tip(title.text()))
         field = self._editor(parameter)
         field.setAccessibleName(f"{parameter.name} of {self._entry.label if self._entry else ''}")
-        field.setToolTip("It must be given." if parameter.default is None else f"Default: {parameter.default}")
+        field.setToolTip(
+            plain_tip("It must be given." if parameter.default is None else f"Default: {parameter.default}")
+        )
         title.setBuddy(field)
         row, column = divmod(index, COLUMNS)
         self._grid.addWidget(title, 2 * row, column)

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel
-from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.labels_and_buttons import PlainLabel, button, label, plain_tip
 from app.widgets.rewards.code_editor import CodeEditor
 
 
@@ -43,7 +43,7 @@ class RewardFilePanel(QFrame):
         self.save = button("Save and score", self.save_requested.emit, tip="Write the file and score again (Ctrl+S)")
         self.trouble = label(role="problem", wrap=True, selectable=True)
         self.reload = button("Reload", self.reload_requested.emit)
-        self.frames = QLabel(wordWrap=True)
+        self.frames = PlainLabel(wordWrap=True)
         self.frames.setFont(theme.mono_font(theme.CAPTION))
         self.frames.setTextFormat(Qt.TextFormat.RichText)
         self.frames.setTextInteractionFlags(
@@ -89,7 +89,7 @@ class RewardFilePanel(QFrame):
 
     def _show_state(self) -> None:
         self.path.setText(f"{self._name} – edited" if self.is_edited else self._name)
-        self.path.setToolTip(self._name)
+        self.path.setToolTip(plain_tip(self._name))
 
     def _lay_out(self) -> None:
         page = QWidget()

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from PySide6.QtCore import QModelIndex, Qt, Signal
-from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import LinkButton
+from app.widgets.basic.labels_and_buttons import PlainLabel
 from app.widgets.rewards.reward_arguments import RewardArguments
 from app.widgets.rewards.reward_delegates import LABEL
 from app.widgets.rewards.reward_table import RewardModel, RewardTable
@@ -43,9 +44,9 @@ class RewardPanel(QWidget):
         self.arguments.changed.connect(self._take_arguments)
         self._current = ""
         self.table.selectionModel().currentRowChanged.connect(self._show_current)
-        self._count = QLabel()
+        self._count = PlainLabel()
         self._count.setProperty("role", "muted")
-        self.problem = QLabel(wordWrap=True)
+        self.problem = PlainLabel(wordWrap=True)
         self.problem.setProperty("role", "problem")
         self.problem.setFont(theme.caption_font())
         self.problem.hide()
@@ -130,7 +131,7 @@ class RewardPanel(QWidget):
         return super().focusNextPrevChild(forward)
 
     def _lay_out(self) -> None:
-        title = QLabel("Reward functions")
+        title = PlainLabel("Reward functions")
         title.setFont(theme.heading_font())
         above, below, rule = QHBoxLayout(), QHBoxLayout(), QFrame()
         above.addWidget(title)

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLineEdit, QWidget
 from app import theme
 from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel
 from app.widgets.basic.file_dialogs import first_folder, open_folder
-from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.labels_and_buttons import button, label, plain_tip
 from app.widgets.basic.layout import set_shown
 from app.widgets.basic.number_format import figure
 from backend.spec import export_choices
@@ -168,7 +168,7 @@ class ExportChoices(QWidget):
     def _set_folder(self, folder: Path) -> None:
         self._folder = folder
         self.folder.setText(from_home(str(folder)))
-        self.folder.setToolTip(str(folder))
+        self.folder.setToolTip(plain_tip(str(folder)))
         self._show_choice()
 
     def _is_taken(self) -> bool:

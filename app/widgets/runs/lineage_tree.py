@@ -8,6 +8,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFrame, QTreeWidget, QTreeWidgetItem, QWidget
 
 from app import theme
+from app.widgets.basic.labels_and_buttons import plain_tip
 
 MOST_ROWS = 8
 """Rows that are visible without scrolling."""
@@ -52,7 +53,7 @@ class LineageTree(QTreeWidget):
     def _item(self, name: str, titles: Mapping[str, str], current: str) -> QTreeWidgetItem:
         item = QTreeWidgetItem([titles.get(name, f"{name} (not here)")])
         item.setData(0, Qt.ItemDataRole.UserRole, name)
-        item.setToolTip(0, name)
+        item.setToolTip(0, plain_tip(name))
         font = theme.heading_font() if name == current else theme.body_font()
         item.setFont(0, font)
         if name not in titles:

@@ -13,6 +13,7 @@ from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.open_in_desktop import open_path
+from backend.spec.regular_file import open_regular
 
 POLL_MS = 500
 MAX_READ = 64 << 10
@@ -91,7 +92,7 @@ class LogView(QFrame):
         if self._path is None:
             return b""
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 size = os.fstat(file.fileno()).st_size
                 if size < self._offset:  # truncated, so it is read from the start again
                     self._offset, self._partial = 0, b""

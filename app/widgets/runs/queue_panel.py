@@ -26,7 +26,7 @@ from app.widgets.basic.base_table import ROW_HEIGHT, BaseTable
 from app.widgets.basic.controls import CheckBox, ElidedLabel
 from app.widgets.basic.dragged_rows import DraggedRowsModel
 from app.widgets.basic.key_names import REMOVE_KEYS
-from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.labels_and_buttons import button, label, plain_tip
 from app.widgets.basic.number_format import DASH
 
 Index = QModelIndex | QPersistentModelIndex
@@ -93,7 +93,7 @@ class QueueModel(DraggedRowsModel):
         if role == Qt.ItemDataRole.ForegroundRole:
             return theme.palette().text if column == 1 else theme.palette().muted
         if role == Qt.ItemDataRole.ToolTipRole and column in (1, 2):
-            return str(row.path) if column == 1 else row.model
+            return plain_tip(str(row.path) if column == 1 else row.model)
         return None
 
     # Dragging
@@ -196,7 +196,7 @@ class QueuePanel(QFrame):
             self._fit_height()
         self._is_paused = is_paused
         self.status.setText(status)
-        self.status.setToolTip(status)
+        self.status.setToolTip(plain_tip(status))
         self.pause.setText("Resume" if is_paused else "Pause")
         self.pause.setToolTip("Let the queue go on" if is_paused else "Start no other run; one that trains goes on")
         self.after_failure.setChecked(pauses_after_failure)

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QLineEdit, QScro
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton, ProseEdit
-from app.widgets.basic.labels_and_buttons import label
+from app.widgets.basic.labels_and_buttons import label, plain_tip
 from app.widgets.basic.layout import clear_layout, set_shown
 from app.widgets.basic.number_format import file_size, moment
 from app.widgets.runs.lineage_tree import LineageTree
@@ -154,7 +154,7 @@ class RunDetails(QScrollArea):
         self.title.setPlaceholderText(about.name)
         self.folder.setText(about.name)
         set_shown(self.folder, bool(notes.title))  # without a title the name is in its place
-        self.folder.setToolTip(about.path)
+        self.folder.setToolTip(plain_tip(about.path))
         self.chip.show_state(about.state)
         self.when.setText(moment(about.began) if about.began else "")
         self.problem.setText(record.notes_problem)

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QSizePolicy, QVBoxLayou
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel
-from app.widgets.basic.labels_and_buttons import label
+from app.widgets.basic.labels_and_buttons import label, plain_tip
 from app.widgets.basic.number_format import duration
 from app.widgets.runs.state_chip import StateChip
 
@@ -69,7 +69,7 @@ class RunHeader(QWidget):
         """Show name and state; the timestamp of a default name is shown apart, as a date. `live` shows the progress."""
         title, when = split_name(name)
         self._name.setText(title)
-        self._name.setToolTip(name)
+        self._name.setToolTip(plain_tip(name))
         self._when.setText(when)
         self._chip.show_state(state)
         self._live.setVisible(live)

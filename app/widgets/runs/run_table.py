@@ -21,6 +21,7 @@ from PySide6.QtWidgets import QAbstractItemView, QHeaderView
 from app import theme
 from app.widgets.basic import icons
 from app.widgets.basic.base_table import BaseTable
+from app.widgets.basic.labels_and_buttons import plain_tip
 from app.widgets.runs import run_columns
 from app.widgets.runs.run_columns import CURVE_KEY, DEFAULT_COLUMNS, FAVOURITE, NAME
 from app.widgets.runs.sparkline import CURVE, SparklineDelegate
@@ -119,7 +120,7 @@ class RunModel(QAbstractTableModel):
         if role == Qt.ItemDataRole.FontRole:
             return theme.figures_font()
         if role == Qt.ItemDataRole.ToolTipRole:
-            return _tip(field, record)
+            return plain_tip(_tip(field, record) or "")
         if field.key == FAVOURITE:
             return _star(record, role)
         return run_columns.cell_colour(field, record) if role == Qt.ItemDataRole.ForegroundRole else None

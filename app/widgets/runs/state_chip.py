@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QWidget
 
 from app import theme
+from app.widgets.basic.labels_and_buttons import PlainLabel
 
 STATE_LABELS = {
     "": "No run",
@@ -62,7 +63,7 @@ class StateChip(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._dot, self._label = StateDot(), QLabel()
+        self._dot, self._label = StateDot(), PlainLabel()
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(6)

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QStyledItemDelegat
 
 from app import theme
 from app.widgets.basic.base_table import BaseTable
+from app.widgets.basic.labels_and_buttons import plain_tip
 from app.widgets.basic.number_format import DASH, figure
 from backend.spec.config import SETTINGS
 from backend.spec.sweeps.sweep import text_of
@@ -86,7 +87,7 @@ class SweepModel(QAbstractTableModel):
         if role == Qt.ItemDataRole.FontRole:
             return theme.figures_font()
         if role == Qt.ItemDataRole.ToolTipRole:
-            return "\n".join(_line(run) for run in row.runs)
+            return plain_tip("\n".join(_line(run) for run in row.runs))
         return self._colour(row, column) if role == Qt.ItemDataRole.ForegroundRole else None
 
     def _text(self, row: ConfigurationResult, column: int) -> str:

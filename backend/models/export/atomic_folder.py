@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -124,6 +125,19 @@ def _rename(new: Path, target: Path, overwrite: bool) -> None:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
+
+
+def are_equal(new: Path, target: Path) -> bool:
+    """Whether `target` is a folder of the same files as `new`, byte for byte. Both are flat."""
+    return target.is_dir() and _digests(new) == _digests(target)
+
+
+def _digests(folder: Path) -> dict[str, bytes]:
+    digests: dict[str, bytes] = {}
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            digests[path.name] = hashlib.file_digest(file, "sha256").digest()
+    return digests
 
 
 def drop_hidden_files(folder: Path) -> None:

@@ -19,6 +19,7 @@ from backend.run.run_inputs import read_inputs
 from backend.spec.exports import DEFAULT_FORMAT, ExportFormat, format_named, target_for
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.regular_file import refuse_links
 from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import run_config
 
@@ -41,6 +42,8 @@ class Export:
     overwrite: bool = False
     fetch: bool = False
     """Download original weights that a format needs and that are not on this disk."""
+    keeps_equal: bool = False
+    """A model of that name that is byte for byte the same counts as exported: an earlier process was killed after it had exported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,8 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
     written model does not answer as the trained one does. In either case nothing new is left behind, and an existing model stays."""
     format_ = format_named(export.format)
     target_for(export.to, format_)
-    destination = DESTINATIONS[export.to](Place(run, export.name, export.folder, export.overwrite))
+    destination = DESTINATIONS[export.to](Place(run, export.name, export.folder, export.overwrite, export.keeps_equal))
+    refuse_links(run.path)  # a copy would take what they lead to, and an upload publish it
     config = run_config(run, find_checkpoint(run, export.checkpoint).step if export.checkpoint else None)
     trained = run_weights(run, config, export.checkpoint)
     check_kind(trained, format_)

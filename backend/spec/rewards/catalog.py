@@ -33,6 +33,7 @@ from backend.spec.rewards.parse import (
     takes_completions,
 )
 from backend.spec.user_input.files import is_file
+from backend.spec.user_input.text import shown
 
 __all__ = [
     "BUILT_IN",
@@ -199,8 +200,8 @@ def reward_faults(texts: Iterable[str], entries: Iterable[RewardEntry], base: Pa
 
 def unknown_sentence(name: str, known: Iterable[str]) -> str:
     close = nearest(name, known)
-    hint = f"the nearest is {close}, and " if close else ""
-    return f"There is no reward function {name}; {hint}the known ones are {', '.join(known)}."
+    hint = f"the nearest is {shown(close, 40)}, and " if close else ""
+    return f"There is no reward function {shown(name, 40)}; {hint}the known ones are {shown(', '.join(known), 60)}."
 
 
 def duplicate_sentences(names: Iterable[str]) -> list[str]:

@@ -6,6 +6,7 @@ Nothing is run, so names computed at run time stay unknown. `backend.spec.reward
 from __future__ import annotations
 
 import ast
+import errno
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from backend.spec.faults import Mistake
 from backend.spec.user_input.files import read_bytes
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.paths import reason, user_path
 from backend.spec.user_input.text import shown
 
 INPUTS = (
@@ -58,8 +59,14 @@ class RewardEntry:
 
 def locate_reward_file(path: str | Path, base: Path | None = None) -> Path:
     """The path of a `reward_functions_file`: `~` expanded, relative to `base` (default: the working directory). Raises Mistake for what
-    cannot be a path."""
-    return user_path(str(path), _REWARD_FILE, base or Path.cwd())
+    cannot be a path, and for a link that leads back to itself, on which `Path.resolve` fails."""
+    located = user_path(str(path), _REWARD_FILE, base or Path.cwd())
+    try:
+        located.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise Mistake(_REWARD_FILE, f"{shown(located)} cannot be read: {reason(error)}.") from None
+    return located
 
 
 def parse_reward_file(path: Path, setting: str = _REWARD_FILE) -> ast.Module:

@@ -19,6 +19,8 @@ from backend.spec.places import RunFolder, all_runs
 from backend.spec.runs.queue import is_waiting
 from backend.spec.runs.steering import changed_values, read_changes
 from backend.spec.runs.work_clock import WorkClock
+from backend.spec.user_input.documents import YAML_LIMIT, parse_yaml
+from backend.spec.user_input.files import read_text
 
 State = Literal["queued", "starting", "running", "finished", "stopped", "failed", "crashed"]
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -117,7 +119,9 @@ def first_and_last_means(values: Iterable[Any], count: int | None = None) -> tup
 
 def may_be_starting(run: RunFolder) -> bool:
     """Whether the folder was written so recently that a trainer may still be importing, before it takes the lock."""
-    return time.time() - max(_modified_at(run.config), _modified_at(run.log)) < STARTUP_GRACE_S
+    # A clock that was set back leaves files of the future, which would be starting until it has caught up.
+    age_s = time.time() - max(_modified_at(run.config), _modified_at(run.log))
+    return abs(age_s) < STARTUP_GRACE_S
 
 
 def state_of(
@@ -180,8 +184,11 @@ def _int_or_none(value: Any) -> int | None:
 def raw_settings(run: RunFolder) -> dict[str, Any]:
     """A run's settings at its end, not validated: config.yaml and what was changed since. Empty where config.yaml cannot be read."""
     try:
-        raw = yaml.load(run.config.read_text(encoding="utf-8"), Loader=_SafeLoader)
-    except (OSError, ValueError, yaml.YAMLError):
+        text = read_text(run.config, "config", YAML_LIMIT)
+        # libyaml has no limits: it reads what is plainly flat, as we write it.
+        is_flat = "&" not in text and "!" not in text and sum(map(text.count, ("[", "{", "- -", "? ?"))) < 50
+        raw = yaml.load(text, Loader=_SafeLoader) if is_flat else parse_yaml(text, run.name, "config")
+    except (Mistake, ValueError, OverflowError, yaml.YAMLError):
         return {}
     settings = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
     with suppress(Mistake):  # a damaged list of changes is told where the run goes on

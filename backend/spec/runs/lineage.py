@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,10 @@ from typing import Any
 
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.user_input.documents import read_json
+from backend.spec.user_input.numbers import whole_number
+from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.text import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +35,22 @@ class Parent:
     def folder_beside(self, clone: RunFolder) -> RunFolder | None:
         """The parent's folder where it was, else beside the clone's, as after both were moved; None if it is gone."""
         places = (self.path, clone.path.parent / self.run)
-        return next((RunFolder(path) for path in places if (path / "config.yaml").is_file()), None)
+        return next((RunFolder(path) for path in places if os.path.isfile(path / "config.yaml")), None)
 
 
 def read_parent(run: RunFolder) -> Parent | None:
     """The parent of a clone; None for a run that is none. Raises Mistake for a file that cannot be read."""
-    try:
-        kept = json.loads(run.parent.read_text(encoding="utf-8"))
-        changed = {str(key): (old, new) for key, (old, new) in kept["changed"].items()}
-        return Parent(str(kept["run"]), Path(kept["path"]), int(kept["step"]), bool(kept["warm"]), changed)
-    except FileNotFoundError:
+    if not os.path.lexists(run.parent):
         return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        raise Mistake("run", f"{run.parent} cannot be read, so the run {run.name} does not tell its parent.") from None
+    try:
+        kept = read_json(run.parent, "run")
+        changed = {str(key): (old, new) for key, (old, new) in kept["changed"].items()}
+        path = user_path(str(kept["path"]), "run")
+        name = str(user_path(str(kept["run"]), "run"))
+        return Parent(name, path, whole_number(kept["step"], "step"), bool(kept["warm"]), changed)
+    except (ValueError, TypeError, KeyError, AttributeError, Mistake):
+        sentence = f"{shown(run.parent)} is damaged, so the run {shown(run.name, 40)} does not tell its parent."
+        raise Mistake("run", sentence) from None
 
 
 def write_parent(run: RunFolder, parent: Parent) -> None:

@@ -21,6 +21,9 @@ from backend.spec.diary_ends import has_finished
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.private_files import make_private_folder
+from backend.spec.user_input.documents import read_json
+from backend.spec.user_input.paths import is_folder_name
+from backend.spec.user_input.text import shown
 from backend.spec.whole_file import replace_file
 
 FILE, LOCK, RUNNER_LOCK, LOG = "queue.json", "queue.lock", "queue-runner.lock", "queue.log"
@@ -193,18 +196,20 @@ class QueueFile:
 
     def _read_listed(self) -> Queue:
         """What the file lists, without a look at the folders."""
-        try:
-            raw = json.loads(self.path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        if not os.path.lexists(self.path):
             return Queue()
-        except (OSError, ValueError, RecursionError) as error:
-            raise self._broken(str(error).splitlines()[0]) from None
+        try:
+            raw = read_json(self.path, "queue")
+        except Mistake as mistake:
+            raise Mistake(
+                "queue", f"{mistake.faults[0].sentence} Mend or delete it; the runs keep their folders."
+            ) from None
         content = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
         names, starting, diaries = content.get("runs"), content.get("starting"), content.get("diaries", {})
         flags = [content.get(key, False) for key in ("paused", "pause_after_failure")]
-        if not isinstance(names, list) or not all(map(_is_name, cast("list[Any]", names))):
+        if not isinstance(names, list) or not all(map(is_folder_name, cast("list[Any]", names))):
             raise self._broken("runs is no list of names of folders")
-        if starting is not None and not _is_name(starting):
+        if starting is not None and not is_folder_name(starting):
             raise self._broken("starting is no name of a folder")
         if not all(isinstance(flag, bool) for flag in flags):
             raise self._broken("paused and pause_after_failure are true or false")
@@ -223,7 +228,7 @@ class QueueFile:
     def _broken(self, why: str) -> Mistake:
         return Mistake(
             "queue",
-            f"The queue in {self.path} cannot be read ({why}). Mend or delete that file; the runs in it keep their folders.",
+            f"The queue in {shown(self.path)} cannot be read ({why}). Mend or delete that file; the runs in it keep their folders.",
         )
 
     def _make_folder(self) -> None:
@@ -277,8 +282,3 @@ def _with(waiting: tuple[RunFolder, ...], run: RunFolder, place: int | None) -> 
 
 def _without(waiting: tuple[RunFolder, ...], run: RunFolder) -> tuple[RunFolder, ...]:
     return tuple(other for other in waiting if other != run)
-
-
-def _is_name(value: Any) -> bool:
-    """Whether a value names a folder directly inside another, and nothing outside of it."""
-    return isinstance(value, str) and value not in ("", ".", "..") and "/" not in value and "\0" not in value

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from backend.spec.events import Event, parse_line
+from backend.spec.regular_file import open_regular
 
 POINTS = 40
 WINDOW = 8 << 10
@@ -24,7 +25,7 @@ def reward_curve(diary: Path, points: int = POINTS) -> tuple[float, ...]:
     Of a short diary every step is read. Of a long one each point is the mean over the steps in a window of WINDOW bytes.
     """
     try:
-        with diary.open("rb") as file:
+        with open_regular(diary) as file:
             size = file.seek(0, 2)
             if size <= points * WINDOW:
                 file.seek(0)
@@ -38,7 +39,7 @@ def reward_curve(diary: Path, points: int = POINTS) -> tuple[float, ...]:
 def newest_evaluation(diary: Path) -> Event | None:
     """The last evaluation on held-out prompts in the last REACH bytes of a diary; that of the test split is none."""
     try:
-        with diary.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        with open_regular(diary) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
             end, floor = len(text), max(0, len(text) - REACH)
             while (found := text.rfind(EVALUATION, floor, end)) >= 0:
                 start = text.rfind(b"\n", 0, found) + 1

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from backend.spec.config import SETTINGS
-from backend.spec.events import parse_line
+from backend.spec.events import LONGEST_LINE, parse_line
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, path_text
+from backend.spec.regular_file import open_regular
 from backend.spec.runs.archive import first_and_last_means, raw_settings
 from backend.spec.runs.reward_curve import EVALUATION
 from backend.spec.runs.run_record import RunRecord, changed_settings, read_record
@@ -109,8 +110,8 @@ def evaluations(run: RunFolder) -> list[tuple[int, float]]:
     """(step, reward) of every evaluation on held-out prompts. Reads the whole diary, but parses only its evaluations."""
     found: list[tuple[int, float]] = []
     try:
-        with run.events.open("rb") as file:
-            for line in file:
+        with open_regular(run.events) as file:
+            while line := file.readline(LONGEST_LINE):
                 if EVALUATION not in line:
                     continue
                 event = parse_line(line) or {}

@@ -7,6 +7,7 @@ know the run by its folder. No trainer reads or writes this file.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
@@ -14,6 +15,8 @@ from typing import Any, cast
 
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.user_input.documents import read_json
+from backend.spec.user_input.text import shown
 from backend.spec.whole_file import replace_file
 
 
@@ -52,16 +55,11 @@ def tags_in(text: str) -> tuple[str, ...]:
 
 
 def _content(run: RunFolder) -> dict[str, Any]:
-    try:
-        content = json.loads(run.about.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not os.path.lexists(run.about):
         return {}
-    except OSError as error:
-        raise Mistake("about", f"{run.about} cannot be read: {error.strerror}.") from None
-    except ValueError:
-        raise Mistake("about", f"{run.about} is not valid JSON; mend or delete it to note anything here.") from None
+    content = read_json(run.about, "about")
     if not isinstance(content, dict):
-        raise Mistake("about", f"{run.about} does not hold the notes of a run; mend or delete it.")
+        raise Mistake("about", f"{shown(run.about)} does not hold the notes of a run; mend or delete it.")
     return cast("dict[str, Any]", content)
 
 
@@ -71,7 +69,7 @@ def _notes(content: dict[str, Any], run: RunFolder) -> RunNotes:
         known["tags"] = tuple(known["tags"])
     wrong = [name for name, value in known.items() if type(value) is not type(getattr(RunNotes(), name))]
     if wrong:
-        raise Mistake("about", f"{run.about} has a value for {wrong[0]} that is none; mend or delete it.")
+        raise Mistake("about", f"{shown(run.about)} has a value for {wrong[0]} that is none; mend or delete it.")
     return RunNotes(**known)
 
 

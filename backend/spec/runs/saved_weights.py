@@ -5,14 +5,15 @@ Reads state.json of each checkpoint; opens no arrays (`backend.run.checkpoint` d
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from backend.spec.event_shape import is_number, is_step
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.user_input.documents import read_json
 
 WEIGHT_FILES = ("adapters.safetensors", "model.safetensors")
 """A checkpoint's trained arrays: those of adapters, or of full fine-tuning."""
@@ -41,17 +42,17 @@ def saved_weights(run: RunFolder) -> list[SavedWeights]:
 
 def _read(folder: Path) -> SavedWeights | None:
     try:
-        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        state = read_json(folder / "state.json", "checkpoint")
+    except Mistake:
         return None
     has_arrays = any((folder / name).exists() for name in WEIGHT_FILES)
     if not has_arrays or not (folder / "optimizer.safetensors").exists() or not isinstance(state, dict):
         return None
     state = cast("dict[str, Any]", state)
     step, score = state.get("step", 0), state.get("score")
-    if not isinstance(step, int):
+    if not is_step(step):
         return None
-    return SavedWeights(folder, step, float(score) if isinstance(score, (int, float)) else None)
+    return SavedWeights(folder, step, float(score) if is_number(score) else None)
 
 
 def best_of(checkpoints: Iterable[SavedWeights]) -> SavedWeights | None:

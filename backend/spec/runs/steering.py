@@ -9,6 +9,7 @@ begun with it: of a schedule only the part that is still to come is another one.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from backend.spec.config import SETTINGS, Config, load, parse, problems
 from backend.spec.faults import Fault, Mistake
 from backend.spec.places import RunFolder
 from backend.spec.setting_aliases import translate
+from backend.spec.user_input.documents import read_json
+from backend.spec.user_input.text import shown
 from backend.spec.whole_file import replace_file
 
 VERSION = 1
@@ -149,20 +152,19 @@ def _faults_in_course(config: Config, new: Config, changes: Mapping[str, Any], d
 def read_changes(run: RunFolder) -> list[Change]:
     """The changes of a run in the order of their steps; none where there is no file. Raises Mistake for a damaged file, without which
     the run cannot be repeated."""
-    try:
-        text = run.changes.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not os.path.lexists(run.changes):
         return []
-    except OSError as error:
-        raise Mistake("run", f"{run.changes} cannot be read: {error.strerror}.") from None
+    kept = read_json(run.changes, "run")
     try:
-        changes = [Change.from_dict(entry) for entry in json.loads(text)["changes"]]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise Mistake("run", f"{run.changes} is damaged: it does not hold a list of changes.") from None
+        changes = [Change.from_dict(entry) for entry in kept["changes"]]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise Mistake("run", f"{shown(run.changes)} is damaged: it does not hold a list of changes.") from None
     # No trainer writes another key. One from somebody else could name other weights, rows or reward files than config.yaml does.
     strange = next((key for change in changes for key in change.settings if key not in STEERABLE), None)
     if strange is not None:
-        raise Mistake("run", f"{run.changes} is damaged: {strange[:40]!r} is no setting that changes during a run.")
+        raise Mistake(
+            "run", f"{shown(run.changes)} is damaged: {shown(strange, 40)} is no setting that changes during a run."
+        )
     return changes
 
 
@@ -217,7 +219,7 @@ def take_request(run: RunFolder) -> dict[str, Any]:
 def read_request(path: Path) -> dict[str, Any]:
     """The settings in a file of a request; {} where there is no such file, or it holds something else."""
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
-    except (OSError, ValueError, TypeError, KeyError):
+        settings = read_json(path, "run")["settings"]
+    except (Mistake, TypeError, KeyError):
         return {}
     return cast("dict[str, Any]", settings) if isinstance(settings, dict) else {}

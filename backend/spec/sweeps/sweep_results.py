@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from backend.spec.config import dump, parse, read
 from backend.spec.events import read_events
@@ -27,6 +30,10 @@ from backend.spec.places import RunFolder, make_run_folder, runs_folder
 from backend.spec.private_files import make_private_folder
 from backend.spec.sweeps.sweep import SweepPlan
 from backend.spec.sweeps.sweep_file import dump_sweep, load_sweep
+from backend.spec.user_input.documents import read_json
+from backend.spec.user_input.files import is_file
+from backend.spec.user_input.paths import is_folder_name, user_path
+from backend.spec.user_input.text import shown
 from backend.spec.whole_file import replace_file
 
 RunState = Literal["waiting", "training", "given up", "finished", "stopped", "failed"]
@@ -84,8 +91,8 @@ def _modified_at(path: Path) -> float:
 
 def find_sweep(name: str | Path, runs: Path | None = None) -> SweepFolder | None:
     """A sweep by path or by name; None where there is none."""
-    candidates = (SweepFolder(Path(name).expanduser()), sweep_folder(str(name), runs))
-    return next((SweepFolder(each.path.resolve()) for each in candidates if each.plan.is_file()), None)
+    candidates = (SweepFolder(user_path(str(name), "sweep")), sweep_folder(str(name), runs))
+    return next((SweepFolder(each.path.resolve()) for each in candidates if is_file(each.plan)), None)
 
 
 def make_sweep(plan: SweepPlan, runs: Path | None = None) -> SweepFolder:
@@ -273,19 +280,20 @@ def write_results(folder: SweepFolder, results: SweepResults) -> None:
 
 def read_results(folder: SweepFolder) -> SweepResults | None:
     """The results as last written; None where there are none. Raises Mistake for a damaged file."""
-    try:
-        raw = json.loads(folder.results.read_text(encoding="utf-8"))
-        configurations = [
-            ConfigurationResult(row["number"], row["settings"], [MemberResult(**run) for run in row["runs"]])
-            for row in raw["configurations"]
-        ]
-        rungs = [RungResult(**rung) for rung in raw["rungs"]]
-        plain = {key: raw[key] for key in ("name", "metric", "state", "sentence", "began", "updated", "notes")}
-        return SweepResults(configurations=configurations, rungs=rungs, **plain)
-    except FileNotFoundError:
+    if not os.path.lexists(folder.results):
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Mistake("sweep", f"The results of the sweep, {folder.results}, cannot be read: {error}.") from None
+    raw = read_json(folder.results, "sweep")
+    try:
+        results = _RESULTS.validate_python(raw)
+    except ValidationError:
+        results = None
+    names = [run.run for each in results.configurations for run in each.runs] if results is not None else []
+    if not names or not all(map(is_folder_name, names)):
+        raise Mistake("sweep", f"The results of the sweep, {shown(folder.results)}, are damaged.")
+    return results
+
+
+_RESULTS = TypeAdapter(SweepResults)
 
 
 def shown_state(folder: SweepFolder, results: SweepResults) -> str:
@@ -299,7 +307,7 @@ def held_out_values(run: RunFolder, metric: str) -> dict[int, float]:
     evaluations = [event for event in read_events(run.events) if event.get("kind") == "eval"]
     found: dict[int, float] = {}
     for event in evaluations:
-        metrics = cast("dict[str, Any]", event["metrics"])
+        metrics = cast("dict[str, Any]", event.get("metrics") or {})
         if event.get("split") != "valid":
             continue
         if metric not in metrics:

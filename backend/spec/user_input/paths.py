@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TypeGuard
 
 from backend.spec.faults import Mistake
 from backend.spec.user_input.text import shown
@@ -37,6 +38,13 @@ def user_path(text: str, setting: str, base: Path | None = None) -> Path:
     if len(os.fsencode(path)) > LONGEST_PATH:
         raise Mistake(setting, f"{shown(text)} cannot be a path: it is longer than {LONGEST_PATH} bytes.")
     return path
+
+
+def is_folder_name(value: object) -> TypeGuard[str]:
+    """Whether a value names a folder directly inside another, and nothing outside of it."""
+    if not isinstance(value, str) or value in ("", ".", "..") or "/" in value or "\0" in value:
+        return False
+    return is_text(value) and len(value.encode()) <= LONGEST_NAME
 
 
 def is_text(text: str) -> bool:

@@ -32,4 +32,4 @@ def test_what_nothing_can_work_with_is_named() -> None:
         == unusable(itself)
         == "is nested more than 50 levels deep"
     )
-    assert unusable([0] * 30_000) == "contains more than 20,000 values"
+    assert unusable([0] * 12_000) == "contains more than 10,000 values"

@@ -1,0 +1,195 @@
+"""Promises of docs/security.md that no other room's tests prove: what is never loaded, never followed, never shown as HTML, never opened."""
+
+from __future__ import annotations
+
+import ast
+import os
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QLabel
+
+from app.message_boxes import QuestionBox
+from app.widgets.basic.labels_and_buttons import label, plain_tip
+from backend.models.export.destinations import safe_name
+from backend.spec.checks import cross_setting_faults
+from backend.spec.command import backend_command, backend_environment
+from backend.spec.faults import Mistake
+from backend.spec.places import hold_lock
+from backend.spec.runs import disk_use
+from backend.spec.user_input.documents import parse_yaml
+from tests.support import made_up_runs, small_run
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [path for room in ("app", "backend") for path in sorted((ROOT / room).rglob("*.py"))]
+
+
+def test_the_document_names_tests_that_exist() -> None:
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    assert len(named) >= 15
+    for file, name in named:
+        assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file} has no test {name}"
+
+
+# ── never loaded ──
+
+
+def test_no_module_unpickles_or_runs_a_models_code() -> None:
+    """The sources name none of the ways to do it."""
+    forbidden = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "torch"}
+    for path in SOURCES:
+        if "bench" in path.parts:  # compares with other trainers, which a person installs
+            continue
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not forbidden & {name.split(".")[0] for name in names}, path
+            if isinstance(node, ast.keyword) and node.arg in ("trust_remote_code", "allow_pickle"):
+                assert isinstance(node.value, ast.Constant) and node.value.value is False, path
+
+
+class Bomb:
+    """Unpickled, it leaves a file."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "weights.npz", "training_args.bin"])
+def test_pickles_in_a_model_folder_are_not_read(name: str, tmp_path: Path) -> None:
+    from backend.models.policy import load_policy
+    from backend.spec.config import parse
+
+    raw = small_run.settings_for(tmp_path)
+    (tmp_path / "model" / name).write_bytes(pickle.dumps(Bomb(tmp_path / "it-ran")))
+    load_policy(parse(raw))
+    assert not (tmp_path / "it-ran").exists()
+
+
+@pytest.mark.parametrize("name", ["rows.pkl", "rows.npz", "rows.pt"])
+def test_pickles_are_no_datasets(name: str, tmp_path: Path) -> None:
+    from backend.data.rows import read_splits
+    from backend.spec.config import parse
+
+    raw = small_run.settings_for(tmp_path, data=str(tmp_path / name))
+    (tmp_path / name).write_bytes(pickle.dumps(Bomb(tmp_path / "it-ran")))
+    with pytest.raises(Mistake):
+        read_splits(parse(raw))
+    assert not (tmp_path / "it-ran").exists()
+
+
+def test_yaml_has_no_tags(tmp_path: Path) -> None:
+    for text in (f"a: !!python/object/apply:os.mkdir ['{tmp_path}/it-ran']", "a: !!set {b}", "!own x"):
+        with pytest.raises(Mistake, match="tags are not read"):
+            parse_yaml(text, "it", "config")
+    assert not (tmp_path / "it-ran").exists()
+
+
+# ── names and links ──
+
+NAMES = ("..", "../x", "a/b", "/etc", "a\\b", "a\0b", ".hidden", "a\nb", "\udcff", "a\u202eb", "x" * 300, "", "a:b")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_exports_name_cannot_leave_its_folder(name: str) -> None:
+    with pytest.raises(Mistake):
+        safe_name(name)
+    assert name == "" or cross_setting_faults({"run_name": name}), "nor a run's"
+
+
+@pytest.mark.parametrize("place", ["checkpoints", "events.jsonl", "adapters/adapters.safetensors", "run.lock"])
+def test_no_link_of_a_run_folder_is_written_through(place: str, tmp_path: Path) -> None:
+    """Neither trained on, nor cleaned up: what the link leads to stays."""
+    mine = made_up_runs.make_run(tmp_path / "mine", steps=4)
+    for step in (1, 2, 3):
+        (mine.checkpoints / f"{step:06}").mkdir(parents=True)
+        for file in ("adapters.safetensors", "optimizer.safetensors"):
+            (mine.checkpoints / f"{step:06}" / file).write_text("")
+        (mine.checkpoints / f"{step:06}" / "state.json").write_text(f'{{"step": {step}}}')
+    theirs = made_up_runs.make_run(tmp_path / "theirs", steps=4)
+    link = theirs.path / place
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(mine.checkpoints if place == "checkpoints" else mine.events)
+    before = sorted(mine.path.rglob("*"))
+    for work in (disk_use.free_space, hold_lock):
+        with pytest.raises(Mistake, match="is a link"):
+            work(theirs)
+    assert sorted(mine.path.rglob("*")) == before
+
+
+def test_disk_use_follows_no_link(tmp_path: Path) -> None:
+    run = made_up_runs.make_run(tmp_path / "run", steps=2)
+    before = sum(disk_use.disk_use(run).values())
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "big").write_bytes(b"x" * 10**6)
+    (run.path / "fused").symlink_to(tmp_path / "far")
+    assert sum(disk_use.disk_use(run).values()) < before + 1000
+
+
+# ── what is shown ──
+
+HTML = '<b>bold</b><img src="/etc/passwd">'
+
+
+def test_text_of_others_is_never_html(qtbot) -> None:
+    shown = label(HTML)
+    box = QuestionBox(None, HTML, HTML, {"yes": "Yes", "no": "No"})  # type: ignore[arg-type]
+    qtbot.addWidget(shown)
+    qtbot.addWidget(box)
+    assert shown.textFormat() == box.textFormat() == Qt.TextFormat.PlainText
+    assert plain_tip(HTML).startswith("<p>&lt;b&gt;") and plain_tip("a & b") == "a & b"
+
+
+def test_every_label_of_the_window_is_plain() -> None:
+    """One that is made otherwise takes what looks like HTML for HTML."""
+    for path in (path for path in SOURCES if "app" in path.parts):
+        made = re.findall(r"(?<!\w)QLabel\(", path.read_text(encoding="utf-8"))
+        allowed = 1 if path.name == "labels_and_buttons.py" else 0  # the class PlainLabel(QLabel)
+        assert len(made) <= allowed, f"{path}: make labels with label() or PlainLabel"
+    assert QLabel("x").textFormat() == Qt.TextFormat.AutoText
+
+
+# ── the network ──
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_warm_process_listens_on_nothing(tmp_path: Path) -> None:
+    """A process without sockets of its own: none that listens, none that is connected."""
+    process = subprocess.Popen(
+        backend_command("serve"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=backend_environment(), cwd=tmp_path
+    )
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()  # its greeting: everything that it starts with is there
+        handles = [os.readlink(f"/proc/{process.pid}/fd/{name}") for name in os.listdir(f"/proc/{process.pid}/fd")]
+        assert not [handle for handle in handles if handle.startswith("socket:")]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_nothing_of_ours_opens_a_port() -> None:
+    """Servers are made by few names, and the sources have none of them."""
+    forbidden = re.compile(
+        r"\b(HTTPServer|QTcpServer|QLocalServer|create_server|start_server|socketserver)\b|\.listen\(\d"
+    )
+    found = [
+        path for path in SOURCES if "bench" not in path.parts and forbidden.search(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
+def test_updates_are_looked_for_only_where_that_was_chosen() -> None:
+    from app.model.prefs import Prefs
+
+    assert Prefs().check_updates is False

@@ -1,0 +1,25 @@
+"""A sample of the torture of run folders: `python -m tests.torture run_folders` does thousands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.torture import run_folders
+
+
+def test_a_sample_of_broken_run_folders_is_read() -> None:
+    assert run_folders.main(count=12, seed=20_000) == 0
+
+
+def test_a_reader_that_fails_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The torture itself: an exception that is no Mistake, and a sentence of two lines, are failures."""
+    from backend.spec.faults import Mistake
+
+    def raises(error: Exception) -> None:
+        raise error
+
+    assert run_folders._problem(lambda: raises(KeyError("x"))) is not None
+    assert run_folders._problem(lambda: raises(Mistake("run", "x" * 500))) is not None
+    assert run_folders._problem(lambda: raises(Mistake("run", "Fine."))) is None
