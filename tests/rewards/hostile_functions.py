@@ -41,7 +41,7 @@ class Hostile:
     @property
     def is_long(self) -> bool:
         """Whether the sentence has to quote a value that is long."""
-        return "10 MB" in self.name or "10,000 letters" in self.name
+        return any(size in self.name for size in ("10 MB", "10,000 letters", "5,000 digits"))
 
     def source(self, run: Path, trainer: int, home: Path) -> str:
         head = _HEAD.format(run=str(run), trainer=trainer, home=str(home))
