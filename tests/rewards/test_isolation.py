@@ -139,6 +139,8 @@ ENDS = {
     "raise type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})": "raised Odd: (its text cannot be read) (mine.py, line 2)",
     "return [10 ** 400] * 2": "returned inf as a score, which is not a finite number",
     "return [1e300] * len(completions)": "returned 1e+300 as a score, which is too large",
+    "open('mine.txt')": "(mine.py, line 2); relative names are in its working folder, so write Path(__file__).parent",
+    "__import__('socket').create_connection(('192.0.2.1', 80))": "Reward functions have no network: see reward_network.",
     "input()": "raised EOFError: EOF when reading a line (mine.py, line 2)",
 }
 
@@ -157,6 +159,7 @@ def test_each_end_is_one_sentence_and_the_next_step_is_scored(scorer, code: str)
         "re.match(r'(a+)+$', 'a' * 40 + 'b')",
         "pow(3, 10 ** 9)",
         "time.sleep(1000)",
+        "raise type('Slow', (Exception,), {'__str__': lambda self: time.sleep(1000)})",
         "[signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64)), time.sleep(1000)]",
     ],
 )

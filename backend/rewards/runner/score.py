@@ -21,6 +21,10 @@ from backend.rewards.runner.timeout import ThreadCaller
 from backend.spec.faults import Mistake
 from backend.types import Group
 
+LONGEST_SENTENCE = 200
+LEAST_TEXT, MOST_TEXT = 16, 80
+"""Characters of a prompt or a completion in a sentence, by the room that the failure leaves."""
+
 
 class RewardError(Mistake):
     """A reward function failed on real completions; the sentence on `reward_functions` says which, how and on what."""
@@ -98,6 +102,8 @@ def reward_error(
     behind it."""
     problem, completion = sample
     line = f", line {function.line}," if function.line and not has_line else ""
-    on = f"on the prompt “{shorten(problem.prompt)}” and the completion “{shorten(completion.text)}”"
-    sentence = f"The reward function {function.name}{function.of_file}{line} {what}, {on}.{f' {more}' if more else ''}"
-    return RewardError("reward_functions", sentence)
+    failed = f"The reward function {shorten(function.name, 40)}{function.of_file}{line} {what}, on the prompt “"
+    room = (LONGEST_SENTENCE - len(failed) - len("” and the completion “”.") - len(more)) // 2
+    texts = (shorten(text, min(max(room, LEAST_TEXT), MOST_TEXT)) for text in (problem.prompt, completion.text))
+    sentence = failed + "” and the completion “".join(texts) + "”."
+    return RewardError("reward_functions", f"{sentence} {more}".rstrip())
