@@ -17,6 +17,7 @@ the new end notice that the last line they read is no longer where it was, and r
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from dataclasses import asdict, dataclass, field, fields
@@ -34,7 +35,7 @@ from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.runs.run_format import RUN_FORMAT
 from backend.spec.runs.saved_weights import best_of, saved_weights
-from backend.spec.whole_file import remove_folder, whole_folder
+from backend.spec.whole_file import clear_drafts, remove_folder, whole_folder
 
 
 @dataclass(slots=True)
@@ -217,6 +218,9 @@ def _rotate(run: RunFolder, keep: int) -> None:
 
 
 def clear_leftovers(run: RunFolder) -> None:
-    """Delete what a process left that was killed while it saved, or deleted a checkpoint."""
+    """Delete what a process left that was killed while it saved, or deleted a checkpoint. What cannot be deleted does no harm."""
+    for folder in (run.path, run.adapters):
+        with contextlib.suppress(OSError):
+            clear_drafts(folder)
     for leftover in run.checkpoints.glob(".[0-9]*"):
         shutil.rmtree(leftover, ignore_errors=True)
