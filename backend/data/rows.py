@@ -19,6 +19,7 @@ from backend.spec.model_and_data_names import DATA_SUFFIXES as SUFFIXES
 from backend.spec.model_and_data_names import check_data
 from backend.spec.rewards.catalog import COMPARING_REWARDS, metric_name
 from backend.spec.setting_groups import ColumnSettings, DatasetSettings
+from backend.spec.user_input.text import shown
 
 Row = dict[str, Any]
 SPLITS = ("train", "valid", "test")
@@ -208,16 +209,16 @@ def _hold_out(splits: Splits, config: DatasetSettings) -> Splits:
 def check_columns(rows: Sequence[Row], config: ColumnSettings, source: str) -> list[Fault]:
     """Faults in the columns of `rows` (at least one row); the sentences name the columns that exist."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    existing = f"{source} has the columns {', '.join(columns)}"
+    existing = f"{shown(Path(source), 80)} has the columns {shown(', '.join(columns), 60)}"
     faults: list[Fault] = []
     if config.prompt_feature not in columns:
-        faults.append(Fault("prompt_feature", f"There is no column {config.prompt_feature}; {existing}."))
+        faults.append(Fault("prompt_feature", f"There is no column {shown(config.prompt_feature, 40)}; {existing}."))
     if config.answer_feature not in columns and _needs_answer(config):
-        faults.append(Fault("answer_feature", f"There is no column {config.answer_feature}; {existing}."))
+        faults.append(Fault("answer_feature", f"There is no column {shown(config.answer_feature, 40)}; {existing}."))
     for key, default in (("type_feature", "type"), ("system_feature", "system")):
         name = getattr(config, key)
         if name not in (default, "") and name not in columns:
-            faults.append(Fault(key, f"There is no column {name}; {existing}."))
+            faults.append(Fault(key, f"There is no column {shown(name, 40)}; {existing}."))
     return faults
 
 
