@@ -15,7 +15,7 @@ from mlx_lm import utils as mlx_lm_utils
 from backend.engine.cpu import compiler
 from backend.engine.model_probe import is_causal
 from backend.engine.output_layer import PROBE
-from backend.models.model_folder import check_arrays, check_config
+from backend.models.model_folder import check_arrays, check_config, check_kinds
 from backend.models.time_limit import TimeIsUp, time_limit
 from backend.models.tokenizers import is_panic, load_tokenizer, reason_of
 from backend.spec.faults import Mistake
@@ -44,6 +44,7 @@ def load_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]
 def open_weights(folder: Path, name: str, setting: str) -> tuple[nn.Module, dict[str, Any]]:
     """(model, its config.json), nothing read of the weights but headers: names and shapes of all arrays are those of the model that
     config.json describes. Raises Mistake naming `setting`."""
+    check_kinds(folder, setting)
     check_arrays(folder, check_config(folder / "config.json", name, setting), setting)
     try:
         with loading(name, setting), time_limit(BUILD_S):

@@ -7,6 +7,7 @@ brings its own code is refused. No weight is read.
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +20,8 @@ from backend.spec.user_input.text import shown
 
 CONFIG_LIMIT = 16 * 2**20
 """Bytes of config.json and of the index of the weights."""
+TEXTS, TEXT_LIMIT = (".json", ".jinja", ".txt", ".jsonl", ".model", ".tiktoken"), 2**29
+"""Files that the tokenizer's libraries read whole, and the most bytes of one. The largest in use have 35 MB."""
 PATH = 70
 """Characters of a path in a sentence."""
 _COUNT = re.compile(r"^(num|n)_.*(layer|block|expert|head|codebook|loop)|_layers$|^depth$|^n_(layer|head)s?$")
@@ -36,6 +39,21 @@ def read_object(file: Path, setting: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Mistake(setting, f"{shown(file, PATH)} must hold a JSON object.")
     return cast("dict[str, Any]", value)
+
+
+def check_kinds(folder: Path, setting: str) -> None:
+    """Raises Mistake where the folder holds a pipe or a device, which a library would wait for without end, or a text that is none."""
+    for file in sorted(folder.iterdir()):
+        try:
+            about = file.stat()
+        except OSError:  # a link to nothing, which counts as missing
+            continue
+        if not (stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode)):
+            raise Mistake(setting, f"{shown(file, PATH)} is no file, but a pipe, a socket or a device.")
+        if file.suffix in TEXTS and about.st_size > TEXT_LIMIT:
+            raise Mistake(
+                setting, f"{shown(file, PATH)} is larger than the {TEXT_LIMIT / 2**20:g} MB that a tokenizer may have."
+            )
 
 
 def check_config(file: Path, name: str, setting: str) -> dict[str, Any]:

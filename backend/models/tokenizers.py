@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from backend.models.model_folder import check_kinds
 from backend.models.template_probe import check_template
 from backend.spec.faults import Mistake
 from backend.spec.user_input.text import shown
@@ -18,6 +19,7 @@ def load_tokenizer(folder: Path, setting: str = "model", eos_token_ids: Any = No
     `setting`."""
     from mlx_lm.utils import load_tokenizer as load
 
+    check_kinds(folder, setting)
     try:
         tokenizer = load(folder, tokenizer_config_extra=NO_CODE, eos_token_ids=eos_token_ids)
     except Exception as error:  # transformers raises anything at all for files it cannot read

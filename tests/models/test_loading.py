@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 import time
@@ -170,6 +171,15 @@ def test_a_config_of_any_content_is_refused_and_listed(folder: Path, content: st
     (folder / "config.json").write_text(content)
     assert refused(folder)
     assert inventory.model_at(folder).refusal and shape_of(folder) is None
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json", "special_tokens_map.json"])
+def test_a_pipe_among_the_files_is_never_opened(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    assert refused(folder).endswith(f"{name} is no file, but a pipe, a socket or a device.")
+    with pytest.raises(Mistake):
+        load_tokenizer(folder)
 
 
 def test_ends_of_texts_must_be_ids(folder: Path) -> None:
