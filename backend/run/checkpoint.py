@@ -30,6 +30,7 @@ from backend.models.saving import Arrays, save_arrays
 from backend.run.file_sums import file_sums
 from backend.run.gpu_errors import gpu_error
 from backend.spec.disk_faults import writing
+from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.runs.run_format import RUN_FORMAT
@@ -49,6 +50,8 @@ class TrainingState:
     """Rows of the prompt stream consumed so far, including those that were skipped as too long."""
     num_tokens: int = 0
     """Prompt and completion tokens so far."""
+    began: float | None = None
+    """When the run's first process began, in unix seconds, as its diary has it: a checkpoint of another run has another."""
     elapsed_s: float = 0.0
     """Seconds of training, loading and pauses not counted."""
     score: float | None = None
@@ -132,7 +135,7 @@ def save(
     """
     final = run.checkpoints / f"{state.step:06d}"
     with writing(final):
-        run.checkpoints.mkdir(exist_ok=True)  # not its parents: a run's folder that is gone must not come back half
+        run.path.stat()  # a run's folder that is gone must not come back half
     with whole_folder(final) as draft:
         adapters, model = _weight_files(draft)
         save_arrays(model if is_full_model else adapters, weights)
@@ -144,6 +147,11 @@ def save(
     # After the new checkpoint is on disk: until then the run can only be resumed from an older one.
     _rotate(run, keep)
     return final
+
+
+def first_start(run: RunFolder) -> float | None:
+    """When the run's first process began, in unix seconds, by its diary; None before."""
+    return next((event.get("t") for event in read_events(run.events) if event.get("kind") == "started"), None)
 
 
 def all_checkpoints(run: RunFolder) -> list[Checkpoint]:
@@ -176,11 +184,11 @@ def state_of(saved: dict[str, Any]) -> tuple[TrainingState | None, tuple[str, ..
     """The state in the object of a state.json, and the names of the fields that it lacks, from before they were recorded; None for one
     with a value of another type."""
     state = TrainingState()
-    missing = tuple(field.name for field in fields(state) if field.name not in saved)
+    missing = tuple(field.name for field in fields(state) if field.name not in saved and field.name != "began")
     if "step" in missing:
         return None, missing
     for known in fields(state):
-        if known.name in missing:
+        if known.name not in saved:
             continue
         value = saved[known.name]
         if not _fits(value, known.type):

@@ -71,7 +71,7 @@ def disk_fault(path: Path, error: BaseException) -> DiskFault:
 def cause(error: BaseException) -> str:
     """Why a file could not be written, as the end of a sentence."""
     if not isinstance(error, OSError):
-        return f"mlx reports {shown(error)}"
+        return f"mlx reports {shown(str(error).rstrip(chr(46)))}"
     return CAUSES.get(error.errno or 0) or reason(error)
 
 
@@ -91,6 +91,17 @@ def writing(path: Path) -> Generator[None]:
         if is_of_mlx(error):
             raise disk_fault(path, error) from error
         raise
+
+
+@contextmanager
+def disk_errors_of(path: Path) -> Generator[None]:
+    """As `writing`, for a block that reads and computes too: what may be a missing file or a bug is passed on as it is."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if fault_of(error) is None:
+            raise
+        raise disk_fault(path, error) from error
 
 
 def fault_of(error: BaseException) -> DiskFault | None:

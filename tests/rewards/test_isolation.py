@@ -143,7 +143,7 @@ ENDS = {
     "return [10 ** 400] * 2": "returned inf as a score, which is not a finite number",
     "return [1e300] * len(completions)": "returned 1e+300 as a score, which is too large",
     "open('mine.txt')": "(mine.py, line 2); relative names are in its working folder, so write Path(__file__).parent",
-    "__import__('socket').create_connection(('192.0.2.1', 80))": "Reward functions have no network: see reward_network.",
+    "__import__('socket').create_connection(('192.0.2.1', 80))": "(mine.py, line 2) (reward_network is off), on",
     "input()": "raised EOFError: EOF when reading a line (mine.py, line 2)",
 }
 

@@ -150,7 +150,8 @@ class ProcessScorer:
 
 
 _NO_NETWORK = re.compile(
-    r"gaierror|URLError|Connect\w*Error|ConnectTimeout|Connection\w*Error|name resolution|\bsocket\b"
+    r"gaierror|URLError|Connect\w*Error|ConnectTimeout|Connection\w*Error|name resolution"
+    r"|PermissionError: \[Errno 13\] Permission denied(?!:)"  # of a socket: that of a file goes on with its name
 )
 
 
@@ -158,10 +159,7 @@ def failed_on(
     functions: Sequence[FunctionDescription], failure: Failure, samples: Sequence[Sample], *, network: bool
 ) -> RewardError:
     """The error that stops a run. `network`: whether the functions may use it, which is said where they tried."""
-    more = (
-        "Reward functions have no network: see reward_network."
-        if not network and _NO_NETWORK.search(failure.what)
-        else ""
-    )
+    tried = not network and _NO_NETWORK.search(failure.what)
+    what = f"{failure.what} (reward_network is off)" if tried else failure.what
     function, sample = functions[failure.function], samples[failure.completion]
-    return reward_error(function, failure.what, sample, failure.has_line, more)
+    return reward_error(function, what, sample, failure.has_line)
