@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 
 from backend.spec.disk_faults import writing
+from backend.spec.process_ids import is_alive
 
 COPIED_AT_ONCE = 1 << 20
 
@@ -109,15 +110,5 @@ def clear_drafts(folder: Path, of: str = "") -> None:
     for name in os.listdir(folder):
         file, _, number = name.removeprefix(".").rpartition(".")
         is_draft = name.startswith(".") and file and number.isdecimal() and file == (of or file)
-        if is_draft and not _is_alive(int(number)):
+        if is_draft and not is_alive(int(number)):
             (folder / name).unlink(missing_ok=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from datetime import date
@@ -22,6 +23,8 @@ from backend.rewards.runner.score import RewardError, ScoreReport, score
 from backend.rewards.sandbox.answers import Untrusted, read_answer, read_loaded, read_scored
 from backend.rewards.sandbox.process import ScoringProcess
 from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource
+from backend.rewards.sandbox.working_folders import FOLDER_PREFIX, make_working_folder, remove_abandoned
+from backend.spec import file_lock
 from backend.spec.faults import Mistake
 from backend.types import Group
 from tests.support.scoring import make_group
@@ -325,3 +328,25 @@ def test_every_field_of_a_description_is_checked(change: dict[str, Any]) -> None
             read_loaded({"stages": stages}, [["f"]], files)
     with pytest.raises(Untrusted):
         read_loaded({"stages": [[FUNCTION, FUNCTION]]}, [["f", "g"]], files)
+
+
+def test_working_folders_of_killed_trainers_are_deleted_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    abandoned, held, other = (
+        tmp_path / f"{FOLDER_PREFIX}{end}" for end in (f"{gone.pid}-a", f"{gone.pid}-b", "my-own")
+    )
+    for folder in (abandoned, held, other):
+        (folder / "home").mkdir(parents=True)
+    (tmp_path / f"{FOLDER_PREFIX}{gone.pid}-link").symlink_to(other)
+    handle = os.open(held, os.O_RDONLY)
+    assert file_lock.take(handle)  # by a trainer whose number means nothing here, in another container
+    mine, kept = make_working_folder()
+    remove_abandoned()
+    assert not abandoned.exists()
+    assert held.exists() and (other / "home").exists() and mine.exists()
+    os.close(handle)
+    os.close(kept)
