@@ -12,7 +12,7 @@ from backend.cli import completions
 from backend.cli.exit_codes import MISTAKE, print_faults
 from backend.engine.cpu import blas
 from backend.rewards.functions import math_equality
-from backend.rewards.sandbox import server
+from backend.rewards.sandbox import wire
 from backend.spec.command import BUNDLED_PROGRAM
 from backend.spec.faults import Mistake
 
@@ -135,8 +135,10 @@ def main() -> int | None:
         from backend.rewards.functions import math_verify_process
 
         return math_verify_process.main()
-    if sys.argv[1:] == [server.VERB]:
-        return server.main()
+    if sys.argv[1:2] == [wire.VERB]:
+        from backend.rewards.sandbox import server
+
+        server.main(sys.argv[2:])
     if sys.argv[1:] == [device_child.VERB]:
         return device_child.main()
     if completions.is_asked(sys.argv):  # before the engine is prepared: a person has pressed Tab

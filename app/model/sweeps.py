@@ -116,8 +116,12 @@ class Sweeps(QObject):
     def stop(self) -> None:
         """Ask the sweep to save every run and end."""
         if self.folder is not None and self.is_live:
-            self.folder.process.say("stop")
-            self.told.emit(f"{self.folder.name} saves its runs and stops.")
+            try:
+                self.folder.process.say("stop")
+            except Mistake as mistake:
+                self.told.emit(mistake.faults[0].sentence)
+            else:
+                self.told.emit(f"{self.folder.name} saves its runs and stops.")
 
     def clone_winner(self) -> None:
         """Train the winner's best run on, as a new run of twice the length; a process of its own makes and starts it."""

@@ -9,13 +9,14 @@ from typing import Any
 
 import typer
 
+from backend.spec.disk_faults import fault_of
 from backend.spec.faults import Mistake
 
 FINISHED, BUG, MISTAKE, STOPPED = 0, 1, 2, 3
 
 
 def verb(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function a verb: a Mistake that it raises is printed without a traceback, and the process exits with 2."""
+    """Make a function a verb: a Mistake that it raises, or a full disk, is printed without a traceback, and the process exits with 2."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -23,6 +24,12 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
         except Mistake as mistake:
             print_faults(mistake)
+            raise typer.Exit(MISTAKE) from None
+        except (OSError, RuntimeError) as error:
+            # A full or broken disk, met by code that is not ours; everything else may be a bug.
+            if (fault := fault_of(error)) is None:
+                raise
+            print_faults(fault)
             raise typer.Exit(MISTAKE) from None
 
     return wrapper

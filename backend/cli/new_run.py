@@ -5,12 +5,11 @@ Everything is checked before anything is created, so that a mistake leaves nothi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from backend.cli.gpu_timeout import relax_gpu_timeout
 from backend.spec.config import SETTINGS, TEXTS, Config, beside, dump, parse, read
@@ -19,6 +18,10 @@ from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, default_run_name, make_run_folder
 from backend.spec.rewards.allowed_code import allow_named, require_allowed
 from backend.spec.setting_aliases import translate
+from backend.spec.user_input.documents import parse_yaml
+from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.text import shown
+from backend.spec.whole_file import replace_file
 
 if TYPE_CHECKING:
     from backend.run.run_inputs import RunInputs
@@ -52,7 +55,10 @@ def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> Pre
     allow_named(raw)
     folder_name = settings.run_name or default_run_name(settings.model, settings.train_type, settings.train_mode)
     folder = make_run_folder(folder_name, runs_dir, reuse=bool(settings.run_name))
-    folder.config.write_text(dump(settings), encoding="utf-8")
+    try:
+        replace_file(folder.config, dump(settings))
+    except OSError as error:
+        raise Mistake("runs_dir", f"{folder.config} cannot be written: {error.strerror}.") from None
     return PreparedRun(folder, settings, inputs)
 
 
@@ -62,7 +68,7 @@ def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
 
     Faults of its settings are written to the diary too, because the window sees nothing but the folder.
     """
-    folder = RunFolder(path.expanduser().resolve())
+    folder = RunFolder(Path(os.path.realpath(user_path(str(path), "run"))))
     if not folder.config.is_file():
         raise Mistake("run", f"The folder {path} holds no config.yaml.")
     if folder.has_diary:
@@ -102,10 +108,7 @@ def _parse_change(text: str) -> tuple[str, Any]:
     """Key and value of `key=value`. A value is YAML, except for settings that are text: `run_name=007` is no number."""
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals:
-        raise Mistake("set", f"--set {text} must be written as key=value.")
+        raise Mistake("set", f"--set {shown(text)} must be written as key=value.")
     if key in SETTINGS and SETTINGS[key].kind in TEXTS:
         return key, value
-    try:
-        return key, yaml.safe_load(value)
-    except (yaml.YAMLError, ValueError):
-        raise Mistake(key, f"--set {text} cannot be read: {value} is no YAML value.") from None
+    return key, parse_yaml(value, f"--set {shown(text)}", key)

@@ -20,6 +20,7 @@ from backend.spec.diary_ends import has_finished
 from backend.spec.faults import Mistake
 from backend.spec.places import find_run
 from backend.spec.rewards.allowed_code import require_allowed
+from backend.spec.runs.run_format import check_format
 from backend.spec.setting_aliases import translate
 from backend.spec.sweeps.sweep_results import find_sweep
 
@@ -46,6 +47,7 @@ def resume(
             raise Mistake("set", "The settings of a sweep are those of its file; change those of a single run.")
         return sweep.resume_sweep(run, runs_dir, allow_code=allow_code)
     folder = find_run(run, runs_dir)
+    check_format(folder)  # before its settings, of which a newer version may have others
     if has_finished(folder) and not changes:
         print(f"The run {folder.name} has finished; there is nothing to resume. More steps: --set iters=N.")
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,9 +13,9 @@ import typer
 from backend.cli.exit_codes import FINISHED
 from backend.cli.new_run import PreparedRun
 from backend.cli.restart import display_options, restart
+from backend.cli.run_log import logging_to, say
 from backend.run.stop_signals import handlers_restored
 from backend.spec.command import shell_line
-from backend.spec.places import RunFolder
 
 
 def train_and_exit(run: PreparedRun, stream: bool, progress: bool | None) -> NoReturn:
@@ -44,16 +43,19 @@ def train_or_exit(
 
     says_on_stdout = not (stream or quiet)
     if says_on_stdout:
-        print(run.folder.path, flush=True)
+        say(str(run.folder.path), sys.stdout)
     with handlers_restored() as afterwards:
-        with logging_to(run.folder), display(stream, progress, quiet, run.settings.steps_per_report) as echo:
+        with (
+            logging_to(run.folder) as log,
+            display(stream, progress, quiet, run.settings.steps_per_report) as echo,
+        ):
             print(blas.prepare(), file=sys.stderr, flush=True)
             command = shell_line([*sys.argv])
             ending = train(
                 run.settings,
                 run.folder,
                 command=command,
-                echo=echo,
+                echo=log.checked(echo),
                 inputs=run.inputs,
                 may_restart=True,
                 changes=run.changes,
@@ -63,10 +65,10 @@ def train_or_exit(
             verb = go_on_with or ("resume", str(run.folder.path))
             restart(*verb, *display_options(stream, progress))
     if ending.exit_code:
-        print(ending.sentence, file=sys.stderr)
+        say(ending.sentence, sys.stderr)
         raise typer.Exit(ending.exit_code)
     if says_on_stdout:
-        print(ending.sentence)
+        say(ending.sentence, sys.stdout)
 
 
 @contextmanager
@@ -83,40 +85,3 @@ def display(stream: bool, progress: bool | None, quiet: bool, steps_per_line: in
     is_live = console.is_terminal if progress is None else progress
     with LiveDisplay(console) if is_live else LineDisplay(console, steps_per_line) as echo:
         yield echo
-
-
-class Tee:
-    """A text stream that writes to the terminal and to log.txt; every other attribute is the terminal's."""
-
-    def __init__(self, terminal: Any, log: Any) -> None:
-        self._terminal, self._log = terminal, log
-
-    def write(self, text: str) -> int:
-        self._log.write(text)
-        self._log.flush()
-        return self._terminal.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._terminal, name)
-
-
-@contextmanager
-def logging_to(folder: RunFolder) -> Iterator[None]:
-    """Copy stdout and stderr to log.txt, unless stdout is that file already: the window starts the trainer so."""
-    if _stdout_is_log(folder):
-        yield
-        return
-    streams = sys.stdout, sys.stderr
-    with folder.log.open("a", encoding="utf-8") as log:
-        sys.stdout, sys.stderr = Tee(streams[0], log), Tee(streams[1], log)
-        try:
-            yield
-        finally:
-            sys.stdout, sys.stderr = streams
-
-
-def _stdout_is_log(folder: RunFolder) -> bool:
-    try:
-        return folder.log.exists() and os.path.samestat(os.fstat(sys.stdout.fileno()), folder.log.stat())
-    except (OSError, ValueError):
-        return False

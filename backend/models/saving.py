@@ -9,13 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_map_with_path
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm import utils as mlx_lm_utils
 
 from backend.engine.shared_weights import copy_sharing_arrays
 from backend.models.adapters import adapted_layer_count, lora_parameters
+from backend.models.export.model_files import write_model
 from backend.models.policy import Policy
+from backend.spec.disk_space import require_room
 from backend.spec.setting_groups import ModelSettings
+from backend.spec.whole_file import whole_folder
+
+Arrays = dict[str, mx.array]
 
 
 def adapter_config(policy: Policy, config: ModelSettings) -> dict[str, Any]:
@@ -28,19 +34,42 @@ def adapter_config(policy: Policy, config: ModelSettings) -> dict[str, Any]:
     }
 
 
-def save_model(policy: Policy, source: str, folder: Path) -> None:
-    """Write the whole model into `folder` as `mlx_lm.load` opens it, in the precision that it was loaded with.
+def save_arrays(path: Path, arrays: Arrays) -> None:
+    """Write arrays into a safetensors file. Raises OSError."""
+    # Through a file of Python's, whose errors keep their errno; mlx itself would only say that it was unable to write. Without metadata
+    # it writes `"__metadata__": null`, which not every reader of safetensors accepts.
+    with path.open("wb") as file:
+        mx.save_safetensors(file, arrays, metadata={"format": "mlx"})
 
-    `source` is the base model's folder or id, from which mlx-lm copies further files.
+
+def save_model(policy: Policy, source: str, folder: Path) -> None:
+    """Replace `folder` by the whole model as `mlx_lm.load` opens it, in the precision that it was loaded with.
+
+    `source` is the base model's folder or id, from which the tokenizer's files are copied. Raises DiskFault; an older model in `folder`
+    stays then, and both are on the disk for a moment.
     """
 
+    require_room(folder, model_bytes(policy), "The model")
+    path = Path(source).expanduser()
+    # A folder, never an id: for an id mlx-lm requests a model card from the Hub, and a run must be able to end offline.
+    path = path if path.is_dir() else mlx_lm_utils.hf_repo_to_path(source)
+    with whole_folder(folder) as draft:
+        write_model(_in_original_precision(policy), dict(policy.model_config), path, draft)
+
+
+def model_bytes(policy: Policy) -> int:
+    """What the whole model takes on disk in the precision that it was loaded with."""
+    arrays: list[tuple[str, mx.array]] = tree_flatten(
+        _in_original_precision(policy).parameters()
+    )  # lazy: nothing is computed
+    return sum(array.nbytes for _, array in arrays)
+
+
+def _in_original_precision(policy: Policy) -> nn.Module:
     def in_original_dtype(name: str, array: mx.array) -> mx.array:
         return array.astype(policy.original_dtypes.get(name, array.dtype))
 
     model = copy_sharing_arrays(policy.model)
     model.update(policy.parameters())  # the masters, where the model computes with copies
     model.update(tree_map_with_path(in_original_dtype, model.parameters()))
-    path = Path(source).expanduser()
-    # A folder, never an id: for an id mlx-lm requests a model card from the Hub, and a run must be able to end offline.
-    path = path if path.is_dir() else mlx_lm_utils.hf_repo_to_path(source)
-    mlx_lm_utils.save(folder, path, model, policy.tokenizer, policy.model_config, donate_model=False)
+    return model

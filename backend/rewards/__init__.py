@@ -1,7 +1,7 @@
 """Reward functions: register them, resolve them by name, load a user's own file, score the completions of a step.
 
-    functions/  shipped functions         runner/   call functions in this process, as a run does
-    sandbox/    call them in a child process, as the reward bench does
+    functions/  shipped functions         runner/   call functions: inputs, limits, what they returned
+    sandbox/    do so in a process of its own     scorer   a run's functions, wherever they are called
 
 It scores text, imports no mlx, and knows no model and no trainer. A user's file needs one line of it:
 `from backend.rewards import register_reward_function`.

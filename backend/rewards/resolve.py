@@ -8,11 +8,12 @@ functions are called, with no completions, so that they check the arguments that
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from backend.rewards.description import FunctionDescription
 from backend.rewards.registry import REWARD_REGISTRY, RewardCallable
 from backend.rewards.user_files import RewardFile, load_plain_file, load_reward_file
 from backend.spec.faults import Fault, Mistake
@@ -97,6 +98,11 @@ class RewardFunction:
         own_call = getattr(self.call, "__call__", None)  # noqa: B004 - an object's, as of a class with `async def __call__`
         return inspect.iscoroutinefunction(self.call) or inspect.iscoroutinefunction(own_call)
 
+    @property
+    def description(self) -> FunctionDescription:
+        """What other processes may know of it."""
+        return FunctionDescription(self.name, self.file, self.line or 0, self.note or "", self.is_async)
+
     def call_kwargs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The keyword arguments of a call: the inputs that it takes, and what its entry sets."""
         return {**self.arguments.select(inputs), **self.kwargs}
@@ -150,6 +156,14 @@ def resolve(
     if faults:
         raise Mistake(faults)
     return functions
+
+
+def resolve_stages(
+    stages: Sequence[Sequence[str]], file: Path | None = None, base: Path | None = None
+) -> list[list[RewardFunction]]:
+    """The functions of every stage; each reward file is executed once, however many stages name it. Raises Mistake as `resolve`."""
+    executed: dict[Path, RewardFile] = {}
+    return [resolve(list(names), file, base, executed) for names in stages]
 
 
 class _AvailableFunctions:

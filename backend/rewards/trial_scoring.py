@@ -36,6 +36,7 @@ class ScoringSettings:
     file: Path | None = None
     timeout_s: float = 60.0
     max_completion_length: int | None = None
+    network: bool = False
     scale_rewards: str = "group"
     aggregation: str = "sum_then_normalize"
     baseline: str = "group"
@@ -49,13 +50,14 @@ class ScoringSettings:
             file=locate_reward_file(file).resolve() if file else None,
             timeout_s=config.reward_timeout,
             max_completion_length=config.max_completion_length,
+            network=config.reward_network,
             scale_rewards=config.scale_rewards,
             aggregation=config.multi_objective_aggregation,
             baseline=config.advantage_baseline,
         )
 
     def task(self, lines: Sequence[Line]) -> SandboxTask:
-        return SandboxTask(self.names, lines, self.file, self.timeout_s, self.max_completion_length)
+        return SandboxTask(self.names, lines, self.file, self.timeout_s, self.max_completion_length, self.network)
 
 
 def score_lines(

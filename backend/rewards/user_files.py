@@ -97,9 +97,12 @@ def _new_module(path: Path) -> Iterator[ModuleType]:
 
 
 def _run(tree: ast.Module, path: Path, module: ModuleType, setting: str) -> None:
+    # A helper beside the file can be imported. Last, so that it takes no other module's place.
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
     try:
         exec(compile(tree, str(path), "exec", dont_inherit=True), vars(module))
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # whatever a stranger's file raises, it is one that cannot be loaded
         raise Mistake(setting, f"{path.name} cannot be loaded: {describe_error(error, path)}.") from error
 
 

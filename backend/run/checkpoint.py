@@ -1,7 +1,7 @@
 """Checkpoints of a run: weights, optimizer and training state, written completely or not at all, and rotated.
 
-A checkpoint is a folder `checkpoints/000100/`. It is written as `.000100`, synced to disk and renamed, so a folder with a
-number for a name is complete. There is no random state to save: each random number is a function of the seed and of its
+A checkpoint is a folder `checkpoints/000100/`. It is written as `.000100`, synced to disk and renamed (`whole_folder`), and loses its name
+before its files when it is deleted, so a folder with a number for a name is complete. There is no random state to save: each random number is a function of the seed and of its
 position in the run.
 
 How a killed run continues. The trainer appends to two files, `events.jsonl` (the diary) and `completions.jsonl`, which at a
@@ -18,7 +18,6 @@ the new end notice that the last line they read is no longer where it was, and r
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -26,12 +25,15 @@ from typing import Any
 
 import mlx.core as mx
 
+from backend.models.saving import Arrays, save_arrays
+from backend.run.file_sums import file_sums
 from backend.run.gpu_errors import gpu_error
+from backend.spec.disk_faults import writing
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.runs.run_format import RUN_FORMAT
 from backend.spec.runs.saved_weights import best_of, saved_weights
-
-Arrays = dict[str, mx.array]
+from backend.spec.whole_file import remove_folder, whole_folder
 
 
 @dataclass(slots=True)
@@ -76,6 +78,8 @@ class Checkpoint:
 
     path: Path
     state: TrainingState
+    filled_in: tuple[str, ...] = ()
+    """Fields of the state that an earlier version has not written; they have the values of a run that begins."""
 
     @property
     def weights_file(self) -> Path:
@@ -101,7 +105,12 @@ def _weight_files(folder: Path) -> tuple[Path, Path]:
 
 
 def _load(path: Path) -> Arrays:
-    arrays = mx.load(str(path))
+    try:
+        arrays = mx.load(str(path))
+    except RuntimeError as error:
+        if gpu_error(error) is not None:
+            raise
+        raise Mistake("checkpoint", f"{path} is damaged: {error}.") from error
     assert isinstance(arrays, dict)
     return arrays
 
@@ -118,82 +127,75 @@ def save(
 ) -> Path:
     """Write a checkpoint of `state`, and delete those that are neither among the newest `keep` nor the best.
 
-    Raises Mistake on `save_every` when it cannot be written; the run's other checkpoints are untouched then.
+    Raises DiskFault when it cannot be written; the run's other checkpoints are untouched then.
     """
     final = run.checkpoints / f"{state.step:06d}"
-    draft = run.checkpoints / f".{final.name}"
-    try:
-        # The draft of a process that was killed while it saved this step; `mkdir` would refuse it.
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
+    with writing(final):
+        run.checkpoints.mkdir(exist_ok=True)  # not its parents: a run's folder that is gone must not come back half
+    with whole_folder(final) as draft:
         adapters, model = _weight_files(draft)
-        # Without metadata mlx writes `"__metadata__": null`, which not every reader of safetensors accepts.
-        mx.save_safetensors(str(model if is_full_model else adapters), weights, metadata={"format": "mlx"})
-        mx.save_safetensors(str(draft / "optimizer.safetensors"), optimizer, metadata={"format": "mlx"})
+        save_arrays(model if is_full_model else adapters, weights)
+        save_arrays(draft / "optimizer.safetensors", optimizer)
         if reference is not None:
-            mx.save_safetensors(str(draft / "reference.safetensors"), reference, metadata={"format": "mlx"})
-        (draft / "state.json").write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
-        for file in draft.iterdir():
-            _sync(file)
-        # A folder's entries are data of their own: without this fsync the rename may survive a crash and the files not.
-        _sync(draft)
-        _replace_folder(draft, final)
-        _sync(run.checkpoints)
-    except (OSError, RuntimeError) as error:  # mlx reports a file that it cannot write as RuntimeError
-        shutil.rmtree(draft, ignore_errors=True)
-        if gpu_error(error) is not None:
-            raise
-        raise Mistake(
-            "save_every", f"The checkpoint of step {state.step} cannot be written to {final}: {error}."
-        ) from error
+            save_arrays(draft / "reference.safetensors", reference)
+        content = {"v": RUN_FORMAT} | asdict(state) | {"files": file_sums(draft.iterdir())}
+        (draft / "state.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     # After the new checkpoint is on disk: until then the run can only be resumed from an older one.
     _rotate(run, keep)
     return final
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _replace_folder(new: Path, final: Path) -> None:
-    """Rename `new` to `final`; a folder of that name is deleted only once the new one has replaced it."""
-    # rename(2) replaces an empty folder only, so the old one is moved aside first. A process killed between the two renames
-    # leaves no checkpoint of this step; the run is then resumed from the previous checkpoint.
-    old = final.with_name(f".{final.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if final.exists():
-        final.rename(old)
-    new.rename(final)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def all_checkpoints(run: RunFolder) -> list[Checkpoint]:
     """Every complete checkpoint, oldest first."""
-    checkpoints = [saved for saved in map(_read, run.checkpoints.glob("[0-9]*")) if saved is not None]
+    checkpoints = [saved for saved in map(read_checkpoint, run.checkpoints.glob("[0-9]*")) if saved is not None]
     return sorted(checkpoints, key=lambda saved: saved.state.step)
 
 
 def newest(run: RunFolder) -> Checkpoint | None:
+    """The newest complete one, whether or not its files are as they were written (`backend.run.checkpoint_integrity`)."""
     checkpoints = all_checkpoints(run)
     return checkpoints[-1] if checkpoints else None
 
 
-def _read(folder: Path) -> Checkpoint | None:
+def read_checkpoint(folder: Path) -> Checkpoint | None:
     """The checkpoint in a folder; None where a file is missing or state.json is not a state."""
     try:
         saved = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(saved, dict) or not (folder / "optimizer.safetensors").exists():
         return None
     if not any(file.exists() for file in _weight_files(folder)):
         return None
-    known = {field.name for field in fields(TrainingState)}  # a later version may write more
-    return Checkpoint(folder, TrainingState(**{key: value for key, value in saved.items() if key in known}))
+    state, filled_in = state_of(saved)
+    return None if state is None else Checkpoint(folder, state, filled_in)
+
+
+def state_of(saved: dict[str, Any]) -> tuple[TrainingState | None, tuple[str, ...]]:
+    """The state in the object of a state.json, and the names of the fields that it lacks, from before they were recorded; None for one
+    with a value of another type."""
+    state = TrainingState()
+    missing = tuple(field.name for field in fields(state) if field.name not in saved)
+    if "step" in missing:
+        return None, missing
+    for known in fields(state):
+        if known.name in missing:
+            continue
+        value = saved[known.name]
+        if not _fits(value, known.type):
+            return None, missing
+        setattr(state, known.name, value)
+    return state, missing
+
+
+def _fits(value: Any, type_: Any) -> bool:
+    """Whether a value of JSON has the type that a field of TrainingState is annotated with."""
+    if value is None:
+        return "None" in type_
+    if type_.startswith("list"):
+        items = (int, float, type(None)) if "float" in type_ else dict
+        return isinstance(value, list) and all(isinstance(item, items) for item in value)
+    return isinstance(value, int if type_ == "int" else (int, float)) and not isinstance(value, bool)
 
 
 def _rotate(run: RunFolder, keep: int) -> None:
@@ -202,6 +204,11 @@ def _rotate(run: RunFolder, keep: int) -> None:
     best = best_of(checkpoints)
     for saved in checkpoints[:-keep]:
         if saved != best:
-            shutil.rmtree(saved.path, ignore_errors=True)
-    for leftover in run.checkpoints.glob(".[0-9]*"):  # of a process that was killed while it saved
+            remove_folder(saved.path)
+    clear_leftovers(run)
+
+
+def clear_leftovers(run: RunFolder) -> None:
+    """Delete what a process left that was killed while it saved, or deleted a checkpoint."""
+    for leftover in run.checkpoints.glob(".[0-9]*"):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -8,9 +8,9 @@ Decides neither when to save nor what a checkpoint contains.
 
 from __future__ import annotations
 
+import filecmp
 import json
-import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,12 +21,15 @@ import mlx.core as mx
 from backend.models.policy import Policy
 from backend.models.saving import adapter_config
 from backend.run import checkpoint
-from backend.run.checkpoint import Arrays, TrainingState
+from backend.run.checkpoint import Arrays, Checkpoint, TrainingState
+from backend.run.not_finite import weights_fault
 from backend.spec.config import Config
+from backend.spec.disk_faults import writing
 from backend.spec.events import JsonLines
-from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.whole_file import copy_file, replace_file
 from backend.training.learner import Learner
+from backend.training.not_finite import not_finite_arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +53,12 @@ class Snapshot:
 
 
 def snapshot(state: TrainingState, policy: Policy, learner: Learner, config: Config) -> Snapshot:
-    """References to everything that a checkpoint holds; nothing is copied."""
+    """References to everything that a checkpoint holds; nothing is copied. Raises Mistake for an array that is not finite."""
     full = config.train_type == "full"
     arrays = policy.trainable(), learner.state_arrays(), policy.reference_arrays() if config.sync_ref_model else None
     mx.eval(arrays)  # a lazy array can be evaluated only in the thread that made its graph
+    if odd := not_finite_arrays((name, x) for named in arrays for name, x in (named or {}).items()):
+        raise weights_fault(config, state.step, odd)
     # `replace` makes a copy: the trainer sets fields of its own state while this one is written.
     return Snapshot(replace(state), *arrays, None if full else adapter_config(policy, config))
 
@@ -62,7 +67,7 @@ class CheckpointWriter:
     """Writes one checkpoint at a time: `begin`, then `wait`."""
 
     def __init__(self, run: RunFolder, keep: int) -> None:
-        self._run, self._keep = run, keep
+        self.run, self._keep = run, keep
         # One thread for all of them: mlx gives every thread that touches an array a stream, and keeps it.
         self._writer = ThreadPoolExecutor(1, "checkpoints")
         self._pending: Future[WrittenCheckpoint] | None = None
@@ -83,7 +88,7 @@ class CheckpointWriter:
         return self._pending is not None and self._pending.done()
 
     def wait(self) -> WrittenCheckpoint | None:
-        """The checkpoint begun last, once written; None if there is none. Raises Mistake on `save_every` if that failed."""
+        """The checkpoint begun last, once written; None if there is none. Raises DiskFault if that failed."""
         pending, self._pending = self._pending, None
         return None if pending is None else pending.result()
 
@@ -98,24 +103,33 @@ class CheckpointWriter:
         for log in logs:
             log.sync()
         path = checkpoint.save(
-            self._run, taken.state, taken.weights, taken.optimizer, taken.reference,
+            self.run, taken.state, taken.weights, taken.optimizer, taken.reference,
             is_full_model=taken.adapter_config is None, keep=self._keep,
         )  # fmt: skip
         if taken.adapter_config is not None:
-            self._publish_adapters(path, taken)
+            publish_adapters(self.run, path / "adapters.safetensors", taken.adapter_config)
         return WrittenCheckpoint(taken.state.step, path)
 
-    def _publish_adapters(self, path: Path, taken: Snapshot) -> None:
-        """Copy the adapters to `adapters/`, where mlx-lm loads them; a file is replaced completely or not at all."""
-        folder = self._run.adapters
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            # Weights before config: readers need both files, so a first checkpoint appears only once its weights are complete.
-            draft = folder / ".draft.safetensors"
-            shutil.copyfile(path / "adapters.safetensors", draft)
-            draft.replace(folder / "adapters.safetensors")
-            text = json.dumps(taken.adapter_config, indent=2)
-            (folder / "adapter_config.json").write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            where = f"The adapters of step {taken.state.step} cannot be written to {folder}"
-            raise Mistake("save_every", f"{where}: {error}.") from error
+
+def publish_adapters(run: RunFolder, arrays: Path, about: Mapping[str, Any]) -> None:
+    """Put the adapters of a checkpoint into `adapters/`, where mlx-lm loads them. Raises DiskFault.
+
+    Each file is replaced completely or not at all, and any two of a run fit together: its adapters keep their shapes. Weights before config:
+    readers need both files, so a first checkpoint appears only once its weights are complete.
+    """
+    folder = run.adapters
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    copy_file(arrays, folder / "adapters.safetensors")
+    replace_file(folder / "adapter_config.json", json.dumps(about, indent=2) + "\n")
+
+
+def refresh_adapters(run: RunFolder, saved: Checkpoint, policy: Policy, config: Config) -> None:
+    """Make `adapters/` those of the newest checkpoint, where a process was killed between writing the one and the other. Raises
+    DiskFault."""
+    if config.train_type == "full":
+        return
+    published = run.adapters / "adapters.safetensors"
+    is_whole = published.exists() and (run.adapters / "adapter_config.json").exists()
+    if not is_whole or not filecmp.cmp(saved.weights_file, published, shallow=False):
+        publish_adapters(run, saved.weights_file, adapter_config(policy, config))

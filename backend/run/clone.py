@@ -23,15 +23,17 @@ from typing import Any, Literal
 import mlx.core as mx
 from mlx.utils import tree_unflatten
 
+from backend.models.export.atomic_folder import staging_folder
 from backend.run import checkpoint
 from backend.run.checkpoint import Checkpoint, TrainingState
 from backend.spec.config import SETTINGS, Config, dump, keys_used_by, parse
 from backend.spec.events import Diary
 from backend.spec.faults import Fault, Mistake
-from backend.spec.places import RunFolder, make_run_folder
+from backend.spec.places import RunFolder
 from backend.spec.private_files import make_private_folder
 from backend.spec.regular_file import refuse_links
 from backend.spec.runs.lineage import Parent, write_parent
+from backend.spec.runs.run_format import check_format
 from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import run_config
 from backend.spec.setting_aliases import translate
@@ -98,31 +100,45 @@ def clone(
 ) -> RunFolder:
     """Make the folder of a clone; see above. `runs_dir`: where it goes, beside the parent by default. Raises Mistake."""
     refuse_links(parent.path)  # a copy would take what they lead to
+    check_format(parent)
     before, after = clone_settings(parent, which, changes or {}, warm=warm)
     if reference == "clone" and (warm or after.train_type == "full"):
         raise Mistake("reference", "Only a cold clone of LoRA or DoRA can stay near the weights that it starts from.")
     path = find_checkpoint(parent, which).path
     saved = next(each for each in checkpoint.all_checkpoints(parent) if each.path == path)
-    runs_dir = runs_dir or parent.path.parent
-    if name and (runs_dir / name).exists():
-        raise Mistake("run_name", f"There is a run {name} already; choose another name for the clone.")
-    folder = make_run_folder(name or f"{parent.name}-from-{saved.state.step}", runs_dir)
+    folder = _free_folder(runs_dir or parent.path.parent, name or f"{parent.name}-from-{saved.state.step}", bool(name))
     after = parse(after.model_dump() | {"run_name": name})
-    draft = RunFolder(folder.path.with_name(f".{folder.name}.{os.getpid()}"))
     try:
-        make_private_folder(draft.path, exist_ok=False)
-        if reference == "clone":
-            after = _with_own_reference(parent, saved, after, draft, folder)
-        changed = _changed(before, after)
-        (_copy_warm if warm else _copy_cold)(parent, saved, after, changed, draft)
-        write_parent(draft, Parent(parent.name, parent.path, saved.state.step, warm, changed))
-        draft.config.write_text(dump(after), encoding="utf-8")  # last: with it the folder counts as a run
-        draft.path.rename(folder.path)
+        # Of one name for one clone: the next one clears what a killed one has left.
+        with staging_folder(folder.path.parent, folder.path, "clone") as staging:
+            draft = RunFolder(staging / "new")
+            make_private_folder(draft.path)
+            if reference == "clone":
+                after = _with_own_reference(parent, saved, after, draft, folder)
+            changed = _changed(before, after)
+            (_copy_warm if warm else _copy_cold)(parent, saved, after, changed, draft)
+            write_parent(draft, Parent(parent.name, parent.path, saved.state.step, warm, changed))
+            draft.config.write_text(dump(after), encoding="utf-8")
+            draft.path.rename(folder.path)
     except (OSError, RuntimeError) as error:  # mlx reports a file that it cannot write as RuntimeError
-        shutil.rmtree(draft.path, ignore_errors=True)
-        folder.path.rmdir()
         raise Mistake("run", f"The run {parent.name} cannot be cloned to {folder.path}: {error}.") from None
     return folder
+
+
+def _free_folder(runs_dir: Path, name: str, is_given: bool) -> RunFolder:
+    """The folder that a clone will have: `name`, with a number where that is taken and was not `is_given`. An empty folder is free, since
+    a rename replaces it. Raises Mistake."""
+    try:
+        runs_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Mistake("runs_dir", f"The runs folder {runs_dir} cannot be written: {error.strerror}.") from None
+    for number in range(1, 1000):
+        path = runs_dir / (name if number == 1 else f"{name}-{number}")
+        if not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir())):
+            return RunFolder(path)
+        if is_given:
+            raise Mistake("run_name", f"There is a run {name} already; choose another name for the clone.")
+    raise Mistake("run_name", f"There are a thousand runs called {name}; choose another name.")
 
 
 def _changed(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:

@@ -38,7 +38,7 @@ class Control:
     """The commands to one run. `save_requested` stays set until the trainer clears it, `stop_requested` for good, and
     `finish_step_requested` too: to stop once the step in flight is done.
 
-    `take_change` is called where a change of settings is asked for, and takes the request. `before_pause` and `after_pause` are called at the two ends of a pause. `keep_words`: the program before this one, in the same process,
+    `look` is called wherever the run may stop, and may raise Stopped. `take_change` is called where a change of settings is asked for, and takes the request. `before_pause` and `after_pause` are called at the two ends of a pause. `keep_words`: the program before this one, in the same process,
     has handed the run on, and a word that came in between is for this one.
     """
 
@@ -50,12 +50,13 @@ class Control:
         before_pause: Callable[[], None] = do_nothing,
         after_pause: Callable[[], None] = do_nothing,
         take_change: Callable[[], None] = do_nothing,
+        look: Callable[[], None] = do_nothing,
         keep_words: bool = False,
     ) -> None:
         self.run = run
         self.diary = diary
         self._before_pause, self._after_pause = before_pause, after_pause
-        self._take_change = take_change
+        self._take_change, self._look = take_change, look
         self.save_requested = False
         self.finish_step_requested = False
         self.stop_requested = False
@@ -95,9 +96,11 @@ class Control:
         Between the updates of a rollout the weights belong to no step, so the trainer passes may_stop=False there and the
         stop waits for the end of the step.
         """
+        if may_stop:
+            self._look()
         word = self._claim()
         if word == "pause":
-            self._pause()
+            self.pause_until(lambda: False)
         elif word == "save":
             self.save_requested = True
         elif word == "finish-step":
@@ -134,14 +137,18 @@ class Control:
         self.reason = "it was asked to stop" if word == "stop" else self.reason
         return word
 
-    def _pause(self) -> None:
+    def pause_until(self, is_over: Callable[[], bool]) -> bool:
+        """Pause until `is_over`, which is asked about every PAUSE_POLL_S seconds, or until a command ends the pause. → whether it ended by
+        itself. A stop is raised by the next `obey`."""
         self._before_pause()
         self.diary.write("phase", phase="paused")
-        began = time.monotonic()
-        while (word := self._claim()) not in ("resume", "stop", "finish-step"):
+        began, word = time.monotonic(), None
+        while not (is_past := is_over()) and (word := self._claim()) not in ("resume", "stop", "finish-step"):
+            self._look()
             self.save_requested |= word == "save"  # the trainer saves at the end of the step
             time.sleep(PAUSE_POLL_S)  # a signal does not cut it short (PEP 475); the next poll sees it
         self.paused_s += time.monotonic() - began
         self.stop_requested |= word == "stop"
         self.finish_step_requested |= word == "finish-step"
         self._after_pause()
+        return is_past

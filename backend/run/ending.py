@@ -5,16 +5,23 @@ After a GPU error a process may end and its run not: then the kind is RESTART, a
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from backend.run.control import Stopped
 from backend.run.gpu_errors import GpuError, gpu_error
+from backend.spec.disk_faults import DiskFault, fault_of
+from backend.spec.events import Diary
 from backend.spec.faults import Mistake
 
 RESTART = "restart"
 """The kind of an ending that is none of the run's."""
+
+LAST_LINE_PATIENCE_S = 2.0
+"""How long the diary's last line is tried again on a disk that does not take it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,34 @@ def ending_of(work: Callable[[], Ending], last_step: Callable[[], int]) -> Endin
             traceback.print_exception(error, limit=0)
             sentence = f"{gpu.happened} {gpu.advice}"
             return Ending("failed", last_step(), sentence, 2, gpu_error=gpu, gpu_text=str(error))
+        if (fault := fault_of(error)) is not None:  # of the disk, from code that is not ours
+            return Ending("failed", last_step(), str(fault), 2)
         traceback.print_exc()
         # Inside the handler: after it there is no exception to format, and the report would read "NoneType: None".
         return Ending("failed", last_step(), f"{type(error).__name__}: {error}", 1, traceback.format_exc())
+
+
+def write_ending(diary: Diary, ending: Ending) -> Ending:
+    """Write the diary's last line. → the ending, a failure if that line could not be written in LAST_LINE_PATIENCE_S seconds: the sentence then is
+    for stderr alone, and the run, to its readers, one that has crashed; it is resumed as such."""
+    event: dict[str, Any] = {"step": ending.step, "reason": ending.reason or ending.kind, "sentence": ending.sentence}
+    if ending.traceback:
+        event["traceback"] = ending.traceback
+    before, until = diary.seq, time.monotonic() + LAST_LINE_PATIENCE_S
+    while True:
+        try:
+            diary.write(ending.kind, **event)
+        except DiskFault as fault:
+            if diary.seq != before or time.monotonic() > until:  # written, and the log has failed after it; or given up
+                return after_fault(ending, fault)
+            time.sleep(LAST_LINE_PATIENCE_S / 10)
+        else:
+            return ending
+
+
+def after_fault(ending: Ending, fault: DiskFault) -> Ending:
+    """The failure that an ending becomes where the disk keeps it from being written down; its own sentence comes first, unless the run went well."""
+    went_well = ending.exit_code in (0, 3)
+    told = str(fault) in ending.sentence
+    sentence = str(fault) if went_well else ending.sentence if told else f"{ending.sentence} {fault}"
+    return replace(ending, kind="failed", exit_code=2 if went_well else ending.exit_code, sentence=sentence)

@@ -27,7 +27,7 @@ def export_finished(config: Config, run: RunFolder, diary: Diary) -> None:
     if not config.lm_studio_name:
         return
     try:
-        exported = export_run(run, Export("lmstudio", config.lm_studio_name))
+        exported = export_run(run, Export("lmstudio", config.lm_studio_name, keeps_equal=True))
     except Mistake as mistake:
         sentence = " ".join(fault.sentence for fault in mistake.faults)
         diary.write("note", level="warning", sentence=f"The model was not put into LM Studio. {sentence}")

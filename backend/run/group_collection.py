@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from backend.run.parts import RunParts
 from backend.run.step_timer import StepTimer
 from backend.spec.config import Config
+from backend.training.not_finite import check_sampled, check_scores
 from backend.types import Group
 
 Poll = Callable[[str, float | None], None]
@@ -26,6 +27,8 @@ class GroupCollection:
     timer: StepTimer
     poll: Poll
     logged: dict[str, float] = field(default_factory=dict)
+    batch: list[Group] = field(default_factory=list)
+    """The groups of the step: all that were sampled so far, and once they are chosen, those alone."""
 
     def collect(self, step: int) -> tuple[list[Group], dict[str, float]]:
         """The step's scored groups, and the metrics of their rollout.
@@ -50,7 +53,8 @@ class GroupCollection:
         metrics = {"rollout_tokens_per_second": self.timer.rate(tokens, "rollout")}
         if dynamic:
             metrics["dynamic_sampling/prompts"] = len(sampled)
-        return sampled[:count], metrics
+        self.batch[:] = sampled[:count]
+        return self.batch, metrics
 
     def _sample_and_score(self, count: int, step: int) -> list[Group]:
         """Take the next `count` prompts, sample a group of completions for each, and score them."""
@@ -63,8 +67,11 @@ class GroupCollection:
                 problems, config.group_size, self.parts.sampling, config.seed, position,
                 lambda tokens: self.poll("sampling", tokens / most_tokens),
             )  # fmt: skip
+        self.batch += groups
+        check_sampled(groups)
         with self.timer.phase("reward"):
             self.poll("scoring", None)
             self.logged = self.parts.scoring.score(groups, step, stream.epoch)
+            check_scores(groups)
             self.poll("scoring", None)  # a command that came while the functions ran
         return groups

@@ -14,6 +14,7 @@ from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.policy import Base, Policy, load_policy
 from backend.run.checkpoint import Checkpoint
+from backend.run.checkpoint_integrity import DamagedCheckpoint
 from backend.run.evaluate import held_out_rewards
 from backend.run.gpu_retries import StepSize
 from backend.run.memory_plan import WHOLE_STEP, learner_limits, plan_memory, refuse_too_large, rollout_limits
@@ -94,11 +95,29 @@ class RunParts:
         tokens = min(forward.micro_batch_tokens, forward.largest_micro_batch or forward.micro_batch_tokens)
         return StepSize(tokens, min(rows or every_row, every_row))
 
+    def close(self) -> None:
+        """End the tokenizer's thread and the reward functions' process."""
+        self.background_tokenizer.close()
+        self.scoring.close()
+
+    def checkpoint_bytes(self, config: Config) -> int:
+        """What the arrays of a checkpoint take on disk, and the adapters that are published with it."""
+        arrays = [self.policy.trainable(), self.learner.state_arrays()]
+        if config.sync_ref_model:
+            arrays.append(self.policy.reference_arrays())
+        if config.train_type != "full":
+            arrays.append(self.policy.trainable())
+        return sum(array.nbytes for group in arrays for array in group.values())
+
     def restore(self, saved: Checkpoint) -> None:
-        """Bring every part to the state of a checkpoint."""
+        """Bring every part to the state of a checkpoint. Raises DamagedCheckpoint for arrays that are not this model's; the parts are of no
+        use then."""
         state = saved.state
-        self.policy.assign(saved.weights())
-        self.learner.restore(saved.optimizer(), state.updates, state.bonus)
+        try:
+            self.policy.assign(saved.weights())
+            self.learner.restore(saved.optimizer(), state.updates, state.bonus)
+        except ValueError as error:
+            raise DamagedCheckpoint(saved, str(error).rstrip(".")) from error
         self.scoring.restore(state.reward_weights)
         self.prompt_stream.cursor = state.cursor
         if saved.has_reference:
@@ -145,7 +164,7 @@ def load_parts(
     held_out = {"valid": config.val_batches * per_step, "test": config.test_batches * per_step}
     valid, test = (prompts[split].first(count) if split in prompts else [] for split, count in held_out.items())
     steps = -(-config.epochs * prompts["train"].fitting // per_step) if config.epochs else config.iters  # rounded up
-    scoring = ScoringStages(config, inputs.reward_functions, steps)
+    scoring = ScoringStages(config, inputs.scorer, steps)
     background_tokenizer = BackgroundTokenizer(prompts)
     for sentence in background_tokenizer.new_notes():
         note(sentence)

@@ -89,6 +89,12 @@ def _number(value: Any) -> float:
 # ── early stopping ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def mean_score(rewards: Sequence[float]) -> float | None:
+    """The mean of those that are known; None where no function had an opinion."""
+    known = [reward for reward in rewards if not math.isnan(reward)]
+    return sum(known) / len(known) if known else None
+
+
 def observe_score(state: TrainingState, score: float | None, step: int, config: Config) -> bool:
     """Count a score of `step` in the state. → whether it is the best of the run so far, so that its weights should be kept.
 

@@ -14,7 +14,8 @@ from backend.data.problems import PromptFormat, check_prompts, load_tokenizer
 from backend.data.rows import SPLITS, Splits, check_columns, read_splits
 from backend.models.hub_search import config_file
 from backend.models.supported_architectures import architecture_refusal
-from backend.run.run_inputs import RunInputs, StageFunctions, resolve_stages
+from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
+from backend.run.run_inputs import RunInputs
 from backend.run.scoring_stages import scoring_stages
 from backend.spec.config import Config, parse, problems
 from backend.spec.faults import Fault, Mistake
@@ -30,21 +31,33 @@ T = TypeVar("T")
 def check(raw: Mapping[str, Any]) -> list[Fault]:
     """All faults of raw settings and of what they point to. Files are read only once the settings themselves are sound."""
     try:
-        preflight(raw)
+        preflight(raw).scorer.close()
     except Mistake as mistake:
         return mistake.faults
     return []
 
 
-def preflight(raw: Mapping[str, Any]) -> RunInputs:
+def preflight(raw: Mapping[str, Any], processes: SharedProcesses | None = None) -> RunInputs:
     """Check raw settings, then model, reference, dataset, columns, prompts and rewards, each independently of the others.
 
-    Returns the rows and reward functions that were read. Raises Mistake with all faults.
+    Returns the rows and reward functions that were read. `processes`: those that are shared with other runs. Raises Mistake with all faults.
     A reward file is executed to see what it registers: naming it on the command line is consent.
     """
     if faults := problems(raw):
         raise Mistake(faults)
     config = parse(raw)
+    scorer = begin_scorer(config, processes)
+    try:
+        splits = _check_files(config, scorer)
+    except BaseException:
+        scorer.close()
+        raise
+    return RunInputs(splits, scorer)
+
+
+def _check_files(config: Config, scorer: Scorer) -> Splits:
+    """Everything that the settings point to. → the rows. Raises Mistake with all faults."""
+    faults: list[Fault] = []
     folder = _caught(faults, lambda: check_model(config.model, "model"))
     if folder is not None:
         _caught(faults, lambda: _check_quantised(folder, config))
@@ -52,11 +65,14 @@ def preflight(raw: Mapping[str, Any]) -> RunInputs:
     if config.reference_model_path and config.needs_reference:
         _caught(faults, lambda: _check_reference(config.reference_model_path))
     splits = _caught(faults, lambda: _read_and_check_data(config, folder))
-    functions = _caught(faults, lambda: _resolve_and_check_rewards(config))
+    # Last: the process of the reward functions has been starting meanwhile.
+    _caught(
+        faults, lambda: scoring_stages(config, scorer.load(), config.iters)
+    )  # and whether weights fit the functions
     if faults:
         raise Mistake(faults)
-    assert splits is not None and functions is not None
-    return RunInputs(splits, functions)
+    assert splits is not None
+    return splits
 
 
 def _too_large(folder: Path, config: Config) -> list[Fault]:
@@ -126,9 +142,3 @@ def _read_and_check_data(config: Config, model_folder: Path | None) -> Splits:
         prompt_format = PromptFormat.of(config)
         check_prompts(splits.train, load_tokenizer(model_folder), prompt_format, splits.source["train"])
     return splits
-
-
-def _resolve_and_check_rewards(config: Config) -> StageFunctions:
-    functions = resolve_stages(config)
-    scoring_stages(config, functions, config.iters)  # raises Mistake for weights that do not fit the functions
-    return functions

@@ -7,36 +7,27 @@ running it a second time would repeat its side effects (a judge model loaded twi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from backend.data.rows import Splits, read_splits
-from backend.rewards.resolve import RewardFunction, resolve
-from backend.rewards.user_files import RewardFile
+from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.spec.config import Config
-from backend.spec.rewards.catalog import locate_reward_file
-from backend.spec.setting_groups import RewardSettings
-
-StageFunctions = list[list[RewardFunction]]
-"""The reward functions of each stage; one list for a run without stages."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
     splits: Splits
-    reward_functions: StageFunctions
+    scorer: Scorer
+    """The reward functions, loaded."""
 
 
-def read_inputs(config: Config) -> RunInputs:
-    """Read the dataset and run the reward files. Raises Mistake for either."""
-    return RunInputs(read_splits(config), resolve_stages(config))
-
-
-def resolve_stages(config: RewardSettings) -> StageFunctions:
-    """The reward functions of every stage; each reward file is executed once, however many stages name it.
-
-    Raises Mistake for functions that cannot be used.
-    """
-    file = locate_reward_file(config.reward_functions_file) if config.reward_functions_file else None
-    entries = [stage.get("reward_functions") or config.reward_functions for stage in config.stages]
-    executed: dict[Path, RewardFile] = {}
-    return [resolve(names, file, executed=executed) for names in entries or [config.reward_functions]]
+def read_inputs(config: Config, processes: SharedProcesses | None = None) -> RunInputs:
+    """Read the dataset while the reward functions' process starts, and load them. `processes`: those that are shared with other runs.
+    Raises Mistake for either."""
+    scorer = begin_scorer(config, processes)
+    try:
+        splits = read_splits(config)
+        scorer.load()
+    except BaseException:
+        scorer.close()
+        raise
+    return RunInputs(splits, scorer)

@@ -10,22 +10,26 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from backend.models.saving import save_model
 from backend.run import checkpoint
-from backend.run.ending import RESTART, Ending, ending_of
+from backend.run.checkpoint_integrity import Damaged, DamagedCheckpoint, newest_whole, set_aside
+from backend.run.ending import RESTART, Ending, after_fault, ending_of, write_ending
 from backend.run.gpu_errors import GpuError
+from backend.run.held_folder import FolderPlace
 from backend.run.parts import SharedParts
 from backend.run.run_inputs import RunInputs
 from backend.run.steering import Steering
 from backend.run.trainer import Trainer
 from backend.spec.config import Config
+from backend.spec.disk_faults import DiskFault
 from backend.spec.events import Diary, truncate_file
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, hand_on_lock, hold_lock, inherited_lock
+from backend.spec.runs.run_format import check_format
 
 
 def train(
@@ -50,14 +54,42 @@ def train(
     inherited = inherited_lock(run)
     lock = hold_lock(run) if inherited is None else inherited
     try:
-        trainer, saved = open_run(config, run, echo, changes=changes, is_restarted=inherited is not None)
-        ending = ending_of(lambda: trainer.run(saved, command, inputs), lambda: trainer.state.step)
+        notes: list[str] = []
+        while True:
+            trainer, saved = open_run(
+                config, run, echo, changes=changes, is_restarted=inherited is not None, notes=notes
+            )
+            ending, damaged = _trained(trainer, saved, command, inputs)
+            if damaged is None:
+                break
+            trainer.close()
+            notes.append(set_aside(damaged))
+            changes = None  # recorded already
         ending = end_run(trainer, ending, config.retry_on_gpu_error if may_restart else 0)
         if ending.kind == RESTART:
             hand_on_lock(os.dup(lock))
         return ending
     finally:
+        if inputs is not None:
+            inputs.scorer.close()  # where the run ended before it had taken them up
         os.close(lock)
+
+
+def _trained(
+    trainer: Trainer, saved: checkpoint.Checkpoint | None, command: str, inputs: RunInputs | None
+) -> tuple[Ending, Damaged | None]:
+    """How it ended; and the checkpoint that it was to begin from, where its arrays turn out not to be those of the model."""
+    damaged: list[Damaged] = []
+
+    def work() -> Ending:
+        try:
+            return trainer.run(saved, command, inputs)
+        except DamagedCheckpoint as found:
+            damaged.append(found.damaged)
+            raise
+
+    ending = ending_of(work, lambda: trainer.state.step)
+    return ending, damaged[0] if damaged else None
 
 
 def open_run(
@@ -68,21 +100,33 @@ def open_run(
     changes: Mapping[str, Any] | None = None,
     is_restarted: bool = False,
     shared: SharedParts | None = None,
+    notes: Sequence[str] = (),
 ) -> tuple[Trainer, checkpoint.Checkpoint | None]:
     """A trainer for a run whose lock this process holds, and the checkpoint to begin from, to which the run's files are cut back.
 
-    `changes` as in `train`; raises Mistake as it does.
+    It is the newest that is as it was written; what is newer is set aside, and that is said in the diary, after the warnings `notes`.
+    `changes` as in `train`; raises Mistake as it does, for a run of a newer version, and where no checkpoint is whole.
     """
-    saved = checkpoint.newest(run)
+    check_format(run)
+    checkpoint.clear_leftovers(run)
+    saved, damaged = newest_whole(run)
     steering = Steering(run, config)
     if changes:
         steering.record(changes, saved.state.step if saved else 0)
     # After a kill both files are ahead of the checkpoint: see the docstring of backend/run/checkpoint.py.
     truncate_file(run.events, saved.state.events_bytes if saved else 0)
     truncate_file(run.completions, saved.state.completions_bytes if saved else 0)
+    notes = [*notes, *map(set_aside, damaged)]
     settings = steering.config_at(saved.state.step if saved else 0)
     trainer = Trainer(settings, run, Diary(run.events, echo), steering, is_restarted=is_restarted)
     trainer.shared = shared
+    for sentence in notes:
+        trainer.warn(sentence)
+    if saved is not None and saved.filled_in:
+        trainer.note(
+            f"The checkpoint of step {saved.state.step} is of an earlier version, which recorded no {', '.join(saved.filled_in)}; the run "
+            f"goes on with their values at the beginning of a run."
+        )
     return trainer, saved
 
 
@@ -91,21 +135,41 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0) -> Ending:
 
     → the ending as it became: `gpu_retries` is how often a GPU error may be answered by a RESTART.
     """
-    if ending.gpu_error is not None:
-        ending = _after_gpu_error(trainer, ending, ending.gpu_error, gpu_retries)
-    elif ending.kind != "finished":
-        ending = _save_before(trainer, ending)
+    place = trainer.held.place()
+    if place.state in ("deleted", "taken"):
+        return _without_folder(trainer, place)
+    if place.state == "moved" and ending.kind != "finished":
+        with contextlib.suppress(Mistake):  # it was begun where the folder is no more
+            trainer.wait_for_checkpoint()
+        trainer.move_to(RunFolder(place.path))
+        sentence = (
+            f"Stopped at step {ending.step} because its folder was moved to {place.path}; everything is saved there."
+        )
+        ending = Ending("stopped", ending.step, sentence, 3)
+    try:
+        if ending.gpu_error is not None:
+            ending = _after_gpu_error(trainer, ending, ending.gpu_error, gpu_retries)
+        elif ending.kind != "finished":
+            ending = _save_before(trainer, ending)
+    except DiskFault as fault:
+        ending = after_fault(ending, fault)
     if ending.kind != RESTART:
-        event: dict[str, Any] = {
-            "step": ending.step,
-            "reason": ending.reason or ending.kind,
-            "sentence": ending.sentence,
-        }
-        if ending.traceback:
-            event["traceback"] = ending.traceback
-        trainer.diary.write(ending.kind, **event)
+        ending = write_ending(trainer.diary, ending)
     trainer.close()
     return ending
+
+
+def _without_folder(trainer: Trainer, place: FolderPlace) -> Ending:
+    """The end of a run that has no folder any more, or whose folder is another process's: nothing is written there."""
+    trainer.close()
+    name, step = place.path.name, trainer.state.step
+    if place.state == "deleted":
+        sentence = f"run: The folder of the run {name} was deleted while it trained, so step {step} could not be saved."
+    else:
+        sentence = (
+            f"run: Another process trains {name} since its run.lock was deleted; this one ended without writing to it."
+        )
+    return Ending("failed", step, sentence, 2)
 
 
 def _save_before(trainer: Trainer, ending: Ending) -> Ending:
@@ -133,11 +197,9 @@ def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries:
     log, step = trainer.gpu_errors, trainer.state.step
     try:
         logged = log.add(error, ending.gpu_text, step=step, in_use=trainer.step_size, retries=retries)
-    except OSError as full:  # without the log the next process would take the same large steps
+    except DiskFault as full:  # without the log the next process would take the same large steps
         save_without_gpu(trainer)
-        return replace(
-            ending, sentence=f"{ending.sentence} It is not retried, for gpu_errors.jsonl cannot be written: {full}."
-        )
+        return replace(ending, sentence=f"{ending.sentence} It is not retried. {full.faults[0].sentence}")
     if logged.is_retried:  # before saving, so that the checkpoint's length of the diary includes the note
         trainer.warn(logged.sentence)
         trainer.state.gpu_errors_told = len(log.errors)

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backend.rewards.resolve import RewardFunction
+from backend.rewards.description import FunctionDescription
 from backend.rewards.runner.inputs import TrainerState
-from backend.rewards.runner.score import score
+from backend.rewards.scorer import Scorer
 from backend.rewards.weights import WeightSchedule
-from backend.run.run_inputs import StageFunctions
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.training.advantages import advantages
@@ -29,8 +28,9 @@ class ScoringStage:
     """A part of the run with reward functions and weights of its own: the steps up to and including `last`."""
 
     last: int
-    functions: list[RewardFunction]
+    functions: list[FunctionDescription]
     weights: WeightSchedule
+    index: int = 0
 
     @property
     def names(self) -> list[str]:
@@ -40,9 +40,10 @@ class ScoringStage:
 class ScoringStages:
     """Scores groups by the stage of their step. `steps` is the length of the run: the sum over its stages if it has any."""
 
-    def __init__(self, config: Config, functions: StageFunctions, steps: int) -> None:
+    def __init__(self, config: Config, scorer: Scorer, steps: int) -> None:
         self.config = config
-        self.stages = scoring_stages(config, functions, steps)
+        self._scorer = scorer
+        self.stages = scoring_stages(config, scorer.load(), steps)
         self.steps = self.stages[-1].last
         self.uses_mlx = imports_mlx(self.stages)
 
@@ -62,7 +63,7 @@ class ScoringStages:
         """Fill in every completion's scores, reward and logged columns. Returns the metrics that functions logged."""
         stage = self.stage(step)
         state = TrainerState(max(step - 1, 0), self.steps, epoch, self.config.max_completion_length)
-        report = score(groups, stage.functions, stage.weights.at(step), self.config.reward_timeout, state)
+        report = self._scorer.score(groups, stage.index, stage.weights.at(step), self.config.reward_timeout, state)
         completions = [completion for group in groups for completion in group.completions]
         for name, column in report.columns.items():
             for completion, value in zip(completions, column, strict=True):
@@ -103,9 +104,13 @@ class ScoringStages:
         return metrics
 
     def notes(self) -> list[str]:
-        """Sentences about the functions: one replaces a shipped function, or is registered twice."""
+        """Sentences about the functions: one replaces a shipped function, or is registered twice; from what they are not kept."""
         functions = [function for stage in self.stages for function in stage.functions]
-        return list(dict.fromkeys(function.note for function in functions if function.note))
+        return list(dict.fromkeys([*(function.note for function in functions if function.note), *self._scorer.notes()]))
+
+    def close(self) -> None:
+        """End the functions' process."""
+        self._scorer.close()
 
     def state(self) -> list[dict[str, Any]]:
         """State of adaptive weights, one entry a stage, as plain JSON; other weights are functions of the step."""
@@ -126,7 +131,7 @@ class ScoringStages:
                 ) from None
 
 
-def scoring_stages(config: Config, functions: StageFunctions, steps: int) -> list[ScoringStage]:
+def scoring_stages(config: Config, functions: list[list[FunctionDescription]], steps: int) -> list[ScoringStage]:
     """The run's stages; without `stages:` a single one of `steps`. Raises Mistake for weights that do not fit."""
     if not config.stages:
         return [ScoringStage(steps, functions[0], _schedule(config, config.weights, functions[0], steps))]
@@ -134,12 +139,12 @@ def scoring_stages(config: Config, functions: StageFunctions, steps: int) -> lis
     for number, (settings, of_stage) in enumerate(zip(config.stages, functions, strict=True), 1):
         last += settings["iters"]
         weights = _stage_weights(settings, config, of_stage, number)
-        stages.append(ScoringStage(last, of_stage, _schedule(config, weights, of_stage, last)))
+        stages.append(ScoringStage(last, of_stage, _schedule(config, weights, of_stage, last), number - 1))
     return stages
 
 
 def _stage_weights(
-    settings: Mapping[str, Any], config: Config, functions: list[RewardFunction], number: int
+    settings: Mapping[str, Any], config: Config, functions: list[FunctionDescription], number: int
 ) -> list[float]:
     """The stage's own weights; else the run's, if the functions are the run's; else all 1."""
     weights = settings.get("reward_weights")
@@ -152,7 +157,7 @@ def _stage_weights(
     return weights
 
 
-def _schedule(config: Config, weights: list[float], functions: list[RewardFunction], steps: int) -> WeightSchedule:
+def _schedule(config: Config, weights: list[float], functions: list[FunctionDescription], steps: int) -> WeightSchedule:
     kind: Any = config.reward_weight_schedule
     names = [function.name for function in functions]
     try:

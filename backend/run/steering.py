@@ -49,9 +49,6 @@ class Steering:
         if not pairs:
             return None
         change = Change(step, pairs)
-        try:
-            write_changes(self._run, [*self.changes, change])
-        except OSError as error:
-            raise Mistake("run", f"{self._run.changes} cannot be written: {error.strerror}.") from None
+        write_changes(self._run, [*self.changes, change])
         self.changes.append(change)
         return change

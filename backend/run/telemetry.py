@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
+
+import mlx.core as mx
 
 from backend.spec.completion_rows import CompletionRow, GroupRow, TokenData
 from backend.spec.events import Diary, Event, read_events
@@ -69,6 +72,11 @@ class HealthReporter:
     def _take(self, event: Event) -> None:
         for fields in self._watch.take(event):
             self._diary.write("health", **fields)
+
+
+def of_process() -> dict[str, Any]:
+    """What the diary's `started` says of this process: its number, its device, the versions of what computes in it."""
+    return {"pid": os.getpid(), "device": str(mx.default_device()), "versions": versions()}
 
 
 def versions() -> dict[str, str]:

@@ -5,8 +5,6 @@ How a run's process begins and ends, errors included, is in `backend.run.run_pro
 
 from __future__ import annotations
 
-import math
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,23 +13,25 @@ import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from backend.engine.memory import release_cached_buffers
-from backend.models.saving import save_model
-from backend.run import checkpoint
+from backend.models.saving import model_bytes, save_model
+from backend.run import checkpoint, not_finite
 from backend.run.checkpoint import TrainingState
-from backend.run.checkpoint_writer import CheckpointWriter, Snapshot, WrittenCheckpoint, snapshot
+from backend.run.checkpoint_writer import CheckpointWriter, Snapshot, WrittenCheckpoint, refresh_adapters, snapshot
 from backend.run.control import Control, Stopped
 from backend.run.ending import Ending
 from backend.run.final_export import export_finished, exports
 from backend.run.gpu_retries import GpuErrorLog, StepSize
 from backend.run.group_collection import GroupCollection
+from backend.run.held_folder import HeldFolder
 from backend.run.keep_awake import KeepAwake
 from backend.run.parts import RunParts, SharedParts, load_parts
-from backend.run.planned_end import MetricWatch, PlannedEnd, observe_score, patience_is_over
+from backend.run.planned_end import MetricWatch, PlannedEnd, mean_score, observe_score, patience_is_over
+from backend.run.room_for_saving import RoomForSaving
 from backend.run.run_inputs import RunInputs
 from backend.run.slowdowns import SlowdownWatch
 from backend.run.steering import Steering
 from backend.run.step_timer import StepTimer
-from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, versions
+from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, of_process
 from backend.run.token_data import recorded_tokens
 from backend.spec.config import Config
 from backend.spec.config_notes import config_notes
@@ -68,10 +68,12 @@ class Trainer:
         self.gpu_errors = GpuErrorLog(run)
         self.keep_awake = KeepAwake(self.warn)
         self.slowdowns = SlowdownWatch(self.note)
+        self.held = HeldFolder(run, diary, self.warn)
         self.control = Control(
-            run, diary, before_pause=self.rest, after_pause=self.keep_awake.start, take_change=self.take_change,
+            run, diary, look=self.held.look, before_pause=self.rest, after_pause=self.keep_awake.start, take_change=self.take_change,
             keep_words=is_restarted,
         )  # fmt: skip
+        self.room = RoomForSaving(run, diary, self.control)
         self.state = TrainingState()
         self.checkpoint_writer = CheckpointWriter(run, config.keep_checkpoints)
         self.saved_step: int | None = None
@@ -106,7 +108,7 @@ class Trainer:
         self.evaluate_if_due()  # of a run that was shortened to the steps that it has done
         self.wait_for_checkpoint()
         if self.saved_step != self.state.step:
-            self.save()
+            self.save_when_there_is_room()
             self.wait_for_checkpoint()
         return self.ended()
 
@@ -141,11 +143,12 @@ class Trainer:
         """One rollout and its updates. A stop before the updates leaves the run at its last finished step."""
         self.timer = StepTimer(self.clock)
         collection = GroupCollection(self.parts, self.config, self.timer, self.poll)
-        groups, rollout_metrics = collection.collect(step)
-        reward_metrics = self.parts.scoring.fill_advantages(groups, step)
-        self.wait_for_checkpoint()  # the step before may still be on its way to disk, and the weights change now
-        with self.timer.phase("train"):
-            learn_metrics = self.learn(groups)
+        with not_finite.ends_run(self.config, self.folder, step, collection.batch):
+            groups, rollout_metrics = collection.collect(step)
+            reward_metrics = self.parts.scoring.fill_advantages(groups, step)
+            self.wait_for_checkpoint()  # the step before may still be on its way to disk, and the weights change now
+            with self.timer.phase("train"):
+                learn_metrics = self.learn(groups)
         self._rewards_since_save.append(reward_metrics["reward"])
         weight_metrics = self.parts.scoring.update_weights(groups, step)
         self.write_step(
@@ -178,7 +181,7 @@ class Trainer:
         # Completions first: a reader that sees the step's line in the diary finds its completions in their file.
         for group, token_data in zip(groups, recorded_tokens(self.config, self.parts, groups), strict=True):
             self.completions.append(group_row(step, group, token_data))
-        self.state = replace(
+        state = replace(
             self.state, step=step, updates=self.parts.learner.updates, cursor=self.parts.prompt_stream.cursor,
             num_tokens=self.state.num_tokens + int(lengths["num_tokens"]),
             elapsed_s=self.state.elapsed_s + self.timer.elapsed(),
@@ -187,23 +190,25 @@ class Trainer:
         save_time = {"time/save": self._save_s} if self._save_s else {}
         self._save_s = 0.0  # the time of saving after step N is reported with step N + 1
         event = self.diary.write("step", step=step, metrics=lengths | variety_metrics(groups) | metrics | save_time | {
-            "num_tokens": self.state.num_tokens, "epoch": self.parts.prompt_stream.epoch,
+            "num_tokens": state.num_tokens, "epoch": self.parts.prompt_stream.epoch,
             "train_tokens_per_second": self.timer.rate(trained_tokens, "train"),
         } | self.timer.metrics())  # fmt: skip
+        self.state = state  # once its line is written: a step that the diary lacks is in no checkpoint
         self.metrics.take(event)
 
     def after_step(self, step: int) -> None:
         """Evaluate and save when due; obey commands that had to wait for the end of the step."""
         if self._evaluation_due(step):
             self.evaluate(step)
+        self.room.wait()
         is_due = step % self.config.save_every == 0
         if is_due and not self._has_evaluations:
-            observe_score(self.state, _mean(self._rewards_since_save), step, self.config)
+            observe_score(self.state, mean_score(self._rewards_since_save), step, self.config)
         # Early stopping names the best weights, so they are saved whenever it is due.
         is_best = self.config.early_stopping_patience > 0 and self.state.best_step == step
         if is_due or is_best or self.control.save_requested:
             self.control.save_requested = False
-            self.save()
+            self.save_when_there_is_room()
         for sentence in self.parts.new_notes():
             self.note(sentence)
         for sentence in self.metrics.new_warnings(self.config.stop_when):
@@ -224,6 +229,7 @@ class Trainer:
         parts = load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, self.shared)
         if saved is not None:
             parts.restore(saved)
+            refresh_adapters(self.folder, saved, parts.policy, self.config)
             self.state, self.saved_step = saved.state, saved.state.step
             self._begun = saved.state.step
         # Set only once restored: from here on a failure saves the run first, and half-restored parts must not be saved.
@@ -231,14 +237,10 @@ class Trainer:
         self.write_started(saved, command)
 
     def write_started(self, saved: checkpoint.Checkpoint | None, command: str) -> None:
-        steps = self.parts.steps_of(
-            self.steering.config_at(self.state.step + 1)
-        )  # a resume may have lengthened the run
-        self.diary.write(
-            "started", pid=os.getpid(), command=command, model=self.config.model, iterations=steps,
-            ranks=1, device=str(mx.default_device()), versions=versions(),
-            resumed_from=saved.state.step if saved else None,
-        )  # fmt: skip
+        # Of the settings of the next step: a resume may have lengthened the run.
+        steps = self.parts.steps_of(self.steering.config_at(self.state.step + 1))
+        of_run = {"command": command, "model": self.config.model, "iterations": steps, "ranks": 1}
+        self.diary.write("started", **of_run, **of_process(), resumed_from=saved.state.step if saved else None)
         if saved:  # its event came after the length to which the diary was cut back
             self._write_checkpoint_event(saved.state.step, saved.path)
         for error in self.gpu_errors.errors[self.state.gpu_errors_told :]:  # the diary was cut back before their notes
@@ -264,7 +266,7 @@ class Trainer:
 
     def evaluate(self, step: int) -> None:
         metrics = self._held_out("valid", self.parts.valid, self.config.val_batches)
-        self.state.score, self.state.evaluated = _mean([metrics["reward"]]), step
+        self.state.score, self.state.evaluated = mean_score([metrics["reward"]]), step
         observe_score(self.state, self.state.score, step, self.config)
 
     def _held_out(self, split: str, problems: list[Problem], count: int) -> dict[str, float]:
@@ -278,6 +280,11 @@ class Trainer:
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def save_when_there_is_room(self) -> None:
+        """`save`, after a pause where the disk is nearly full. Raises Stopped."""
+        self.room.wait(lambda: self.parts.checkpoint_bytes(self.config))
+        self.save()
+
     def save(self) -> None:
         """Begin a checkpoint of the last finished step. It is written while the next step samples; `wait_for_checkpoint`
         writes its event once it is complete on disk."""
@@ -289,8 +296,9 @@ class Trainer:
     def _snapshot(self) -> Snapshot:
         """The last finished step, with the state of everything that a checkpoint holds."""
         self.diary.write("phase", phase="saving")
-        if not self._has_evaluations:
-            self.state.score = _mean(self._rewards_since_save)
+        # None of them after a save that failed and is tried again: the score stands.
+        if self._rewards_since_save and not self._has_evaluations:
+            self.state.score = mean_score(self._rewards_since_save)
         self._rewards_since_save = []
         # Read last: both files up to these lengths hold the steps of this checkpoint and nothing of later ones.
         self.state.events_bytes, self.state.completions_bytes = self.diary.size, self.completions.size
@@ -298,7 +306,7 @@ class Trainer:
         return snapshot(self.state, self.parts.policy, self.parts.learner, self.config)
 
     def wait_for_checkpoint(self) -> None:
-        """Wait until the checkpoint that was begun is complete, and write its event. Raises Mistake if writing failed."""
+        """Wait until the checkpoint that was begun is complete, and write its event. Raises DiskFault if writing failed."""
         began = self.clock()
         if (saved := self.checkpoint_writer.wait()) is not None:
             self._saved(saved)
@@ -356,21 +364,27 @@ class Trainer:
         if self.parts.test:
             self._held_out("test", self.parts.test, config.test_batches)
         if config.train_type == "full":
+            self.room.wait(lambda: model_bytes(self.parts.policy))
             save_model(self.parts.policy, config.model, self.folder.model)
         if not exports(config):
             return
         self.diary.write("phase", phase="exporting")
-        self.parts.background_tokenizer.close()
+        self.parts.close()
         del self.parts  # fusing loads the model again, and two of them may not fit in memory
         mx.clear_cache()
         export_finished(config, self.folder, self.diary)
 
+    def move_to(self, folder: RunFolder) -> None:
+        """Go on in another place: the run's folder was moved there, with the files that are open."""
+        self.folder = self.control.run = self.checkpoint_writer.run = folder
+
     def close(self) -> None:
         """Let the machine sleep, and close threads and files."""
         self.keep_awake.stop()
+        self.held.close()
         self.checkpoint_writer.close()
         if self.has_parts:
-            self.parts.background_tokenizer.close()
+            self.parts.close()
         for log in (self.diary, self.completions):
             log.close()
 
@@ -383,9 +397,3 @@ class Trainer:
     def clock(self) -> float:
         """Seconds, on a clock that stops during a pause."""
         return time.monotonic() - self.control.paused_s
-
-
-def _mean(rewards: list[float]) -> float | None:
-    """The mean; None where no function had an opinion."""
-    known = [reward for reward in rewards if not math.isnan(reward)]
-    return sum(known) / len(known) if known else None

@@ -14,7 +14,7 @@ from typing import Any
 
 from backend.rewards.cases import cases_file, is_same, new_case, read_cases, rerun, write_cases
 from backend.rewards.completion_lines import group_of, groups_in, line_of, merge_consecutive, read_groups
-from backend.rewards.runner.score_one import LoadError
+from backend.rewards.runner.user_traceback import LoadError
 from backend.rewards.sandbox.client import SandboxClient
 from backend.rewards.trial_scoring import ScoringSettings, score_lines
 from backend.serve.question_call import QuestionCall

@@ -5,14 +5,23 @@ invalid field never hides another's fault. Nothing here opens a file: see `backe
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
-from backend.spec.faults import Fault
+from backend.spec.faults import Fault, Mistake
 from backend.spec.runs.stop_conditions import condition_fault
+from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.text import shown
 
 Check = Callable[..., "Iterator[Fault]"]
 CHECKS: list[tuple[tuple[str, ...], Check]] = []
+MOST_COMPLETIONS = 1_000_000
+"""Completions of one step. More is a slip, and what is computed from it would take hours."""
+MOST_STEPS = 100_000_000
+"""Steps of one run."""
+LARGEST_WEIGHT = 1_000_000
+"""Of a reward: products with larger ones leave float32's exact range."""
 RESERVED_TEMPLATE_OPTIONS = (
     *("conversation", "messages", "tokenize", "add_generation_prompt", "continue_final_message"),
     *("return_dict", "return_tensors", "return_assistant_tokens_mask", "padding", "truncation", "max_length"),
@@ -46,6 +55,38 @@ def _dataset_is_set(data: str) -> Iterator[Fault]:
         yield Fault("data", "Choose a dataset: a file, a folder, or an id on Hugging Face.")
 
 
+def _can_be_a_path(key: str) -> None:
+    """Register the check that a setting's text could be a path; an id on Hugging Face could."""
+
+    @_reads(key)
+    def _check(text: str) -> Iterator[Fault]:
+        try:
+            user_path(text, key)
+        except Mistake as mistake:
+            yield from mistake.faults
+
+
+for _key in (
+    "model",
+    "data",
+    "reference_model_path",
+    "reward_functions_file",
+    "train_split",
+    "valid_split",
+    "test_split",
+):
+    _can_be_a_path(_key)
+
+
+@_reads("batch_size", "gradient_accumulation_steps", "steps_per_generation", "group_size")
+def _a_step_can_be_sampled(batch: int, accumulation: int, generations: int, group: int) -> Iterator[Fault]:
+    completions = batch * accumulation * generations * group
+    if completions > MOST_COMPLETIONS:
+        yield Fault(
+            "batch_size", f"A step would have {completions:,} completions; at most {MOST_COMPLETIONS:,} can be sampled."
+        )
+
+
 @_reads("num_layers", "train_type")
 def _some_layers_are_trained(num_layers: int, train_type: str) -> Iterator[Fault]:
     if num_layers == 0 and train_type != "full":
@@ -66,11 +107,11 @@ def _reward_functions_are_listed_once(functions: list[str]) -> Iterator[Fault]:
     if not functions:
         yield Fault("reward_functions", "No reward function is ticked; a run needs at least one.")
     if twice := _duplicates(functions):
-        yield Fault("reward_functions", f"{', '.join(twice)} is listed twice; list each reward function once.")
+        yield Fault("reward_functions", f"{shown(', '.join(twice))} is listed twice; list each reward function once.")
 
 
 def _duplicates(names: list[str]) -> list[str]:
-    return sorted({name for name in names if names.count(name) > 1})
+    return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 @_reads("reward_functions", "reward_weights")
@@ -79,17 +120,19 @@ def _one_weight_per_reward_function(functions: list[str], weights: list[float]) 
         yield Fault(
             "reward_weights",
             f"There are {len(weights)} reward weights for {len(functions)} reward functions "
-            f"({', '.join(functions)}); give one weight for each, or none.",
+            f"({shown(', '.join(functions))}); give one weight for each, or none.",
         )
     elif weights and not any(weights):
         yield Fault("reward_weights", "Every reward weight is 0, so no completion could be better than another.")
 
 
 @_reads("reward_weights")
-def _weights_are_finite(weights: list[float]) -> Iterator[Fault]:
+def _weights_are_usable(weights: list[float]) -> Iterator[Fault]:
     odd = [weight for weight in weights if not math.isfinite(weight)]
     if odd:
         yield Fault("reward_weights", f"A reward weight must be a finite number, not {odd[0]}.")
+    elif large := [weight for weight in weights if abs(weight) > LARGEST_WEIGHT]:
+        yield Fault("reward_weights", f"A reward weight must lie within ±{LARGEST_WEIGHT:,}, not {large[0]:g}.")
 
 
 @_reads("stop_when", "reward_functions", "reward_functions_file")
@@ -110,7 +153,9 @@ def _stop_strings_are_not_empty(stop: list[str]) -> Iterator[Fault]:
 def _template_options_are_not_reserved(options: Mapping[str, Any]) -> Iterator[Fault]:
     ours = [key for key in options if key in RESERVED_TEMPLATE_OPTIONS]
     if ours:
-        yield Fault("chat_template_kwargs", f"{ours[0]} is not an option to choose: the trainer sets it itself.")
+        yield Fault(
+            "chat_template_kwargs", f"{shown(ours[0], 40)} is not an option to choose: the trainer sets it itself."
+        )
 
 
 @_reads("train_type", "quantization")
@@ -239,20 +284,26 @@ def _stage_faults(stage: Mapping[str, Any], name: str) -> Iterator[Fault]:
     strange = [key for key in stage if key not in STAGE_KEYS]
     iters, functions, weights = (stage.get(key) for key in STAGE_KEYS)
     if strange:
-        yield Fault("stages", f"{name} has {strange[0]}; a stage has {', '.join(STAGE_KEYS)}.")
+        yield Fault("stages", f"{name} has {shown(strange[0], 40)}; a stage has {', '.join(STAGE_KEYS)}.")
     if not isinstance(iters, int) or isinstance(iters, bool) or iters < 1:
         yield Fault("stages", f"{name} needs iters, a whole number of steps above 0.")
+    elif iters > MOST_STEPS:
+        yield Fault("stages", f"{name} has {iters:,} steps; at most {MOST_STEPS:,} can be trained.")
     if functions is not None and not (_is_list_of(functions, str) and functions):
         yield Fault("stages", f"{name}: reward_functions must be a list of names.")
     elif functions and (twice := _duplicates(cast("list[str]", functions))):
-        yield Fault("stages", f"{name} lists {', '.join(twice)} twice; list each reward function once.")
+        yield Fault("stages", f"{name} lists {shown(', '.join(twice))} twice; list each reward function once.")
     if weights is not None and not _is_list_of(weights, (int, float)):
         yield Fault("stages", f"{name}: reward_weights must be a list of numbers.")
-    elif weights and not (any(weights) and all(map(math.isfinite, weights))):
-        yield Fault("stages", f"{name}: reward_weights must be finite numbers, and at least one of them not 0.")
-    elif weights and functions and len(weights) != len(functions):
+    elif weights and not (any(weights) and all(abs(weight) <= LARGEST_WEIGHT for weight in weights)):
+        yield Fault(
+            "stages", f"{name}: reward_weights must lie within ±{LARGEST_WEIGHT:,}, and at least one of them not be 0."
+        )
+    elif weights and _is_list_of(functions, str) and functions and len(weights) != len(functions):
         yield Fault("stages", f"{name} has {len(weights)} reward weights for {len(functions)} reward functions.")
 
 
 def _is_list_of(value: Any, kind: type | tuple[type, ...]) -> bool:
-    return isinstance(value, list) and all(isinstance(item, kind) for item in cast("list[Any]", value))
+    """Whether it is a list of these; true and false are no numbers."""
+    items = cast("list[Any]", value) if isinstance(value, list) else [None]
+    return all(isinstance(item, kind) and not isinstance(item, bool) for item in items)

@@ -7,6 +7,7 @@ settings, tag the field (`used_by`) and ask `keys_used_by`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -15,12 +16,17 @@ from typing import Annotated, Any, cast
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from backend.spec.checks import cross_setting_faults, reference_is_needed
+from backend.spec.checks import MOST_COMPLETIONS, MOST_STEPS, cross_setting_faults, reference_is_needed
 from backend.spec.faults import Fault, Mistake
 from backend.spec.loss_menu import levels, losses
 from backend.spec.rewards.catalog import DEFAULT_REWARDS, nearest, split_names, with_absolute_file
 from backend.spec.setting import Setting, Use, setting, setting_from_field
 from backend.spec.setting_aliases import FOREIGN_KEYS, translate
+from backend.spec.user_input.documents import read_yaml
+from backend.spec.user_input.files import exists
+from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.text import shown
+from backend.spec.user_input.values import unusable
 
 SECTIONS: dict[str, str] = {
     "algorithm": "Algorithm",
@@ -34,6 +40,12 @@ SECTIONS: dict[str, str] = {
 }
 """Section key → title, in reading order of the form."""
 
+MOST_TOKENS = 10_000_000
+"""Tokens of a prompt and its completion: a hundred times what most models read, as many as any does."""
+NEVER = 1_000_000_000
+"""Upper limit of settings that say how often or how many at most: longer than any run."""
+LONGEST_LIST = 1_000
+"""Entries of a setting that is a list."""
 _ADAPTERS = ("train_type", ("lora", "dora"))
 _DECAYING = ("lr_schedule", ("cosine", "linear"))
 _SAPO, _VESPO = ("grpo_loss_type", ("sapo",)), ("grpo_loss_type", ("vespo",))
@@ -70,11 +82,11 @@ class Config(BaseModel):
         used_by=("duration",),
     )
     num_layers: int = setting(16, "fine_tune", "Layers", "How many of the last layers get adapters. −1 means all of them.",
-                              ge=-1, unit="layers", when=_ADAPTERS, used_by=("duration",))
+                              ge=-1, le=10_000, unit="layers", when=_ADAPTERS, used_by=("duration",))
     rank: int = setting(8, "fine_tune", "Rank", "Width of the adapter matrices. More can learn more and costs more memory.",
                         ge=1, le=4096, when=_ADAPTERS)
     scale: float = setting(20.0, "fine_tune", "Scale", "Factor on what the adapter adds to the frozen weight.",
-                           gt=0, when=_ADAPTERS)
+                           gt=0, le=1_000_000, when=_ADAPTERS)
     dropout: float = setting(0.0, "fine_tune", "Dropout", "Share of adapter inputs set to zero while learning.",
                              ge=0, lt=1, when=_ADAPTERS)
     lora_keys: list[str] = setting([], "fine_tune", "Target modules", "Names of the linear layers that get adapters, such as "
@@ -98,21 +110,21 @@ class Config(BaseModel):
 
     # Training Settings
     iters: int = setting(1000, "training", "Iterations", "Training steps. Each samples a group for every prompt of the "
-                         "batch and learns from it.", ge=1, unit="steps")
+                         "batch and learns from it.", ge=1, le=MOST_STEPS, unit="steps")
     epochs: int = setting(0, "training", "Epochs", "Passes over the dataset. Above 0 it decides how long the run is, and "
-                          "Iterations is not used.", ge=0, unit="passes")
-    batch_size: int = setting(1, "training", "Batch", "Prompts in one step (before gradient accumulation).", ge=1, unit="prompts")
+                          "Iterations is not used.", ge=0, le=1_000_000, unit="passes")
+    batch_size: int = setting(1, "training", "Batch", "Prompts in one step (before gradient accumulation).", ge=1, le=MOST_COMPLETIONS, unit="prompts")
     gradient_accumulation_steps: int = setting(
         1, "training", "Gradient accumulation", "Multiplies the prompts of a step; their gradients are summed piece by "
-        "piece, so memory stays the same.", ge=1, unit="batches")
+        "piece, so memory stays the same.", ge=1, le=MOST_COMPLETIONS, unit="batches")
     num_iterations: int = setting(
         1, "training", "Updates per rollout", "How often the weights are updated from the same completions (μ). At 1 the "
-        "ratio is always 1 and nothing is ever clipped.", ge=1, unit="updates", used_by=("duration",))
+        "ratio is always 1 and nothing is ever clipped.", ge=1, le=10_000, unit="updates", used_by=("duration",))
     steps_per_generation: int = setting(
         1, "training", "Batches per rollout", "How many optimizer batches are sampled at once. Above 1, the later ones learn from "
-        "completions that a slightly older policy wrote.", ge=1, unit="batches", advanced=True)
+        "completions that a slightly older policy wrote.", ge=1, le=10_000, unit="batches", advanced=True)
     max_seq_length: int = setting(2048, "training", "Max Seq", "Prompt and completion together. Rows whose prompt leaves no "
-                                  "room for the completion are left out, and counted.", ge=2, unit="tokens",
+                                  "room for the completion are left out, and counted.", ge=2, le=MOST_TOKENS, unit="tokens",
                                   used_by=("prompt_limit",))
     seed: int = setting(0, "training", "Seed", "The same seed on the same machine gives the same run.", ge=0, le=2**32 - 1,
                         used_by=("rows",))
@@ -134,53 +146,53 @@ class Config(BaseModel):
     adam_beta2: float = setting(0.999, "training", "Beta 2", "Memory of the squared gradient.", ge=0, lt=1, advanced=True,
                                 when=("optimizer", ("adam", "adamw", "adamax", "lion")))
     max_grad_norm: float = setting(1.0, "training", "Max gradient norm", "Longer gradients are shortened to this length. "
-                                   "0 never shortens.", ge=0, advanced=True)
+                                   "0 never shortens.", ge=0, le=1_000_000, advanced=True)
     lr_schedule: str = setting(
         "constant", "training", "LR schedule", "How the learning rate changes over the run.",
         choices=[("constant", "Constant", "The same from the first step to the last, without warm-up."),
                  ("cosine", "Cosine decay", "Warms up, then falls along a cosine to the final rate."),
                  ("linear", "Linear", "Warms up, then falls along a line to the final rate.")],
     )
-    lr_warmup_steps: int = setting(40, "training", "Warm-up", "Updates over which the rate rises to its peak.", ge=0,
+    lr_warmup_steps: int = setting(40, "training", "Warm-up", "Updates over which the rate rises to its peak.", ge=0, le=NEVER,
                                    unit="updates", when=_DECAYING)
-    lr_warmup_init: float = setting(1e-7, "training", "Warm-up start", "The rate of the first update.", ge=0, when=_DECAYING)
+    lr_warmup_init: float = setting(1e-7, "training", "Warm-up start", "The rate of the first update.", ge=0, le=10, when=_DECAYING)
     lr_decay_fraction: float = setting(0.8, "training", "Decay fraction", "Share of the run over which the rate falls, "
                                        "counted from the end of the warm-up. Above 1 the run ends on the way down.",
                                        gt=0, le=10, when=_DECAYING)
-    lr_final: float = setting(2e-6, "training", "Final rate", "The rate once it has fallen.", ge=0, when=_DECAYING)
+    lr_final: float = setting(2e-6, "training", "Final rate", "The rate once it has fallen.", ge=0, le=10, when=_DECAYING)
     steps_per_report: int = setting(10, "training", "Report", "How often the terminal prints a line. The charts have "
-                                    "every step.", ge=1, unit="steps")
+                                    "every step.", ge=1, le=NEVER, unit="steps")
     steps_per_eval: int = setting(200, "training", "Eval", "How often held-out prompts are answered and scored. 0 never "
-                                  "does.", ge=0, unit="steps")
-    save_every: int = setting(100, "training", "Save", "How often a checkpoint is written.", ge=1, unit="steps")
+                                  "does.", ge=0, le=NEVER, unit="steps")
+    save_every: int = setting(100, "training", "Save", "How often a checkpoint is written.", ge=1, le=NEVER, unit="steps")
     stop_when: list[str] = setting([], "training", "Stop when", "Ends the run once one of these is met, as finished: a metric, a sign and a "
                                    "number, such as kl > 0.8 or reward >= 2.5. The mean of the last five steps is compared; with eval/ "
                                    "before it, a metric of the newest evaluation.", advanced=True)
     early_stopping_patience: int = setting(0, "training", "Early stopping", "Ends the run, as finished, once the held-out reward has not "
                                            "risen in this many evaluations; without evaluations, the training reward between checkpoints. "
-                                           "The best checkpoint is kept. 0 never does.", ge=0, unit="evaluations", advanced=True)
+                                           "The best checkpoint is kept. 0 never does.", ge=0, le=NEVER, unit="evaluations", advanced=True)
     early_stopping_min_delta: float = setting(0.0, "training", "Least gain", "How much the reward must rise to count for Early stopping.",
-                                              ge=0, advanced=True)
+                                              ge=0, le=1_000_000, advanced=True)
     keep_checkpoints: int = setting(3, "training", "Keep checkpoints", "How many of the newest stay on disk, beside the "
-                                    "best one.", ge=1, unit="checkpoints", advanced=True)
+                                    "best one.", ge=1, le=NEVER, unit="checkpoints", advanced=True)
     val_batches: int = setting(25, "training", "Val batches", "Batches of held-out prompts in one evaluation. −1 takes "
-                               "all.", ge=-1, unit="batches")
+                               "all.", ge=-1, le=NEVER, unit="batches")
     test: bool = setting(False, "training", "Evaluate test split", "Answers the test prompts once more when training ends.")
-    test_batches: int = setting(100, "training", "Test batches", "Batches of test prompts. −1 takes all.", ge=-1,
+    test_batches: int = setting(100, "training", "Test batches", "Batches of test prompts. −1 takes all.", ge=-1, le=NEVER,
                                 unit="batches", when=("test", (True,)))
     grad_checkpoint: bool = setting(False, "training", "Gradient checkpointing", "Recomputes each layer in the backward "
                                     "pass: less memory, about a third slower.", used_by=("duration",))
     memory_limit: float = setting(0.0, "training", "Memory limit", "What a run may use. Sampling and learning are cut up so that "
-                                  "they stay within it. 0 takes a safe share of this machine.", ge=0, unit="GB", advanced=True)
+                                  "they stay within it. 0 takes a safe share of this machine.", ge=0, le=1_000_000, unit="GB", advanced=True)
     retry_on_gpu_error: int = setting(3, "training", "Retries after a GPU error", "How often in a row a run that the GPU has failed, for want "
                                       "of memory or because macOS stopped its work, goes on from its last step in a new process, each time "
-                                      "with half the micro-batch. 0 never does.", ge=0, unit="times", advanced=True)
+                                      "with half the micro-batch. 0 never does.", ge=0, le=1_000, unit="times", advanced=True)
     relax_gpu_timeout: bool = setting(False, "training", "Relax GPU timeout", "Asks macOS to wait longer before it stops the GPU's work "
                                       "because the display waits (AGX_RELAX_CDM_CTXSTORE_TIMEOUT=1). Apple does not document it, it does not "
                                       "always help, and the display may stutter. Only on a Mac.", advanced=True)
     efficient_long_context: bool = setting(False, "training", "Efficient long context", "Reads long prompts and works out "
                                            "log-probabilities piece by piece, in steps of the sequence step size.", advanced=True)
-    seq_step_size: int = setting(512, "training", "Sequence step size", "Tokens per piece.", ge=16, unit="tokens",
+    seq_step_size: int = setting(512, "training", "Sequence step size", "Tokens per piece.", ge=16, le=MOST_TOKENS, unit="tokens",
                                  advanced=True, when=("efficient_long_context", (True,)))
     record_tokens: bool = setting(False, "training", "Record tokens", "Writes every token of a completion beside its text: its log-"
                                   "probability when it was sampled and when it was learned from, its ratio, and whether it was clipped. "
@@ -216,7 +228,7 @@ class Config(BaseModel):
                                                    used_by=("row_view", "prompt_text"))
     stop: list[str] = setting([], "columns", "Stop strings", "A completion ends once it contains one of these.", advanced=True)
     num_generations_eval: int | None = setting(None, "columns", "Group in evaluation", "Completions per held-out prompt. "
-                                               "Empty means the same as Group.", ge=1, advanced=True)
+                                               "Empty means the same as Group.", ge=1, le=MOST_COMPLETIONS, advanced=True)
 
     # Output
     run_name: str = setting("", "output", "Run folder name", "Empty names the run after model, kind of training and date.",
@@ -224,7 +236,7 @@ class Config(BaseModel):
 
     # Preference And Judge
     beta: float = setting(0.1, "preference", "KL weight", "Holds the model near the reference model. 0 turns it off and "
-                          "saves the reference pass.", ge=0)
+                          "saves the reference pass.", ge=0, le=1_000_000)
     reference_model_path: str = setting("", "preference", "Reference model", "The model to stay near. Empty means the base "
                                         "model as it was before training, without a second copy in memory under LoRA.", kind="model",
                                         used_by=("task",))
@@ -232,7 +244,7 @@ class Config(BaseModel):
                                    advanced=True)
     ref_model_mixup_alpha: float = setting(0.6, "preference", "Mix-up", "Share of the policy in the new reference.", gt=0, le=1,
                                            advanced=True, when=("sync_ref_model", (True,)))
-    ref_model_sync_steps: int = setting(512, "preference", "Sync every", "Updates between two moves of the reference.", ge=1,
+    ref_model_sync_steps: int = setting(512, "preference", "Sync every", "Updates between two moves of the reference.", ge=1, le=NEVER,
                                         unit="updates", advanced=True, when=("sync_ref_model", (True,)))
     log_kl: bool = setting(False, "preference", "Log KL at weight 0", "Measures the KL although it is not used, at the "
                            "price of a reference pass.", advanced=True, when=("beta", (0, 0.0)))
@@ -246,18 +258,18 @@ class Config(BaseModel):
 
     # GRPO Generation And Rewards
     group_size: int = setting(4, "generation", "Group", "Completions sampled for each prompt and compared with one "
-                              "another. More give a steadier signal and cost more.", ge=2, unit="completions")
-    max_completion_length: int = setting(512, "generation", "Completion", "Longest completion.", ge=1, unit="tokens",
+                              "another. More give a steadier signal and cost more.", ge=2, le=MOST_COMPLETIONS, unit="completions")
+    max_completion_length: int = setting(512, "generation", "Completion", "Longest completion.", ge=1, le=MOST_TOKENS, unit="tokens",
                                          used_by=("prompt_limit", "scoring", "duration"))
     temperature: float = setting(0.8, "generation", "Temp", "How freely tokens are drawn; log-probabilities are taken at "
                                  "the same temperature. 0 is invalid: a group would be one answer many times.", gt=0, le=10)
     top_p: float = setting(0.95, "generation", "Top P", "Draws only from the likeliest tokens that make up this share. 1 "
                            "turns it off.", gt=0, le=1)
-    top_k: int = setting(20, "generation", "Top K", "Draws only from this many likeliest tokens. 0 turns it off.", ge=0, unit="tokens")
+    top_k: int = setting(20, "generation", "Top K", "Draws only from this many likeliest tokens. 0 turns it off.", ge=0, le=10_000_000, unit="tokens")
     min_p: float = setting(0.0, "generation", "Min P", "Drops tokens below this share of the likeliest one. 0 turns it off.", ge=0, le=1)
     epsilon: float = setting(1e-4, "generation", "Epsilon", "How far below 1 the ratio may fall before its gradient stops.", gt=0, lt=1)
     epsilon_high: float | None = setting(None, "generation", "Epsilon high", "How far above 1 the ratio may rise. Empty "
-                                         "means the same as Epsilon; DAPO sets it higher.", gt=0)
+                                         "means the same as Epsilon; DAPO sets it higher.", gt=0, le=1_000_000)
     grpo_loss_type: str = setting(
         "grpo", "generation", "GRPO loss", "How the tokens' losses are averaged.",
         choices=[(entry.key, entry.name, entry.sentence) for entry in losses()],
@@ -267,18 +279,18 @@ class Config(BaseModel):
         choices=[(entry.key, entry.name, entry.sentence) for entry in levels()],
     )
     delta: float | None = setting(None, "generation", "Delta", "Largest ratio that is left alone where nothing else clips it "
-                                  "(two-sided clipping, INTELLECT-2). Empty turns it off.", gt=1, advanced=True)
+                                  "(two-sided clipping, INTELLECT-2). Empty turns it off.", gt=1, le=1_000_000, advanced=True)
     sapo_temperature_pos: float = setting(1.0, "generation", "SAPO temperature, better", "How sharply the gate closes for "
-                                          "completions above their group's mean.", gt=0, advanced=True, when=_SAPO)
+                                          "completions above their group's mean.", gt=0, le=1_000_000, advanced=True, when=_SAPO)
     sapo_temperature_neg: float = setting(1.05, "generation", "SAPO temperature, worse", "The same for completions below it.",
-                                          gt=0, advanced=True, when=_SAPO)
+                                          gt=0, le=1_000_000, advanced=True, when=_SAPO)
     vespo_k_pos: float = setting(2.0, "generation", "VESPO k, better", "Power of the ratio in the weight of completions "
-                                 "above their group's mean.", gt=0, advanced=True, when=_VESPO)
-    vespo_lambda_pos: float = setting(3.0, "generation", "VESPO lambda, better", "How fast that weight falls off.", gt=0,
+                                 "above their group's mean.", gt=0, le=1_000_000, advanced=True, when=_VESPO)
+    vespo_lambda_pos: float = setting(3.0, "generation", "VESPO lambda, better", "How fast that weight falls off.", gt=0, le=1_000_000,
                                       advanced=True, when=_VESPO)
-    vespo_k_neg: float = setting(3.0, "generation", "VESPO k, worse", "The power for completions below it.", gt=0,
+    vespo_k_neg: float = setting(3.0, "generation", "VESPO k, worse", "The power for completions below it.", gt=0, le=1_000_000,
                                  advanced=True, when=_VESPO)
-    vespo_lambda_neg: float = setting(2.0, "generation", "VESPO lambda, worse", "How fast that weight falls off.", gt=0,
+    vespo_lambda_neg: float = setting(2.0, "generation", "VESPO lambda, worse", "How fast that weight falls off.", gt=0, le=1_000_000,
                                       advanced=True, when=_VESPO)
     top_entropy_quantile: float = setting(1.0, "generation", "Entropy share", "Share of the tokens, the most uncertain ones, "
                                           "that carry the policy term. 1 takes all.", ge=0, le=1, advanced=True)
@@ -286,11 +298,11 @@ class Config(BaseModel):
                                   "it off.", ge=0, le=1, advanced=True)
     entropy_adaptive: bool = setting(False, "generation", "Adaptive entropy bonus", "Moves the bonus by 0.005 after each update, "
                                      "up while the entropy is at or below the target, else down.", advanced=True)
-    entropy_target: float = setting(0.2, "generation", "Entropy target", "The entropy that the adaptive bonus holds.", ge=0,
+    entropy_target: float = setting(0.2, "generation", "Entropy target", "The entropy that the adaptive bonus holds.", ge=0, le=100,
                                     unit="nats", advanced=True, when=("entropy_adaptive", (True,)))
     off_policy_mask_threshold: float | None = setting(None, "generation", "Off-policy mask", "Leaves out worse-than-average "
                                                       "completions that have drifted further than this. Empty leaves none out.",
-                                                      gt=0, unit="nats a token", advanced=True)
+                                                      gt=0, le=1_000_000, unit="nats a token", advanced=True)
     mask_truncated_completions: bool = setting(False, "generation", "Mask truncated completions", "Does not train on completions "
                                                "that ran into the length limit; their reward still counts in the group.", advanced=True)
     sampling_correction: str = setting(
@@ -305,9 +317,9 @@ class Config(BaseModel):
                  ("sequence_mask", "Sequence, masked", "One ratio a completion; outside the limits it is left out.")],
     )
     sampling_correction_max: float | None = setting(3.0, "generation", "Largest correction", "Upper limit of the ratio. Empty "
-                                                    "means none.", gt=0, advanced=True, when=_CORRECTED)
+                                                    "means none.", gt=0, le=1_000_000, advanced=True, when=_CORRECTED)
     sampling_correction_min: float | None = setting(None, "generation", "Smallest correction", "Lower limit of the ratio. Empty "
-                                                    "means none.", gt=0, advanced=True, when=_CORRECTED)
+                                                    "means none.", gt=0, le=1_000_000, advanced=True, when=_CORRECTED)
     scale_rewards: str = setting(
         "group", "generation", "Scale rewards", "What the distance from the group's mean is divided by.", advanced=True,
         choices=[("group", "Group", "The standard deviation of the group."),
@@ -333,7 +345,7 @@ class Config(BaseModel):
     dynamic_sampling: bool = setting(False, "generation", "Dynamic sampling", "Draws on, prompt after prompt, until every group of "
                                      "the step has completions of different reward (DAPO).", advanced=True)
     dynamic_sampling_rounds: int = setting(10, "generation", "Rounds at most", "How often a step may draw before it goes on with what "
-                                           "it has.", ge=1, unit="rounds", advanced=True, when=("dynamic_sampling", (True,)))
+                                           "it has.", ge=1, le=10_000, unit="rounds", advanced=True, when=("dynamic_sampling", (True,)))
     reward_functions: list[str] = setting(list(DEFAULT_REWARDS), "generation", "Reward functions", "Names of the functions "
                                           "that score a completion, in order.", kind="rewards",
                                           used_by=("task", "row_view", "rewards", "scoring"))
@@ -355,7 +367,18 @@ class Config(BaseModel):
     reward_functions_file: str = setting("", "generation", "Reward functions file", "A Python file (.py or .txt) that "
                                          "registers functions of your own.", kind="file", used_by=("task", "rewards", "scoring"))
     reward_timeout: float = setting(60.0, "generation", "Reward timeout", "A reward function that takes longer than this "
-                                    "in one step stops the run.", gt=0, unit="s", advanced=True, used_by=("rewards",))
+                                    "in one step stops the run.", gt=0, le=1_000_000, unit="s", advanced=True, used_by=("rewards",))
+    reward_isolation: str = setting(
+        "process", "generation", "Reward isolation", "Where reward functions run.", advanced=True,
+        choices=[("process", "Own process", "In a process beside the trainer, without its files and environment: a function that hangs, "
+                  "crashes or exits is told by one sentence, and the run is saved."),
+                 ("thread", "In the trainer", "In the trainer's own process, for functions that need what it has in memory. One that crashes "
+                  "or never returns takes the run with it.")],
+        used_by=("rewards",),
+    )
+    reward_network: bool = setting(False, "generation", "Reward network", "Reward functions may use the network, as one that asks a judge "
+                                   "does. Needs Reward isolation by process; in the trainer nothing keeps them from it.", advanced=True,
+                                   when=("reward_isolation", ("process",)), used_by=("rewards",))
     # fmt: on
 
     @property
@@ -405,7 +428,7 @@ def needs_reference(raw: Mapping[str, Any]) -> bool:
 
 
 def _valid_or_default(key: str, value: Any) -> Any:
-    if value is None:
+    if value is None or unusable(value):
         return SETTINGS[key].default
     valid, sentence = _validated(SETTINGS[key], value)
     return SETTINGS[key].default if sentence else valid
@@ -439,22 +462,10 @@ def load(path: str | Path) -> Config:
 
 def read(path: str | Path) -> dict[str, Any]:
     """The raw mapping of a YAML file, with relative paths made absolute where they exist. Raises Mistake."""
-    path = Path(path).expanduser()
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise Mistake("config", f"There is no file {path}.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise Mistake(
-            "config", f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}."
-        ) from None
-    except (yaml.YAMLError, ValueError) as error:  # a date such as 2026-13-45 is a ValueError
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else ""
-        why = getattr(error, "problem", None) or str(error).strip().partition("\n")[0] or "it cannot be parsed"
-        raise Mistake("config", f"{path} is not valid YAML{where}: {why}.") from None
+    path = user_path(str(path), "config")
+    raw = read_yaml(path, "config")
     if not isinstance(raw, dict):
-        raise Mistake("config", f"{path} must hold settings as “key: value” lines, but it holds {_what(raw)}.")
+        raise Mistake("config", f"{shown(path)} must hold settings as “key: value” lines, but it holds {_what(raw)}.")
     return beside(path.parent, cast("dict[str, Any]", raw))
 
 
@@ -465,8 +476,8 @@ def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
         value = raw.get(key)
         if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
             value = value[0]  # pyright: ignore
-        if isinstance(value, str) and value and not Path(value).is_absolute() and (folder / value).exists():
-            resolved[key] = str((folder / value).resolve())
+        if isinstance(value, str) and value and not Path(value).is_absolute() and exists(folder / value):
+            resolved[key] = os.path.realpath(folder / value)
     if "reward_functions" in raw:
         resolved["reward_functions"] = _rewards_beside(folder, raw["reward_functions"])
     if isinstance(stages := raw.get("stages"), list):
@@ -517,6 +528,8 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 def valid_value(key: str, value: Any) -> Any:
     """The value of one setting as a run has it, whatever the others are. Raises Mistake."""
+    if why := unusable(value):
+        raise Mistake(key, f"{SETTINGS[key].label} {why}.")
     valid, sentence = _validated(SETTINGS[key], value)
     if sentence:
         raise Mistake(key, sentence)
@@ -525,7 +538,9 @@ def valid_value(key: str, value: Any) -> Any:
 
 def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
     """(valid values by key, faults)."""
-    translated, faults = translate(raw)
+    raw, faults = _without_unusable(raw)
+    translated, untranslatable = translate(raw)
+    faults += untranslatable
     untranslated = {fault.setting for fault in faults}
     values: dict[str, Any] = {}
     for key in translated:
@@ -547,12 +562,28 @@ def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
     return values, sorted(faults, key=lambda fault: order.index(fault.setting) if fault.setting in order else -1)
 
 
+def _without_unusable(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Fault]]:
+    """(`raw` without the values that nothing can work with, their faults)."""
+    faults: list[Fault] = []
+    usable: dict[str, Any] = {}
+    for key, value in raw.items():
+        if unusable(key):
+            faults.append(Fault(shown(key), f"There is no setting {shown(key, 40)}."))
+        elif why := unusable(value):
+            faults.append(Fault(key, f"{SETTINGS[key].label if key in SETTINGS else shown(key, 40)} {why}."))
+        else:
+            usable[key] = value
+    return usable, faults
+
+
 def _validated(about: Setting, value: Any) -> tuple[Any, str]:
     """(value, "") or (None, why not)."""
     if value == "" and about.optional:
         return None, ""
     if isinstance(value, bool) and about.kind in ("int", "float"):
         return None, f"{about.label} must be a number, not {str(value).lower()}."
+    if isinstance(value, list) and len(cast("list[Any]", value)) > LONGEST_LIST:
+        return None, f"{about.label} has more than {LONGEST_LIST:,} entries."
     if about.kind in TEXTS and isinstance(value, (int, float)) and not isinstance(value, bool):
         value = str(value)
     try:
@@ -562,7 +593,7 @@ def _validated(about: Setting, value: Any) -> tuple[Any, str]:
     if about.choices and value not in [choice.value for choice in about.choices]:
         known = ", ".join(choice.value for choice in about.choices)
         near = nearest(value, [choice.value for choice in about.choices])
-        return None, f"{about.label} cannot be {value!r}; it is one of {known}" + (
+        return None, f"{about.label} cannot be {_quoted(value)}; it is one of {known}" + (
             f". Did you mean {near}?" if near else "."
         )
     return value, ""
@@ -577,23 +608,28 @@ def _adapter(key: str) -> TypeAdapter[Any]:
 def _sentence(about: Setting, error: Any, value: Any) -> str:
     """One plain sentence for a pydantic error, with the limit and the actual value."""
     kind, context = error["type"], error.get("ctx", {})
-    actual = repr(value) if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+    actual = str(value).lower() if isinstance(value, bool) else _quoted(value)
     limits = {"greater_than": ("above", "gt"), "greater_than_equal": ("at least", "ge"),
               "less_than": ("below", "lt"), "less_than_equal": ("at most", "le")}  # fmt: skip
     if kind in limits:
         word, limit = limits[kind]
         number = context[limit]
-        return f"{about.label} must be {word} {number if isinstance(number, int) else f'{number:g}'}, not {actual}."
+        return f"{about.label} must be {word} {int(number) if number == int(number) else f'{number:g}'}, not {actual}."
     expected = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list of texts",
               "rewards": "a list of names", "numbers": "a list of numbers", "mapping": "a mapping", "stages": "a list of stages"}.get(about.kind, "text")  # fmt: skip
     return f"{about.label} must be {expected}, not {actual}."
+
+
+def _quoted(value: Any) -> str:
+    """A value in a sentence, text in quotes."""
+    return f"'{shown(value, 60)}'" if isinstance(value, str) else shown(value, 60)
 
 
 def _unknown(key: str) -> str:
     if key in NOT_BUILT:
         return f"{NOT_BUILT[key]} ({key}) is not built yet; take the key out to run without it."
     near = nearest(key, [*SETTINGS, *FOREIGN_KEYS])
-    return f"There is no setting {key}." + (f" Did you mean {near}?" if near else "")
+    return f"There is no setting {shown(key, 40)}." + (f" Did you mean {near}?" if near else "")
 
 
 def _what(raw: Any) -> str:

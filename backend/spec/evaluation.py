@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from backend.spec.completion_rows import CompletionRow
 from backend.spec.config import Config, dump
+from backend.spec.disk_faults import writing
 from backend.spec.events import LONGEST_LINE, json_safe, parse_line
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
@@ -282,15 +283,13 @@ def config_digest(config: Config) -> str:
 
 
 def write_evaluation(folder: Path, evaluation: Evaluation, rows: Iterable[EvaluatedRow]) -> Path:
-    """Write both files into `folder`, completely or not at all. → the path of the .json. Raises Mistake where that fails."""
+    """Write both files into `folder`, completely or not at all. → the path of the .json. Raises DiskFault."""
     final = folder / f"{evaluation.name}.json"
     lines = (json.dumps(json_safe(row), ensure_ascii=False).encode(errors="replace") + b"\n" for row in rows)
-    try:
+    with writing(final):
         folder.mkdir(parents=True, exist_ok=True)
-        replace_file(rows_file(final), lines)
-        replace_file(final, [evaluation.model_dump_json(indent=1).encode(errors="replace"), b"\n"])
-    except OSError as error:
-        raise Mistake("evaluation", f"The result cannot be written to {final}: {error.strerror or error}.") from None
+    replace_file(rows_file(final), lines)
+    replace_file(final, [evaluation.model_dump_json(indent=1).encode(errors="replace"), b"\n"])
     return final
 
 

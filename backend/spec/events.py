@@ -14,16 +14,19 @@ offset; if they differ (or the file is shorter) it starts over from byte 0 and s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, cast
 
 from pydantic_core import from_json
 
+from backend.spec.disk_faults import DiskFault, writing
 from backend.spec.event_shape import well_formed
 from backend.spec.faults import Mistake
 from backend.spec.regular_file import open_regular
@@ -59,36 +62,88 @@ def json_safe(value: Any) -> Any:
 
 
 class JsonLines:
-    """Appends whole JSON lines to a file and counts its bytes in `size`. One writer at a time."""
+    """Appends whole JSON lines to a file and counts its bytes in `size`. One writer at a time.
+
+    A line that cannot be written whole is not written: what the disk took of it is cut off again, `size` stays, and DiskFault is
+    raised. The descriptor has no buffer, since Python's keeps bytes that failed and writes them after the next line, or on closing.
+    """
 
     def __init__(self, path: Path) -> None:
+        """Raises DiskFault. Half a line at the end, of a process that was killed, is cut off."""
         self.path = path
-        # Opened for appending, the position is the end of the file: `size` continues where an earlier process stopped.
-        self._file = path.open("ab")
-        self.size = self._file.tell()
+        with writing(path):
+            self._file = path.open("ab+", buffering=0)
+            self.size = _whole_lines(self._file.fileno())
+            self._file.truncate(self.size)
+        self._is_torn = False
+        """Whether the file is longer than `size`: part of a line was written, and cutting it off failed too."""
+        self._lost: DiskFault | None = None
+        """Why `sync` failed once."""
 
     def append(self, value: Mapping[str, Any]) -> None:
+        """Append one line. From then on it is the kernel's: it survives a kill of this process, though not a power cut (see `sync`)."""
         # A lone surrogate, as broken text may hold, has no UTF-8; it is written as "?" rather than ending the run.
         line = json.dumps(json_safe(value), ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n"
-        self._file.write(line)
-        # From here the line is the kernel's: it survives a kill of this process, though not a power cut (see `sync`).
-        self._file.flush()
+        with writing(self.path):
+            if self._is_torn:
+                self._file.truncate(self.size)
+                self._is_torn = False
+            try:
+                write_all(self._file, line)
+            except BaseException:
+                self._is_torn = True
+                with contextlib.suppress(OSError):  # then before the next line
+                    self._file.truncate(self.size)
+                    self._is_torn = False
+                raise
         self.size += len(line)
 
     def sync(self) -> None:
-        """fsync: put everything written so far on disk."""
-        os.fsync(self._file.fileno())
+        """fsync: put everything written so far on disk. Raises DiskFault, and once it has failed always: the kernel forgets what it could
+        not write, so a second fsync that succeeds would prove nothing."""
+        if self._lost is not None:
+            raise self._lost
+        try:
+            with writing(self.path):
+                os.fsync(self._file.fileno())
+        except DiskFault as fault:
+            self._lost = fault
+            raise
 
     def close(self) -> None:
-        self._file.close()
+        # What fails here has failed in `append` or `sync` before.
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+TAIL_BLOCK = 1 << 16
+
+
+def _whole_lines(handle: int) -> int:
+    """How many bytes of an open file are whole lines: up to its last newline."""
+    end = os.fstat(handle).st_size
+    while end > 0:
+        start = max(0, end - TAIL_BLOCK)
+        newline = os.pread(handle, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def write_all(file: RawIOBase, data: bytes) -> None:
+    """Write every byte to a file without a buffer. The kernel may take a part at a time, as on a disk that is nearly full. Raises OSError."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) or 0 :]
 
 
 class Diary(JsonLines):
     """Writes a run's events.jsonl. `echo` is called with each event (for `--stream` and the progress display)."""
 
     def __init__(self, path: Path, echo: Any = None) -> None:
-        self.seq = sum(1 for _ in read_events(path)) if path.exists() else 0
         super().__init__(path)
+        self.seq = _next_seq(path)
         self._echo = echo
         self.followers: list[Callable[[Event], None]] = []
         """Called with each event once it is written; they may write events of their own."""
@@ -184,11 +239,20 @@ def parse_line(line: bytes) -> Event | None:
     return well_formed(value) if "kind" in value and "completions" not in value else value
 
 
+def _next_seq(path: Path) -> int:
+    """The number after that of the last line; of a diary whose lines have none, how many there are."""
+    seq = 0
+    for event in read_events(path):
+        number = event.get("seq")
+        seq = number + 1 if isinstance(number, int) else seq + 1
+    return seq
+
+
 def truncate_file(path: Path, size: int) -> None:
-    """Truncate a file to `size` bytes and fsync; one that is missing or already shorter is left alone."""
+    """Truncate a file to `size` bytes and fsync; one that is missing or already shorter is left alone. Raises DiskFault."""
     if not path.exists():
         return
-    with path.open("rb+") as file:
+    with writing(path), path.open("rb+") as file:
         # min: beyond the end, truncate would append zero bytes.
         file.truncate(min(size, os.fstat(file.fileno()).st_size))
         os.fsync(file.fileno())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds this lock. A missing file is held by nobody; nothing is created."""
+    """Whether a process holds this lock. A missing file is held by nobody, nor is one on a file system without locks; nothing is created."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -20,6 +20,8 @@ def is_held(path: Path) -> bool:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError:  # without locks, where `hold_lock` lets nobody train
+        return False
     finally:
         os.close(handle)
     return False
@@ -30,15 +32,30 @@ def try_hold(path: Path) -> int | None:
 
     Creates the file. Raises OSError where that cannot be done.
     """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    if take(handle):
-        return handle
-    os.close(handle)
-    return None
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            if not take(handle):
+                os.close(handle)
+                return None
+        except OSError:
+            os.close(handle)
+            raise
+        if leads_to(path, handle):
+            return handle
+        os.close(handle)  # deleted or replaced after it was opened: this lock is on a file that nobody else will open
+
+
+def leads_to(path: Path, handle: int) -> bool:
+    """Whether an open file is still the one of this name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
 
 
 def take(handle: int) -> bool:
-    """Try to take the lock on an open file; returns whether this process holds it now."""
+    """Try to take the lock on an open file; returns whether this process holds it now. Raises OSError on a file system without locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -6,56 +6,73 @@ well-formed id exists shows when it is fetched.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 from backend.spec.config import Config
 from backend.spec.faults import Fault, Mistake
+from backend.spec.user_input.files import exists, is_file, is_folder
+from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.text import shown
 
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 """The endings of a dataset's files, in the order in which a folder is searched for them."""
+_ID = re.compile(r"(?:[A-Za-z0-9_](?:[\w.-]*\w)?/)?[A-Za-z0-9_](?:[\w.-]{0,94}\w)?", re.ASCII)
 
 
 def model_source(name: str, setting: str) -> str:
     """`name` as mlx-lm takes it: an existing folder, or an id on Hugging Face. Raises Mistake for a missing folder."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise Mistake(setting, f"The folder {path} holds no model: config.json is missing.")
+    path = user_path(name, setting)
+    if is_folder(path):
+        if not is_file(path / "config.json"):
+            raise Mistake(setting, f"The folder {shown(path)} holds no model: config.json is missing.")
         return str(path)
-    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
+    if exists(path) or name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise Mistake(
-            setting, f"There is no model {name}: it is neither a folder nor an owner/name id on Hugging Face."
+            setting,
+            f"There is no model {shown(name, 110)}: it is neither a folder nor an owner/name id on Hugging Face.",
         )
+    _check_id(name, setting)
     return name
 
 
 def check_weights(source: str, setting: str) -> None:
     """Raises Mistake if `source` is a folder without weights."""
     folder = Path(source)
-    if folder.is_dir() and not any(folder.glob("model*.safetensors")):
-        raise Mistake(setting, f"The folder {folder} holds no weights: model*.safetensors is missing.")
+    if is_folder(folder) and not any(folder.glob("model*.safetensors")):
+        raise Mistake(setting, f"The folder {shown(folder)} holds no weights: model*.safetensors is missing.")
 
 
 def check_reference(name: str, setting: str = "reference_model_path") -> None:
     """Check a reference: another model, or a folder with an adapter of the base model. Raises Mistake."""
-    folder = Path(name).expanduser()
-    if not (folder / "adapter_config.json").is_file():
+    folder = user_path(name, setting)
+    if not is_file(folder / "adapter_config.json"):
         check_weights(model_source(name, setting), setting)
-    elif not (folder / "adapters.safetensors").is_file():
-        raise Mistake(setting, f"The adapter {folder} has no adapters.safetensors.")
+    elif not is_file(folder / "adapters.safetensors"):
+        raise Mistake(setting, f"The adapter {shown(folder)} has no adapters.safetensors.")
 
 
 def check_data(name: str) -> None:
     """Raises Mistake if `name` is neither a file of a known type, nor a folder, nor a possible id."""
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path = user_path(name, "data")
+    if is_folder(path):
         return
-    if path.is_file():
+    if is_file(path):
         if path.suffix.lower() not in DATA_SUFFIXES:
-            raise Mistake("data", f"{path} must end in {', '.join(DATA_SUFFIXES[:-1])} or {DATA_SUFFIXES[-1]}.")
+            raise Mistake("data", f"{shown(path)} must end in {', '.join(DATA_SUFFIXES[:-1])} or {DATA_SUFFIXES[-1]}.")
     elif name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(DATA_SUFFIXES):
-        raise Mistake("data", f"There is no file or folder {name}.")
+        raise Mistake("data", f"There is no file or folder {shown(name, 120)}.")
+    elif exists(path):
+        raise Mistake("data", f"{shown(path)} is neither a file nor a folder.")
+    else:
+        _check_id(name, "data")
+
+
+def _check_id(name: str, setting: str) -> None:
+    """Raises Mistake for what is no id on Hugging Face: parts of letters, digits, ., - and _, as huggingface_hub checks them too."""
+    if not _ID.fullmatch(name) or ".." in name or "--" in name or name.endswith(".git"):
+        raise Mistake(setting, f"There is no file or folder {shown(name)}, and no id on Hugging Face is written so.")
 
 
 def _check_model(name: str) -> None:

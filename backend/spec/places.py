@@ -5,6 +5,7 @@ Only the functions whose docstrings say so open or create anything.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -20,6 +21,10 @@ from backend.spec import file_lock
 from backend.spec.faults import Mistake
 from backend.spec.private_files import make_private_folder, restrict_to_user
 from backend.spec.regular_file import refuse_links
+from backend.spec.user_input.files import is_file, is_folder
+from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.text import shown
+from backend.spec.whole_file import replace_file
 
 RUNS_VARIABLE = "GRPO_STUDIO_RUNS"
 """Environment variable that moves the runs folder."""
@@ -33,6 +38,9 @@ LOCK_VARIABLE = "GRPO_STUDIO_LOCK"
 LOCK_PATIENCE_S = 0.5
 """How long a trainer waits for its run's lock: a window that tests whether a run is alive holds it for an instant."""
 
+
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+"""What flock says on a file system that has no locks."""
 
 BUNDLED = "Bundled "
 """What a path inside our resources begins with where it is shown, in place of the folder where this copy of the app is installed."""
@@ -176,6 +184,11 @@ class RunFolder:
         return self.path / "evaluations"
 
     @property
+    def inspection(self) -> Path:
+        """The batches of steps that were not applied, for a number in them was not finite."""
+        return self.path / "inspection"
+
+    @property
     def uploads(self) -> Path:
         return self.path / "uploads"
 
@@ -188,10 +201,8 @@ class RunFolder:
         return file_lock.is_held(self.lock)
 
     def say(self, word: str) -> None:
-        """Write a control word (pause, resume, save, stop, finish-step) for the trainer, atomically by rename."""
-        draft = self.path / f".control.{os.getpid()}"
-        draft.write_text(word, encoding="utf-8")
-        draft.replace(self.control)
+        """Write a control word (pause, resume, save, stop, finish-step) for the trainer, atomically by rename. Raises DiskFault."""
+        replace_file(self.control, word)
 
 
 def hold_lock(run: RunFolder) -> int:
@@ -200,16 +211,20 @@ def hold_lock(run: RunFolder) -> int:
     Raises Mistake when another process holds it, the folder cannot be written, or there is a link in it.
     """
     refuse_links(run.path)
-    try:
-        handle = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    except OSError as error:
-        raise Mistake("run", f"The run folder {run.path} cannot be written: {error.strerror}.") from None
     until = time.monotonic() + LOCK_PATIENCE_S
-    while not file_lock.take(handle):
-        if time.monotonic() > until:
-            os.close(handle)
-            raise Mistake("run", f"The run {run.name} is being trained by another process; stop that one first.")
-        time.sleep(0.01)
+    try:
+        while (handle := file_lock.try_hold(run.lock)) is None:
+            if time.monotonic() > until:
+                raise Mistake("run", f"The run {run.name} is being trained by another process; stop that one first.")
+            time.sleep(0.01)
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            sentence = (
+                f"The run folder {run.path} is on a file system without locks ({error.strerror}), so two trainings could write "
+                f"to it at once; choose a folder on another disk."
+            )
+            raise Mistake("runs_dir", sentence) from None
+        raise Mistake("run", f"The run folder {run.path} cannot be written: {error.strerror}.") from None
     return handle
 
 
@@ -250,11 +265,13 @@ def _written(path: Path) -> float:
 
 def find_run(name: str | Path, folder: Path | None = None) -> RunFolder:
     """A run by path, or by name inside the runs folder. Raises Mistake when there is none."""
-    for candidate in (Path(name).expanduser(), (folder or runs_folder()) / name):
-        if (candidate / "config.yaml").is_file():
+    path = user_path(str(name), "run")
+    for candidate in (path, (folder or runs_folder()) / name):
+        if is_file(candidate / "config.yaml"):
             return RunFolder(candidate.resolve())
     raise Mistake(
-        "run", f"There is no run {name}: neither a run folder at that path nor one in {folder or runs_folder()}."
+        "run",
+        f"There is no run {shown(str(name), 40)}: neither a run folder at that path nor one in {shown(folder or runs_folder(), 80)}.",
     )
 
 
@@ -333,8 +350,11 @@ def repo_cache(repo_id: str, repo_type: RepoType = "model") -> Path:
 def local_folder(name: str, repo_type: RepoType = "model") -> Path | None:
     """The files of a model or dataset: the folder `name` itself, or the cached snapshot of an id; None if it is not on this
     machine."""
-    path = Path(name).expanduser()
-    return path if path.is_dir() else snapshot_of(repo_cache(name, repo_type))
+    try:
+        path = user_path(name, "model")
+    except Mistake:  # neither a folder nor an id
+        return None
+    return path if is_folder(path) else snapshot_of(repo_cache(name, repo_type))
 
 
 def is_dataset_cached(repo_id: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from backend.spec.faults import Fault
 from backend.spec.rewards.entry import split_names
+from backend.spec.user_input.text import shown
 
 Raw = dict[str, Any]
 
@@ -128,7 +129,12 @@ def _rename_keys(raw: Mapping[str, Any]) -> tuple[Raw, list[Fault]]:
         ours = KEY_ALIASES.get(key, key)
         before = values.get(ours)
         if before is not None and value is not None and value != before:
-            faults.append(Fault(ours, f"{written_as[ours]} is {before} and {key} is {value}; give one of them."))
+            faults.append(
+                Fault(
+                    ours,
+                    f"{shown(written_as[ours], 30)} is {shown(before, 40)} and {shown(key, 30)} is {shown(value, 40)}; give one of them.",
+                )
+            )
         if before is None:
             values[ours], written_as[ours] = value, key
     return values, faults
@@ -137,6 +143,8 @@ def _rename_keys(raw: Mapping[str, Any]) -> tuple[Raw, list[Fault]]:
 def _choice(value: Any, aliases: Mapping[str, str]) -> Any:
     if value is None and "" not in aliases:
         return None
+    if isinstance(value, (list, Mapping)):
+        return value  # pyright: ignore  (no menu has it: validation reports it)
     text = "" if value is None else str(value).strip().lower()
     return aliases.get(text, text)
 
@@ -151,7 +159,12 @@ def _merge_dataset(values: Raw) -> list[Fault]:
                 return [Fault("data", f"{key} lists {len(listed)} datasets; give exactly one.")]
             names[key] = listed[0]
     if len(names) == 2 and names["data"] != names["dataset"]:
-        return [Fault("data", f"data is {names['data']} and dataset is {names['dataset']}; give one of them.")]
+        return [
+            Fault(
+                "data",
+                f"data is {shown(names['data'], 60)} and dataset is {shown(names['dataset'], 60)}; give one of them.",
+            )
+        ]
     values.pop("dataset", None)
     if names:
         values["data"] = next(iter(names.values()))
@@ -169,7 +182,8 @@ def _ungroup_lora_parameters(values: Raw) -> list[Fault]:
     for name, value in cast("Mapping[str, Any]", parameters).items():
         ours = {"keys": "lora_keys"}.get(name, str(name))
         if value is not None and not _fill(values, ours, value):
-            faults.append(Fault(ours, f"{ours} is {values[ours]}, and {value} in lora_parameters; give one of them."))
+            both = f"{shown(ours, 30)} is {shown(values[ours], 40)}, and {shown(value, 40)} in lora_parameters"
+            faults.append(Fault(ours, f"{both}; give one of them."))
     return faults
 
 
@@ -188,14 +202,15 @@ def _merge_flags(values: Raw, ours: str, choices: Mapping[str, str], default: st
     flags = {key: values.pop(key) for key in choices if key in values}
     odd = [key for key, value in flags.items() if _as_bool(value) is None]
     if odd:
-        return [Fault(ours, f"{odd[0]} must be true or false, not {flags[odd[0]]}.")]
+        odd_value: object = flags[odd[0]]  # pyright: ignore
+        return [Fault(ours, f"{odd[0]} must be true or false, not {shown(odd_value)}.")]
     chosen = [key for key, value in flags.items() if _as_bool(value)]
     if len(chosen) > 1:
         return [Fault(ours, f"{' and '.join(chosen)} are both on; choose one.")]
     if chosen:
         choice, named = choices[chosen[0]], values.get(ours)
         if named is not None and _choice(named, CHOICE_ALIASES[ours]) not in (default, choice):
-            return [Fault(ours, f"{ours} is {named} but {chosen[0]} is on; keep one of them.")]
+            return [Fault(ours, f"{ours} is {shown(named)} but {chosen[0]} is on; keep one of them.")]
         values[ours] = choice
     return []
 
@@ -216,7 +231,10 @@ def _ungroup_optimizer_config(values: Raw) -> list[Fault]:
         parts: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
         if ours is None or len(parts) != len(ours):
             faults.append(
-                Fault("optimizer", f"optimizer_config has {name}: {value}, which has no place here; take it out.")
+                Fault(
+                    "optimizer",
+                    f"optimizer_config has {shown(name, 30)}: {shown(value)}, which has no place here; take it out.",
+                )
             )
             continue
         for key, part in zip(ours, parts, strict=True):

@@ -1,26 +1,122 @@
-"""Small files that are never seen half written: replaced by rename, their content on disk before their name is."""
+"""Files and folders that are never seen half written: made beside their place, put on disk, renamed.
+
+A reader finds the old content or the new one, also after a kill or a power cut. What fails raises DiskFault, leaves the old content in
+place and no draft behind; the drafts of a process that was killed are deleted by the next one that writes the same name.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+import shutil
+from collections.abc import Generator, Iterable
 from pathlib import Path
+
+from backend.spec.disk_faults import writing
+
+COPIED_AT_ONCE = 1 << 20
 
 
 def replace_file(path: Path, content: str | Iterable[bytes]) -> None:
-    """Write a file anew. A reader finds the old content or the new one, also after a power cut. Raises OSError; nothing else is left behind
-    then, and the old content stays."""
+    """Write a file anew. Raises DiskFault; the old content stays then."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with writing(path):
+        _clear_drafts(path)
+        try:
+            with draft.open("wb") as file:
+                file.writelines([content.encode()] if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())  # before the rename: a power cut must not leave an empty file of the new name
+            draft.replace(path)
+        finally:
+            # A failure here would hide the one that is being reported.
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+        sync(path.parent)  # a rename is data of the folder
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Replace `target` by the content of `source`. Raises DiskFault naming the target."""
+
+    def blocks() -> Generator[bytes]:
+        with source.open("rb") as file:
+            while block := file.read(COPIED_AT_ONCE):
+                yield block
+
+    replace_file(target, blocks())
+
+
+@contextlib.contextmanager
+def whole_folder(final: Path) -> Generator[Path]:
+    """An empty folder beside `final` to be filled, which then takes its place. Raises DiskFault; an old `final` stays then.
+
+    Its name is `final`'s with a dot before it: one process at a time writes a folder. A folder that is there already is moved aside for
+    the instant between two renames, since rename(2) replaces an empty folder only: killed in between, a process leaves none.
+    """
+    draft, old = final.with_name(f".{final.name}"), _aside(final)
+    with writing(final):
+        for leftover in (
+            draft,
+            old,
+        ):  # of a process that was killed; `mkdir` would refuse the first, `rename` the second
+            shutil.rmtree(leftover, ignore_errors=True)
+        draft.mkdir(parents=True)
+        try:
+            yield draft
+            for folder, _, files in os.walk(draft):
+                for name in files:
+                    sync(Path(folder, name))
+                # A folder's entries are data of their own: without this fsync the rename may survive a power cut and the files not.
+                sync(Path(folder))
+            if final.exists():
+                final.rename(old)
+            draft.rename(final)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            if old.exists() and not final.exists():
+                old.rename(final)
+            raise
+        sync(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder whose name says that it is whole: it loses that name before its first file. What cannot be deleted is left alone,
+    under the hidden name."""
+    old = _aside(path)
+    shutil.rmtree(old, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """fsync a file or a folder. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
     try:
-        with draft.open("wb") as file:
-            file.writelines([content.encode()] if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())  # before the rename: a power cut must not leave an empty file of the new name
-        draft.replace(path)
+        os.fsync(handle)
     finally:
-        draft.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+        os.close(handle)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.old")
+
+
+def _clear_drafts(path: Path) -> None:
+    """Delete the drafts of this file whose processes are gone. A number that another process has by now keeps its draft for a while."""
+    before = f".{path.name}."
+    for name in os.listdir(path.parent):
+        number = name.removeprefix(before)
+        if name.startswith(before) and number.isdecimal() and not _is_alive(int(number)):
+            (path.parent / name).unlink(missing_ok=True)
+
+
+def _is_alive(pid: int) -> bool:
     try:
-        os.fsync(folder)  # a rename is data of the folder
-    finally:
-        os.close(folder)
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

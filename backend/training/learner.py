@@ -28,6 +28,7 @@ from backend.spec.memory.chunking import MICRO_BATCH_TOKENS, head_chunk
 from backend.training.additive_metrics import Tally, merge
 from backend.training.algorithm import Algorithm, OptimizerBatch
 from backend.training.batch import Batch
+from backend.training.not_finite import NotFinite, gradient_norms, token_numbers
 from backend.training.optimizer import clip_by_norm, optimizer, restore, schedule, state_arrays
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 
@@ -89,8 +90,8 @@ class Learner:
     @on_one_core()
     def learn(self, batch: Batch, poll: Callable[[], None] = do_nothing) -> dict[str, float]:
         """Every update of one step. Metrics: loss, grad_norm and the algorithm's own, means over the updates;
-        learning_rate of the last update. `poll` is called after each micro-batch. Raises Mistake, before the weights
-        change, for a gradient that is not finite."""
+        learning_rate of the last update; grad_clipped, the share of updates that were shortened. `poll` is called after each micro-batch.
+        Raises NotFinite, before the weights change, for a loss or a gradient that is not finite."""
         forward = self.forward
         forward.poll = poll
         optimizer_batches = self.algorithm.prepare(batch, forward)
@@ -133,7 +134,11 @@ class Learner:
         if gradient is None:  # no completion has a signal: the gradient is 0, but momentum and weight decay still apply
             gradient = tree_map(mx.zeros_like, self.policy.parameters())
         metrics = {name: float(value) for name, value in merge(tallies).items()} if tallies else {}
-        metrics |= self._apply(gradient, loss)
+        try:
+            metrics |= self._apply(gradient, loss)
+        except NotFinite as found:
+            found.tokens = token_numbers(micro_batches, forward.logps_without_gradient(split_model, micro_batches))
+            raise
         self.algorithm.after_update(self.updates, metrics)
         return metrics
 
@@ -188,23 +193,27 @@ class Learner:
     # ── the optimizer ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _apply(self, gradient: Any, loss: mx.array) -> dict[str, float]:
-        """Clip, and update the weights. → loss, grad_norm before clipping, learning_rate."""
-        gradient, norm = clip_by_norm(gradient, self.max_grad_norm)
+        """Clip, and update the weights. → loss, grad_norm before clipping, learning_rate, and whether it was clipped. Raises NotFinite."""
+        clipped, norm_array = clip_by_norm(gradient, self.max_grad_norm)
         # One NaN or infinity anywhere makes the norm so. Checked before the update, which would destroy the weights.
-        if not math.isfinite(float(norm)):
-            raise Mistake(
-                "learning_rate",
-                f"The gradient of update {self.updates + 1} is not a number, so it was not applied; lower the learning "
-                f"rate, or look for a broken weight in the model.",
-            )
+        norm, loss_value = float(norm_array), float(loss)
+        if not (math.isfinite(norm) and math.isfinite(loss_value)):
+            raise self._not_finite(gradient, norm, loss_value)
         rate = self.learning_rate(self.updates)
         self.is_whole = False
-        self.policy.set_parameters(self._apply_gradients(gradient, self.policy.parameters(), mx.array(rate)))
+        self.policy.set_parameters(self._apply_gradients(clipped, self.policy.parameters(), mx.array(rate)))
         # Or the update would stay a graph that holds the old weights and the whole gradient.
         mx.eval(self.policy.arrays(), self.optimizer.state)
         self.updates += 1
         self.is_whole = True
-        return {"loss": float(loss), "grad_norm": float(norm), "learning_rate": rate}
+        told = {"grad_clipped": float(norm > self.max_grad_norm)} if self.max_grad_norm else {}
+        return {"loss": loss_value, "grad_norm": norm, "learning_rate": rate, **told}
+
+    def _not_finite(self, gradient: Any, norm: float, loss: float) -> NotFinite:
+        is_loss = not math.isfinite(loss)  # then the gradient is not either, as a rule: the loss is the cause
+        found = NotFinite(*(("loss", f"{loss:g}") if is_loss else ("gradient", f"a norm of {norm:g}")))
+        found.update, found.gradients = self.updates + 1, gradient_norms(gradient)
+        return found
 
     def _compiled_update(self) -> Callable[[Any, Any, mx.array], Any]:
         """The optimizer's update, compiled: a dozen elementwise operations for each of hundreds of arrays become one or two.

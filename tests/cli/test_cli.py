@@ -457,7 +457,10 @@ def test_set_replaces_the_setting_of_the_file_under_whatever_name_either_has(
     ("change", "says"),
     [
         ("group_size", "set: --set group_size must be written as key=value."),
-        ("reward_weights=[1,", "reward_weights: --set reward_weights=[1, cannot be read: [1, is no YAML value."),
+        (
+            "reward_weights=[1,",
+            "reward_weights: --set reward_weights=[1, is not valid YAML at line 1: expected the node content, but found '<stream end>'.",
+        ),
         ("temprature=1", "temprature: There is no setting temprature. Did you mean temperature?"),
         ("temperature=0", "temperature: Temp must be above 0, not 0."),
     ],

@@ -7,6 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+import pytest
 
 from backend.engine.lm_head import token_logps
 from backend.engine.model_probe import split
@@ -42,3 +43,40 @@ def test_without_a_gradient_one_chunk_is_in_memory_at_a_time() -> None:
 def test_the_chunk_follows_the_vocabulary() -> None:
     assert head_chunk(4096, gpu=False) == 128 and head_chunk(4096, gpu=True) == 4096
     assert head_chunk(10**8, gpu=True) == SMALLEST_CHUNK
+
+
+@pytest.mark.parametrize("kind", ["logits of the model", "frozen head", "trained head"])
+def test_the_entropy_has_a_gradient_exactly_where_it_is_asked_for(kind: str) -> None:
+    """Soft-capped models have their logits in the graph and no head (`head=None`); the other two heads have gradients of their own."""
+    mx.random.seed(3)
+    head = nn.Linear(8, 50, bias=False)
+    if kind == "frozen head":
+        head.freeze()
+    of_head = None if kind == "logits of the model" else head
+    hidden_NH, target_N = mx.random.normal((6, 8)), mx.zeros(6, mx.int32)
+
+    def entropy(x: mx.array, wanted: bool, chunk: int | None) -> mx.array:
+        return token_logps(
+            head, of_head, x, target_N, temperature=0.7, chunk=chunk, entropy_gradient=wanted
+        ).entropy_N.sum()
+
+    def by_autodiff(x: mx.array) -> mx.array:
+        p_NV = mx.softmax(head(x) / 0.7, axis=-1)
+        return -(p_NV * mx.log(p_NV)).sum()
+
+    expected = np.array(mx.grad(by_autodiff)(hidden_NH))
+    for chunk in (None, 4):
+        gradient = np.array(mx.grad(lambda x, chunk=chunk: entropy(x, True, chunk))(hidden_NH))
+        np.testing.assert_allclose(gradient, expected, atol=2e-5)
+        assert not np.array(mx.grad(lambda x, chunk=chunk: entropy(x, False, chunk))(hidden_NH)).any()
+
+
+def test_without_a_chunk_size_all_tokens_are_projected_at_once() -> None:
+    head, seen = nn.Linear(8, 50, bias=False), []
+
+    def project(x: mx.array) -> mx.array:
+        seen.append(x.shape)
+        return head(x)
+
+    token_logps(project, None, mx.zeros((9, 8)), mx.zeros(9, mx.int32), temperature=1.0, with_gradient=False)
+    assert seen == [(9, 8)]

@@ -130,6 +130,15 @@ def test_a_million_draws_are_those_of_a_sort() -> None:
     assert draws >= 10**6
 
 
+@pytest.mark.usefixtures("_on_the_cpu")
+def test_a_nucleus_counts_masses_that_float32_would_lose() -> None:
+    """A thousand masses of 1e-8 below one of 1: in float32 their sum is 1, and the nucleus of all but a millionth ends at the first token."""
+    mass_BV = mx.array([[1e-8] * 1000 + [1.0]])
+    for floor in (filters.nucleus_floor, lambda mass, top_p: filters.least_inside(mass, mass, top_p)):
+        assert floor(mass_BV, 1 - 1e-6).item() == pytest.approx(1e-8)
+        assert floor(mass_BV, 1 - 1e-4).item() == 1
+
+
 # ── a CPU's choices ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -50,7 +50,11 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     TYPES: ({SPEC}, set()),
     ADVANTAGES: (set(), {"mlx"}),
     "backend.child_process": ({SPEC}, set()),
-    "backend.rewards": ({SPEC, TYPES, ADVANTAGES, "backend.child_process"}, {"math_verify", "regex"}),
+    "backend.confinement": (set(), set()),
+    "backend.rewards": (
+        {SPEC, TYPES, ADVANTAGES, "backend.child_process", "backend.confinement"},
+        {"math_verify", "regex"},
+    ),
     "backend.engine": ({SPEC}, {*NUMBERS, "mlx_lm"}),
     "backend.models": ({SPEC, "backend.engine"}, {*NUMBERS, "mlx_lm", "huggingface_hub", "gguf"}),
     "backend.models.publish": ({SPEC, "backend.models"}, {"huggingface_hub", "keyring", "PIL", "yaml"}),
@@ -67,7 +71,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "backend.run": (
         {SPEC, TYPES, "backend.rewards"}
         | {f"backend.{room}" for room in ("data", "models", "generation", "training", "engine")},
-        {*NUMBERS, "mlx_lm"},
+        {*NUMBERS, "mlx_lm", "xxhash"},
     ),
     "backend.chat": (
         {SPEC, TYPES, *(f"backend.{room}" for room in ("data", "models", "generation", "engine"))},

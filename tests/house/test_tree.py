@@ -17,9 +17,9 @@ TABLES = {"backend/spec/config.py", "backend/training/losses.py"}
 
 
 @pytest.mark.parametrize("program", ["app", "backend"])
-def test_at_most_18_entries_at_the_top(program: str) -> None:
+def test_at_most_19_entries_at_the_top(program: str) -> None:
     entries = [path for path in (ROOT / program).iterdir() if path.name != "__pycache__"]
-    assert len(entries) <= 18, sorted(path.name for path in entries)
+    assert len(entries) <= 19, sorted(path.name for path in entries)
 
 
 def test_no_two_classes_share_a_name() -> None:

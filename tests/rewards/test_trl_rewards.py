@@ -18,9 +18,9 @@ import pytest
 
 from backend.rewards.completion_lines import read_groups
 from backend.rewards.resolve import resolve, reward_function
+from backend.rewards.runner.async_calls import Gathering
 from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.runner.score import RewardError, ScoreReport, score
-from backend.rewards.runner.timeout import _Gathering
 from backend.spec.faults import Mistake
 from backend.types import Completion, Group, Problem
 from tests.support.scoring import make_group
@@ -438,7 +438,7 @@ def test_of_several_async_functions_the_failing_one_is_named(call, words: str) -
 
 def test_a_pending_call_of_an_abandoned_loop_is_collected_without_an_error() -> None:
     async def give_up() -> None:
-        call = _Gathering(1.0, [])._run_one(0, lambda: sleeps([]), list)
+        call = Gathering(1.0, [], asyncio.Event())._run_one(0, lambda: sleeps([]), list)
         call.send(None)
         call.close()  # as the collector does with it
 

@@ -11,6 +11,7 @@ import pytest
 from backend.run import checkpoint
 from backend.run.checkpoint import TrainingState, all_checkpoints, newest
 from backend.run.gpu_errors import MEMORY, gpu_error
+from backend.spec import whole_file
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from tests.support import failing_gpu
@@ -110,8 +111,8 @@ def test_a_failed_save_is_a_mistake_and_leaves_older_checkpoints_alone(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "_sync", full)
-    with pytest.raises(Mistake, match=r"save_every: The checkpoint of step 2 cannot be written to .*No space left"):
+    monkeypatch.setattr(whole_file, "sync", full)
+    with pytest.raises(Mistake, match=r"disk: .*/000002 cannot be written: the disk is full\."):
         save(run, 2)
     assert [folder.name for folder in run.checkpoints.iterdir()] == ["000001"] and steps(run) == [1]
 
@@ -119,7 +120,9 @@ def test_a_failed_save_is_a_mistake_and_leaves_older_checkpoints_alone(
 def test_a_folder_that_cannot_be_made_is_the_same_mistake(run: RunFolder) -> None:
     run.checkpoints.parent.mkdir(exist_ok=True)
     run.checkpoints.write_text("a file, not a folder")
-    with pytest.raises(Mistake, match=r"save_every: The checkpoint of step 2 cannot be written to "):
+    with pytest.raises(
+        Mistake, match=r"disk: .*/000002 cannot be written: a file of its folder's name is in the way\."
+    ):
         save(run, 2)
 
 

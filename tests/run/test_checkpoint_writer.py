@@ -17,6 +17,7 @@ from backend.generation.rollout import Rollout
 from backend.run import checkpoint
 from backend.run.checkpoint import TrainingState
 from backend.run.checkpoint_writer import CheckpointWriter, Snapshot, snapshot
+from backend.spec import whole_file
 from backend.spec.config import parse
 from backend.spec.events import JsonLines, read_events
 from backend.spec.faults import Mistake
@@ -97,9 +98,9 @@ def test_a_failed_write_is_raised_by_wait_and_the_next_one_may_succeed(
 ) -> None:
     checkpoint_writer = CheckpointWriter(run, keep=3)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_sync", lambda path: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        patch.setattr(whole_file, "sync", lambda path: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         checkpoint_writer.begin(snapshot_of(1, {"x": mx.ones(2)}), [])
-        with pytest.raises(Mistake, match=r"save_every: The checkpoint of step 1 cannot be written .*No space left"):
+        with pytest.raises(Mistake, match=r"disk: .*/000001 cannot be written: the disk is full\."):
             checkpoint_writer.wait()
     assert checkpoint_writer.wait() is None and checkpoint.newest(run) is None
     checkpoint_writer.begin(snapshot_of(1, {"x": mx.ones(2)}), [])
@@ -166,7 +167,7 @@ def test_a_failed_checkpoint_is_tried_once_more_when_the_run_is_stopped(
 
     def first_fails(*args: Any, **more: Any) -> None:
         if next(fails, False):
-            raise RuntimeError("No space left on device")
+            raise RuntimeError("[write] Unable to write 8 bytes to file.")
         write(*args, **more)
 
     monkeypatch.setattr(mx, "save_safetensors", first_fails)

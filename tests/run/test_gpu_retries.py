@@ -23,6 +23,7 @@ from backend.run.gpu_errors import BUFFERS, INTERACTIVITY, MEMORY
 from backend.run.gpu_retries import GpuErrorLog, StepSize
 from backend.run.memory_plan import learner_limits, rollout_limits
 from backend.run.stop_signals import STOP_SIGNALS
+from backend.spec.disk_faults import disk_fault
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import LOCK_VARIABLE, RunFolder
@@ -160,12 +161,12 @@ def test_a_log_that_cannot_be_written_ends_the_run_saved_and_with_a_sentence(
     inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
+        raise disk_fault(run.gpu_errors, OSError(28, "No space left on device"))
 
     monkeypatch.setattr(GpuErrorLog, "_append", full)
     ending = train_until_it_ends(settings(inputs), run, [["sampling", 4, OUT_OF_MEMORY]])
     assert (ending.kind, ending.step, ending.exit_code) == ("failed", 3, 2)
-    assert "gpu_errors.jsonl cannot be written" in ending.sentence and "No space left" in ending.sentence
+    assert ending.sentence.endswith("gpu_errors.jsonl cannot be written: the disk is full.")
     assert events(run, "failed")[-1]["sentence"] == ending.sentence and not run.is_locked()
 
 

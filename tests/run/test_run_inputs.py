@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from backend.__main__ import app
 from backend.data import rows
+from backend.rewards.scorer import begin_scorer
 from backend.run.parts import load_parts
 from backend.run.preflight import check, preflight
-from backend.run.run_inputs import resolve_stages
 from backend.spec.config import parse
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
@@ -85,7 +85,7 @@ def test_stages_share_one_execution_of_each_reward_file(tmp_path: Path, reward_f
         {"iters": 1, "reward_functions": [f"{reward_file}::plain"]},
     ]
     raw = small_run.settings_for(tmp_path, stages=stages, **rewards(reward_file))
-    functions = resolve_stages(parse(raw))
+    functions = begin_scorer(parse(raw)).load()
     assert [[function.name for function in stage] for stage in functions] == [
         ["length"],
         ["length", "r1_int_reward_func"],

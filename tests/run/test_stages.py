@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backend.rewards.scorer import begin_scorer
 from backend.run import checkpoint
 from backend.run.preflight import check
-from backend.run.run_inputs import resolve_stages
 from backend.run.scoring_stages import ScoringStages
 from backend.spec.config import Config, parse
 from backend.spec.events import read_events
@@ -64,7 +64,7 @@ def settings(inputs: Path, rewards: list[str], **changes: Any) -> dict[str, Any]
 
 
 def stages_of(config: Config, steps: int) -> ScoringStages:
-    return ScoringStages(config, resolve_stages(config), steps)
+    return ScoringStages(config, begin_scorer(config), steps)
 
 
 def metrics(run: RunFolder) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from backend.run import checkpoint, telemetry
 from backend.run import checkpoint_writer as checkpoint_writer_module
 from backend.run.stop_signals import handlers_restored
 from backend.spec.command import backend_command, backend_environment
+from backend.spec.disk_faults import disk_fault
 from backend.spec.events import METRICS, PHASES, read_events
 from backend.spec.places import RunFolder
 from backend.training.learner import Learner
@@ -442,30 +443,29 @@ def test_a_full_disk_is_one_sentence_and_the_older_checkpoint_stays(
     with monkeypatch.context() as patch:
         write = mx.save_safetensors
 
-        def full(path: str, *rest: Any, **more: Any) -> None:
-            if "000004" in path:
-                Path(path).write_bytes(b"half of it")
-                raise RuntimeError("[save_safetensors] Unable to write: No space left on device")
-            write(path, *rest, **more)
+        def full(file: Any, *rest: Any, **more: Any) -> None:
+            if "000004" in file.name:
+                file.write(b"half of it")
+                raise OSError(28, "No space left on device")
+            write(file, *rest, **more)
 
         patch.setattr(mx, "save_safetensors", full)
         ending = small_run.train_here(settings(inputs, **WHOLE), run)
     assert (ending.kind, ending.step, ending.exit_code) == ("failed", 4, 2)
-    assert ending.sentence.count("The checkpoint of step 4 cannot be written to") == 1
-    assert "No space left on device" in ending.sentence
+    assert ending.sentence == f"disk: {run.checkpoints}/000004 cannot be written: the disk is full."
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000002"]
 
 
 def test_adapters_that_cannot_be_written_are_one_sentence_too(
     inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*args: Any) -> None:
-        raise PermissionError(13, "Permission denied")
+    def refuse(source: Path, target: Path) -> None:
+        raise disk_fault(target, PermissionError(13, "Permission denied"))
 
-    monkeypatch.setattr(checkpoint_writer_module.shutil, "copyfile", refuse)
+    monkeypatch.setattr(checkpoint_writer_module, "copy_file", refuse)
     ending = small_run.train_here(settings(inputs, save_every=2), run)
     assert (ending.kind, ending.step, ending.exit_code) == ("failed", 2, 2)
-    assert ending.sentence.startswith("save_every: The adapters of step 2 cannot be written to ")
+    assert ending.sentence.endswith("adapters.safetensors cannot be written: permission is denied.")
     assert list(read_events(run.events))[-1]["kind"] == "failed" and not run.is_locked()
 
 

@@ -185,7 +185,7 @@ BY_USE: dict[str, set[str]] = {
     "prompt_limit": {"max_seq_length", "max_completion_length"},
     "rewards": {
         "reward_functions", "reward_weights", "reward_weight_schedule", "reward_weights_final", "reward_functions_file",
-        "reward_timeout",
+        "reward_timeout", "reward_isolation", "reward_network",
     },
     "scoring": {
         "reward_functions", "reward_weights", "reward_functions_file", "scale_rewards", "multi_objective_aggregation",
@@ -506,7 +506,7 @@ def test_a_file_without_settings_is_one_fault(tmp_path: Path, text: str | bytes,
 def test_a_missing_file_or_a_folder_is_one_fault(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match="There is no file"):
         read(tmp_path / "none.yaml")
-    with pytest.raises(Mistake, match="cannot be read: Is a directory"):
+    with pytest.raises(Mistake, match="cannot be read: it is a folder"):
         read(tmp_path)
 
 
@@ -599,23 +599,33 @@ def test_dumped_settings_load_to_the_same_settings(raw: dict[str, Any], tmp_path
 
 
 LIMITS = {
-    "(0, 1)": "epsilon",
-    "[0, 1)": "dropout adam_beta1 adam_beta2 validation_split",
-    "(0, 1]": "ref_model_mixup_alpha top_p",
-    "[0, 1]": "weight_decay min_p top_entropy_quantile entropy_coef",
-    "(0, 10]": "learning_rate lr_decay_fraction temperature",
-    "[0, 4294967295]": "seed",
+    "[-1, 10000]": "num_layers",
     "[1, 4096]": "rank",
-    "(1, ∞)": "delta",
-    "(0, ∞)": "scale epsilon_high sapo_temperature_pos sapo_temperature_neg vespo_k_pos vespo_lambda_pos vespo_k_neg "
-    "vespo_lambda_neg off_policy_mask_threshold sampling_correction_max sampling_correction_min reward_timeout",
-    "[-1, ∞)": "num_layers val_batches test_batches",
-    "[0, ∞)": "early_stopping_patience early_stopping_min_delta epochs max_grad_norm lr_warmup_steps lr_warmup_init lr_final steps_per_eval memory_limit retry_on_gpu_error beta top_k "
-    "entropy_target",
-    "[1, ∞)": "iters batch_size gradient_accumulation_steps num_iterations steps_per_generation steps_per_report save_every "
-    "keep_checkpoints num_generations_eval ref_model_sync_steps max_completion_length dynamic_sampling_rounds",
-    "[2, ∞)": "max_seq_length group_size",
-    "[16, ∞)": "seq_step_size",
+    "(0, 1000000]": "scale epsilon_high sapo_temperature_pos sapo_temperature_neg vespo_k_pos vespo_lambda_pos "
+    "vespo_k_neg vespo_lambda_neg off_policy_mask_threshold sampling_correction_max "
+    "sampling_correction_min reward_timeout",
+    "[0, 1)": "dropout adam_beta1 adam_beta2 validation_split",
+    "[1, 100000000]": "iters",
+    "[0, 1000000]": "epochs max_grad_norm early_stopping_min_delta memory_limit beta",
+    "[1, 1000000]": "batch_size gradient_accumulation_steps num_generations_eval",
+    "[1, 10000]": "num_iterations steps_per_generation dynamic_sampling_rounds",
+    "[2, 10000000]": "max_seq_length",
+    "[0, 4294967295]": "seed",
+    "(0, 10]": "learning_rate lr_decay_fraction temperature",
+    "[0, 1]": "weight_decay min_p top_entropy_quantile entropy_coef",
+    "[0, 1000000000]": "lr_warmup_steps steps_per_eval early_stopping_patience",
+    "[0, 10]": "lr_warmup_init lr_final",
+    "[1, 1000000000]": "steps_per_report save_every keep_checkpoints ref_model_sync_steps",
+    "[-1, 1000000000]": "val_batches test_batches",
+    "[0, 1000]": "retry_on_gpu_error",
+    "[16, 10000000]": "seq_step_size",
+    "(0, 1]": "ref_model_mixup_alpha top_p",
+    "[2, 1000000]": "group_size",
+    "[1, 10000000]": "max_completion_length",
+    "[0, 10000000]": "top_k",
+    "(0, 1)": "epsilon",
+    "(1, 1000000]": "delta",
+    "[0, 100]": "entropy_target",
 }
 
 

@@ -37,7 +37,9 @@ TORTURES: dict[str, Torture] = {
     "run_folders": Torture(
         "files of run folders broken, and read by the window's models, the readers and the verbs", 20_000
     ),
+    "syscalls": Torture("every system call of saves and of a run's end fails in turn, in six ways", 0),
     "soak": Torture("long runs: memory, handles and time of a step are flat; the cases are steps", 10_000),
+    "configs": Torture("hostile configurations, given to everything that reads one", 100_000),
 }
 """Name, which is that of the module too → what it is."""
 

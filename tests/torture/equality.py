@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -22,13 +23,16 @@ OF_TIME = re.compile(
 """Keys whose values tell of processes: their times, lengths of files that hold times, what was sampled twice."""
 
 
-def differences(home: Path, other: Path) -> list[str]:
-    """What differs between two homes, a line each; empty where they are equal."""
+def differences(home: Path, other: Path, *, may_have_saved_more: bool = False) -> list[str]:
+    """What differs between two homes, a line each; empty where they are equal. `may_have_saved_more`: `home`'s run may tell of checkpoints
+    that the other did not write, since a run that fails saves its last step."""
     mine, theirs = _files(home), _files(other)
     lines = [f"only after the kills: {name}" for name in sorted(mine.keys() - theirs.keys())]
     lines += [f"missing after the kills: {name}" for name in sorted(theirs.keys() - mine.keys())]
     for name in sorted(mine.keys() & theirs.keys()):
         one, two = _content(mine[name], home), _content(theirs[name], other)
+        if may_have_saved_more and Path(name).name == "events.jsonl":
+            one["checkpoint"] = [event for event in one["checkpoint"] if event in two["checkpoint"]]
         if one != two:
             lines.append(f"differs: {name}{_where(one, two)}")
     return lines
@@ -46,7 +50,8 @@ def _content(path: Path, home: Path) -> Any:
     if path.name == "events.jsonl":
         return _diary(path, home)
     if path.suffix == ".json":
-        return _timeless(json.loads(path.read_text(encoding="utf-8")), home)
+        with contextlib.suppress(ValueError):  # half a file is compared as it is
+            return _timeless(json.loads(path.read_text(encoding="utf-8")), home)
     content = path.read_bytes()
     return content.replace(bytes(home), b"HOME") if path.suffix not in (".safetensors", ".gguf") else content
 

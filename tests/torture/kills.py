@@ -26,6 +26,8 @@ from tests.torture.work import WORKS, Work
 
 MOST_KILLS = 4
 """In one case."""
+MOST_CONTINUATIONS = 5
+"""After the last kill. One is enough for a run; a queue is added to, and then run."""
 
 
 @dataclass(slots=True)
@@ -55,15 +57,19 @@ class Killer:
             trace = self.folder / f"{seed}-trace"
             unbroken = self._whole(work, whole, trace)
             if unbroken.code != 0:
-                outcome.faults.append(f"without a break it ended with {unbroken.code}: {unbroken.output}")
+                outcome.faults.append(f"without a break it ended with {unbroken.code}: {unbroken.last_words}")
                 return outcome
             calls = traced(trace)
             self._broken(work, broken, random, calls, unbroken.seconds, outcome)
             steered = RunFolder(broken / "runs" / "mine")
             if not outcome.faults and steered.changes.exists():
                 shutil.rmtree(whole)
-                self._whole(work, whole, None, steered)
+                again = self._whole(work, whole, None, steered)
+                outcome.faults += (
+                    [f"with its changes it ended with {again.code}: {again.last_words}"] if again.code else []
+                )
             outcome.faults += [] if outcome.faults else differences(broken, whole)
+            outcome.faults += [f"in the folder of temporary files: {name}" for name in self.warm.take_temporary_files()]
         finally:
             if not outcome.faults:
                 for path in (whole, broken):
@@ -76,8 +82,10 @@ class Killer:
         work.prepare(home)
         if steered is None:
             return work.do(home, trace)
-        run = RunFolder(home / "runs" / "mine")
+        run, prefs = RunFolder(home / "runs" / "mine"), steered.path.parents[1] / "prefs"
         run.path.mkdir()
+        if prefs.exists():  # the reward file was allowed there
+            shutil.copytree(prefs, home / "prefs")
         for source, target in ((steered.config, run.config), (steered.changes, run.changes)):
             shutil.copyfile(source, target)
         return self.warm.run("train", "--run", run.path, home=home)
@@ -95,17 +103,20 @@ class Killer:
             if ended.code == -9:
                 outcome.kills.append(str(kill))
             if ended.hung or ended.code not in (0, -9):
-                outcome.faults.append(f"ended with {ended.code} after {outcome.kills}: {ended.output}")
+                outcome.faults.append(f"ended with {ended.code} after {outcome.kills}: {ended.last_words}")
             if ended.left and not work.leaves_processes:
                 outcome.faults.append(f"left behind by {kill}: {ended.left}")
-            if ended.code == 0 or outcome.faults:
+            if outcome.faults or work.is_done(home):
                 break
         if timer is not None:
             timer.join()
-        while not outcome.faults and not work.is_done(home):
+        for _ in range(MOST_CONTINUATIONS):
+            if outcome.faults or work.is_done(home):
+                return
             ended = work.go_on(home, None, None)
             if ended.code != 0 or ended.hung or (ended.left and not work.leaves_processes):
-                outcome.faults.append(f"going on ended with {ended.code}, {ended.left} left: {ended.output}")
+                outcome.faults.append(f"going on ended with {ended.code}, {ended.left} left: {ended.last_words}")
+        outcome.faults += [] if outcome.faults or work.is_done(home) else ["it does not come to its end"]
 
     def _steering(self, work: Work, home: Path, random: Random, seconds: float) -> threading.Timer | None:
         """Sometimes, a change of settings that comes at some moment of the run."""

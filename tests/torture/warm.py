@@ -17,9 +17,11 @@ import gc
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -31,6 +33,8 @@ from tests.torture.preload import WORKS_HERE, Blow, arm, library
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120.0
 """A process that has not ended after this hangs, and is killed."""
+KERNELS = "mlx"
+"""Where mlx keeps what it has compiled, in the folder of temporary files."""
 ORPHANS_MAY_TAKE_S = 5.0
 """How long a child of a killed trainer may take to notice and to end."""
 
@@ -57,14 +61,28 @@ class Ended:
     """Command lines of the processes that it left behind, which have been killed."""
     hung: bool = False
 
+    @property
+    def last_words(self) -> str:
+        """The end of what it printed."""
+        return "\n".join(self.output.splitlines()[-12:])
+
 
 class WarmProcess:
-    """Runs command lines of the backend in forks of one warm process, one after the other. `folder` takes their output."""
+    """Runs command lines of the backend in forks of one warm process, one after the other. `folder` takes their output. Without `compiles`
+    mlx fuses no kernels, which on a CPU each cost a run of the compiler when they are first needed; everything is computed alike."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, compiles: bool = True) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._output = folder / "output.txt"
+        self._temporary = folder / "temporary"
+        self._temporary.mkdir()
+        kernels = Path(tempfile.gettempdir()) / KERNELS  # compiled once for every process of this machine
+        kernels.mkdir(exist_ok=True)
+        (self._temporary / KERNELS).symlink_to(kernels, target_is_directory=True)
         environment = os.environ | {"LD_PRELOAD": str(library()), "PYTHONUNBUFFERED": "1"}
+        environment["TMPDIR"] = str(self._temporary)
+        if not compiles:
+            environment["MLX_DISABLE_COMPILE"] = "1"
         self._server = subprocess.Popen(
             [sys.executable, "-m", "tests.torture.warm"], cwd=ROOT, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -91,6 +109,13 @@ class WarmProcess:
         answer = self._server.stdout.readline()
         assert answer, "the warm process has ended"
         return Ended(**json.loads(answer))
+
+    def take_temporary_files(self) -> list[str]:
+        """What the processes have left in their folder of temporary files, which is emptied."""
+        left = [path for path in self._temporary.iterdir() if path.name != KERNELS]
+        for path in left:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return sorted(path.name for path in left)
 
     def close(self) -> None:
         assert self._server.stdin is not None and self._server.stdout is not None

@@ -10,6 +10,7 @@ import yaml
 
 from backend.spec.diary_ends import has_finished
 from backend.spec.places import RunFolder
+from backend.spec.runs.queue import QueueFile
 from backend.spec.sweeps.sweep_results import find_sweep, read_results
 from tests.support.small_run import write_config
 from tests.torture.drawn_settings import Inputs
@@ -138,7 +139,6 @@ class Export(Trained):
         if self._again:
             before = self.warm.run(*self.command(home), home=home)
             assert before.code == 0, before.output
-            self._marker(home).unlink()
 
     def command(self, home: Path) -> list[str | Path]:
         where = ["--folder", home / "exports"] if self._to == "folder" else []
@@ -212,5 +212,25 @@ class Evaluate(Trained):
         return (home / "runs" / "mine" / "evaluations" / "held.json").exists()
 
 
-WORKS: dict[str, type[Work]] = {work.__name__.lower(): work for work in (Run, Sweep, Export, Clone, Evaluate)}
+class Queue(Work):
+    """A run that waits its turn. Its trainer is a process apart, which may outlive the queue's, and is killed some seconds later."""
+
+    weight = 0.4
+    leaves_processes = True
+
+    def command(self, home: Path) -> list[str | Path]:
+        run, queue = RunFolder(home / "runs" / "mine"), QueueFile(home / "runs")
+        if run.has_diary and not queue.holds(run):
+            return ["resume", "mine"]
+        return ["queue", "run"] if queue.holds(run) else ["queue", "add", home / "config.yaml"]
+
+    def do(self, home: Path, trace: Path | None) -> Ended:
+        added = super().do(home, trace)
+        return super().do(home, trace) if added.code == 0 else added
+
+    def is_done(self, home: Path) -> bool:
+        return has_finished(RunFolder(home / "runs" / "mine"))
+
+
+WORKS: dict[str, type[Work]] = {work.__name__.lower(): work for work in (Run, Sweep, Export, Clone, Evaluate, Queue)}
 """By their names."""

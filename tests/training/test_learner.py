@@ -22,11 +22,11 @@ from backend.engine.device import on_gpu
 from backend.engine.prefix_cache import PrefixReader, PrefixRecorder
 from backend.models.policy import load_policy
 from backend.spec.config import Config, parse
-from backend.spec.faults import Mistake
 from backend.training import learner as learner_module
 from backend.training.advantages import advantages
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
+from backend.training.not_finite import NotFinite
 from backend.types import Completion, Group, Problem
 from tests.support import random_models
 
@@ -358,9 +358,12 @@ def test_a_gradient_that_is_not_finite_raises_before_anything_changes(model: Pat
     memory = {name: np.array(x) for name, x in learner.state_arrays().items()}
     groups = steps[1].groups(config)
     groups[0].completions[0].advantage = math.nan
-    with pytest.raises(Mistake, match="update 3 is not a number") as caught:
+    with pytest.raises(NotFinite, match="loss: nan") as caught:
         learner.learn(pack(groups, pad_id=0))
-    assert caught.value.faults[0].setting == "learning_rate"
+    found = caught.value
+    assert found.update == 3 and found.gradients[0].not_finite == found.gradients[0].size
+    rows = sum(len(group.completions) for group in groups)
+    assert sorted(found.tokens) == list(range(rows)) and all(map(math.isfinite, found.tokens[0]["learned_logp"]))
     assert learner.updates == 2
     assert all(np.array_equal(np.array(x), weights[name]) for name, x in policy.trainable().items())
     assert all(np.array_equal(np.array(x), memory[name]) for name, x in learner.state_arrays().items())

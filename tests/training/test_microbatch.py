@@ -108,7 +108,7 @@ def test_no_row_is_lost_and_limits_are_kept(
 @pytest.mark.parametrize("prompts", MODES)
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
-    groups=st.integers(1, 6), each=st.integers(2, 6), prompt=st.integers(1, 300), length=st.integers(1, 300),
+    groups=st.integers(1, 9), each=st.integers(2, 8), prompt=st.integers(1, 300), length=st.integers(1, 300),
     budget=st.integers(1, 3000), batch=st.integers(1, 3),
 )  # fmt: skip
 def test_the_estimate_counts_with_the_same_micro_batches(
@@ -126,7 +126,7 @@ def test_the_estimate_counts_with_the_same_micro_batches(
     many = [RowLengths(i, i // each, prompt, length) for i in range(groups * batch * each)]
     parts = plan_micro_batches(many, most_rows=batch * each, token_budget=budget, prompts=prompts)
     kinds = [(len(part), 0 if prompts == "per_row" else len({many[index].group for index in part})) for part in parts]
-    assert sorted(kinds) == sorted((passage.rows, passage.prompts) for passage in passages)
+    assert sorted(kinds) == sorted((passage.rows, passage.prompts) for passage in passages.elements())
 
 
 @pytest.mark.parametrize("shared", [True, False])

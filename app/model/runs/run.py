@@ -6,6 +6,7 @@ alike. It starts no process and writes nothing but control words.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -182,10 +183,7 @@ class Run(QObject):
         the run."""
         self._update_control()
         self.control.require()
-        try:
-            self.folder.say(word)
-        except OSError as error:
-            raise Mistake("run", f"{self.folder.path} cannot be written: {error.strerror}.") from None
+        self.folder.say(word)
         self._stop_requested = self._stop_requested or word == "stop"
         self._save_requested = self._save_requested or word == "save"
         self.poll()
@@ -376,7 +374,8 @@ class Run(QObject):
         """Write stop again where it came too early: a starting trainer deletes the control words that it finds."""
         is_received = self._run_state.stopping or self.folder.control.exists() or self.folder.control_taken.exists()
         if not is_received:
-            self.folder.say("stop")
+            with contextlib.suppress(Mistake):  # a disk that is full now: tried again at the next look
+                self.folder.say("stop")
 
     def _may_be_coming(self, locked: bool) -> bool:
         """Whether a process that has written nothing yet may still be starting."""

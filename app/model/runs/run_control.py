@@ -12,6 +12,7 @@ import time
 from backend.spec import file_lock
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.whole_file import replace_file
 
 ANSWER_S = 5.0
 """How long a request stands: a window that does not answer by then hangs."""
@@ -41,11 +42,8 @@ class RunControl:
             self._try_to_hold()
 
     def take_over(self) -> None:
-        """Ask the window that controls the run to give it up; `update` then takes it. Raises Mistake where the request cannot be written."""
-        try:
-            self._folder.window_request.write_text(self._name(), encoding="utf-8")
-        except OSError as error:
-            raise Mistake("run", f"{self._folder.path} cannot be written: {error.strerror}.") from None
+        """Ask the window that controls the run to give it up; `update` then takes it. Raises DiskFault."""
+        replace_file(self._folder.window_request, self._name())
         self._asked_at = time.monotonic()
 
     @property
@@ -82,7 +80,7 @@ class RunControl:
         request = self._folder.window_request
         try:
             age_s = time.time() - request.stat().st_mtime
-            return age_s < ANSWER_S and request.read_text(encoding="utf-8") != self._name()
+            return abs(age_s) < ANSWER_S and request.read_text(encoding="utf-8") != self._name()
         except (OSError, ValueError):
             return False
 

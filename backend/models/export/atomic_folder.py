@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -17,15 +18,15 @@ from backend.spec.faults import Mistake
 
 
 @contextlib.contextmanager
-def staging_folder(parent: Path, target: Path) -> Iterator[Path]:
+def staging_folder(parent: Path, target: Path, made_by: str = "export") -> Iterator[Path]:
     """An empty hidden folder in `parent` to build `target` in, deleted on exit.
 
     Its name follows from the target, and the lock on it (flock) ends with its process: the next export clears what a killed one
-    left, and two exports of one model cannot run at the same time. Raises Mistake when they would, or when `parent` cannot be
-    written.
+    left, and two exports of one model cannot run at the same time. Raises Mistake on `made_by`, the verb, when they would, or when
+    `parent` cannot be written.
     """
     folder = parent / f".grpo-studio-{target.name}"
-    lock = _locked_folder(folder, target)
+    lock = _locked_folder(folder, target, made_by)
     try:
         _clear_staging(folder, target)
         try:
@@ -37,7 +38,7 @@ def staging_folder(parent: Path, target: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def _locked_folder(folder: Path, target: Path) -> int:
+def _locked_folder(folder: Path, target: Path, made_by: str) -> int:
     """Make `folder` and lock it; → the handle that holds the lock.
 
     The export before this one may delete its folder at any moment, also between our `open` and our `flock`: the lock is then on a folder
@@ -51,11 +52,11 @@ def _locked_folder(folder: Path, target: Path) -> int:
         except FileNotFoundError:
             if folder.parent.is_dir():
                 continue  # deleted after `mkdir`
-            raise Mistake("export", f"The folder {folder.parent} is not there any more.") from None
+            raise Mistake(made_by, f"The folder {folder.parent} is not there any more.") from None
         except OSError as error:
-            raise Mistake("export", f"The folder {folder.parent} cannot be written: {error.strerror}.") from None
+            raise Mistake(made_by, f"The folder {folder.parent} cannot be written: {error.strerror}.") from None
         try:
-            _lock(lock, target)
+            _lock(lock, target, made_by)
             if _leads_to(folder, lock):
                 return lock
         except BaseException:
@@ -71,12 +72,12 @@ def _leads_to(folder: Path, handle: int) -> bool:
         return False
 
 
-def _lock(lock: int, target: Path) -> None:
+def _lock(lock: int, target: Path, made_by: str) -> None:
     # Without waiting: an export takes minutes, so a message is more use than a silent wait.
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise Mistake("export", f"{target} is being exported by another process; wait for that one.") from None
+        raise Mistake(made_by, f"{target} is being written by another process; wait for that one.") from None
 
 
 def _clear_staging(folder: Path, target: Path) -> None:
@@ -124,6 +125,19 @@ def _rename(new: Path, target: Path, overwrite: bool) -> None:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
+
+
+def are_equal(new: Path, target: Path) -> bool:
+    """Whether `target` is a folder of the same files as `new`, byte for byte. Both are flat."""
+    return target.is_dir() and _digests(new) == _digests(target)
+
+
+def _digests(folder: Path) -> dict[str, bytes]:
+    digests: dict[str, bytes] = {}
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            digests[path.name] = hashlib.file_digest(file, "sha256").digest()
+    return digests
 
 
 def drop_hidden_files(folder: Path) -> None:

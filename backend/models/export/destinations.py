@@ -43,12 +43,14 @@ class Destination(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the user chose: a name, a parent folder where the target asks for one, whether an existing model may be replaced."""
+    """What the user chose: a name, a parent folder where the target asks for one, whether an existing model may be replaced, or is as good where
+    it is equal."""
 
     run: RunFolder
     name: str
     folder: Path | None = None
     overwrite: bool = False
+    keeps_equal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,16 @@ class OnDisk:
     target: Path
     workshop: Path
     overwrite: bool
+    keeps_equal: bool = False
 
     def check(self) -> None:
         # And again by `move_into_place`: the target may have appeared since.
-        atomic_folder.check_target(self.target, overwrite=self.overwrite)
+        if not self.keeps_equal:  # whether it is equal is known once there is something to compare with
+            atomic_folder.check_target(self.target, overwrite=self.overwrite)
 
     def deliver(self, built: Path) -> str:
-        atomic_folder.move_into_place(built, self.target, overwrite=self.overwrite)
+        if not (self.keeps_equal and atomic_folder.are_equal(built, self.target)):
+            atomic_folder.move_into_place(built, self.target, overwrite=self.overwrite)
         return str(self.target)
 
 
@@ -75,7 +80,7 @@ def in_lm_studio(place: Place) -> Destination:
     # usually beside the models folder, else in the run. If the models have a disk of their own, neither is on it, and
     # `atomic_folder.move_into_place` copies.
     workshop = atomic_folder.staging_parent(root, (root.parent, place.run.path))
-    return OnDisk(root / PUBLISHER / safe_name(place.name), workshop, place.overwrite)
+    return OnDisk(root / PUBLISHER / safe_name(place.name), workshop, place.overwrite, place.keeps_equal)
 
 
 def in_folder(place: Place) -> Destination:

@@ -35,9 +35,11 @@ Done = Callable[[float], None]
 """Receives the fraction of the bytes that are written."""
 
 
-def write_model(model: nn.Module, config: dict[str, Any], tokenizer_from: Path, to: Path, done: Done) -> None:
-    """Write weights, config.json and the base's tokenizer files into a new folder. Takes the arrays out of the model."""
-    to.mkdir(parents=True)
+def write_model(
+    model: nn.Module, config: dict[str, Any], tokenizer_from: Path, to: Path, done: Done = lambda share: None
+) -> None:
+    """Write weights, config.json and the base's tokenizer files into an empty folder. Takes the arrays out of the model."""
+    to.mkdir(parents=True, exist_ok=True)
     # By default mlx-lm drops `vision_config`, which a model that keeps its vision tower needs for loading.
     keep_vision = "vision_tower" in getattr(model, "model", {})
     write_weights(model, to, done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from backend.spec.command import is_bundled
@@ -22,10 +23,18 @@ def shorten(text: str, limit: int = _MAX_VALUE) -> str:
     return line if len(line) <= limit and len(text) <= 4 * limit else f"{line[:limit]}…"
 
 
+def text_of(value: object, text: Callable[[object], str] = str) -> str:
+    """`str(value)`, or `repr`; of an object whose own method fails, that it has none."""
+    try:
+        return text(value)
+    except BaseException:  # the user's own method; it may raise whatever it likes
+        return "(its text cannot be read)"
+
+
 def describe_error(error: BaseException, file: Path | None) -> str:
     """`ValueError: message (my_rewards.py, line 12)`, with the innermost line in `file` if it has one in the traceback; in a bundled
     app, whose Python the user cannot install anything into, a missing module with what can be done."""
-    message = shorten(str(error), _MAX_MESSAGE).rstrip(".")
+    message = shorten(text_of(error), _MAX_MESSAGE).rstrip(".")
     location = _innermost_line(error, file)
     advice = f"; {_BUNDLED_MODULES}" if isinstance(error, ModuleNotFoundError) and is_bundled() else ""
     return f"{type(error).__name__}{': ' if message else ''}{message}{f' ({location})' if location else ''}{advice}"

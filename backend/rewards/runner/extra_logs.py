@@ -14,7 +14,7 @@ from typing import Any
 TRAINER_METRICS = (
     *("loss", "reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "learning_rate", "grad_norm", "epoch"),
     *("clip_ratio_low", "clip_ratio_high", "clip_ratio_total", "hit_max_tokens_ratio", "peak_memory_gb", "num_tokens"),
-    *("rollout_tokens_per_second", "train_tokens_per_second"),
+    *("rollout_tokens_per_second", "train_tokens_per_second", "grad_clipped"),
 )
 """Names that reward functions may not log under, nor any that begins with one of these prefixes:"""
 _TRAINER_PREFIXES = ("rewards/", "completions/", "time/", "sampling/", "peak_memory_gb/", "eval_")
@@ -59,7 +59,7 @@ class ExtraLogs:
         return ""
 
     def _log_extra(self, function: str, column: str, values: Sequence[Any]) -> None:
-        _check_name("log_extra", column)
+        check_name("log_extra", column)
         owner = next((f for f, c in self._columns if c == column and f != function), None)
         if owner:
             raise ValueError(f"the column {column} was logged by {owner} already")
@@ -69,16 +69,22 @@ class ExtraLogs:
         self._columns.setdefault((function, column), []).extend(_as_json(value) for value in values)
 
     def _log_metric(self, name: str, value: float) -> None:
-        _check_name("log_metric", name)
-        if name in TRAINER_METRICS or name.startswith(_TRAINER_PREFIXES):
-            raise ValueError(f"{name} is a metric of the trainer; log yours under another name")
+        check_metric_name(name)
         number = float(value)
         if not math.isfinite(number):
             raise ValueError(f"log_metric takes a finite number, and {name} is {number}")
         self._metrics.setdefault(name, []).append(number)
 
 
-def _check_name(function: str, name: Any) -> None:
+def check_metric_name(name: Any) -> None:
+    """Raises ValueError for a name under which no metric may be logged."""
+    check_name("log_metric", name)
+    if name in TRAINER_METRICS or name.startswith(_TRAINER_PREFIXES):
+        raise ValueError(f"{name} is a metric of the trainer; log yours under another name")
+
+
+def check_name(function: str, name: Any) -> None:
+    """Raises ValueError for what is no name on one line; `function` is called so in the sentence."""
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         raise ValueError(f"{function} takes a name on one line first, not {name!r}")
 

@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
-from backend.rewards.runner.error_text import shorten
+from backend.rewards.runner.error_text import shorten, text_of
 
 Scores = list[float | None]
+LARGEST = 1e30
+"""The largest score, either way: advantages are in float32, whose squares and sums of what is larger are infinite."""
 
 
 class InvalidScores(Exception):
@@ -36,9 +38,13 @@ def _score(value: Any, index: int) -> float | None:
         return None
     number = _as_float(value)
     if number is None:
-        raise InvalidScores(f"{shorten(repr(value))} ({type(value).__name__}) as a score, which is not a number", index)
+        raise InvalidScores(
+            f"{shorten(text_of(value, repr))} ({type(value).__name__}) as a score, which is not a number", index
+        )
     if not math.isfinite(number):
         raise InvalidScores(f"{number} as a score, which is not a finite number", index)
+    if abs(number) > LARGEST:
+        raise InvalidScores(f"{number:g} as a score, which is too large to compute with in 32 bits", index)
     return number
 
 

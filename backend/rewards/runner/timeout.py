@@ -3,8 +3,8 @@
 Python code that runs too long is interrupted: CPython raises an exception in another thread on request
 (PyThreadState_SetAsyncExc), so an endless loop does not continue beside the run. A thread cannot be interrupted in a call
 into C that holds the GIL, such as a regular expression with catastrophic backtracking, `(a+)+$`, or a C extension in a
-loop. While it lasts no other thread runs either, not even the one that waits for the timeout; the sandbox
-(`backend.rewards.sandbox`), a process, is for that. Code that is blocked in C without the GIL (sleep, a socket) is left
+loop. While it lasts no other thread runs either, not even the one that waits for the timeout; the scoring process
+(`backend.rewards.sandbox`) is for that. Code that is blocked in C without the GIL (sleep, a socket) is left
 behind in its daemon thread.
 """
 
@@ -15,37 +15,19 @@ import ctypes
 import inspect
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 from typing import Any
+
+from backend.rewards.runner.async_calls import Gathering, Interrupted, awaited
+from backend.rewards.runner.step_calls import AsyncCall, CallFailed, CallTimeout
 
 _INTERRUPT_FOR_S = 1.0
 """How long a thread is interrupted repeatedly before it is left behind."""
 _INTERRUPT_EVERY_S = 0.05
 _LOOP_GRACE_S = 0.2
 """How long an event loop may take to cancel overdue calls by itself, before its thread is interrupted."""
-
-
-class CallTimeout(Exception):
-    """The call had not returned in time; of several, `index` is the first that had not."""
-
-    def __init__(self, index: int = 0) -> None:
-        super().__init__()
-        self.index = index
-
-
-class CallFailed(Exception):
-    """The call raised `__cause__`, which may be a SystemExit too; of several calls, `index` did."""
-
-    def __init__(self, cause: BaseException, index: int = 0) -> None:
-        super().__init__(str(cause))
-        self.__cause__ = cause
-        self.index = index
-
-
-class _Interrupted(BaseException):
-    """Raised inside a call whose time is up. Not an Exception: a user's `except Exception` must not catch it."""
 
 
 class _CallThread(threading.Thread):
@@ -62,7 +44,7 @@ class _CallThread(threading.Thread):
                 self.value = self.work()
             except BaseException as error:
                 self.error = error
-        except _Interrupted:
+        except Interrupted:
             pass  # interrupted a second time while the inner handler stored the first
 
     def run_for(self, seconds: float) -> bool:
@@ -84,30 +66,14 @@ def call_with_timeout(seconds: float, work: Callable[[], Any], read: Callable[[A
 
     def call_and_read() -> Any:
         returned = work()
-        return read(asyncio.run(_awaited(returned, seconds)) if inspect.isawaitable(returned) else returned)
+        return read(asyncio.run(awaited(returned, seconds)) if inspect.isawaitable(returned) else returned)
 
     thread = _CallThread(call_and_read)
-    if not thread.run_for(seconds) or isinstance(thread.error, _Interrupted):
+    if not thread.run_for(seconds) or isinstance(thread.error, Interrupted):
         raise CallTimeout
     if thread.error is not None:
         raise CallFailed(thread.error)
     return thread.value
-
-
-async def _awaited(awaitable: Awaitable[Any], seconds: float) -> Any:
-    """Await with asyncio's own timeout: a thread that is in its event loop's `select` cannot be interrupted."""
-    limit = asyncio.timeout(seconds)
-    try:
-        async with limit:
-            return await awaitable
-    except TimeoutError:
-        if limit.expired():
-            raise _Interrupted from None
-        raise  # the user's own TimeoutError
-
-
-AsyncCall = tuple[Callable[[], Awaitable[Any]], Callable[[Any], Any]]
-"""A call that returns an awaitable, and a function that reads the value it gives."""
 
 
 def gather_with_timeout(seconds: float, calls: Sequence[AsyncCall]) -> list[tuple[Any, float]]:
@@ -119,18 +85,14 @@ def gather_with_timeout(seconds: float, calls: Sequence[AsyncCall]) -> list[tupl
     in which it was opened.
     """
     # Each call has asyncio's own timeout, so this wait is exceeded only where a call blocks the loop or ignores its cancellation.
-    loop, gathering = _LoopThread.running(), _Gathering(seconds, calls)
+    is_ended = threading.Event()
+    loop, gathering = _LoopThread.running(), Gathering(seconds, calls, is_ended)
     future = asyncio.run_coroutine_threadsafe(gathering.run(), loop.loop)
-    if not gathering.is_ended.wait(seconds + _LOOP_GRACE_S):
-        _interrupt(loop, until=gathering.is_ended)
+    if not is_ended.wait(seconds + _LOOP_GRACE_S):
+        _interrupt(loop, until=is_ended)
         loop.abandon()
     wait([future], _LOOP_GRACE_S)  # the other calls are cancelled in this time, or left behind
-    if gathering.failure:
-        index, error = gathering.failure
-        raise CallTimeout(index) if isinstance(error, _Interrupted) else CallFailed(error, index)
-    if len(gathering.results) < len(calls):
-        raise CallTimeout(next(index for index in range(len(calls)) if index not in gathering.results))
-    return [gathering.results[index] for index in range(len(calls))]
+    return gathering.outcome()
 
 
 class _LoopThread(threading.Thread):
@@ -152,7 +114,7 @@ class _LoopThread(threading.Thread):
             return cls._current
 
     def run(self) -> None:
-        with suppress(_Interrupted, SystemExit):
+        with suppress(Interrupted, SystemExit):
             self.loop.run_forever()
 
     def abandon(self) -> None:
@@ -162,42 +124,21 @@ class _LoopThread(threading.Thread):
         self.loop.call_soon_threadsafe(self.loop.stop)
 
 
-class _Gathering:
-    """Several calls in one loop: the results so far by index, and the first failure."""
-
-    def __init__(self, seconds: float, calls: Sequence[AsyncCall]) -> None:
-        self.seconds = seconds
-        self.calls = calls
-        self.results: dict[int, tuple[Any, float]] = {}
-        self.failure: tuple[int, BaseException] | None = None
-        self.is_ended = threading.Event()
-
-    async def run(self) -> None:
-        with suppress(ExceptionGroup):  # the reason is in `failure`
-            async with asyncio.TaskGroup() as tasks:
-                for index, (work, read) in enumerate(self.calls):
-                    tasks.create_task(self._run_one(index, work, read))
-        self.is_ended.set()
-
-    async def _run_one(self, index: int, work: Callable[[], Awaitable[Any]], read: Callable[[Any], Any]) -> None:
-        start = time.perf_counter()
-        try:
-            value = read(await _awaited(work(), self.seconds))
-        except GeneratorExit:
-            raise  # the loop was abandoned, and its pending coroutines are garbage-collected
-        except BaseException as error:
-            self.failure = self.failure or (index, error)
-            self.is_ended.set()
-            # Re-raised as an Exception, so that the TaskGroup cancels the other calls; SystemExit would end the loop.
-            raise RuntimeError("a call failed") from None
-        self.results[index] = value, time.perf_counter() - start
-
-
 def _interrupt(thread: threading.Thread, until: threading.Event | None = None) -> None:
-    """Raise _Interrupted in `thread` until it ends or `until` is set; a bare `except:` in a loop swallows the first."""
+    """Raise Interrupted in `thread` until it ends or `until` is set; a bare `except:` in a loop swallows the first."""
     # The exception is only marked as pending; the thread raises it at its next bytecode. While it is in C that has released
     # the GIL nothing happens, hence the deadline. An id whose thread has ended is ignored.
     deadline = time.monotonic() + _INTERRUPT_FOR_S
     while thread.is_alive() and time.monotonic() < deadline and not (until and until.is_set()):
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_Interrupted))
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Interrupted))
         until.wait(_INTERRUPT_EVERY_S) if until else thread.join(_INTERRUPT_EVERY_S)
+
+
+class ThreadCaller:
+    """Calls in this process, each in a thread that is interrupted when its time is up (`reward_isolation: thread`)."""
+
+    def call(self, index: int, seconds: float, work: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
+        return call_with_timeout(seconds, work, read)
+
+    def gather(self, indices: Sequence[int], seconds: float, calls: Sequence[AsyncCall]) -> list[tuple[Any, float]]:
+        return gather_with_timeout(seconds, calls)

@@ -6,9 +6,12 @@ Frames of ours, of Python and of libraries are left out: the user can mend their
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from backend.spec.faults import Fault, Mistake
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,14 @@ class UserError:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class LoadError(Mistake):
+    """The reward functions cannot be loaded; `user_error` says where the user's file went wrong."""
+
+    def __init__(self, faults: Iterable[Fault], user_error: UserError) -> None:
+        super().__init__(faults)
+        self.user_error = user_error
 
 
 def _frames_in(file: Path | None, error: BaseException | None) -> tuple[UserFrame, ...]:

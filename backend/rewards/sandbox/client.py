@@ -1,10 +1,8 @@
-"""Score completions in a child process: a user's reward function that hangs, crashes or exits takes only that process
-with it.
+"""Score completions for the reward bench and the command line, one function at a time, so that one that fails hides none of the
+others.
 
-One child is kept warm as long as the reward files do not change; once one has changed, a fresh interpreter reads it, so
-nothing of the old code is left. This protects against mistakes, not against malice: the child has all rights of the
-user. Runs do not use it (`backend.rewards.runner` calls functions in the trainer's own process); the reward
-bench and the command line do.
+The process is kept warm as long as the reward files do not change; once one has changed, a fresh interpreter reads it, so nothing of
+the old code is left.
 """
 
 from __future__ import annotations
@@ -15,18 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backend.child_process import ChildEnded, ChildProcess, ChildTimeout, describe_exit, module_command
-from backend.rewards.runner.score_one import LoadError
+from backend.rewards.completion_lines import group_of
+from backend.rewards.description import FunctionDescription
+from backend.rewards.runner.inputs import TrainerState
+from backend.rewards.runner.score import samples_of
 from backend.rewards.runner.user_traceback import UserError
-from backend.rewards.sandbox.server import VERB
-from backend.spec.faults import Fault, Mistake
+from backend.rewards.sandbox.answers import Failure
+from backend.rewards.sandbox.process import ScoringProcess
+from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource, failed_on
 from backend.spec.rewards.user_code import code_files
-
-GRACE_S = 3.0
-"""How long after its time limit the child may take to report the timeout itself, with the user's line in it. Code that
-holds the GIL never lets it."""
-EXIT_S = 0.05
-"""How long a child may take to end by itself before it is killed."""
+from backend.types import Group
 
 
 @dataclass(slots=True)
@@ -43,33 +39,24 @@ class SandboxResult:
 
 @dataclass(frozen=True, slots=True)
 class SandboxTask:
-    """Which functions score what: `lines` as `backend.rewards.completion_lines.group_of` reads them."""
+    """Which functions score what: `lines` as `backend.rewards.completion_lines.group_of` reads them. `network`: whether functions may
+    use it (`reward_network`)."""
 
     names: Sequence[str]
     lines: Sequence[Mapping[str, Any]]
     file: Path | None = None
     timeout_s: float = 60.0
     max_completion_length: int | None = None
-
-    def load_request(self) -> dict[str, Any]:
-        return {
-            "names": list(self.names),
-            "file": str(self.file or ""),
-            "timeout": self.timeout_s,
-            "max_completion_length": self.max_completion_length,
-            "groups": list(self.lines),
-        }
+    network: bool = False
 
 
 class SandboxClient:
-    """The parent's side. One task at a time; `close` ends the child."""
+    """One task at a time; `close` ends the process."""
 
     def __init__(self) -> None:
-        command = module_command("backend.rewards.sandbox.server", VERB)
-        # The child enforces the time limit itself and can name the user's line. It is killed only when it does not answer, so
-        # a long grace for a normal end would gain nothing.
-        self.child = ChildProcess(command, grace_s=EXIT_S)
-        self._loaded_files: tuple[Any, ...] = ()
+        self.process = ScoringProcess()
+        self._scorer: ProcessScorer | None = None
+        self._loaded: tuple[Any, ...] = ()
         self._lock = threading.Lock()
 
     def score(
@@ -78,80 +65,66 @@ class SandboxClient:
         poll: Callable[[], None] = lambda: None,
         on_function: Callable[[str], None] = lambda name: None,
     ) -> list[SandboxResult]:
-        """Score all completions with each function by itself, so that a failing function hides none of the others.
+        """Score all completions with each function by itself.
 
         `poll` is called often and may raise to give up; `on_function` gets each function's name before it is called.
-        Raises Mistake where the functions cannot be loaded: LoadError if it is known where the user's file went wrong.
+        Raises Mistake where the functions cannot be loaded (LoadError) or a line holds no completions.
         """
+        groups = [group_of(row, index, f"Row {index + 1}") for index, row in enumerate(task.lines)]
         with self._lock:
-            self._restart_if_changed(task)
+            scorer = self._scorer_of(task)
             try:
                 results: list[SandboxResult] = []
-                for index, (name, line) in enumerate(self._load(task, poll)):
-                    on_function(name)  # before the call: of a function that hangs, the user sees the name
-                    results.append(self._score_one(task, index, name, line, poll))
+                for index, function in enumerate(scorer.load(poll)[0]):
+                    on_function(function.name)  # before the call: of a function that hangs, the user sees the name
+                    results.append(_score_one(scorer, groups, index, function, task, poll))
                 return results
             except BaseException:
-                # A cancelled or failed task leaves nothing behind: the next one begins in a fresh child.
+                # A cancelled or failed task leaves nothing behind: the next one begins in a fresh process.
                 self.close()
                 raise
 
-    def _load(self, task: SandboxTask, poll: Callable[[], None]) -> list[tuple[str, int]]:
-        """Name and line of every function, once the child has run the user's file."""
-        try:
-            reply = self._request(task, {"begin": task.load_request()}, poll)
-        except ChildEnded as ended:
-            raise Mistake(
-                "reward_functions_file", f"{_file_name(task)} {_how(ended)} while it was being loaded."
-            ) from ended
-        except ChildTimeout:
-            sentence = f"{_file_name(task)} {_still_running(task)} while it was being loaded."
-            raise Mistake("reward_functions_file", sentence) from None
-        if "faults" in reply:
-            raise LoadError([Fault(**fault) for fault in reply["faults"]], UserError.from_dict(reply["user_error"]))
-        return reply["ready"]
-
-    def _score_one(
-        self, task: SandboxTask, index: int, name: str, line: int, poll: Callable[[], None]
-    ) -> SandboxResult:
-        """One function over all completions. If the previous one ended the child, a new child is started."""
-        try:
-            # Requests name a function by its index, so a new child has to load all of them first.
-            if not self.child.is_started:
-                self._load(task, poll)
-            reply = self._request(task, {"score": index}, poll)
-        except (ChildEnded, ChildTimeout) as failure:
-            what = _how(failure) if isinstance(failure, ChildEnded) else _still_running(task)
-            of_file = f" of {task.file.name}" if task.file else ""
-            sentence = f"The reward function {name}{of_file} {what}."
-            return SandboxResult(name, error=UserError(sentence, str(task.file or ""), line))
-        scored = reply["scored"]
-        error = scored.pop("error")
-        return SandboxResult(**scored, error=UserError.from_dict(error) if error else None, printed=reply["printed"])
-
-    def _request(self, task: SandboxTask, message: dict[str, Any], poll: Callable[[], None]) -> dict[str, Any]:
-        # Loading runs the user's module, under the same limit as one call.
-        return self.child.request(message, task.timeout_s + GRACE_S, poll)
-
-    def _restart_if_changed(self, task: SandboxTask) -> None:
-        files = code_files({"reward_functions": list(task.names), "reward_functions_file": str(task.file or "")})
-        # Taken before the child reads the files: an edit in between differs from these stamps the next time.
+    def _scorer_of(self, task: SandboxTask) -> ProcessScorer:
+        """The scorer of the last task where it is of the same functions, and their files are as they were; else a new one."""
+        base = Path.cwd()
+        files = code_files({"reward_functions": list(task.names), "reward_functions_file": str(task.file or "")}, base)
+        # Taken before the process reads the files: an edit in between differs from these stamps the next time.
         stamps = tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files)
-        if stamps != self._loaded_files:
-            self.close()
-        self._loaded_files = stamps
+        # What a file keeps in its module is loaded anew for other names, as it always is for a run.
+        loaded = (stamps, tuple(task.names), task.file, base, task.network)
+        if self._scorer is None or loaded != self._loaded:
+            if not (self._loaded and (stamps, task.network) == (self._loaded[0], self._loaded[-1])):
+                self.close()
+                self.process = ScoringProcess(task.network)
+            source = RewardSource([task.names], task.file, base, tuple(files))
+            self._scorer = ProcessScorer(source, self.process, task.timeout_s)
+            self._loaded = loaded
+        return self._scorer
 
     def close(self) -> None:
-        self.child.stop()
+        self._scorer, self._loaded = None, ()
+        self.process.stop()
 
 
-def _file_name(task: SandboxTask) -> str:
-    return task.file.name if task.file else "The process that scores"
+def _score_one(
+    scorer: ProcessScorer,
+    groups: list[Group],
+    index: int,
+    function: FunctionDescription,
+    task: SandboxTask,
+    poll: Callable[[], None],
+) -> SandboxResult:
+    state = TrainerState(max_completion_length=task.max_completion_length)
+    scored = scorer.ask(groups, 0, [index], task.timeout_s, state, captures=True, poll=poll)
+    if scored.failure is not None:
+        return SandboxResult(function.name, error=_error(function, scored.failure, groups), printed=scored.printed)
+    return SandboxResult(function.name, scored.seconds[0], scored.scores[0], scored.columns, printed=scored.printed)
 
 
-def _how(ended: ChildEnded) -> str:
-    return f"ended the process it ran in ({describe_exit(ended.exit_code)})"
-
-
-def _still_running(task: SandboxTask) -> str:
-    return f"was still running after {task.timeout_s:g} s (reward_timeout)"
+def _error(function: FunctionDescription, failure: Failure, groups: list[Group]) -> UserError:
+    """The failure of the only function that was asked for, with its sentence."""
+    sentence = failed_on([function], failure, samples_of(groups)).faults[0].sentence
+    at = failure.error
+    if at is None:
+        return UserError(sentence, str(function.file or ""), function.line)
+    return UserError(sentence, at.file, at.line, at.frames)

@@ -1,89 +1,184 @@
-"""The sandbox's child process: it loads reward functions and calls them, one at a time, for
-`backend.rewards.sandbox.client`.
+"""What runs in the scoring process: it executes reward files, calls functions, and answers. Its parent is
+`backend.rewards.sandbox.process`.
 
-Requests and answers (`backend.child_process`):
-    {"begin": {"names", "file", "timeout", "max_completion_length"?, "groups": […]}}
-                   → {"ready": [[name, line of its def], …]} or {"faults": […], "user_error": {…}}
-    {"score": 2}   → {"scored": {…}, "printed": "…"}, the third function over all groups
-Text that Python code prints while it scores comes back under "printed"; all other output goes to stderr.
+Requests, each with the number under which it is answered ("id"):
+    {"load": key, "stages": names of each, "file", "base"}
+        → {"stages": [[a function's description]], "confined": sentences} or {"faults": […], "user_error": {…}}
+    {"score": key, "stage", "functions": indices, "groups", "timeout", "state", "captures": bool}
+        → {"scores", "seconds", "columns", "metrics", "printed"} or {"failure": {…}, "printed"}
+What user code prints goes to the parent's log, or with "captures" into the answer. The working directory is a folder for this
+process alone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
-import math
-import signal
-from collections.abc import Iterator
-from dataclasses import asdict
+import linecache
+import os
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from backend import child_process
-from backend.rewards.completion_lines import group_of
-from backend.rewards.resolve import RewardFunction
-from backend.rewards.runner.inputs import TrainerState
-from backend.rewards.runner.score_one import LoadError, load, score_one
-from backend.types import Group
+from backend.confinement import confine, guard
+from backend.rewards.description import FunctionDescription
+from backend.rewards.resolve import RewardFunction, resolve_stages
+from backend.rewards.runner.error_text import shorten
+from backend.rewards.runner.score import samples_of
+from backend.rewards.runner.step_calls import FunctionFailed, ScoringStep
+from backend.rewards.runner.user_traceback import UserError
+from backend.rewards.sandbox.main_thread_calls import MainThreadCaller
+from backend.rewards.sandbox.wire import (
+    IDLE,
+    LOADING,
+    LONGEST_TEXT,
+    LOST_CHANNEL,
+    Channel,
+    ChannelLost,
+    StatusPage,
+    unpacked,
+)
+from backend.spec.faults import Mistake
+from backend.spec.rewards.catalog import locate_reward_file
 
-VERB = "scorer"
-"""The argument that makes a bundled app's executable this child, where there is no Python to run a module with."""
-ALARM_S = 10.0
-"""Seconds past the time limit after which SIGALRM ends this process. The parent kills it earlier, unless the parent has
-died: code that holds the GIL would then run for ever."""
-PRINTED_TAIL = 2000
-"""Characters of a function's printed output that are sent back, from its end."""
+_exit = os._exit  # bound before a user's code can replace it
 
 
-class SandboxServer:
-    """State of the process between two requests: the groups, and the functions that were loaded."""
+class ScoringServer:
+    """State of the process between two requests: the functions that were loaded, by key and stage."""
 
-    def __init__(self) -> None:
-        self.groups: list[Group] = []
-        self.functions: list[RewardFunction] = []
-        self.timeout, self.state = 60.0, TrainerState()
+    def __init__(self, page: StatusPage, confined: list[str]) -> None:
+        """`confined`: sentences on what this process could not be kept from."""
+        self._page = page
+        self._loaded: dict[int, list[list[RewardFunction]]] = {}
+        self._confined = confined
+        self._caller = MainThreadCaller(self._mark)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        if "begin" in request:
-            self.timeout = float(request["begin"]["timeout"])
-        # An alarm of the kernel: unlike a timer thread it also ends code that never gives the GIL back.
-        signal.alarm(math.ceil(self.timeout + ALARM_S))
+        if "load" in request:
+            return self._load(request)
+        return self._score(request)
+
+    def _mark(self, mark: int) -> None:
+        self._page.mark = mark
+
+    # ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _load(self, request: dict[str, Any]) -> dict[str, Any]:
+        file = Path(request["file"]) if request["file"] else None
+        linecache.checkcache()
+        self._mark(LOADING)
         try:
-            return self._load(request["begin"]) if "begin" in request else self._score(int(request["score"]))
+            stages = resolve_stages(request["stages"], file, Path(request["base"]))
+        except Mistake as mistake:
+            return _load_failure(mistake, file, request)
         finally:
-            signal.alarm(0)
+            self._mark(IDLE)
+        self._loaded[request["load"]] = stages
+        described = [[_description(function.description) for function in stage] for stage in stages]
+        return {"stages": described, "confined": self._confined}
 
-    def _load(self, task: dict[str, Any]) -> dict[str, Any]:
-        self.state = TrainerState(max_completion_length=task.get("max_completion_length"))
-        self.groups = [group_of(row, index, f"Row {index + 1}") for index, row in enumerate(task["groups"])]
-        try:
-            self.functions = load(task["names"], Path(task["file"]) if task.get("file") else None, self.timeout)
-        except LoadError as error:
-            return {"faults": [fault.to_dict() for fault in error.faults], "user_error": error.user_error.to_dict()}
-        return {"ready": [(function.name, function.line or 0) for function in self.functions]}
+    # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _score(self, index: int) -> dict[str, Any]:
-        with _captured_prints() as printed:
-            scored = score_one(self.groups, self.functions[index], self.timeout, self.state)
-        return {"scored": asdict(scored), "printed": printed.getvalue()[-PRINTED_TAIL:]}
+    def _score(self, request: dict[str, Any]) -> dict[str, Any]:
+        stage = self._loaded[request["score"]][request["stage"]]
+        functions = [stage[index] for index in request["functions"]]
+        samples = samples_of(unpacked(request["groups"]))
+        step = ScoringStep(functions, samples, request["timeout"], request["state"], self._caller)
+        with _captured_prints() if request["captures"] else contextlib.nullcontext(io.StringIO()) as printed:
+            try:
+                outcomes = step.outcomes()
+            except FunctionFailed as failed:
+                return {"failure": _failure(failed, functions), "printed": printed.getvalue()[-LONGEST_TEXT:]}
+        return {
+            "scores": [scores for scores, _ in outcomes],
+            "seconds": [seconds for _, seconds in outcomes],
+            "columns": step.logs.columns,
+            "metrics": step.logs.metrics,
+            "printed": printed.getvalue()[-LONGEST_TEXT:],
+        }
 
 
-def main() -> None:
-    """Answer until stdin ends."""
-    # The default action ends the process without running any bytecode. Set, because exec keeps a signal ignored that the
-    # parent had ignored.
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    out = child_process.claim_stdout()
-    server = SandboxServer()
-    for request in child_process.requests():
-        child_process.answer(out, server.answer(request))
+def _description(function: FunctionDescription) -> dict[str, Any]:
+    return {
+        "name": function.name, "file": str(function.file or ""), "line": function.line, "note": function.note,
+        "is_async": function.is_async,
+    }  # fmt: skip
+
+
+def _load_failure(mistake: Mistake, file: Path | None, request: dict[str, Any]) -> dict[str, Any]:
+    at = file or _only_named_file([name for names in request["stages"] for name in names], Path(request["base"]))
+    error = UserError.of(mistake.faults[0].sentence, mistake.__cause__, at)
+    faults = [{"setting": fault.setting, "sentence": _cut(fault.sentence)} for fault in mistake.faults]
+    return {"faults": faults, "user_error": _error_fields(error)}
+
+
+def _only_named_file(names: Sequence[str], base: Path) -> Path | None:
+    """The file before `::`, where the entries name just one."""
+    files = {name.partition("::")[0].strip() for name in names if "::" in name}
+    return locate_reward_file(files.pop(), base).resolve() if len(files) == 1 else None
+
+
+def _failure(failed: FunctionFailed, functions: Sequence[RewardFunction]) -> dict[str, Any]:
+    function = functions[failed.function]
+    error = UserError.of("", failed.__cause__, function.file, function.line or 0)
+    return {
+        "function": failed.function, "what": _cut(failed.what), "completion": failed.completion,
+        "has_line": failed.has_line, "is_timeout": failed.is_timeout, "error": _error_fields(error),
+    }  # fmt: skip
+
+
+def _error_fields(error: UserError) -> dict[str, Any]:
+    frames = [
+        {"line": frame.line, "function": _cut(frame.function), "code": _cut(frame.code)} for frame in error.frames
+    ]
+    return {"sentence": _cut(error.sentence), "file": error.file, "line": error.line, "frames": frames[-100:]}
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_TEXT else shorten(text, LONGEST_TEXT - 1)
 
 
 @contextlib.contextmanager
 def _captured_prints() -> Iterator[io.StringIO]:
-    printed = io.StringIO()  # for Python's prints only; C code writes to descriptor 1, which `claim_stdout` made stderr
+    printed = io.StringIO()  # for Python's prints only; what C code writes to descriptor 1 goes to the parent's log
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         yield printed
+
+
+# ── the process ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def serve(channel: Channel, server: ScoringServer) -> NoReturn:
+    """Answer until the parent closes its end. Whatever a user's code has left behind, one request gets at most one answer."""
+    try:
+        while True:
+            request = channel.receive()
+            answer = server.answer(request)
+            with contextlib.suppress(BaseException):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            channel.send({**answer, "id": request["id"]})
+    except EOFError:
+        sys.exit()  # a user's `atexit` functions run now, and files are flushed
+    except ChannelLost:
+        _exit(LOST_CHANNEL)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """`arguments`: the descriptors of requests, answers and the shared page, and whether the network may be used (1 or 0)."""
+    requests, answers, page, network = map(int, sys.argv[1:] if arguments is None else arguments)
+    guard(requests)  # returns in the process that is guarded; both end with the parent, and so does what they start
+    status = StatusPage(page)
+    os.close(page)
+    channel = Channel(requests, answers)
+    confined = confine([Path.cwd()], bool(network))
+    faulthandler.enable()  # a crash leaves the line of Python in log.txt
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+    serve(channel, ScoringServer(status, confined.sentences()))
 
 
 if __name__ == "__main__":

@@ -42,6 +42,8 @@ class Export:
     overwrite: bool = False
     fetch: bool = False
     """Download original weights that a format needs and that are not on this disk."""
+    keeps_equal: bool = False
+    """A model of that name that is byte for byte the same counts as exported: an earlier process was killed after it had exported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
     written model does not answer as the trained one does. In either case nothing new is left behind, and an existing model stays."""
     format_ = format_named(export.format)
     target_for(export.to, format_)
-    destination = DESTINATIONS[export.to](Place(run, export.name, export.folder, export.overwrite))
+    destination = DESTINATIONS[export.to](Place(run, export.name, export.folder, export.overwrite, export.keeps_equal))
     refuse_links(run.path)  # a copy would take what they lead to, and an upload publish it
     config = run_config(run, find_checkpoint(run, export.checkpoint).step if export.checkpoint else None)
     trained = run_weights(run, config, export.checkpoint)

@@ -74,7 +74,7 @@ class HeldOutComparison:
         self._rows, self._source = inputs.splits.rows(self.split), inputs.splits.source.get(self.split, config.data)
         if faults := check_columns(self._rows, config, self._source):
             raise Mistake(faults)
-        self._scoring = ScoringStages(config, inputs.reward_functions, config.iters)
+        self._scoring = ScoringStages(config, inputs.scorer, config.iters)
 
     def compare(self, trained: TrainedWeights, exported: Path, poll: Poll = lambda done: None) -> HeldOutDifference:
         before = self._rewards(lambda: _trained_policy(self.config, trained), lambda done: poll(done / 2))

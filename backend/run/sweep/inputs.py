@@ -1,11 +1,14 @@
 """Rows and reward functions of a sweep's runs, each dataset in memory once.
 
-Every run executes its reward files by itself, as it would alone: a function may keep state from call to call.
+Every run executes its reward files by itself, as it would alone: a function may keep state from call to call. They share a process,
+which costs memory once.
 """
 
 from __future__ import annotations
 
 from backend.data.rows import SPLITS, Splits
+from backend.rewards.sandbox.process import ScoringProcess
+from backend.rewards.scorer import SharedProcesses
 from backend.run.preflight import preflight
 from backend.run.run_inputs import RunInputs, read_inputs
 from backend.spec.config import Config
@@ -19,6 +22,8 @@ class SweepInputs:
     def __init__(self) -> None:
         self._read: dict[str, RunInputs] = {}
         self._rows: list[list[dict[str, object]]] = []
+        self._processes: SharedProcesses = {network: ScoringProcess(network) for network in (False, True)}
+        """Where the runs' reward functions are scored: one for all that may use the network, one for the others."""
 
     def check(self, plan: SweepPlan) -> None:
         """Check everything that every configuration points to, once for all seeds. Raises Mistake with all faults."""
@@ -27,7 +32,7 @@ class SweepInputs:
             if member.seed != plan.seeds[0]:
                 continue
             try:
-                self._read[member.run] = self._shared(preflight(plan.raw_settings(member)))
+                self._read[member.run] = self._shared(preflight(plan.raw_settings(member), self._processes))
             except Mistake as mistake:
                 faults |= dict.fromkeys(mistake.faults)
         if faults:
@@ -36,13 +41,13 @@ class SweepInputs:
     def of(self, member: Member, config: Config) -> RunInputs:
         """The inputs of one run, read now if `check` has not read them. Raises Mistake."""
         if member.run not in self._read:
-            self._read[member.run] = self._shared(read_inputs(config))
+            self._read[member.run] = self._shared(read_inputs(config, self._processes))
         return self._read[member.run]
 
     def _shared(self, inputs: RunInputs) -> RunInputs:
         """The same inputs with lists of rows that another run has already, where they are equal."""
         rows = {split: self._known(inputs.splits.rows(split)) for split in SPLITS}
-        return RunInputs(Splits(**rows, source=inputs.splits.source), inputs.reward_functions)  # pyright: ignore[reportArgumentType]
+        return RunInputs(Splits(**rows, source=inputs.splits.source), inputs.scorer)  # pyright: ignore[reportArgumentType]
 
     def _known(self, rows: list[dict[str, object]]) -> list[dict[str, object]]:
         for known in self._rows:

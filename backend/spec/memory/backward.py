@@ -6,6 +6,8 @@ computes them; a change there that keeps another array alive has to be counted h
 
 from __future__ import annotations
 
+import bisect
+from collections import Counter
 from dataclasses import dataclass
 
 from backend.spec.memory.chunking import attention_block
@@ -48,7 +50,7 @@ class BackwardMemory:
             peaks.append(self._peak(ForwardPass(0, prompts), plan))
         activations, logits = max(peaks, key=sum)
         # The sum of earlier gradients is alive beside a backward pass only where another pass came before it.
-        gradients = trainable if len(batches) > 1 or is_shared else 0
+        gradients = trainable if batches.total() > 1 or is_shared else 0
         # The update begins when the last backward pass has freed its arrays: the peak is one or the other.
         if activations + logits + gradients + shared < self._update_bytes():
             activations, logits, gradients, shared = 0, 0, self._update_bytes(), 0
@@ -62,28 +64,54 @@ class BackwardMemory:
 
     # ── micro-batches ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def micro_batches(self, token_budget: int) -> list[ForwardPass]:
-        """The micro-batches of a step whose rows all have full length, as `backend.training.microbatch` forms them: group
-        after group; a row larger than the budget is a micro-batch of its own."""
-        parts: list[list[int]] = [[]]
-        for group in range(self.prompts):
-            for _ in range(self.group):
-                rows = parts[-1]
-                if rows and (len(rows) == self.most_rows or self.tokens([*rows, group]) > token_budget):
-                    parts.append([])
-                parts[-1].append(group)
-        # Without full attention no prompt is shared: each row is computed with its own (see `_tokens`).
-        return [ForwardPass(len(rows), len(set(rows)) if self.shape.has_full_attention else 0) for rows in parts]
+    def micro_batches(self, token_budget: int) -> Counter[ForwardPass]:
+        """The micro-batches of a step whose rows all have full length, each with its number, as `backend.training.microbatch` forms
+        them: group after group; a row larger than the budget is a micro-batch of its own.
 
-    def tokens(self, groups: list[int]) -> int:
-        """Tokens that rows of these groups count against the budget."""
-        prompts = 0 if self.may_share_prefixes else len(set(groups)) if self.shape.has_full_attention else len(groups)
-        return len(groups) * self.completion + prompts * self.prompt
+        A step may have a million rows. Micro-batches within a group are alike, and once one begins as far into its group as an earlier
+        one the sequence repeats, so a few thousand are looked at.
+        """
+        passes, done, total = Counter[ForwardPass](), 0, self.prompts * self.group
+        begun: dict[int, tuple[int, Counter[ForwardPass]]] = {}  # rows into a group → (rows before it, their passes)
+        while done < total:
+            offset = done % self.group
+            if offset in begun:
+                before, passes_before = begun[offset]
+                repeats = (total - done) // (done - before)
+                for batch, count in (passes - passes_before).items():
+                    passes[batch] += repeats * count
+                done += repeats * (done - before)
+                begun = {}
+                continue
+            begun[offset] = (done, passes.copy())
+            rows = min(self._most_rows(offset, token_budget), total - done)
+            alike = max(1, (self.group - offset) // rows)
+            # Without full attention no prompt is shared: each row is computed with its own (see `_tokens`).
+            prompts = self._prompts_of(offset, rows) if self.shape.has_full_attention else 0
+            passes[ForwardPass(rows, prompts)] += alike
+            done += alike * rows
+        return passes
 
-    def _shares_prefixes(self, batches: list[ForwardPass], token_budget: int) -> bool:
+    def _prompts_of(self, offset: int, rows: int) -> int:
+        """Groups that have a part in `rows` rows, the first of which is `offset` rows into its group."""
+        return (offset + rows - 1) // self.group + 1
+
+    def _most_rows(self, offset: int, token_budget: int) -> int:
+        """The most rows from there that go together; one in any case."""
+        fits = bisect.bisect_right(range(self.most_rows), token_budget, key=lambda n: self._budgeted(offset, n + 1))
+        return max(1, fits)
+
+    def _budgeted(self, offset: int, rows: int) -> int:
+        """Tokens that rows count against the budget."""
+        prompts = (
+            0 if self.may_share_prefixes else self._prompts_of(offset, rows) if self.shape.has_full_attention else rows
+        )
+        return rows * self.completion + prompts * self.prompt
+
+    def _shares_prefixes(self, batches: Counter[ForwardPass], token_budget: int) -> bool:
         """Whether every prompt is prefilled once before the micro-batches and backpropagated once after them: the rule of
         `backend.training.shared_prefix.SharedPrefix`."""
-        read = sum(batch.prompts for batch in batches)
+        read = sum(batch.prompts * count for batch, count in batches.items())
         # The extra prefill has no gradient and so costs a third of a pass with one: sharing pays where it saves more prompts.
         too_large = any(self._tokens(batch) > token_budget for batch in batches)
         return self.may_share_prefixes and (too_large or 3 * (read - self.prompts) > self.prompts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +32,8 @@ from backend.spec.rewards.parse import (
     registered_entries,
     takes_completions,
 )
+from backend.spec.user_input.files import is_file
+from backend.spec.user_input.text import shown
 
 __all__ = [
     "BUILT_IN",
@@ -197,8 +200,8 @@ def reward_faults(texts: Iterable[str], entries: Iterable[RewardEntry], base: Pa
 
 def unknown_sentence(name: str, known: Iterable[str]) -> str:
     close = nearest(name, known)
-    hint = f"the nearest is {close}, and " if close else ""
-    return f"There is no reward function {name}; {hint}the known ones are {', '.join(known)}."
+    hint = f"the nearest is {shown(close, 40)}, and " if close else ""
+    return f"There is no reward function {shown(name, 40)}; {hint}the known ones are {shown(', '.join(known), 60)}."
 
 
 def duplicate_sentences(names: Iterable[str]) -> list[str]:
@@ -245,6 +248,10 @@ def _fits(value: Any, annotation: str) -> bool:
     return not kinds or kind in kinds or (kind == "int" and "float" in kinds)
 
 
+_LONGEST_NAME = 100
+"""Characters of a misspelt name that are compared: more would take long and be like nothing."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name closest to `name`, or None when nothing is close.
 
@@ -252,7 +259,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """
     names = {candidate.lower(): candidate for candidate in known}
     names |= {short: full for short, full in _short_names().items() if full in names}
-    close = difflib.get_close_matches(name.lower(), names, n=1)
+    close = difflib.get_close_matches(name[:_LONGEST_NAME].lower(), names, n=1)
     return names[close[0]] if close else None
 
 
@@ -262,8 +269,13 @@ def with_absolute_file(text: str, folder: Path) -> str:
         call = read_call(text)
     except Mistake:
         return text
-    path = locate_reward_file(call.file, folder)
-    return replace(call, file=str(path.resolve())).text if call.file and path.is_file() else text
+    if not call.file:
+        return text
+    try:
+        path = locate_reward_file(call.file, folder)
+    except Mistake:
+        return text  # what cannot be a path is told where the entry is checked
+    return replace(call, file=os.path.realpath(path)).text if is_file(path) else text
 
 
 def plain_function_entry(call: RewardCall, base: Path | None = None) -> RewardEntry | None:

@@ -6,12 +6,16 @@ Nothing is run, so names computed at run time stay unknown. `backend.spec.reward
 from __future__ import annotations
 
 import ast
+import errno
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from backend.spec.faults import Mistake
+from backend.spec.user_input.files import read_bytes
+from backend.spec.user_input.paths import reason, user_path
+from backend.spec.user_input.text import shown
 
 INPUTS = (
     *("prompts", "completions", "answer", "types", "completion_ids", "completions_ids"),
@@ -54,8 +58,15 @@ class RewardEntry:
 
 
 def locate_reward_file(path: str | Path, base: Path | None = None) -> Path:
-    """The path of a `reward_functions_file`: `~` expanded, relative to `base` (default: the working directory)."""
-    return (base or Path.cwd()) / Path(path).expanduser()
+    """The path of a `reward_functions_file`: `~` expanded, relative to `base` (default: the working directory). Raises Mistake for what
+    cannot be a path, and for a link that leads back to itself, on which `Path.resolve` fails."""
+    located = user_path(str(path), _REWARD_FILE, base or Path.cwd())
+    try:
+        located.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise Mistake(_REWARD_FILE, f"{shown(located)} cannot be read: {reason(error)}.") from None
+    return located
 
 
 def parse_reward_file(path: Path, setting: str = _REWARD_FILE) -> ast.Module:
@@ -67,21 +78,16 @@ def parse_reward_file(path: Path, setting: str = _REWARD_FILE) -> ast.Module:
         compile(tree, str(path), "exec", dont_inherit=True)
     except SyntaxError as error:
         line = f" on line {error.lineno}" if error.lineno else ""
-        raise Mistake(setting, f"{path.name} has a syntax error{line}: {error.msg}.") from error
+        raise Mistake(setting, f"{shown(path.name)} has a syntax error{line}: {shown(error.msg)}.") from error
     except (ValueError, RecursionError, MemoryError) as error:
-        raise Mistake(setting, f"{path.name} cannot be read as Python: {error}.") from error
+        raise Mistake(setting, f"{shown(path.name)} cannot be read as Python: {shown(error)}.") from error
     return tree
 
 
 def _read(path: Path, setting: str) -> bytes:
     if path.suffix.lower() not in (".py", ".txt"):
-        raise Mistake(setting, f"{path.name} should be a Python file that ends in .py or .txt.")
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise Mistake(setting, f"There is no file {path}.") from None
-    except OSError as error:
-        raise Mistake(setting, f"{path} cannot be read: {error.strerror}.") from error
+        raise Mistake(setting, f"{shown(path.name)} should be a Python file that ends in .py or .txt.")
+    return read_bytes(path, setting)
 
 
 def registered_entries(tree: ast.Module, source: str) -> list[RewardEntry]:

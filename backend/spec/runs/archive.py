@@ -119,7 +119,9 @@ def first_and_last_means(values: Iterable[Any], count: int | None = None) -> tup
 
 def may_be_starting(run: RunFolder) -> bool:
     """Whether the folder was written so recently that a trainer may still be importing, before it takes the lock."""
-    return time.time() - max(_modified_at(run.config), _modified_at(run.log)) < STARTUP_GRACE_S
+    # A clock that was set back leaves files of the future, which would be starting until it has caught up.
+    age_s = time.time() - max(_modified_at(run.config), _modified_at(run.log))
+    return abs(age_s) < STARTUP_GRACE_S
 
 
 def state_of(

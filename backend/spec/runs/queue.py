@@ -133,7 +133,7 @@ class QueueFile:
         with self._change():  # under the lock no runner starts it between the look and the rename
             if not is_fresh(self._waiting(run)):
                 raise Mistake("queue", f"The run {run.name} has begun with its settings; clone it to change them.")
-            _replace(run.config, text)
+            replace_file(run.config, text)
 
     # ── the runner ──────────────────────────────────────────────────────────────────────────────
 
@@ -191,7 +191,7 @@ class QueueFile:
             "paused": queue.is_paused,
             "pause_after_failure": queue.pauses_after_failure,
         }
-        _replace(self.path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+        replace_file(self.path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
         return queue
 
     def _read_listed(self) -> Queue:
@@ -282,11 +282,3 @@ def _with(waiting: tuple[RunFolder, ...], run: RunFolder, place: int | None) -> 
 
 def _without(waiting: tuple[RunFolder, ...], run: RunFolder) -> tuple[RunFolder, ...]:
     return tuple(other for other in waiting if other != run)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Raises Mistake."""
-    try:
-        replace_file(path, text)
-    except OSError as error:
-        raise Mistake("queue", f"{path} cannot be written: {error.strerror}.") from None

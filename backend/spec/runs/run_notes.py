@@ -45,10 +45,7 @@ def change_notes(run: RunFolder, **changes: Any) -> RunNotes:
     content = _content(run)
     notes = replace(_notes(content, run), **changes)
     text = json.dumps({**content, **asdict(notes)}, ensure_ascii=False, indent=1) + "\n"
-    try:
-        replace_file(run.about, text)
-    except OSError as error:
-        raise Mistake("about", f"{shown(run.about)} cannot be written: {error.strerror}.") from None
+    replace_file(run.about, text)
     return notes
 
 

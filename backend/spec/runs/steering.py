@@ -169,7 +169,7 @@ def read_changes(run: RunFolder) -> list[Change]:
 
 
 def write_changes(run: RunFolder, changes: Sequence[Change]) -> None:
-    """Replace the file of changes: it is on disk when this returns. Raises OSError."""
+    """Replace the file of changes: it is on disk when this returns. Raises DiskFault."""
     kept = {"v": VERSION, "changes": [change.to_dict() for change in changes]}
     replace_file(run.changes, json.dumps(kept, ensure_ascii=False, indent=1) + "\n")
 
@@ -199,11 +199,8 @@ def changed_values(changes: Sequence[Change], step: int | None = None) -> dict[s
 def request_change(run: RunFolder, asked: Mapping[str, Any]) -> None:
     """Ask the trainer of a run to change settings. The file is the request: the trainer takes it between two bursts of work, in a
     pause too. A request that was not taken yet is added to. Raises Mistake where the folder cannot be written."""
-    try:
-        waiting = read_request(run.change_request)
-        replace_file(run.change_request, json.dumps({"settings": waiting | dict(asked)}, ensure_ascii=False))
-    except OSError as error:
-        raise Mistake("run", f"{run.path} cannot be written: {error.strerror}.") from None
+    waiting = read_request(run.change_request)
+    replace_file(run.change_request, json.dumps({"settings": waiting | dict(asked)}, ensure_ascii=False))
 
 
 def take_request(run: RunFolder) -> dict[str, Any]:

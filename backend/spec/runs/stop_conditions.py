@@ -27,7 +27,8 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 _CONDITION = re.compile(r"^\s*([^\s<>=]+)\s*(>=|<=|>|<)\s*(\S+)\s*$")
 
 OCCASIONAL_METRICS = (
-    *("epoch", "time/save", "dynamic_sampling/prompts", "sampling/logp_gap/mean", "sampling/logp_gap/max"),
+    *("epoch", "grad_clipped", "time/save", "dynamic_sampling/prompts"),
+    *("sampling/logp_gap/mean", "sampling/logp_gap/max"),
     *("sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"),
     *(f"sampling/importance_sampling_ratio/{kind}" for kind in ("min", "mean", "max")),
 )

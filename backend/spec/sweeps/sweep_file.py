@@ -28,6 +28,9 @@ from backend.spec.faults import Fault, Mistake
 from backend.spec.rewards.catalog import nearest
 from backend.spec.setting_aliases import translate
 from backend.spec.sweeps.sweep import ROUND_STEPS, Configuration, Halving, Member, SweepPlan
+from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.text import shown
+from backend.spec.user_input.values import unusable
 
 KEYS = ("name", "base", "search", "over", "trials", "search_seed", "seeds", "halving", "metric", "round_steps")
 HALVING_KEYS = ("first_rung", "keep")
@@ -51,7 +54,7 @@ DRAWS_PER_TRIAL = 200
 
 def load_sweep(path: str | Path) -> SweepPlan:
     """The sweep of a YAML file; paths in it are relative to the file. Raises Mistake."""
-    path = Path(path).expanduser()
+    path = user_path(str(path), "config")
     raw = read(path)
     base = raw.get("base")
     if isinstance(base, str):
@@ -71,11 +74,13 @@ def _beside(folder: Path, key: str, values: Any) -> Any:
 
 def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
     """The sweep of a raw mapping, whose `base` is a mapping of settings. Raises Mistake with every fault."""
+    if why := unusable(raw):
+        raise Mistake("sweep", f"The sweep {why}.")
     faults = [Fault(str(key), _unknown_key(str(key), KEYS, "a sweep")) for key in raw if key not in KEYS]
     base, base_faults = _base(raw.get("base"))
     search = raw.get("search", "grid")
     if search not in ("grid", "random"):
-        faults.append(Fault("search", f"The search cannot be {search!r}; it is grid or random."))
+        faults.append(Fault("search", f"The search cannot be {shown(search)}; it is grid or random."))
     over, over_faults = _over(raw.get("over"), search)
     numbers, number_faults = _numbers(raw, search)
     halving, halving_fault = _halving(raw.get("halving", "off"))
@@ -84,7 +89,7 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
         faults.append(Fault("metric", "The metric must be the name of a held-out metric, such as reward."))
     name = raw.get("name", "sweep")
     if not isinstance(name, str) or not name or set(name) & set('/\\:\n\t"') or name.startswith("."):
-        faults.append(Fault("name", f"The name {name!r} cannot be a folder's name."))
+        faults.append(Fault("name", f"The name {shown(name)} cannot be a folder's name."))
     faults += [*base_faults, *over_faults, *number_faults, *halving_fault]
     if faults:
         raise Mistake(faults)
@@ -195,14 +200,16 @@ def _halving(raw: Any) -> tuple[Halving | None, list[Fault]]:
         faults.append(Fault("halving", "first_rung must be the number of steps before the first are given up."))
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep < 1:
         faults.append(
-            Fault("halving", f"keep must be the share that goes on, above 0 and below 1 such as 0.5, not {keep}.")
+            Fault(
+                "halving", f"keep must be the share that goes on, above 0 and below 1 such as 0.5, not {shown(keep)}."
+            )
         )
     return (None, faults) if faults else (Halving(cast("int", first), float(keep)), [])
 
 
 def _unknown_key(key: str, known: tuple[str, ...], of: str, what: str = "key") -> str:
     near = nearest(key, list(known))
-    return f"There is no {what} {key} in {of}." + (f" Did you mean {near}?" if near else "")
+    return f"There is no {what} {shown(key, 40)} in {of}." + (f" Did you mean {near}?" if near else "")
 
 
 # ── configurations ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -279,11 +286,11 @@ def _halving_faults(plan: SweepPlan, halving: Halving) -> Iterator[Fault]:
     elif halving.first_rung % every:
         yield Fault(
             "halving",
-            f"The first rung, {halving.first_rung}, is no multiple of Eval, {every}, so there would be no held-out reward.",
+            f"The first rung, {shown(halving.first_rung)}, is no multiple of Eval, {every}, so there would be no held-out reward.",
         )
     elif halving.first_rung >= steps:
         yield Fault(
-            "halving", f"The first rung, {halving.first_rung}, is not below the length of a run, {steps} steps."
+            "halving", f"The first rung, {shown(halving.first_rung)}, is not below the length of a run, {steps} steps."
         )
 
 

@@ -31,8 +31,10 @@ from backend.spec.private_files import make_private_folder
 from backend.spec.sweeps.sweep import SweepPlan
 from backend.spec.sweeps.sweep_file import dump_sweep, load_sweep
 from backend.spec.user_input.documents import read_json
-from backend.spec.user_input.paths import is_folder_name
+from backend.spec.user_input.files import is_file
+from backend.spec.user_input.paths import is_folder_name, user_path
 from backend.spec.user_input.text import shown
+from backend.spec.whole_file import replace_file
 
 RunState = Literal["waiting", "training", "given up", "finished", "stopped", "failed"]
 SweepState = Literal["waiting", "running", "finished", "stopped", "failed"]
@@ -89,20 +91,22 @@ def _modified_at(path: Path) -> float:
 
 def find_sweep(name: str | Path, runs: Path | None = None) -> SweepFolder | None:
     """A sweep by path or by name; None where there is none."""
-    candidates = (SweepFolder(Path(name).expanduser()), sweep_folder(str(name), runs))
-    return next((SweepFolder(each.path.resolve()) for each in candidates if each.plan.is_file()), None)
+    candidates = (SweepFolder(user_path(str(name), "sweep")), sweep_folder(str(name), runs))
+    return next((SweepFolder(each.path.resolve()) for each in candidates if is_file(each.plan)), None)
 
 
 def make_sweep(plan: SweepPlan, runs: Path | None = None) -> SweepFolder:
     """A folder for a new sweep, with sweep.yaml inside and nothing trained. Raises Mistake where the name is taken."""
     folder = sweep_folder(plan.name, runs)
     taken = next((member.run for member in plan.members() if folder.run(member.run).path.exists()), None)
-    if folder.path.exists() or taken:
-        what = f"sweep {plan.name}" if folder.path.exists() else f"run {taken}"
+    # Without a visible entry it is what a process left that was killed before it had written the plan.
+    is_there = folder.path.exists() and any(folder.path.glob("[!.]*"))
+    if is_there or taken:
+        what = f"sweep {plan.name}" if is_there else f"run {taken}"
         raise Mistake("name", f"The {what} exists already; resume the sweep, or choose another name.")
     try:
-        make_private_folder(folder.path, exist_ok=False)
-        folder.plan.write_text(dump_sweep(plan), encoding="utf-8")
+        make_private_folder(folder.path)
+        replace_file(folder.plan, dump_sweep(plan))
     except OSError as error:
         raise Mistake("runs_dir", f"The folder {folder.path} cannot be written: {error.strerror}.") from None
     write_results(folder, fresh_results(plan))
@@ -114,7 +118,10 @@ def make_runs(plan: SweepPlan, folder: SweepFolder) -> None:
     for member in plan.members():
         if not folder.run(member.run).config.exists():
             run = make_run_folder(member.run, folder.runs, reuse=True)
-            run.config.write_text(dump(parse(plan.raw_settings(member))), encoding="utf-8")
+            try:
+                replace_file(run.config, dump(parse(plan.raw_settings(member))))
+            except OSError as error:
+                raise Mistake("runs_dir", f"{run.config} cannot be written: {error.strerror}.") from None
 
 
 def settings_of_runs(folder: SweepFolder) -> list[dict[str, Any]]:
@@ -263,10 +270,12 @@ def fresh_results(plan: SweepPlan) -> SweepResults:
 
 
 def write_results(folder: SweepFolder, results: SweepResults) -> None:
+    """Raises Mistake where the disk refuses them."""
     results.updated = time.time()
-    draft = folder.path / f".results.{os.getpid()}"
-    draft.write_text(json.dumps(results.to_dict(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    draft.replace(folder.results)
+    try:
+        replace_file(folder.results, json.dumps(results.to_dict(), ensure_ascii=False, indent=1) + "\n")
+    except OSError as error:
+        raise Mistake("sweep", f"{folder.results} cannot be written: {error.strerror}.") from None
 
 
 def read_results(folder: SweepFolder) -> SweepResults | None:

@@ -19,8 +19,8 @@ from backend.spec.user_input.text import shown
 
 YAML_LIMIT = 2**20
 """Characters of a YAML document, aliases written out; bytes of a YAML file."""
-VALUES = 20_000
-"""Keys and values of a YAML document, aliases written out. About two seconds of PyYAML."""
+VALUES = 10_000
+"""Keys and values of a YAML document, aliases written out. About a second of PyYAML."""
 DEPTH = 50
 """Levels of lists and mappings, far below Python's recursion limit."""
 NUMBER_LENGTH = 400

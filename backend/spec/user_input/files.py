@@ -58,5 +58,29 @@ def read_text(path: Path, setting: str, limit: int = TEXT_LIMIT) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
+def exists(path: Path) -> bool:
+    """Whether something is at `path`; no for a path that no file system could have, where `Path.exists` raises."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def is_file(path: Path) -> bool:
+    """Whether a regular file is at `path`; no for a path that no file system could have, where `Path.is_file` raises."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is at `path`; no for a path that no file system could have, where `Path.is_dir` raises."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def _size(count: int) -> str:
     return f"{count / 2**20:.3g} MB" if count >= 2**20 else f"{count / 2**10:.3g} KB"

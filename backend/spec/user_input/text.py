@@ -9,19 +9,23 @@ from typing import Any, cast
 
 SHOWN = 80
 """Characters of a value in a sentence: two values and their sentence stay below 200."""
+PATH_SHOWN = 120
+"""Characters of a path, which people look for and copy."""
 _NESTED = 3
 """Levels of lists and mappings that are written out."""
 _DIGITS = 40
 """Longest whole number that is written out."""
 
 
-def shown(value: object, limit: int = SHOWN) -> str:
-    """At most `limit` characters of any value, on one printable line, with an ellipsis where something was left out.
+def shown(value: object, limit: int | None = None) -> str:
+    """At most `limit` characters of any value (SHOWN; PATH_SHOWN of a path), on one printable line, with an ellipsis where something
+    was left out.
 
     White space becomes single spaces; control characters, lone surrogates, bidirectional controls and whatever else does not print are
     escaped as in Python. A path is cut in its middle, since its last part says most. Work and memory are bounded by `limit`, not by the
     value. Never raises, not even where `str` or `repr` of the value does.
     """
+    limit = limit or (PATH_SHOWN if isinstance(value, PurePath) else SHOWN)
     try:
         if isinstance(value, PurePath):
             return _cut_in_the_middle(one_line(str(value)), limit)

@@ -1,0 +1,125 @@
+"""What a training process prints: on its terminal and in log.txt, neither of which may break the other.
+
+A terminal that is closed, or a pipe that nobody reads any more, ends no run. A log that cannot be written does, with a sentence, as every file of
+a run does; but not in the middle of whatever has just printed something: the fault is raised where the diary's events are shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Generator
+from io import RawIOBase
+from typing import Any
+
+from backend.spec.disk_faults import DiskFault, writing
+from backend.spec.events import write_all
+from backend.spec.places import RunFolder
+
+
+class RunLog:
+    """log.txt, appended to without a buffer: Python's would keep what failed, and fail again as the process ends."""
+
+    def __init__(self, run: RunFolder) -> None:
+        """Raises DiskFault."""
+        self._path = run.log
+        self._fault: DiskFault | None = None
+        with writing(run.log):
+            self._file: RawIOBase = run.log.open("ab", buffering=0)
+
+    def write(self, text: str) -> None:
+        """Never raises: the first fault is kept for `checked`."""
+        try:
+            with writing(self._path):
+                write_all(self._file, text.encode(errors="backslashreplace"))
+        except DiskFault as fault:
+            self._fault = self._fault or fault
+
+    def checked(self, show: Callable[[Any], None]) -> Callable[[Any], None]:
+        """`show` for an event of the diary, which then raises the fault of this log, once."""
+        is_told = False
+
+        def show_and_check(event: Any) -> None:
+            nonlocal is_told
+            show(event)
+            if self._fault is not None and not is_told:
+                is_told = True
+                raise self._fault
+
+        return show_and_check
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+class Tee:
+    """A text stream that writes to the terminal and to log.txt; every other attribute is the terminal's."""
+
+    def __init__(self, terminal: Any, log: RunLog, *, is_log: bool = False) -> None:
+        """`is_log`: what is written to the terminal is in log.txt already."""
+        self._terminal, self._log = terminal, log
+        self._has_terminal = terminal is not None and not is_log
+
+    def write(self, text: str) -> int:
+        self._log.write(text)
+        self._tell(lambda: self._terminal.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._tell(lambda: self._terminal.flush())
+
+    def _tell(self, work: Callable[[], Any]) -> None:
+        """Do something with the terminal, and give it up where it fails."""
+        if not self._has_terminal:
+            return
+        try:
+            work()
+        except OSError:
+            self._has_terminal = False
+            give_up(self._terminal)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._terminal, name)
+
+
+def give_up(stream: Any) -> None:
+    """Send what a stream still holds, and whatever is printed to it later, nowhere: Python flushes it as the process ends, and would exit
+    with 120 where that fails."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+def say(text: str, stream: Any) -> None:
+    """Print a line for whoever is still there to read it."""
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        give_up(stream)
+
+
+@contextlib.contextmanager
+def logging_to(folder: RunFolder) -> Generator[RunLog]:
+    """Copy stdout and stderr to log.txt; where stdout is that file already, as the window starts a trainer, write to it alone. Raises
+    DiskFault where it cannot be opened."""
+    is_log = _stdout_is_log(folder)
+    streams = sys.stdout, sys.stderr
+    log = RunLog(folder)
+    sys.stdout, sys.stderr = Tee(streams[0], log, is_log=is_log), Tee(streams[1], log, is_log=is_log)
+    try:
+        yield log
+    finally:
+        for tee in (sys.stdout, sys.stderr):
+            tee.flush()
+        sys.stdout, sys.stderr = streams
+        log.close()
+
+
+def _stdout_is_log(folder: RunFolder) -> bool:
+    try:
+        return folder.log.exists() and os.path.samestat(os.fstat(sys.stdout.fileno()), folder.log.stat())
+    except (OSError, ValueError, AttributeError):
+        return False

@@ -1,0 +1,7 @@
+"""Keep code that we do not trust to its own folder: no writing elsewhere, no network, no hold on other processes."""
+
+from backend.confinement.confine import Confinement, confine
+from backend.confinement.environment import confined_environment
+from backend.confinement.guard import guard
+
+__all__ = ["Confinement", "confine", "confined_environment", "guard"]

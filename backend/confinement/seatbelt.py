@@ -1,0 +1,71 @@
+"""Seatbelt, macOS's sandbox of a process: a profile in its language, applied by `sandbox_init`.
+
+Sources: sandbox_init(3); the profiles in /System/Library/Sandbox/Profiles and Chromium's sandbox/policy/mac/common.sb, from which
+the names of operations are known, for Apple documents none. Of several rules that fit, the last one holds. `sandbox_init` is
+marked deprecated since 10.8 and works on every macOS to date; browsers and package managers depend on it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+_LIBRARY = "/usr/lib/libsandbox.1.dylib"
+
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/dtracehelper")
+_SERVICES = (
+    # the keychain
+    *("com.apple.SecurityServer", "com.apple.securityd", "com.apple.securityd.xpc", "com.apple.secd"),
+    # starting programs outside the sandbox
+    *("com.apple.coreservices.launchservicesd", "com.apple.lsd.open", "com.apple.coreservices.appleevents"),
+    *("com.apple.xpc.smd", "com.apple.pasteboard.1"),
+)
+"""Services that would do for the process what it may not do itself."""
+
+
+def profile(writable: Sequence[Path], unreadable: Iterable[Path], network: bool) -> str:
+    """The profile's text. Paths are resolved: seatbelt sees /private/tmp where one writes /tmp."""
+    own = " ".join(f"(subpath {quoted(path.resolve())})" for path in writable)
+    lines = [
+        "(version 1)",
+        "(allow default)",
+        "(deny file-write*)",
+        f"(allow file-write* {own})",
+        f"(allow file-write-data {' '.join(f'(literal {quoted(Path(device))})' for device in _DEVICES)})",
+        *(f"(deny file-read-data (subpath {quoted(path.resolve())}))" for path in unreadable),
+        "(deny signal)",
+        "(allow signal (target same-sandbox))",
+        "(deny process-info*)",
+        "(allow process-info* (target same-sandbox))",
+        "(deny mach-priv-task-port)",
+        "(deny appleevent-send)",
+        "(deny lsopen)",
+        "(deny job-creation)",
+        "(deny ipc-sysv*)",
+        f"(deny mach-lookup {' '.join(f'(global-name {quoted(Path(name))})' for name in _SERVICES)})",
+    ]
+    # Unix sockets of others lead to their services, with or without the internet; those in its own folder are its own.
+    lines += (
+        ["(deny network*)"]
+        if not network
+        else ["(deny network* (local unix-socket))", "(deny network* (remote unix-socket))"]
+    )
+    lines += [f"(allow network* (local unix-socket {own}))", f"(allow network* (remote unix-socket {own}))"]
+    return "\n".join(lines) + "\n"
+
+
+def quoted(path: Path) -> str:
+    """A path as a string of the profile's language, which is a Scheme."""
+    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def restrict(text: str) -> None:
+    """Apply a profile to this process and all that come from it. Raises OSError, also inside another sandbox."""
+    library = ctypes.CDLL(_LIBRARY)
+    library.sandbox_init.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_char_p)]
+    library.sandbox_free_error.argtypes = [ctypes.c_char_p]
+    error = ctypes.c_char_p()
+    if library.sandbox_init(text.encode(), 0, ctypes.byref(error)) != 0:
+        sentence = (error.value or b"no reason given").decode(errors="replace").strip()
+        raise OSError(f"seatbelt refused the profile: {sentence}")

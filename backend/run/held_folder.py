@@ -1,0 +1,106 @@
+"""Whether a training run's folder is still where it was, and still its own: people move, rename and delete folders, and lock files.
+
+The trainer's open files go with a folder that is moved, while everything it writes by name would miss it. So it looks again and again, by
+the folder's identity and not its name: where it was moved to, whether it is gone, and whether another process has taken it over after
+its lock file was deleted (an flock is of the file, not of its name).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from backend.run.control import Stopped
+from backend.spec import file_lock
+from backend.spec.events import Diary
+from backend.spec.places import RunFolder
+
+LOOK_EVERY_S = 0.3
+_LONGEST_PATH = 1024
+"""Bytes that F_GETPATH writes (MAXPATHLEN of macOS)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderPlace:
+    """What became of the folder. `path`: where it is now; of one that is deleted or taken, where it was."""
+
+    state: Literal["here", "moved", "deleted", "taken"]
+    path: Path
+
+
+class HeldFolder:
+    """`run` is a folder whose lock this process holds, `diary` the file that it alone appends to."""
+
+    def __init__(self, run: RunFolder, diary: Diary, warn: Callable[[str], None]) -> None:
+        self._run, self._diary, self._warn = run, diary, warn
+        self._folder = os.open(run.path, os.O_RDONLY)
+        self._lock = _identity(run.lock)
+        self._second_lock: int | None = None
+        self._looked = time.monotonic()
+
+    def look(self) -> None:
+        """Now and then look where the folder is. Raises Stopped where that is not as it was; `place` tells then."""
+        now = time.monotonic()
+        if now - self._looked >= LOOK_EVERY_S:
+            self._looked = now
+            if (place := self.place()).state != "here":
+                raise Stopped(f"its folder was {place.state}")
+
+    def place(self) -> FolderPlace:
+        """Where the folder is, and whether it is still this process's."""
+        about = os.fstat(self._folder)
+        if (found := _identity(self._run.path)) is None or found != (about.st_dev, about.st_ino):
+            now = _path_of(self._folder) if about.st_nlink else None
+            return FolderPlace("moved", now) if now is not None else FolderPlace("deleted", self._run.path)
+        return FolderPlace("taken" if self._is_taken() else "here", self._run.path)
+
+    def _is_taken(self) -> bool:
+        if self._lock is None or _identity(self._run.lock) == self._lock:
+            return False
+        # Deleted or replaced: what holds this process's lock is a file without a name. Whoever came meanwhile holds the new file, or has
+        # ended again and left other lines in the diary.
+        handle = file_lock.try_hold(self._run.lock)
+        if handle is None or self._run.events.stat().st_size != self._diary.size:
+            if handle is not None:
+                os.close(handle)
+            return True
+        if self._second_lock is not None:
+            os.close(self._second_lock)
+        self._second_lock, self._lock = handle, _identity(self._run.lock)
+        self._warn(
+            "run.lock was deleted while the run trains. It was made again; no other process has taken the run over."
+        )
+        return False
+
+    def close(self) -> None:
+        os.close(self._folder)
+        if self._second_lock is not None:
+            os.close(self._second_lock)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode; None where there is no such file."""
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_dev, about.st_ino
+
+
+def _path_of(folder: int) -> Path | None:
+    """Where an open folder is now; None where the system cannot say."""
+    try:
+        if sys.platform == "darwin":
+            named = fcntl.fcntl(folder, fcntl.F_GETPATH, bytes(_LONGEST_PATH))
+            path = Path(os.fsdecode(named.rstrip(b"\0")))
+        else:
+            path = Path(os.readlink(f"/proc/self/fd/{folder}"))
+        return path if os.path.samestat(path.stat(), os.fstat(folder)) else None
+    except OSError:
+        return None

@@ -1,0 +1,107 @@
+"""A file that could not be written: which one, and why, in plain words.
+
+Whatever writes a file of a run does so inside `writing`, which turns the system's errors into a DiskFault. A full disk is no bug: the run ends
+with a sentence and exit code 2, its last checkpoint stands, and it can be resumed once there is room.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from backend.spec.faults import Mistake
+from backend.spec.user_input.paths import reason
+from backend.spec.user_input.text import shown
+
+LONGEST_PLACE = 110
+"""Characters of a path in a sentence."""
+
+CAUSES = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EIO: "the disk reported an input/output error",
+    errno.EROFS: "the disk is read-only",
+    errno.EFBIG: "the file is larger than the system allows",
+    errno.ESTALE: "the network disk is not there any more",
+    errno.ENODEV: "the disk is not there any more",
+    errno.ENXIO: "the disk is not there any more",
+    errno.EACCES: "permission is denied",
+    errno.EPERM: "permission is denied",
+    errno.ENOENT: "its folder is not there any more",
+    errno.ENOTDIR: "a file of its folder's name is in the way",
+    errno.EISDIR: "a folder of that name is in the way",
+    errno.EMFILE: "this process has too many files open",
+    errno.ENFILE: "the system has too many files open",
+}
+"""errno → the cause, as the end of a sentence."""
+
+OF_DISKS = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EIO,
+        errno.EROFS,
+        errno.EFBIG,
+        errno.ESTALE,
+        errno.EMFILE,
+        errno.ENFILE,
+    }
+)
+"""Errors that no program can cause by a wrong call: wherever they come from, the disk or its limits are at fault."""
+
+MLX_WRITING = ("[write]", "[save_safetensors]", "[save]", "[load] Failed to write")
+"""How mlx's RuntimeError for a file that it could not write begins; it keeps no errno."""
+
+
+class DiskFault(Mistake):
+    """A file could not be written. Its setting is "disk"."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__("disk", sentence)
+
+
+def disk_fault(path: Path, error: BaseException) -> DiskFault:
+    """The fault of a file that could not be written because of `error`."""
+    return DiskFault(f"{shown(path, LONGEST_PLACE)} cannot be written: {cause(error)}.")
+
+
+def cause(error: BaseException) -> str:
+    """Why a file could not be written, as the end of a sentence."""
+    if not isinstance(error, OSError):
+        return f"mlx reports {shown(error)}"
+    return CAUSES.get(error.errno or 0) or reason(error)
+
+
+def is_of_mlx(error: RuntimeError) -> bool:
+    """Whether mlx says that it could not write a file; its other RuntimeErrors are about the GPU or the arrays."""
+    return str(error).startswith(MLX_WRITING)
+
+
+@contextmanager
+def writing(path: Path) -> Generator[None]:
+    """Turn the errors of the block, which writes `path`, into DiskFault. What is named is `path`, not the draft beside it."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_fault(path, error) from error
+    except RuntimeError as error:
+        if is_of_mlx(error):
+            raise disk_fault(path, error) from error
+        raise
+
+
+def fault_of(error: BaseException) -> DiskFault | None:
+    """The fault behind an error that came from code which does not use `writing`, such as a library's; None for what may be a bug.
+
+    The last net, for the end of a run and of a verb.
+    """
+    if isinstance(error, RuntimeError) and is_of_mlx(error):
+        return DiskFault(f"A file cannot be written: {cause(error)}.")
+    if not isinstance(error, OSError) or error.errno not in OF_DISKS:
+        return None
+    if not isinstance(error.filename, str | bytes):
+        return DiskFault(f"A file cannot be written: {cause(error)}.")
+    name = error.filename if isinstance(error.filename, str) else error.filename.decode(errors="replace")
+    return DiskFault(f"{shown(Path(name), LONGEST_PLACE)} cannot be used: {cause(error)}.")

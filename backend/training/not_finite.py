@@ -1,0 +1,116 @@
+"""A number of a step that is NaN or infinite: what it was, and the numbers that lead to it.
+
+Found in values that the host has anyway: a step pays nothing for being looked at. An update whose loss or gradient is not finite is never
+applied, and no update is skipped in silence: the step ends there, and with it the run (`backend.run.not_finite`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from backend.training.policy_forward import MicroBatch
+from backend.types import Group
+
+Quantity = Literal["reward", "log-probability", "loss", "gradient", "weight"]
+
+
+@dataclass(frozen=True, slots=True)
+class GradientNorm:
+    """The gradient of one parameter: its norm, the largest finite magnitude in it, and how many of its numbers are not finite."""
+
+    name: str
+    norm: float
+    largest: float
+    not_finite: int
+    size: int
+
+
+class NotFinite(Exception):
+    """`quantity` is not finite; `where` says of what, in a few words. The rest is filled in as far as the step had come.
+
+    update – the optimizer update it was for, counted from 1 over the run; 0 before the first. gradients – of every parameter. tokens – row
+    of the step's batch → name → a number for each token of that completion.
+    """
+
+    def __init__(self, quantity: Quantity, where: str) -> None:
+        super().__init__(f"{quantity}: {where}")
+        self.quantity: Quantity = quantity
+        self.where = where
+        self.update = 0
+        self.gradients: list[GradientNorm] = []
+        self.tokens: dict[int, dict[str, list[float]]] = {}
+
+
+LARGEST_SCORE = 1e30
+"""Advantages square differences of scores and are float32, which ends at 3e38."""
+
+
+def check_scores(groups: Sequence[Group]) -> None:
+    """Raise NotFinite for a score, or a sum of them, from which no advantage can be computed."""
+    for group in groups:
+        for completion in group.completions:
+            for name, score in [*completion.scores.items(), ("their weighted sum", completion.reward)]:
+                if score is not None and not abs(score) <= LARGEST_SCORE:
+                    raise NotFinite("reward", f"{name} is {score:g}")
+
+
+def check_sampled(groups: Sequence[Group]) -> None:
+    """Raise NotFinite where the model gave a token that it sampled no probability."""
+    for group in groups:
+        for completion in group.completions:
+            if math.isfinite(
+                sum(completion.logps)
+            ):  # one pass in C over every token; which one it is matters only below
+                continue
+            mask = completion.mask or [1] * len(completion.tokens)
+            odd = [
+                t
+                for t, (logp, on) in enumerate(zip(completion.logps, mask, strict=True))
+                if on and not math.isfinite(logp)
+            ]
+            if odd:
+                raise NotFinite(
+                    "log-probability", f"{completion.logps[odd[0]]:g} at token {odd[0] + 1} of a completion"
+                )
+
+
+def gradient_norms(gradient: Any) -> list[GradientNorm]:
+    """The norm of every parameter's gradient, in float32, the worst first."""
+    arrays: list[tuple[str, mx.array]] = tree_flatten(gradient)  # pyright: ignore[reportAssignmentType]: of arrays alone
+    norms: list[GradientNorm] = []
+    for name, x in arrays:
+        is_finite = mx.isfinite(x)
+        magnitude = mx.where(is_finite, mx.abs(x.astype(mx.float32)), 0.0)
+        norm, largest, odd = mx.linalg.norm(x.astype(mx.float32)), magnitude.max(), (~is_finite).sum()
+        norms.append(GradientNorm(name, float(norm), float(largest), int(odd), x.size))
+    return sorted(norms, key=lambda each: (-each.not_finite, -each.norm if math.isfinite(each.norm) else -math.inf))
+
+
+def not_finite_arrays(named: Iterable[tuple[str, mx.array]]) -> list[str]:
+    """The names of the arrays with a number that is not finite. Reads every array once."""
+    floats = [(name, mx.all(mx.isfinite(x))) for name, x in named if mx.issubdtype(x.dtype, mx.floating) and x.size]
+    mx.eval([is_finite for _, is_finite in floats])
+    return [name for name, is_finite in floats if not is_finite.item()]
+
+
+def token_numbers(micro_batches: Sequence[MicroBatch], logps: Iterable[mx.array]) -> dict[int, dict[str, list[float]]]:
+    """What an update had of each token, by row of the step's batch. `logps`: log π_θ [B, T] of each micro-batch."""
+    numbers: dict[int, dict[str, list[float]]] = {}
+    for micro_batch, logp_BT in zip(micro_batches, logps, strict=True):
+        batch = micro_batch.batch
+        arrays = {
+            "learned_logp": logp_BT, "old_logp": batch.old_logp_BT, "reference_logp": batch.ref_logp_BT,
+            "importance_ratio": batch.is_ratio_BT, "weight": batch.weight_BT,
+        }  # fmt: skip
+        columns: dict[str, Any] = {name: x.tolist() for name, x in arrays.items() if x is not None}
+        lengths: Any = batch.length_B.tolist()
+        rows: Any = batch.row_B.tolist()
+        for i, row in enumerate(rows):
+            numbers[row] = {name: column[i][: lengths[i]] for name, column in columns.items()}
+    return numbers

@@ -1,0 +1,324 @@
+"""The reward functions' own process: what goes wrong in it is one sentence, and what comes out of it is not trusted."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.rewards.resolve import resolve
+from backend.rewards.runner.inputs import TrainerState
+from backend.rewards.runner.score import RewardError, ScoreReport, score
+from backend.rewards.sandbox.answers import Untrusted, read_answer, read_loaded, read_scored
+from backend.rewards.sandbox.process import ScoringProcess
+from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource
+from backend.spec.faults import Mistake
+from backend.types import Group
+from tests.support.scoring import make_group
+
+PRELUDE = "import asyncio, atexit, builtins, ctypes, fcntl, json, multiprocessing, os, re, resource, signal, subprocess, sys, threading, time\n"
+STATE = TrainerState(step=3, max_steps=9, max_completion_length=7)
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[ScoringProcess]:
+    """Shared, for starting one takes a while; what ends it ends no other test, for the next request starts another."""
+    process = ScoringProcess()
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def scorer(process: ScoringProcess, tmp_path: Path):
+    """Makes a scorer of entries `name`, functions of a file with this text."""
+
+    def make(text: str, *names: str, timeout_s: float = 20.0) -> ProcessScorer:
+        file = tmp_path / "mine.py"
+        file.write_text(PRELUDE + text)
+        source = RewardSource([[f"{file}::{name}" for name in names]], None, tmp_path, (file,))
+        return ProcessScorer(source, process, timeout_s)
+
+    return make
+
+
+def scored(scorer: ProcessScorer, *groups: Group, timeout_s: float = 20.0) -> ScoreReport:
+    names = scorer.load()[0]
+    return scorer.score(list(groups), 0, [1.0] * len(names), timeout_s, STATE)
+
+
+def failure(scorer: ProcessScorer, timeout_s: float = 20.0) -> str:
+    group = make_group("a", "b")
+    with pytest.raises(RewardError) as caught:
+        scored(scorer, group, timeout_s=timeout_s)
+    assert [completion.scores for completion in group.completions] == [{}, {}], "no completion is changed"
+    (fault,) = caught.value.faults
+    assert "“What is 2 + 2?”" in fault.sentence and "completion “" in fault.sentence and "\n" not in fault.sentence
+    return fault.sentence
+
+
+# ── as in the trainer's own process ──────────────────────────────────────────────────────────────────────────────────
+
+KINDS = """
+seen = []
+def plain(completions, trainer_state, log_extra, log_metric, **columns):
+    log_extra("length", [len(text) for text in completions])
+    log_metric("steps", trainer_state.step)
+    return [None if text == "a" else len(text) / 3 for text in completions]
+async def judge(completions, answer, completion_ids):
+    await asyncio.sleep(0)
+    loop = asyncio.get_running_loop()
+    seen.append(loop)
+    return [float(loop is seen[0]) + sum(ids) for ids in completion_ids]
+def types_of(when, money, raw, completions):
+    kinds = {type(when[0]).__name__, type(money[0]).__name__, type(raw[0]).__name__}
+    return [float(kinds == {"date", "Decimal", "bytes"})] * len(completions)
+"""
+
+
+def test_scores_logs_and_rewards_are_those_of_the_trainers_own_process(scorer, tmp_path: Path) -> None:
+    mine = scorer(KINDS, "plain", "judge", "types_of")
+    columns: dict[str, Any] = {"when": date(2026, 1, 2), "money": Decimal("1.10"), "raw": b"\x00"}
+    groups = [make_group("a", "bbb", **columns), make_group("cc", **columns)]
+    reports = [scored(mine, *groups), scored(mine, *groups)]
+    there = [completion.scores | {"reward": completion.reward} for group in groups for completion in group.completions]
+    here = score(
+        groups,
+        resolve([f"{tmp_path / 'mine.py'}::{name}" for name in ("plain", "judge", "types_of")]),
+        [1.0] * 3,
+        20.0,
+        STATE,
+    )
+    assert there == [
+        completion.scores | {"reward": completion.reward} for group in groups for completion in group.completions
+    ]
+    assert reports[1].columns == here.columns == {"length": [1, 3, 2]} and reports[1].metrics == here.metrics == {
+        "steps": 3.0
+    }
+    assert reports[1].unscored == here.unscored == 0 and [row["types_of"] for row in there] == [1.0] * 3
+    assert mine.load()[0][1].is_async and mine.load()[0][0].line == 4
+
+
+def test_a_file_reads_and_imports_what_lies_beside_it_and_works_in_a_folder_of_its_own(scorer, tmp_path: Path) -> None:
+    (tmp_path / "my_helper.py").write_text("HALF = 0.5\n")
+    (tmp_path / "table.txt").write_text("2")
+    mine = scorer(
+        "import my_helper\nfrom pathlib import Path\n"
+        "def f(completions):\n"
+        "    open('scratch', 'w').close()\n"
+        "    factor = int((Path(__file__).parent / 'table.txt').read_text())\n"
+        "    return [my_helper.HALF * factor] * len(completions)\n", "f",
+    )  # fmt: skip
+    group = make_group("a")
+    scored(mine, group)
+    folder = mine.process._child.folder
+    assert group.completions[0].reward == 1.0 and (folder / "scratch").is_file() and folder != Path.cwd()
+    mine.process.stop()
+    assert not folder.exists()
+
+
+# ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+ENDS = {
+    "os._exit(0)": "bad of mine.py, line 2, ended the process it ran in (exit code 0)",
+    "os.abort()": "ended the process it ran in (signal 6, an abort)",
+    "ctypes.string_at(0)": "ended the process it ran in (signal 11, a segmentation fault)",
+    "os.closerange(3, 200)": "closed or replaced the pipe by which scores are returned",
+    "[os.dup2(1, file) for file in range(3, 99)]": "closed or replaced the pipe by which scores are returned",
+    "sys.exit(4)": "raised SystemExit: 4 (mine.py, line 2)",
+    "raise KeyboardInterrupt": "raised KeyboardInterrupt (mine.py, line 2)",
+    "raise type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})": "raised Odd: (its text cannot be read) (mine.py, line 2)",
+    "return [10 ** 400] * 2": "returned inf as a score, which is not a finite number",
+    "return [1e300] * len(completions)": "returned 1e+300 as a score, which is too large",
+    "input()": "raised EOFError: EOF when reading a line (mine.py, line 2)",
+}
+
+
+@pytest.mark.parametrize("code", list(ENDS))
+def test_each_end_is_one_sentence_and_the_next_step_is_scored(scorer, code: str) -> None:
+    mine = scorer(f"def bad(completions): {code}\ndef good(completions): return [1.0] * len(completions)\n", "bad")
+    assert ENDS[code] in failure(mine)
+    good = scorer("def good(completions): return [1.0] * len(completions)\n", "good")
+    assert scored(good, make_group("a")).unscored == 0
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "re.match(r'(a+)+$', 'a' * 40 + 'b')",
+        "pow(3, 10 ** 9)",
+        "time.sleep(1000)",
+        "[signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64)), time.sleep(1000)]",
+    ],
+)
+def test_a_function_that_hangs_costs_its_limit_once_and_is_named(scorer, code: str) -> None:
+    mine = scorer(f"def good(completions): return [1.0] * 2\ndef bad(completions): {code}\n", "good", "bad")
+    mine.load()
+    began = time.monotonic()
+    assert "bad of mine.py, line 3, was still running after 0.3 s (reward_timeout)" in failure(mine, timeout_s=0.3)
+    assert time.monotonic() - began < 1.0
+
+
+ASYNC = """
+async def good(completions):
+    await asyncio.sleep(0.01)
+    return [1.0] * len(completions)
+async def keeps(completions):
+    await asyncio.sleep(0.01)
+    while True: pass
+async def shrugs(completions):
+    while True:
+        try: await asyncio.sleep(60)
+        except BaseException: pass
+async def shielded(completions):
+    await asyncio.shield(asyncio.create_task(asyncio.sleep(60)))
+"""
+
+
+@pytest.mark.parametrize("bad", ["keeps", "shrugs", "shielded"])
+def test_of_several_async_functions_the_one_that_hangs_is_named(scorer, bad: str) -> None:
+    mine = scorer(ASYNC, "good", bad)
+    mine.load()
+    assert f"{bad} of mine.py" in failure(mine, timeout_s=0.3)
+
+
+def test_what_a_function_started_ends_with_its_process(scorer, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (
+        "def bad(completions):\n"
+        "    child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(1000,)); child.start()\n"
+        "    print('left behind:', child.pid); os._exit(3)\n"
+    )
+    assert "(exit code 3)" in failure(scorer(text, "bad"))
+    (pid,) = re.findall(r"left behind: (\d+)", capsys.readouterr().err)
+    assert not is_running(int(pid))
+
+
+def is_running(pid: int) -> bool:
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return False
+        except OSError:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_what_a_function_spoils_in_its_process_changes_no_score(scorer) -> None:
+    spoils = (
+        "json.dumps = json.loads = builtins.open = os.write = os.read = None\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))\n"
+        "    atexit.register(time.sleep, 1000); threading.Thread(target=time.sleep, args=(1000,)).start()\n"
+        "    print('x' * 1000000); os.write if os.write else None\n"
+        "    return [1.0] * len(completions)\n"
+    )
+    mine = scorer(f"def f(completions):\n    {spoils}", "f")
+    for _ in range(2):
+        assert scored(mine, make_group("a", "b")).unscored == 0
+    began = time.monotonic()
+    mine.process.stop(1.0)
+    assert time.monotonic() - began < 3, "what it has registered for the end is not waited for"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("class Odd(BaseException): pass\nraise Odd('no')\n", "mine.py cannot be loaded: Odd: no (mine.py, line 3)."),
+        ("os._exit(5)\n", "mine.py ended the process it ran in (exit code 5) while it was being loaded."),
+        ("re.match(r'(a+)+$', 'a' * 40 + 'b')\n", "mine.py was still running after 0.3 s (reward_timeout) while it was being loaded."),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_loaded_is_one_sentence(scorer, text: str, words: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        scorer(text, "f", timeout_s=0.3).load()
+    assert [fault.sentence for fault in caught.value.faults] == [words]
+
+
+def test_the_process_ends_with_its_parent_however_that_ends(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\nfrom backend.rewards.sandbox.process import ScoringProcess\n"
+        "process = ScoringProcess(); process.start(); print(process.pid, flush=True); time.sleep(1000)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    time.sleep(0.3)
+    assert Path(f"/proc/{pid}").exists()
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    assert not is_running(pid)
+
+
+# ── what comes out is not trusted ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_function_that_writes_into_the_pipe_is_told_so(scorer) -> None:
+    text = (
+        "def is_open_for_writing(file):\n"
+        "    try: return fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY\n"
+        "    except OSError: return False\n"
+        "def bad(completions):\n"
+        "    [os.write(file, b'{}\\n') for file in range(3, 50) if is_open_for_writing(file)]\n"
+        "    return [1.0] * len(completions)\n"
+    )
+    assert "bad of mine.py, line 5, wrote something of its own into the pipe" in failure(scorer(text, "bad"))
+
+
+GOOD = {"scores": [[1, None]], "seconds": [0.1], "columns": {"c": [1, 2]}, "metrics": {"m": 1.0}, "printed": ""}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scores": [[1]]}, {"scores": [[1, 2], [1, 2]]}, {"scores": [["1", 2]]}, {"scores": [[True, 2]]}, {"scores": None},
+        {"scores": [[10**400, 2]]}, {"scores": [[1e300, 2]]}, {"seconds": [-1]}, {"seconds": ["0"]}, {"columns": {"c": [1]}},
+        {"columns": {"c\n": [1, 2]}}, {"columns": [1]}, {"metrics": {"loss": 1.0}}, {"metrics": {"m": None}}, {"printed": "x" * 5000},
+        {"failure": {}}, {"failure": {"function": 1, "what": "x", "completion": 0, "has_line": False, "is_timeout": False}},
+        {"failure": {"function": 0, "what": "x", "completion": 2, "has_line": False, "is_timeout": False}},
+        {"failure": {"function": 0, "what": 3, "completion": 0, "has_line": False, "is_timeout": False}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_field_of_an_answer_is_checked(change: dict[str, Any]) -> None:
+    assert read_scored(GOOD, 1, 2).scores == [[1.0, None]]
+    with pytest.raises(Untrusted):
+        read_scored(GOOD | change, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"[]", b"{}", b'{"id": 2}', b'{"id": 1, "x": NaN}', b"\xff", b"[" * 100_000, b'{"id": ' + b"9" * 5000 + b"}"],
+)
+def test_what_is_no_answer_to_the_request_is_refused(line: bytes) -> None:
+    assert read_answer(b'{"id": 1}', 1) == {"id": 1}
+    with pytest.raises(Untrusted):
+        read_answer(line, 1)
+
+
+FUNCTION = {"name": "f", "file": "/a.py", "line": 3, "note": "", "is_async": False}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"name": ""}, {"name": "f\x1b"}, {"name": 3}, {"file": "/etc/passwd"}, {"line": -1}, {"line": True}, {"note": None}, {"is_async": 1}],
+    ids=str,
+)  # fmt: skip
+def test_every_field_of_a_description_is_checked(change: dict[str, Any]) -> None:
+    files = [Path("/a.py")]
+    assert read_loaded({"stages": [[FUNCTION]]}, [["f"]], files)[0][0].line == 3
+    for stages in ([[FUNCTION | change]], [[]], [[FUNCTION], []]):
+        with pytest.raises(Untrusted):
+            read_loaded({"stages": stages}, [["f"]], files)
+    with pytest.raises(Untrusted):
+        read_loaded({"stages": [[FUNCTION, FUNCTION]]}, [["f", "g"]], files)

@@ -1,0 +1,172 @@
+"""A run's folder that is moved, deleted or taken over while it trains, and locks that do not hold: nothing is lost, nobody writes twice."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.run import checkpoint, held_folder
+from backend.run.clone import clone
+from backend.run.run_process import train
+from backend.spec import file_lock
+from backend.spec.config import load
+from backend.spec.events import read_events
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder, hold_lock
+from backend.spec.runs.archive import may_be_starting
+from tests.support import small_run
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    small_run.settings_for(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def always_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_folder, "LOOK_EVERY_S", 0.0)
+
+
+def trained(inputs: Path, run: RunFolder, at_step_3: Callable[[], Any], **changes: Any) -> Any:
+    """The ending of a run during whose third step something happens."""
+
+    def echo(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == 3:
+            at_step_3()
+
+    raw = small_run.settings_for(inputs, **small_run.low_half(inputs) | {"iters": 6, "learning_rate": 1e-3} | changes)
+    return small_run.train_here(raw, run, echo)
+
+
+@pytest.mark.parametrize("save_every", [3, 100], ids=["while it is saved", "between two saves"])
+def test_a_folder_that_is_moved_is_saved_where_it_is_now_and_goes_on_from_there(
+    inputs: Path, run: RunFolder, tmp_path: Path, save_every: int
+) -> None:
+    there = RunFolder(tmp_path / "elsewhere" / "renamed")
+    there.path.parent.mkdir()
+    ending = trained(inputs, run, lambda: run.path.rename(there.path), save_every=save_every)
+    assert (ending.kind, ending.exit_code, ending.step) == ("stopped", 3, 3)
+    assert (
+        ending.sentence == f"Stopped at step 3 because its folder was moved to {there.path}; everything is saved there."
+    )
+    assert not run.path.exists()
+    saved = checkpoint.newest(there)
+    assert saved is not None and saved.state.step == 3 and (there.adapters / "adapters.safetensors").exists()
+    assert list(read_events(there.events))[-1]["kind"] == "stopped" and not there.is_locked()
+    assert train(load(there.config), there, command="resume").kind == "finished"
+    assert small_run.steps(there) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_folder_that_is_deleted_ends_the_run_and_does_not_come_back(inputs: Path, run: RunFolder) -> None:
+    ending = trained(inputs, run, lambda: shutil.rmtree(run.path), save_every=1)
+    assert (ending.kind, ending.exit_code) == ("failed", 2)
+    assert (
+        ending.sentence == "run: The folder of the run mine was deleted while it trained, so step 3 could not be saved."
+    )
+    assert not run.path.exists()
+
+
+def test_a_lock_file_that_is_deleted_is_made_again(inputs: Path, run: RunFolder) -> None:
+    refused: list[str] = []
+
+    def delete_and_try() -> None:
+        run.lock.unlink()
+
+    def echo(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == 3:
+            delete_and_try()
+        if event["kind"] == "step" and event["step"] == 5:
+            with pytest.raises(Mistake, match="is being trained by another process") as caught:
+                hold_lock(run)
+            refused.append(str(caught.value))
+
+    raw = small_run.settings_for(inputs, iters=6)
+    assert small_run.train_here(raw, run, echo).kind == "finished"
+    assert refused and not run.is_locked()
+    sentences = [event["sentence"] for event in read_events(run.events) if event["kind"] == "note"]
+    assert sum("run.lock was deleted while the run trains" in sentence for sentence in sentences) == 1
+
+
+@pytest.mark.parametrize("is_alive", [True, False], ids=["trains", "has ended again"])
+def test_a_run_that_another_process_has_taken_over_is_left_to_it(inputs: Path, run: RunFolder, is_alive: bool) -> None:
+    handles: list[int] = []
+
+    def take_over() -> None:
+        run.lock.unlink()
+        handles.append(hold_lock(run))
+        content = run.events.read_bytes()
+        run.events.write_bytes(content[: len(content) // 2])  # as a resume cuts it back
+        if not is_alive:
+            os.close(handles.pop())
+
+    ending = trained(inputs, run, take_over)
+    cut = run.events.read_bytes()
+    assert (ending.kind, ending.exit_code) == ("failed", 2) and "Another process trains mine" in ending.sentence
+    assert list(read_events(run.events))[-1]["kind"] != "failed" and not run.checkpoints.exists()
+    assert run.events.read_bytes() == cut
+    for handle in handles:
+        os.close(handle)
+
+
+def test_a_lock_on_a_file_that_was_deleted_meanwhile_does_not_count(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between opening and locking: the lock would be on a file that nobody else can open."""
+    run.path.mkdir(parents=True)
+    take, deleted = file_lock.take, []
+
+    def slow(handle: int) -> bool:
+        if not deleted:
+            deleted.append(run.lock.unlink())
+        return take(handle)
+
+    monkeypatch.setattr(file_lock, "take", slow)
+    handle = hold_lock(run)
+    assert file_lock.leads_to(run.lock, handle) and run.is_locked()
+    os.close(handle)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_refused(run: RunFolder, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    run.path.mkdir(parents=True)
+
+    def none(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.raises(Mistake, match=r"runs_dir: The run folder .* is on a file system without locks"):
+        hold_lock(run)
+    assert not run.is_locked()
+
+
+@pytest.mark.parametrize(("age_s", "starting"), [(1, True), (-1, True), (3600, False), (-3600, False)])
+def test_files_of_the_future_are_not_starting_for_ever(run: RunFolder, age_s: float, starting: bool) -> None:
+    """A clock that was set back: the queue would have waited for this run until the clock had caught up."""
+    run.path.mkdir(parents=True)
+    run.config.write_text("iters: 1\n")
+    then = time.time() - age_s
+    os.utime(run.config, (then, then))
+    assert may_be_starting(run) == starting
+
+
+def test_a_run_that_was_moved_after_its_end_goes_on_and_is_cloned(
+    inputs: Path, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert trained(inputs, run, lambda: None, iters=3).kind == "finished"
+    there = RunFolder(tmp_path / "far" / "away" / "renamed")
+    there.path.parent.mkdir(parents=True)
+    run.path.rename(there.path)
+    monkeypatch.chdir(tmp_path)  # nothing is found by where the program is
+    copy = clone(there, "last", warm=True, changes={"iters": 4})
+    for folder in (there, copy):
+        assert train(load(folder.config), folder, command="resume", changes={"iters": 5}).step == 5

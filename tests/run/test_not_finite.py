@@ -1,0 +1,203 @@
+"""Whatever is not finite in a step ends the run before it is applied or saved, in a sentence with a setting, and leaves the batch to read."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten, tree_unflatten
+
+from backend.run import checkpoint
+from backend.run.not_finite import likely_cause
+from backend.spec.config import Config, parse
+from backend.spec.events import read_events
+from backend.spec.places import RunFolder
+from backend.training.learner import Learner
+from backend.training.not_finite import NotFinite, check_sampled, check_scores, gradient_norms, not_finite_arrays
+from backend.types import Completion, Group, Problem
+from tests.support import small_run
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    small_run.settings_for(folder)
+    return folder
+
+
+def raw(inputs: Path, **changes: Any) -> dict[str, Any]:
+    return small_run.settings_for(inputs, **small_run.low_half(inputs) | {"iters": 9, "learning_rate": 1e-5} | changes)
+
+
+def inspected(run: RunFolder, step: int) -> tuple[str, list[dict[str, Any]]]:
+    """summary.txt, and the lines of completions.jsonl."""
+    folder = run.inspection / f"step-{step:06d}"
+    lines = (folder / "completions.jsonl").read_text().splitlines()
+    return (folder / "summary.txt").read_text(), [json.loads(line) for line in lines]
+
+
+def saved_arrays_are_finite(run: RunFolder) -> bool:
+    files = [*run.checkpoints.glob("*/*.safetensors"), *run.adapters.glob("*.safetensors")]
+    arrays = [array for file in files for array in mx.load(str(file)).values()]  # pyright: ignore
+    return bool(files) and all(np.isfinite(np.array(x.astype(mx.float32))).all() for x in arrays)
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_at_the_step_before(
+    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = Learner._apply  # pyright: ignore[reportPrivateUsage]
+
+    def poisoned(learner: Learner, gradient: Any, loss: mx.array) -> dict[str, float]:
+        if learner.updates == 2:
+            gradient = _with_infinity(gradient)
+        return apply(learner, gradient, loss)
+
+    monkeypatch.setattr(Learner, "_apply", poisoned)
+    ending = small_run.train_here(raw(inputs, beta=0.01), run)
+    assert (ending.kind, ending.exit_code, ending.step) == ("failed", 2, 2)
+    assert ending.sentence == (
+        "learning_rate: Step 3 was not applied, for its gradient is not finite (a norm of inf). The likely cause is the learning rate of "
+        "1e-05; go on with learning_rate=1e-06, from an earlier checkpoint if it comes again. What it computed is in "
+        "inspection/step-000003."
+    )
+    assert small_run.steps(run) == [1, 2] and saved_arrays_are_finite(run)
+    saved = checkpoint.newest(run)
+    assert saved is not None and saved.state.step == 2
+    summary, rows = inspected(run, 3)
+    assert "Optimizer update 3." in summary and "not finite in 1 of them" in summary
+    assert len(rows) == 2 and rows[0]["prompt"].startswith("What is") and rows[0]["advantage"] == -rows[1]["advantage"]
+    for row in rows:
+        counts = {len(values) for values in row["tokens"].values()}
+        assert counts == {len(row["completion_tokens"])}
+        assert row["tokens"].keys() == {"sampled_logp", "learned_logp", "old_logp", "reference_logp", "weight"}
+        assert row["tokens"]["learned_logp"] == pytest.approx(row["tokens"]["sampled_logp"], abs=1e-4)
+    table = (run.inspection / "step-000003" / "gradients.tsv").read_text().splitlines()
+    assert len(table) > 2 and table[1].split("\t")[1:2] + table[1].split("\t")[3:4] == ["inf", "1"]
+    # With the cause gone it goes on from there.
+    monkeypatch.undo()
+    assert small_run.train_here(raw(inputs, beta=0.01, iters=4), run).kind == "finished"
+    assert small_run.steps(run) == [1, 2, 3, 4]
+
+
+def _with_infinity(tree: Any) -> Any:
+    """The same gradients, with one infinity in the first array."""
+    leaves: Any = tree_flatten(tree)
+    (name, first), *others = leaves
+    flat = mx.concatenate([mx.array([math.inf], first.dtype), first.reshape(-1)[1:]])
+    return tree_unflatten([(name, flat.reshape(first.shape)), *others])
+
+
+def test_a_loss_that_is_not_finite_is_told_as_the_loss(
+    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = Learner._apply  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(
+        Learner, "_apply", lambda learner, gradient, loss: apply(learner, gradient, loss * mx.array(math.nan))
+    )
+    ending = small_run.train_here(raw(inputs), run)
+    assert ending.exit_code == 2 and ending.sentence.startswith(
+        "model: Step 1 was not applied, for its loss is not finite (nan)."
+    )
+    assert "Nothing is trained yet" in ending.sentence and ending.step == 0
+
+
+def test_weights_that_are_not_finite_are_never_saved(
+    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update can overflow although its gradient has not: the step is in the diary, its weights are nowhere."""
+    apply = Learner._apply  # pyright: ignore[reportPrivateUsage]
+
+    def overflowing(learner: Learner, gradient: Any, loss: mx.array) -> dict[str, float]:
+        metrics = apply(learner, gradient, loss)
+        if learner.updates == 2:
+            learner.policy.set_parameters(_with_infinity(learner.policy.parameters()))
+        return metrics
+
+    monkeypatch.setattr(Learner, "_apply", overflowing)
+    ending = small_run.train_here(raw(inputs, save_every=1, iters=3), run)
+    assert (ending.kind, ending.exit_code) == ("failed", 2)
+    assert ending.sentence.startswith("learning_rate: The weights of step 2 are not finite (")
+    assert ending.sentence.count("are not finite") == 1  # the last attempt to save says the same
+    assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [1] and saved_arrays_are_finite(run)
+    assert [event["kind"] for event in read_events(run.events)][-1] == "failed"
+
+
+def test_a_damaged_model_is_told_before_anything_is_learned(inputs: Path, tmp_path: Path, run: RunFolder) -> None:
+    shutil.copytree(inputs / "model", tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    weights = mx.load(str(file))
+    assert isinstance(weights, dict)
+    name = next(name for name in weights if "norm" in name)
+    mx.save_safetensors(str(file), weights | {name: weights[name] * math.nan}, metadata={"format": "mlx"})
+    ending = small_run.train_here(raw(inputs, model=str(tmp_path / "model")), run)
+    assert ending.exit_code == 2 and ending.sentence.startswith("model: ")
+    assert "Step 1 was not applied, for its log-probability is not finite (nan at token 1" in ending.sentence
+    _, rows = inspected(run, 1)
+    assert rows[0]["tokens"]["sampled_logp"][0] == "nan"
+
+
+def test_scores_too_large_to_compute_with_name_the_function(inputs: Path, tmp_path: Path, run: RunFolder) -> None:
+    source = small_run.LOW_HALF.replace("/ len(ids)", "* 1e200")
+    (tmp_path / "huge.py").write_text(source)
+    ending = small_run.train_here(raw(inputs, reward_functions_file=str(tmp_path / "huge.py")), run)
+    assert ending.exit_code == 2
+    assert ending.sentence.startswith(
+        "reward_functions: Step 1 was not applied, for its reward is too large (low_half is "
+    )
+    assert len(inspected(run, 1)[1]) == 2
+
+
+def of(logps: list[float], mask: list[int] | None = None, **fields: Any) -> list[Group]:
+    completion = Completion(tokens=[1] * len(logps), logps=logps, text="", stop="eos", mask=mask or [], **fields)
+    return [Group(Problem(0, "", [], [1], ""), [completion])]
+
+
+def test_only_tokens_that_are_trained_on_count() -> None:
+    check_sampled(of([-1.0, math.nan], [1, 0]))
+    for odd in (math.nan, -math.inf, math.inf):
+        with pytest.raises(NotFinite, match="at token 2 of a completion"):
+            check_sampled(of([-1.0, odd]))
+
+
+def test_scores_up_to_the_largest_count() -> None:
+    check_scores(of([], scores={"a": -1e30, "b": None}, reward=None))
+    for scores, reward in (({"a": 2e30}, 1.0), ({"a": 1.0}, math.inf), ({"a": 1.0}, math.nan)):
+        with pytest.raises(NotFinite):
+            check_scores(of([], scores=scores, reward=reward))
+
+
+def test_every_array_is_looked_at() -> None:
+    arrays = [
+        ("fine", mx.ones(3)),
+        ("step", mx.array(3, mx.uint64)),
+        ("odd", mx.array([1.0, math.inf])),
+        ("none", mx.zeros((0, 2))),
+    ]
+    assert not_finite_arrays(arrays) == ["odd"]
+    worst, fine = gradient_norms({"fine": mx.array([3.0, 4.0]), "odd": mx.array([2.0, math.nan])})
+    assert (worst.name, worst.not_finite, worst.largest, fine.norm) == ("odd", 1, 2.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_first", "setting", "proposed"),
+    [
+        ({"dtype": "float16"}, False, "dtype", "float32"),
+        ({}, True, "model", "dtype=float32"),
+        ({"learning_rate": 0.5}, False, "learning_rate", "learning_rate=0.0001"),
+        ({"beta": 20.0}, False, "beta", "beta=0.04"),
+        ({"max_grad_norm": 0.0}, False, "max_grad_norm", "max_grad_norm=1"),
+        ({"learning_rate": 1e-3, "max_grad_norm": 0.0}, False, "learning_rate", "learning_rate=0.0001"),
+    ],
+)
+def test_the_most_likely_cause_has_a_value_to_go_on_with(
+    inputs: Path, changes: dict[str, Any], is_first: bool, setting: str, proposed: str
+) -> None:
+    config: Config = parse(raw(inputs, **changes))
+    found, advice = likely_cause(config, "gradient", is_first=is_first)
+    assert found == setting and proposed in advice
