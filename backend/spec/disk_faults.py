@@ -31,6 +31,7 @@ CAUSES = {
     errno.EPERM: "permission is denied",
     errno.ENOENT: "its folder is not there any more",
     errno.ENOTDIR: "a file of its folder's name is in the way",
+    errno.EEXIST: "a file of its folder's name is in the way",
     errno.EISDIR: "a folder of that name is in the way",
     errno.EMFILE: "this process has too many files open",
     errno.ENFILE: "the system has too many files open",

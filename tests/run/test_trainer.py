@@ -428,7 +428,7 @@ def test_weights_between_the_updates_of_a_step_are_not_saved_as_the_step_before(
 ) -> None:
     """A failure between the two updates of step 4 once left a checkpoint called 3 with half of step 4 in it."""
     with monkeypatch.context() as patch:
-        patch.setattr(Learner, "_apply", failing_at(8, Learner._apply, MemoryError("no memory")))
+        patch.setattr(Learner, "_apply", failing_at(8, Learner._apply, ZeroDivisionError("a bug")))
         ending = small_run.train_here(settings(inputs, **WHOLE), run)
     assert (ending.kind, ending.exit_code) == ("failed", 1)
     saved = checkpoint.newest(run)

@@ -39,6 +39,8 @@ TORTURES: dict[str, Torture] = {
         "files of run folders broken, and read by the window's models, the readers and the verbs", 20_000
     ),
     "soak": Torture("long runs: memory, handles and time of a step are flat; the cases are steps", 10_000),
+    "datasets": Torture("hostile datasets, given to `check`, a run and the Dataset page", 50_000),
+    "models": Torture("hostile model folders, given to `check`, the picker and the loader", 5_000),
     "configs": Torture("hostile configurations, given to everything that reads one", 100_000),
 }
 """Name, which is that of the module too → what it is."""

@@ -143,7 +143,7 @@ HTML = '<b>bold</b><img src="/etc/passwd">'
 
 def test_text_of_others_is_never_html(qtbot) -> None:
     shown = label(HTML)
-    box = QuestionBox(None, HTML, HTML, {"yes": "Yes", "no": "No"})  # type: ignore[arg-type]
+    box = QuestionBox(None, HTML, HTML, {"yes": "Yes", "no": "No", "cancel": "Cancel"})  # type: ignore[arg-type]
     qtbot.addWidget(shown)
     qtbot.addWidget(box)
     assert shown.textFormat() == box.textFormat() == Qt.TextFormat.PlainText
