@@ -19,6 +19,7 @@ from app.widgets.frame.status_strip import StatusStrip
 from backend.spec.export_mlx_lm_lora import mlx_lm_lora_yaml
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.whole_file import save_as
 
 
 class FileWindow(QMainWindow):
@@ -65,11 +66,9 @@ class FileWindow(QMainWindow):
             path = self.choose_export_path()
             if path is None:
                 return
-            path.write_text(text, encoding="utf-8")
+            save_as(path, text)
         except Mistake as mistake:
             self.session.messages.note(mistake.faults[0].sentence)
-        except OSError as error:
-            self.session.messages.note(f"The file cannot be written: {error.strerror}.")
         else:
             left = f" Left out, as mlx-lm-lora has no such setting: {', '.join(missing)}." if missing else ""
             self.session.messages.note(f"Wrote {path.name}.{left}")

@@ -23,7 +23,7 @@ from backend.spec.rewards import catalog
 from backend.spec.rewards.scorable import scorable
 
 State = Literal["empty", "loading", "ready", "answering", "failed"]
-SCORING = (*keys_used_by("scoring"), "reward_timeout")
+SCORING = keys_used_by("scoring")
 """Settings that scores depend on."""
 
 

@@ -7,7 +7,6 @@ lists their problems. It knows no widget and starts nothing.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -22,11 +21,13 @@ from app.model.runs import run_summary
 from backend.spec import config, places
 from backend.spec.command import backend_command, shell_line
 from backend.spec.config import SETTINGS, Config
+from backend.spec.disk_faults import DiskFault
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import source_faults
 from backend.spec.rewards import catalog
 from backend.spec.rewards.catalog import RewardEntry
 from backend.spec.setting_aliases import ignored_keys
+from backend.spec.whole_file import replace_file, save_as
 
 AUTOSAVE_MS = 400
 """How long typing must rest before the form is written to disk."""
@@ -148,8 +149,8 @@ class Draft(QObject):
         )
 
     def save(self, path: Path) -> None:
-        """Write the YAML file atomically. Raises Mistake when it cannot be written."""
-        _write(path, self.as_yaml())
+        """Write the YAML file. Raises DiskFault; the old one stays then."""
+        save_as(path, self.as_yaml())
         self.path = path
         self._on_disk = self.values()
         self.saved.emit()
@@ -181,9 +182,9 @@ class Draft(QObject):
             self.autosave.unlink(missing_ok=True)
             return
         try:
-            _write(self.autosave, self._raw_yaml())
-        except Mistake as mistake:
-            self.save_failed.emit(mistake.faults[0].sentence)
+            replace_file(self.autosave, self._raw_yaml())
+        except DiskFault as fault:
+            self.save_failed.emit(fault.faults[0].sentence)
 
     def _replace(self, values: Values, path: Path | None, what: str, left: dict[str, str] | None = None) -> None:
         before = self.state
@@ -342,14 +343,3 @@ def _no_rewards_sentence(path: Path) -> str:
     else:
         how = 'put @register_reward_function("name") above each'
     return f"{path.name} registers no reward function; {how}."
-
-
-def _write(path: Path, text: str) -> None:
-    """Write atomically: a crash leaves either the old file or the new one. Raises Mistake."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise Mistake("config", f"{path} cannot be written: {error.strerror}.") from None

@@ -17,6 +17,7 @@ from backend.spec.command import backend_command, backend_environment
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.runs.queue import QueueFile
+from backend.spec.whole_file import replace_file
 
 GRACE_MS = 3000
 """How long a cancelled verb may take to end before it is killed."""
@@ -24,10 +25,7 @@ GRACE_MS = 3000
 
 def start_training(config_text: str, run: RunFolder) -> None:
     """Write the run's config.yaml and start `train --run` on it, detached. Raises Mistake when either cannot be done."""
-    try:
-        run.config.write_text(config_text, encoding="utf-8")
-    except OSError as error:
-        raise Mistake("run_name", f"{run.config} cannot be written: {error.strerror}.") from None
+    replace_file(run.config, config_text)
     start_detached(backend_command("train", "--run", str(run.path)), run)
 
 

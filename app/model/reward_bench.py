@@ -141,7 +141,7 @@ class RewardBench(QObject):
     def _score(self) -> None:
         self._rest_timer.stop()  # this request has the newest settings already
         settings = self.draft.values()
-        scoring = {key: settings[key] for key in (*SCORING_SETTINGS, "reward_timeout")}
+        scoring = {key: settings[key] for key in SCORING_SETTINGS}
         groups = [_without_scores(group) for group in self.groups]
         self._ask(
             "score", "Scoring", self._on_scores, settings=scoring, groups=groups, trusted=self.consent.trusted(settings)

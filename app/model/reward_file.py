@@ -5,7 +5,6 @@ Contents saved here are allowed to run if the contents before them were: the use
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from PySide6.QtCore import QFileSystemWatcher, QObject, Signal
@@ -13,10 +12,13 @@ from PySide6.QtCore import QFileSystemWatcher, QObject, Signal
 from app.model.consent import Consent
 from backend.spec.faults import Mistake
 from backend.spec.rewards.user_code import read_code
+from backend.spec.user_input.files import read_text
+from backend.spec.whole_file import save_as
 
 TEMPLATE = '''"""Reward functions: each gets all completions of a step and gives each a number, or None for no opinion."""
 
 from backend.rewards import register_reward_function
+from backend.spec.whole_file import save_as
 
 
 @register_reward_function("concise", label="Concise")
@@ -60,7 +62,7 @@ class EditedRewardFile(QObject):
             self._watcher.removePaths(self._watcher.files())
         self.path, self.text = None, ""
         if path is not None:
-            self.text = _read(path)
+            self.text = read_text(path, "reward_functions_file")
             self.path = path
             self._watcher.addPath(str(path))
 
@@ -68,7 +70,7 @@ class EditedRewardFile(QObject):
     def matches_disk(self) -> bool:
         """Whether the file on disk still holds `text`."""
         try:
-            return self.path is not None and _read(self.path) == self.text
+            return self.path is not None and read_text(self.path, "reward_functions_file") == self.text
         except Mistake:
             return False
 
@@ -76,7 +78,7 @@ class EditedRewardFile(QObject):
         """Write the file. Raises Mistake."""
         assert self.path is not None
         allowed = self._is_allowed(self.path)
-        _write(self.path, text)
+        save_as(self.path, text)
         self.text = text
         self._watcher.addPath(str(self.path))  # saved by rename, it is a new inode, which the watcher has not seen
         if allowed:
@@ -84,7 +86,7 @@ class EditedRewardFile(QObject):
 
     def create(self, path: Path) -> None:
         """Write a new file from the template, allow it to run, as its code is ours, and open it. Raises Mistake."""
-        _write(path, TEMPLATE)
+        save_as(path, TEMPLATE)
         self._consent.allow(read_code(path.resolve()))
         self.open(path)
 
@@ -99,24 +101,3 @@ class EditedRewardFile(QObject):
             self._watcher.addPath(str(self.path))
             if not self.matches_disk:
                 self.changed_elsewhere.emit()
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise Mistake("reward_functions_file", f"{path.name} is not UTF-8 text.") from None
-    except OSError as error:
-        raise Mistake("reward_functions_file", f"{path} cannot be read: {error.strerror}.") from None
-
-
-def _write(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(text, encoding="utf-8")
-        if path.exists():
-            aside.chmod(path.stat().st_mode)
-        aside.replace(path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise Mistake("reward_functions_file", f"{path} cannot be written: {error.strerror}.") from None

@@ -20,6 +20,7 @@ from app.model.time_forecast import TimeForecast
 from backend.spec import config, places
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.whole_file import replace_file
 
 if TYPE_CHECKING:
     from app.model.runs.run import Run
@@ -138,7 +139,7 @@ class Session(ServiceSession):
             return
         try:
             folder = self._new_folder()
-            folder.config.write_text(self.draft.as_yaml(), encoding="utf-8")
+            replace_file(folder.config, self.draft.as_yaml())
         except Mistake as mistake:
             self.messages.say(mistake.faults[0].sentence, START, self.while_form_stays())
             return

@@ -68,13 +68,14 @@ def sample_rewards(
     from backend.rewards.completion_lines import line_of
     from backend.run.trial_sampling import Pick, TrialSampler
     from backend.spec.config import load
+    from backend.spec.whole_file import save_as
 
     settings = load(config)
     pick = Pick("random", count)
     groups = TrialSampler().sample(settings, pick, settings.group_size, settings.seed, _phase_printer())
     lines = [line_of(group) for group in groups]
     if out is not None:
-        out.write_text("".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines), "utf-8")
+        save_as(out, "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines))
     _print_scores(_score(settings, lines), as_json, lines)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,11 @@ from typing import Any
 
 from backend.rewards.sandbox.client import SandboxClient, SandboxTask
 from backend.spec.completion_rows import token_ids
+from backend.spec.disk_faults import writing
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import builtin_rewards, computes_names, reward_call, rewards_in_file
+from backend.spec.user_input.files import read_text
+from backend.spec.whole_file import save_as
 
 TOLERANCE = 1e-6
 """Scores that differ by less, absolutely or relatively, are equal."""
@@ -52,12 +54,7 @@ def read_cases(reward_file: Path) -> list[Case]:
     path = cases_file(reward_file)
     if not path.exists():
         return []
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Mistake(
-            _SETTING, f"{path.name} cannot be read: {getattr(error, 'strerror', 'it is no UTF-8 text')}."
-        ) from None
+    lines = read_text(path, _SETTING).split("\n")
     return [_case(line, f"Line {number} of {path.name}") for number, line in enumerate(lines, 1) if line.strip()]
 
 
@@ -82,19 +79,12 @@ def _is_expected(value: Any) -> bool:
 
 
 def write_cases(reward_file: Path, cases: Sequence[Case]) -> None:
-    """Replace the file atomically, or delete it where there are no cases. Raises Mistake on `cases`."""
+    """Replace the file, or delete it where there are no cases. Raises DiskFault."""
     path = cases_file(reward_file)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        if not cases:
-            path.unlink(missing_ok=True)
-            return
-        text = "".join(json.dumps(case, ensure_ascii=False, default=str) + "\n" for case in cases)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise Mistake(_SETTING, f"{path} cannot be written: {error.strerror}.") from None
+    if cases:
+        return save_as(path, "".join(json.dumps(case, ensure_ascii=False, default=str) + "\n" for case in cases))
+    with writing(path):
+        path.unlink(missing_ok=True)
 
 
 def new_case(

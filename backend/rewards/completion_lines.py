@@ -10,17 +10,17 @@ from typing import Any, TypeGuard
 
 from backend.spec.completion_rows import SampledRow, ScoringRow, token_ids
 from backend.spec.faults import Mistake
+from backend.spec.user_input.files import read_text
+from backend.spec.user_input.paths import user_path
 from backend.types import Completion, Group, Problem
+
+LONGEST_FILE = 1 << 30
+"""Bytes of a file of completions: what it becomes in memory is several times as much."""
 
 
 def read_groups(path: Path) -> list[Group]:
     """One group a line. Raises Mistake on `completions` naming the line that cannot be read."""
-    try:
-        text = path.expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise Mistake("completions", f"{path} cannot be read: {reason}.") from None
-    return groups_in(text, str(path))
+    return groups_in(read_text(user_path(str(path), "completions"), "completions", LONGEST_FILE), str(path))
 
 
 def groups_in(text: str, where: str) -> list[Group]:

@@ -33,6 +33,7 @@ from backend.spec.disk_faults import writing
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.regular_file import read_regular
 from backend.spec.runs.run_format import RUN_FORMAT
 from backend.spec.runs.saved_weights import best_of, saved_weights
 from backend.spec.whole_file import clear_drafts, remove_folder, whole_folder
@@ -169,7 +170,7 @@ def newest(run: RunFolder) -> Checkpoint | None:
 def read_checkpoint(folder: Path) -> Checkpoint | None:
     """The checkpoint in a folder; None where a file is missing or state.json is not a state."""
     try:
-        saved = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        saved = json.loads(read_regular(folder / "state.json"))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(saved, dict) or not (folder / "optimizer.safetensors").exists():

@@ -17,6 +17,7 @@ from backend.run.file_sums import file_sums
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.regular_file import read_regular
 
 ASIDE = "damaged-"
 """What the name of a checkpoint's folder begins with once it is set aside."""
@@ -85,7 +86,7 @@ def set_aside(damaged: Damaged) -> str:
 def _examined(run: RunFolder, folder: Path) -> tuple[Checkpoint | None, str]:
     """The checkpoint in a folder, or (None, why it is none)."""
     try:
-        content = json.loads((folder / "state.json").read_bytes())
+        content = json.loads(read_regular(folder / "state.json"))
     except OSError as error:
         return None, f"state.json cannot be read ({error.strerror})"
     except (ValueError, RecursionError):

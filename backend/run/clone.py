@@ -27,6 +27,7 @@ from backend.models.export.atomic_folder import staging_folder
 from backend.run import checkpoint
 from backend.run.checkpoint import Checkpoint, TrainingState
 from backend.spec.config import SETTINGS, Config, dump, keys_used_by, parse
+from backend.spec.disk_faults import cause, is_of_mlx
 from backend.spec.events import Diary
 from backend.spec.faults import Fault, Mistake
 from backend.spec.places import RunFolder
@@ -37,6 +38,8 @@ from backend.spec.runs.run_format import check_format
 from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import run_config
 from backend.spec.setting_aliases import translate
+from backend.spec.user_input.text import shown
+from backend.spec.whole_file import replace_file
 from backend.training.learner import optimizer_of
 from backend.training.optimizer import state_arrays
 
@@ -118,10 +121,14 @@ def clone(
             changed = _changed(before, after)
             (_copy_warm if warm else _copy_cold)(parent, saved, after, changed, draft)
             write_parent(draft, Parent(parent.name, parent.path, saved.state.step, warm, changed))
-            draft.config.write_text(dump(after), encoding="utf-8")
+            replace_file(draft.config, dump(after))
             draft.path.rename(folder.path)
-    except (OSError, RuntimeError) as error:  # mlx reports a file that it cannot write as RuntimeError
-        raise Mistake("run", f"The run {parent.name} cannot be cloned to {folder.path}: {error}.") from None
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not is_of_mlx(error):
+            raise
+        raise Mistake(
+            "run", f"The run {shown(parent.name, 40)} cannot be cloned to {shown(folder.path)}: {cause(error)}."
+        ) from None
     return folder
 
 

@@ -19,6 +19,7 @@ from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, hold_lock, make_run_folder
 from backend.spec.regular_file import open_regular
 from backend.spec.user_input.files import read_bytes
+from backend.spec.whole_file import replace_file
 
 LOOK_S = 0.1
 """Seconds between two looks at the control file while a replay waits for the next event's time."""
@@ -125,11 +126,11 @@ def replay(source: RunFolder, runs_dir: Path | None = None, name: str = "", spee
     Recorded(source).check()
     folder = make_run_folder(name or f"{source.name}-replay", runs_dir, reuse=bool(name))
     hold_lock(folder)  # until the process ends
-    folder.config.write_bytes(read_bytes(source.config, "run"))
+    replace_file(folder.config, [read_bytes(source.config, "run")])
     if source.changes.exists():  # with config.yaml they are the run's settings
-        folder.changes.write_bytes(read_bytes(source.changes, "run"))
+        replace_file(folder.changes, [read_bytes(source.changes, "run")])
     log = read_bytes(source.log, "run", LOG_LIMIT) if source.log.exists() else b""
-    folder.log.write_bytes(f"Replay of {source.name}. Its log:\n".encode() + log)
+    replace_file(folder.log, [f"Replay of {source.name}. Its log:\n".encode(), log])
     return Replay(source, folder, speed)
 
 

@@ -14,9 +14,9 @@ from backend.bench.device.about import this_machine
 from backend.run.telemetry import versions
 from backend.selftest.check import CheckResult
 from backend.spec.command import is_bundled
-from backend.spec.faults import Mistake
 from backend.spec.places import project_root
 from backend.spec.private_text import without_private
+from backend.spec.whole_file import save_as
 
 WIDTH = 110
 SIGNS = {"ok": "ok", "failed": "FAILED", "skipped": "skipped"}
@@ -70,11 +70,8 @@ def about() -> dict[str, Any]:
 
 
 def write(report: SelfTestReport, path: Path) -> Path:
-    """Write the report as JSON to `path` and as text beside it; returns the text's path. Raises Mistake."""
+    """Write the report as JSON to `path` and as text beside it; returns the text's path. Raises DiskFault."""
     text = path.with_suffix(".txt")
-    try:
-        path.write_text(json.dumps(report.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        text.write_text(report.text(), encoding="utf-8")
-    except OSError as error:
-        raise Mistake("report", f"{path} cannot be written: {error.strerror}.") from None
+    save_as(path, json.dumps(report.to_dict(), indent=1, ensure_ascii=False) + "\n")
+    save_as(text, report.text())
     return text

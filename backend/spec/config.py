@@ -367,7 +367,8 @@ class Config(BaseModel):
     reward_functions_file: str = setting("", "generation", "Reward functions file", "A Python file (.py or .txt) that "
                                          "registers functions of your own.", kind="file", used_by=("task", "rewards", "scoring"))
     reward_timeout: float = setting(60.0, "generation", "Reward timeout", "A reward function that takes longer than this "
-                                    "in one step stops the run.", gt=0, le=1_000_000, unit="s", advanced=True, used_by=("rewards",))
+                                    "in one step stops the run.", gt=0, le=1_000_000, unit="s", advanced=True,
+                                    used_by=("rewards", "scoring"))
     reward_isolation: str = setting(
         "process", "generation", "Reward isolation", "Where reward functions run.", advanced=True,
         choices=[("process", "Own process", "In a process beside the trainer, without its files and environment: a function that hangs, "
@@ -378,7 +379,7 @@ class Config(BaseModel):
     )
     reward_network: bool = setting(False, "generation", "Reward network", "Reward functions may use the network, as one that asks a judge "
                                    "does. Needs Reward isolation by process; in the trainer nothing keeps them from it.", advanced=True,
-                                   when=("reward_isolation", ("process",)), used_by=("rewards",))
+                                   when=("reward_isolation", ("process",)), used_by=("rewards", "scoring"))
     # fmt: on
 
     @property

@@ -24,6 +24,12 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
+def read_regular(path: Path) -> bytes:
+    """A file's content. Raises OSError as `open_regular`."""
+    with open_regular(path) as file:
+        return file.read()
+
+
 def refuse_links(folder: Path) -> None:
     """Raise Mistake where a run's folder holds a link, at any depth: who writes to the run, deletes or copies parts of it would reach
     something that is no part of it. Nothing of ours makes links there."""

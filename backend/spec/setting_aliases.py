@@ -233,7 +233,7 @@ def _ungroup_optimizer_config(values: Raw) -> list[Fault]:
             faults.append(
                 Fault(
                     "optimizer",
-                    f"optimizer_config has {shown(name, 30)}: {shown(value)}, which has no place here; take it out.",
+                    f"optimizer_config has {shown(name, 30)}: {shown(cast('object', value))}, which has no place here; take it out.",
                 )
             )
             continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Generator, Iterable
 from pathlib import Path
 
@@ -19,12 +20,15 @@ COPIED_AT_ONCE = 1 << 20
 
 
 def replace_file(path: Path, content: str | Iterable[bytes]) -> None:
-    """Write a file anew. Raises DiskFault; the old content stays then."""
+    """Write a file anew, with the rights that it had. Raises DiskFault; the old content stays then."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with writing(path):
         clear_drafts(path.parent, path.name)
         try:
             with draft.open("wb") as file:
+                # Before the content: what only its owner may read is readable by nobody else for a moment. A disk may know no rights.
+                with contextlib.suppress(OSError):
+                    os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
                 file.writelines([content.encode()] if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())  # before the rename: a power cut must not leave an empty file of the new name
@@ -34,6 +38,15 @@ def replace_file(path: Path, content: str | Iterable[bytes]) -> None:
             with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)
         sync(path.parent)  # a rename is data of the folder
+
+
+def save_as(path: Path, content: str | Iterable[bytes]) -> None:
+    """`replace_file` for a place that a person chose: a link there stays and what it leads to is replaced, and into a device or a pipe is
+    written. Raises DiskFault."""
+    if not path.exists() or path.is_file():
+        return replace_file(Path(os.path.realpath(path)), content)
+    with writing(path), path.open("wb") as file:
+        file.writelines([content.encode()] if isinstance(content, str) else content)
 
 
 def copy_file(source: Path, target: Path) -> None:

@@ -310,7 +310,7 @@ def test_a_folder_that_cannot_be_written_is_told(qtbot, export: ChartExport, tmp
     for format in ("png", "svg", "csv"):
         export.write_all(tmp_path / "missing", format)
         qtbot.waitUntil(lambda: not export._turns.isActive(), timeout=5000)
-        assert "could not be written" in export.told.pop() and export.told == []
+        assert "cannot be written" in export.told.pop() and export.told == []
 
 
 def test_the_dialog_begins_in_the_folder_that_was_used_last(

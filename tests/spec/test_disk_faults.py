@@ -15,7 +15,7 @@ from backend.spec import whole_file
 from backend.spec.disk_faults import DiskFault, fault_of
 from backend.spec.disk_space import Room, room_on
 from backend.spec.events import Diary, JsonLines, read_events
-from backend.spec.whole_file import remove_folder, replace_file, whole_folder
+from backend.spec.whole_file import remove_folder, replace_file, save_as, whole_folder
 
 
 @pytest.fixture
@@ -115,6 +115,22 @@ def test_a_file_that_cannot_be_replaced_stays_and_leaves_no_draft(tmp_path: Path
     with pytest.raises(DiskFault, match=r"about\.json cannot be written"):
         replace_file(path, "x" * 9000)
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["about.json"]
+
+
+def test_a_file_keeps_its_rights_and_a_chosen_place_its_link(tmp_path: Path) -> None:
+    kept, link, pipe = tmp_path / "kept.py", tmp_path / "link.py", tmp_path / "pipe"
+    kept.write_text("old")
+    kept.chmod(0o750)
+    link.symlink_to(kept)
+    save_as(link, "new")
+    assert link.is_symlink() and kept.read_text() == "new" and kept.stat().st_mode & 0o777 == 0o750
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    save_as(pipe, "through")
+    assert os.read(reader, 100) == b"through" and pipe.is_fifo()
+    os.close(reader)
+    with pytest.raises(DiskFault, match=r"missing/a cannot be written: its folder is not there"):
+        save_as(tmp_path / "missing" / "a", "new")
 
 
 def test_drafts_of_processes_that_are_gone_are_deleted_by_the_next_writer(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ from typing import IO, Any
 
 from app.model.completions.facts import listed_completions
 from backend.spec.completion_rows import parse_group_row
+from backend.spec.disk_faults import cause
 from backend.spec.faults import Mistake
 from backend.spec.regular_file import open_regular
+from backend.spec.user_input.text import shown
 
 Place = tuple[int, int]
 """Offset of a row in completions.jsonl, and the completion's place in it."""
@@ -40,7 +42,7 @@ class CompletionExport:
         try:
             self._source, self._file = open_regular(source), self._partial.open("w", encoding="utf-8", errors="replace")
         except OSError as error:
-            raise Mistake("export", f"{error.filename or target} cannot be opened: {error.strerror}.") from None
+            raise Mistake("export", f"{shown(error.filename or target)} cannot be opened: {cause(error)}.") from None
         self._chunks = self._texts(_by_row(places))
 
     def advance(self, seconds: float) -> bool:
@@ -52,11 +54,13 @@ class CompletionExport:
                 self.written += 1
                 if time.perf_counter() > deadline:
                     return True
+            self._file.flush()
+            os.fsync(self._file.fileno())  # before the rename, as `replace_file`
             self._file.close()
             os.replace(self._partial, self.target)
         except OSError as error:
             self.cancel()
-            raise Mistake("export", f"{self.target} could not be written: {error.strerror}.") from None
+            raise Mistake("export", f"{shown(self.target)} cannot be written: {cause(error)}.") from None
         self._source.close()
         return False
 
@@ -114,11 +118,11 @@ def _markdown(row: Mapping[str, Any], completion: Mapping[str, Any]) -> str:
 
 def _fenced(text: Any) -> str:
     """The text in a code block whose fence is longer than any in the text."""
-    shown = text if isinstance(text, str) else ""
+    content = text if isinstance(text, str) else ""
     fence = "```"
-    while fence in shown:
+    while fence in content:
         fence += "`"
-    return f"{fence}\n{shown}\n{fence}"
+    return f"{fence}\n{content}\n{fence}"
 
 
 def _rounded(value: Any) -> str:

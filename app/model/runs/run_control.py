@@ -12,6 +12,7 @@ import time
 from backend.spec import file_lock
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.regular_file import read_regular
 from backend.spec.whole_file import replace_file
 
 ANSWER_S = 5.0
@@ -80,8 +81,8 @@ class RunControl:
         request = self._folder.window_request
         try:
             age_s = time.time() - request.stat().st_mtime
-            return abs(age_s) < ANSWER_S and request.read_text(encoding="utf-8") != self._name()
-        except (OSError, ValueError):
+            return abs(age_s) < ANSWER_S and read_regular(request) != self._name().encode()
+        except OSError:
             return False
 
     def _let_go(self) -> None:

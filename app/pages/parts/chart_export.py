@@ -12,6 +12,7 @@ from app.widgets.basic.file_dialogs import open_folder, save_file
 from app.widgets.charts.chart_files import FORMATS, Format, write_csv, write_png, write_svg
 from app.widgets.charts.chart_grid import ChartGrid
 from app.widgets.charts.plot import Plot
+from backend.spec.disk_faults import DiskFault
 
 KIND = "charts"
 """What the preferences remember the folder for."""
@@ -78,8 +79,8 @@ class ChartExport(QObject):
                 write_svg(plot, path, plot.title)
             else:
                 write_png(plot, path)
-        except OSError as error:
-            self._tell(f"{path} could not be written: {error.strerror or error}")
+        except DiskFault as fault:
+            self._tell(fault.faults[0].sentence)
             return False
         return True
 

@@ -10,7 +10,9 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QMenu, QMessageBox, QWidget
 
 from app.widgets.basic.file_dialogs import save_file
+from backend.spec.disk_faults import DiskFault
 from backend.spec.runs.run_comparison import as_csv, as_markdown
+from backend.spec.whole_file import save_as
 
 Tables = Sequence[Sequence[Sequence[str]]]
 KIND = "tables"
@@ -45,6 +47,6 @@ class ComparisonExport(QObject):
 
     def save(self, path: Path, write: Callable[[Sequence[Sequence[str]]], str]) -> None:
         try:
-            path.write_text("\n".join(map(write, self._tables())), encoding="utf-8")
-        except OSError as error:
-            QMessageBox.warning(self._window, "Not saved", f"{path} cannot be written: {error.strerror}.")
+            save_as(path, "\n".join(map(write, self._tables())))
+        except DiskFault as fault:
+            QMessageBox.warning(self._window, "Not saved", fault.faults[0].sentence)

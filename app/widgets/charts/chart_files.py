@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, TextIO
 
 import numpy as np
-from PySide6.QtCore import QPoint, QRect
+from PySide6.QtCore import QBuffer, QIODevice, QPoint, QRect
 from PySide6.QtGui import QImage, QPainter
 from PySide6.QtSvg import QSvgGenerator
 from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.widgets.charts.trace import Trace
+from backend.spec.whole_file import save_as
 
 Format = Literal["png", "svg", "csv"]
 FORMATS: dict[Format, str] = {"png": "PNG image", "svg": "SVG drawing", "csv": "CSV table"}
@@ -26,21 +28,22 @@ CHUNK = 4096
 
 
 def write_png(chart: QWidget, path: Path) -> None:
-    """Draw a chart's card into a PNG file. Raises OSError if it cannot be written."""
+    """Draw a chart's card into a PNG file. Raises DiskFault."""
     image = QImage(chart.size() * SHARPNESS, QImage.Format.Format_RGB32)
     image.setDevicePixelRatio(SHARPNESS)
     image.fill(theme.palette().card)
     chart.render(image, QPoint())
-    if not image.save(str(path), "PNG"):  # pyright: ignore[reportCallIssue, reportArgumentType]
-        raise OSError(f"{path} could not be written.")
+    buffer = QBuffer()
+    buffer.open(QIODevice.OpenModeFlag.WriteOnly)
+    image.save(buffer, "PNG")  # pyright: ignore[reportCallIssue, reportArgumentType]
+    save_as(path, [bytes(buffer.data().data())])
 
 
 def write_svg(chart: QWidget, path: Path, title: str) -> None:
-    """Draw a chart's card into an SVG file: lines stay lines and text stays text. Raises OSError if it cannot be written."""
-    with path.open("w", encoding="utf-8"):  # QSvgGenerator would only print a warning
-        pass
+    """Draw a chart's card into an SVG file: lines stay lines and text stays text. Raises DiskFault."""
+    buffer = QBuffer()
     generator = QSvgGenerator()
-    generator.setFileName(str(path))
+    generator.setOutputDevice(buffer)
     generator.setSize(chart.size())
     generator.setViewBox(QRect(QPoint(), chart.size()))
     generator.setResolution(DPI)
@@ -49,12 +52,14 @@ def write_svg(chart: QWidget, path: Path, title: str) -> None:
     painter.fillRect(chart.rect(), theme.palette().card)
     chart.render(painter, QPoint())
     painter.end()
+    save_as(path, [bytes(buffer.data().data())])
 
 
 def write_csv(traces: Sequence[Trace], path: Path) -> None:
-    """Write the numbers of a chart. Raises OSError if that fails."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        write_table(traces, file)
+    """Write the numbers of a chart. Raises DiskFault."""
+    text = io.StringIO()
+    write_table(traces, text)
+    save_as(path, text.getvalue())
 
 
 def write_table(traces: Sequence[Trace], file: TextIO) -> None:

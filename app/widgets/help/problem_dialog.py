@@ -12,6 +12,8 @@ from PySide6.QtWidgets import QDialog, QDialogButtonBox, QPlainTextEdit, QVBoxLa
 from app import theme
 from app.widgets.basic.file_dialogs import save_file
 from app.widgets.basic.labels_and_buttons import button, label
+from backend.spec.disk_faults import DiskFault
+from backend.spec.whole_file import save_as
 
 SIZE = QSize(680, 560)
 EXPLANATION = (
@@ -60,9 +62,9 @@ class ProblemDialog(QDialog):
         if path is None:
             return
         try:
-            path.write_text(self.text.toPlainText(), encoding="utf-8")
-        except OSError as error:
-            self._tell(f"The report cannot be written there: {error.strerror}.")
+            save_as(path, self.text.toPlainText())
+        except DiskFault as fault:
+            self._tell(fault.faults[0].sentence)
         else:
             self._tell(f"Saved as {path.name}.")
 

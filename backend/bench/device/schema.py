@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from backend.spec.whole_file import save_as
+
 Precision = Literal["4-bit", "bf16", "4-bit float32", "float32"]
 """4-bit weights have scales and activations in bfloat16, as models on the Hub do, or in float32."""
 Measure = Literal["prefill", "sampling", "learning", "gap", "launches", "switch"]
@@ -202,10 +204,8 @@ class DeviceFile(Record):
         return f"device-{chip}-{self.date}.json"
 
     def write(self, path: Path) -> None:
-        """Replace the file at once, so that an end at any moment leaves a whole one."""
-        unfinished = path.with_name(path.name + ".part")
-        unfinished.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        unfinished.replace(path)
+        """Replace the file at once, so that an end at any moment leaves a whole one. Raises DiskFault."""
+        save_as(path, self.model_dump_json(indent=1) + "\n")
 
 
 def read(path: Path) -> DeviceFile:

@@ -7,13 +7,13 @@ Replaces nothing unless `overwrite` is set, and restores the old folder when rep
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from backend.spec import file_lock
 from backend.spec.faults import Mistake
 
 
@@ -59,7 +59,7 @@ def _locked_folder(folder: Path, target: Path, made_by: str) -> int:
             raise Mistake(made_by, f"The folder {folder.parent} cannot be written: {error.strerror}.") from None
         try:
             _lock(lock, target, made_by)
-            if _leads_to(folder, lock):
+            if file_lock.leads_to(folder, lock):
                 return lock
         except BaseException:
             os.close(lock)
@@ -67,19 +67,10 @@ def _locked_folder(folder: Path, target: Path, made_by: str) -> int:
         os.close(lock)
 
 
-def _leads_to(folder: Path, handle: int) -> bool:
-    try:
-        return os.path.samestat(folder.stat(), os.fstat(handle))
-    except FileNotFoundError:
-        return False
-
-
 def _lock(lock: int, target: Path, made_by: str) -> None:
     # Without waiting: an export takes minutes, so a message is more use than a silent wait.
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise Mistake(made_by, f"{target} is being written by another process; wait for that one.") from None
+    if not file_lock.take(lock):
+        raise Mistake(made_by, f"{target} is being written by another process; wait for that one.")
 
 
 def _clear_staging(folder: Path, target: Path) -> None:

@@ -80,6 +80,6 @@ class SweepCommands:
 
 def _read(control: Path) -> str:
     try:
-        return control.read_text(encoding="utf-8").strip()
+        return control.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""

@@ -10,6 +10,7 @@ code runs only where the allowed text itself goes and fetches it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -18,9 +19,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from backend.spec import places
+from backend.spec.disk_faults import DiskFault
 from backend.spec.faults import Fault, Mistake
 from backend.spec.private_files import make_private_folder, restrict_to_user
 from backend.spec.rewards.user_code import CodeFile, code_files, read_code
+from backend.spec.whole_file import replace_file
 
 FILE = "trusted.json"
 
@@ -65,14 +68,10 @@ class AllowedCode:
         new = {str(code.path): code.fingerprint for code in codes}
         if not new:
             return
-        aside = self._file.with_name(f".{self._file.name}.{os.getpid()}")
-        try:
+        with contextlib.suppress(DiskFault, OSError, UnicodeError):
             make_private_folder(self._file.parent)
-            aside.write_text(json.dumps(self._read() | new, indent=1, ensure_ascii=False), encoding="utf-8")
-            restrict_to_user(aside)
-            aside.replace(self._file)
-        except (OSError, UnicodeError):
-            aside.unlink(missing_ok=True)
+            replace_file(self._file, json.dumps(self._read() | new, indent=1, ensure_ascii=False))
+            restrict_to_user(self._file)
 
     def _read(self) -> dict[str, str]:
         try:

@@ -16,6 +16,7 @@ from backend.spec.faults import Mistake
 from backend.spec.rewards.entry import read_call, split_names
 from backend.spec.rewards.parse import functions, locate_reward_file
 from backend.spec.setting_aliases import translate
+from backend.spec.user_input.files import read_bytes
 
 RISKY_MODULES = ("ctypes", "ftplib", "http", "httpx", "multiprocessing", "os", "pathlib", "requests", "shutil", "smtplib",
             "socket", "subprocess", "tempfile", "urllib")  # fmt: skip
@@ -41,10 +42,7 @@ class CodeFile:
 
 def read_code(path: Path) -> CodeFile:
     """Raises Mistake on `reward_functions_file` for a file that cannot be read."""
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        raise Mistake("reward_functions_file", f"{path} cannot be read: {error.strerror}.") from None
+    source = read_bytes(path, "reward_functions_file")
     tree = _parsed(source)
     names = tuple(function.name for function in functions(tree)) if tree else ()
     return CodeFile(path, len(source), hashlib.sha256(source).hexdigest(), names, tuple(_imports(tree)) if tree else ())

@@ -15,6 +15,7 @@ from backend.spec.user_input.documents import read_json
 from backend.spec.user_input.numbers import whole_number
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown
+from backend.spec.whole_file import replace_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,8 @@ def read_parent(run: RunFolder) -> Parent | None:
 
 
 def write_parent(run: RunFolder, parent: Parent) -> None:
-    """Raises OSError."""
-    run.parent.write_text(json.dumps(parent.to_dict(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    """Raises DiskFault."""
+    replace_file(run.parent, json.dumps(parent.to_dict(), ensure_ascii=False, indent=1) + "\n")
 
 
 def ancestors(run: RunFolder) -> list[Parent]:

@@ -16,6 +16,7 @@ from backend.spec.diary_ends import first_and_last_events
 from backend.spec.events import VERSION
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.regular_file import read_regular
 
 RUN_FORMAT = VERSION
 """That of the diary's lines."""
@@ -43,7 +44,7 @@ def _versions(run: RunFolder) -> Iterator[int]:
 def _json(path: Path) -> dict[str, Any]:
     """The object in a file; empty where there is none: what is damaged is told where it is needed."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return cast("dict[str, Any]", content) if isinstance(content, dict) else {}

@@ -169,7 +169,7 @@ def _numbers(raw: Mapping[str, Any], search: str) -> tuple[dict[str, Any], list[
         faults.append(Fault("seeds", "Seeds must be a list of whole numbers, such as [0, 1, 2]."))
     elif len(set(cast("list[int]", seeds))) < len(cast("list[int]", seeds)):
         faults.append(Fault("seeds", "A seed is listed twice; the same seed gives the same run."))
-    trials = raw.get("trials")
+    trials: Any = raw.get("trials")
     if search == "random" and not _is_count(trials, 1):
         faults.append(Fault("trials", "A random search needs trials, the number of configurations to draw."))
     elif search == "random" and trials > MOST_RUNS:

@@ -24,6 +24,7 @@ from typing import Any, Literal, cast
 from pydantic import TypeAdapter, ValidationError
 
 from backend.spec.config import dump, parse, read
+from backend.spec.disk_faults import writing
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, make_run_folder, runs_folder
@@ -104,11 +105,9 @@ def make_sweep(plan: SweepPlan, runs: Path | None = None) -> SweepFolder:
     if is_there or taken:
         what = f"sweep {plan.name}" if is_there else f"run {taken}"
         raise Mistake("name", f"The {what} exists already; resume the sweep, or choose another name.")
-    try:
+    with writing(folder.path):
         make_private_folder(folder.path)
-        replace_file(folder.plan, dump_sweep(plan))
-    except OSError as error:
-        raise Mistake("runs_dir", f"The folder {folder.path} cannot be written: {error.strerror}.") from None
+    replace_file(folder.plan, dump_sweep(plan))
     write_results(folder, fresh_results(plan))
     return folder
 
@@ -118,10 +117,7 @@ def make_runs(plan: SweepPlan, folder: SweepFolder) -> None:
     for member in plan.members():
         if not folder.run(member.run).config.exists():
             run = make_run_folder(member.run, folder.runs, reuse=True)
-            try:
-                replace_file(run.config, dump(parse(plan.raw_settings(member))))
-            except OSError as error:
-                raise Mistake("runs_dir", f"{run.config} cannot be written: {error.strerror}.") from None
+            replace_file(run.config, dump(parse(plan.raw_settings(member))))
 
 
 def settings_of_runs(folder: SweepFolder) -> list[dict[str, Any]]:
@@ -270,12 +266,9 @@ def fresh_results(plan: SweepPlan) -> SweepResults:
 
 
 def write_results(folder: SweepFolder, results: SweepResults) -> None:
-    """Raises Mistake where the disk refuses them."""
+    """Raises DiskFault."""
     results.updated = time.time()
-    try:
-        replace_file(folder.results, json.dumps(results.to_dict(), ensure_ascii=False, indent=1) + "\n")
-    except OSError as error:
-        raise Mistake("sweep", f"{folder.results} cannot be written: {error.strerror}.") from None
+    replace_file(folder.results, json.dumps(results.to_dict(), ensure_ascii=False, indent=1) + "\n")
 
 
 def read_results(folder: SweepFolder) -> SweepResults | None:
