@@ -11,6 +11,7 @@ from backend.bench.device import child as device_child
 from backend.cli import completions
 from backend.cli.exit_codes import MISTAKE, print_faults
 from backend.engine.cpu import blas
+from backend.models import template_limits
 from backend.rewards.functions import math_equality
 from backend.rewards.sandbox import wire
 from backend.spec.command import BUNDLED_PROGRAM
@@ -141,6 +142,10 @@ def main() -> int | None:
         server.main(sys.argv[2:])
     if sys.argv[1:] == [device_child.VERB]:
         return device_child.main()
+    if sys.argv[1:] == [template_limits.VERB]:
+        from backend.models import template_child
+
+        return template_child.main()
     if completions.is_asked(sys.argv):  # before the engine is prepared: a person has pressed Tab
         return complete()
     # mlx binds to the BLAS that is loaded first, so this comes before anything that may import mlx.

@@ -17,8 +17,9 @@ import numpy as np
 
 from backend.chat.sides import SideName, Sides
 from backend.chat.source import ChatSource
+from backend.data.chat_tokens import Messages, tokenize
 from backend.data.preview import open_dataset
-from backend.data.problems import Messages, PromptFormat, messages_of, problem_of, row_name, tokenize
+from backend.data.problems import PromptFormat, messages_of, problem_of, row_name
 from backend.data.rows import Row
 from backend.engine.cpu.affinity import on_one_core
 from backend.generation.cached_sequence import CachedSequence, SampledToken

@@ -114,12 +114,12 @@ def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: b
     from backend.run.sweep.sweep import run_sweep
 
     with handlers_restored() as afterwards:
-        with logging_to(folder.process):
+        with logging_to(folder.process) as log:
             out = sys.stderr if as_json else sys.stdout
             print(folder.path, file=out, flush=True)
             print(blas.prepare(), file=sys.stderr, flush=True)
             command = shell_line([*sys.argv])
-            ending = run_sweep(plan, folder, inputs, command=command, echo=_lines(out), may_restart=True)
+            ending = run_sweep(plan, folder, inputs, command=command, echo=log.checked(_lines(out)), may_restart=True)
         afterwards.process_ends = ending.exit_code != 0 and ending.kind != RESTART
         if ending.kind == RESTART:
             restart("sweep", str(folder.path), "--resume", *(["--json"] if as_json else []))

@@ -2,6 +2,6 @@
 
 from backend.confinement.confine import Confinement, confine
 from backend.confinement.environment import confined_environment
-from backend.confinement.guard import guard
+from backend.confinement.guard import END_SIGNAL, guard
 
-__all__ = ["Confinement", "confine", "confined_environment", "guard"]
+__all__ = ["END_SIGNAL", "Confinement", "confine", "confined_environment", "guard"]

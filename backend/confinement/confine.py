@@ -4,7 +4,9 @@ What is promised: no change to any file outside its folders; no secrets read; no
 (signals, their memory, their environment). Which of it holds depends on the system; `Confinement` says so, and code that is
 not confined runs all the same: the caller tells the user.
 
-What is not promised: that a disk does not fill up, that no processor time is wasted, that other files are not read.
+What is not promised: that a disk does not fill up, that no processor time is wasted, that other files are not read, that what other
+programs of the user keep in /dev/shm stays as it is (`multiprocessing` needs it). On Linux the price of the first promise
+is that permissions and times of its own files cannot be changed either.
 """
 
 from __future__ import annotations
@@ -82,6 +84,8 @@ def _confine_linux(writable: Sequence[Path], network: bool) -> Confinement:
 
     landlock_error = privileges_error or (_error_of(restrict_files) if version else _no_landlock())
     filter_error = privileges_error or _error_of(lambda: seccomp.restrict(network, attributes=True))
+    if not filter_error:
+        seccomp.let_copies_go_on_without_modes()
     files = f"Landlock (ABI {version})" if not landlock_error else ""
     call_filter = "a filter of system calls" if not filter_error else ""
     if not landlock_error and version < 3:

@@ -1,12 +1,15 @@
 """A process that outlives the confined one by an instant, to end all that it started: daemons and other sessions too.
 
-`guard()` forks. The caller goes on in the new process, the worker. The old one stays as its guard, and ends with the worker's
-exit code or signal, so whoever started it sees one process. It ends everything when the worker ends, when the other end of
-its requests, by default its stdin, is closed (the parent asks for it so, or has died, of SIGKILL too), and at SIGTERM.
+`guard()` forks; the caller goes on as the worker, and the guard ends everything when the worker ends, and when the other end of the
+worker's requests, by default its stdin, is closed: the parent asks for it so, or has died, of SIGKILL too.
 
-On Linux the guard is the "subreaper" of its descendants: a process that loses its parent becomes the guard's child, however it
-tried to get away, so none is missed (prctl(2), PR_SET_CHILD_SUBREAPER). If the guard itself gets SIGKILL, the kernel ends the worker but
-not what that had started; use SIGTERM. A Mac has no subreaper: what has left the worker's process group there is missed.
+On Linux the guard is the worker's parent. It takes the place of the process that was started, ends with the worker's exit
+code or signal, and END_SIGNAL tells it to end everything. It is the "subreaper" of its descendants: a process that loses its parent becomes the
+guard's child, however it tried to get away, so none is missed (prctl(2), PR_SET_CHILD_SUBREAPER). Should the guard itself get SIGKILL, the kernel ends
+the worker but not what that had started.
+
+On a Mac the guard is the worker's child, for Apple's frameworks do not work in a process that was forked and has not called exec.
+There are no subreapers: the guard ends the worker's process group, and what has left that is missed.
 """
 
 from __future__ import annotations
@@ -19,37 +22,65 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
-GRACE_S = 0.5
+END_SIGNAL = signal.SIGTERM if sys.platform == "linux" else signal.SIGKILL
+"""What a parent sends to the process that it started, to end it and all that came from it."""
+GRACE_S = 1.0
 """How long the worker may take to end by itself once its requests are closed."""
 ENDING_S = 5.0
 """How long the guard goes on killing what a worker's descendants start anew."""
+BESIDE_POLL_S = 0.25
+"""How often a guard that is the worker's child looks whether it lives."""
 
 
 def guard(watched: int = 0) -> None:
-    """Fork, and return in the worker. Called first in a child with one thread, before its pipes are copied. `watched`: the pipe whose
-    other end the parent holds as long as it wants the worker."""
-    parent = os.getpid()
+    """Fork, and return in the worker. Called first in a child that leads its process group and has one thread, before its pipes are
+    copied. `watched`: the pipe whose other end the parent holds as long as it wants the worker."""
     if sys.platform == "linux":
-        from backend.confinement.linux.libc import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
+        _guard_above(watched)
+    else:
+        guard_beside(watched)
 
-        prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+def _guard_above(watched: int) -> None:
+    from backend.confinement.linux.libc import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
+
+    parent = os.getpid()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     worker = os.fork()
     if worker:
         _watch(worker, watched)
-    if sys.platform == "linux":
-        # A subreaper is not inherited; the signal comes when the guard's only thread ends.
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+    # A subreaper is not inherited; the signal comes when the guard's only thread ends.
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
     os.setpgid(0, 0)  # a signal to its own group must not reach the guard
 
 
+def guard_beside(watched: int = 0) -> None:
+    """The guard of a system without subreapers: a child of the worker, in a group of its own."""
+    worker = os.getpid()
+    if os.fork():
+        return
+    os.setpgid(0, 0)
+    _close_all_but(watched)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    poll = select.poll()
+    poll.register(watched, 0)  # only the hang-up: the requests are the worker's to read
+    deadline: float | None = None
+    while os.getppid() == worker and (deadline is None or time.monotonic() < deadline):
+        if deadline is not None:
+            time.sleep(BESIDE_POLL_S)
+        elif poll.poll(1000 * BESIDE_POLL_S):
+            deadline = time.monotonic() + GRACE_S
+    with suppress(OSError):
+        os.killpg(worker, signal.SIGKILL)
+    os._exit(0)
+
+
 def _watch(worker: int, watched: int) -> NoReturn:
-    """The guard's life."""
-    # The other pipes end with the worker, not with the guard.
-    if watched:  # closerange(0, 0) closes all there are
-        os.closerange(0, watched)
-    os.closerange(watched + 1, 1 << 16)
+    """The life of a guard that is the worker's parent."""
+    _close_all_but(watched)
     woken, wake = os.pipe()
     for end in (woken, wake):
         os.set_blocking(end, False)
@@ -65,6 +96,13 @@ def _watch(worker: int, watched: int) -> NoReturn:
         _, status = os.waitpid(worker, 0)
     _end_all(worker)
     _end_as(status)
+
+
+def _close_all_but(watched: int) -> None:
+    """The other pipes must end with the worker, not with the guard."""
+    if watched:  # closerange(0, 0) closes all there are
+        os.closerange(0, watched)
+    os.closerange(watched + 1, 1 << 16)
 
 
 def _wait(worker: int, watched: int, woken: int) -> int | None:
@@ -112,7 +150,7 @@ def _end_all(worker: int) -> None:
 
 
 def _children() -> list[int]:
-    """Our children. On a Mac the process group was all that can be found."""
+    """Our children."""
     with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as children:
         return [int(pid) for pid in children.read().split()]
     return _children_by_parent()

@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backend.data.rows import SPLITS, Row, Splits, check_columns, read_splits
+from backend.data.files import Row, kind_of_path
+from backend.data.rows import SPLITS, Splits, check_columns, read_splits
 from backend.spec.config import Config, keys_used_by, problems
 from backend.spec.dataset_columns import likeliest_column
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import DATA_SUFFIXES, check_data
 from backend.spec.places import is_dataset_cached
 from backend.spec.setting_groups import ColumnSettings, DatasetSettings
+from backend.spec.user_input.paths import user_path
 
 READING = keys_used_by("rows")
 """Settings that decide which rows the dataset has."""
@@ -64,7 +66,7 @@ def open_dataset(config: DatasetSettings) -> LoadedDataset:
     """The rows of all splits; read again only when the settings or the files have changed. Raises Mistake."""
     global _opened
     with _reading:
-        stamp = (*(getattr(config, key) for key in READING), _written(Path(config.data).expanduser()))
+        stamp = (*(getattr(config, key) for key in READING), _written(user_path(config.data, "data")))
         if _opened is None or _opened[0] != stamp:
             _opened = None  # frees the old rows first: two datasets may not fit in memory
             _opened = (stamp, LoadedDataset(read_splits(config)))
@@ -73,24 +75,28 @@ def open_dataset(config: DatasetSettings) -> LoadedDataset:
 
 def _written(path: Path) -> list[tuple[str, int, int]]:
     """Name, time and size of every file that the rows may come from."""
-    files = [path] if path.is_file() else _data_files(path) if path.is_dir() else []
-    return [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files]
+    try:
+        files = [path] if path.is_file() else _data_files(path) if path.is_dir() else []
+        return [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files]
+    except OSError:  # reading the rows meets the same error, and reports it
+        return []
 
 
 def _data_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if file.suffix in DATA_SUFFIXES and file.is_file())
+    try:
+        return sorted(file for file in folder.iterdir() if file.suffix in DATA_SUFFIXES and file.is_file())
+    except OSError:  # as above
+        return []
 
 
 def form_of(data: str) -> str:
     """file, folder or hub; a path that does not exist is a file."""
-    path = Path(data).expanduser()
-    if path.is_dir():
-        return "folder"
     try:
+        kind = kind_of_path(user_path(data, "data"))
         check_data(data)
     except Mistake:
         return "file"
-    return "file" if path.is_file() else "hub"
+    return kind or "hub"
 
 
 def is_here(data: str) -> bool:
@@ -103,8 +109,9 @@ def is_here(data: str) -> bool:
 
 def split_names(data: str) -> list[str]:
     """The splits that a folder has files for; a single file has none, and `hub_choices` lists those of the Hub."""
-    path = Path(data).expanduser()
-    return list(dict.fromkeys(file.stem for file in _data_files(path))) if path.is_dir() else []
+    if form_of(data) != "folder":
+        return []
+    return list(dict.fromkeys(file.stem for file in _data_files(user_path(data, "data"))))
 
 
 def hub_choices(data: str, config_name: str) -> dict[str, list[str]]:
@@ -198,9 +205,10 @@ def overview(config: Config) -> dict[str, Any]:
     its faults beside what is known all the same."""
     known: dict[str, Any] = {
         "form": form_of(config.data), "names": split_names(config.data), "splits": {}, "columns": [], "likely": {},
-        "faults": [], "written": _written(Path(config.data).expanduser()),
+        "faults": [], "written": [],
     }  # fmt: skip
     try:
+        known["written"] = _written(user_path(config.data, "data"))
         opened = open_dataset(config)
     except Mistake as mistake:
         return known | {"faults": [fault.to_dict() for fault in mistake.faults]}

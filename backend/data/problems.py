@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-
-from backend.data.rows import Row, check_columns, first_line
+from backend.data.chat_tokens import Messages, check_unicode, count, tokenize_if_fits
+from backend.data.files import Row
+from backend.data.rows import check_columns, shown_source
 from backend.spec.faults import Mistake
 from backend.spec.setting_groups import PromptSettings
+from backend.spec.user_input.text import shown
 from backend.types import Problem
-
-Messages = list[dict[str, Any]]
-"""A chat as tokenizers take it: [{"role": …, "content": …}, …]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,7 @@ class PromptFormat:
 
 def row_name(index: int, source: str) -> str:
     """How sentences call a row: "row 3 of train.jsonl", counted from 1."""
-    return f"row {index + 1} of {source}"
+    return f"row {index + 1} of {shown_source(source)}"
 
 
 # ── one row ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -69,7 +66,7 @@ def messages_of(row: Row, prompt_format: PromptFormat, where: str) -> Messages:
     elif isinstance(prompt, list) and prompt and all(_is_message(item) for item in prompt):
         messages = [{"role": message["role"], "content": message["content"]} for message in prompt]
     else:
-        raise Mistake("prompt_feature", f"The column {prompt_format.prompt_column} of {where} must hold text or a list "
+        raise Mistake("prompt_feature", f"The column {shown(prompt_format.prompt_column, 24)} of {where} must hold text or a list "
                       f"of messages with role and content, and may not be empty.")  # fmt: skip
     system = _text(row.get(prompt_format.system_column)) or prompt_format.system_prompt
     if system and messages[0]["role"] != "system":
@@ -83,31 +80,6 @@ def _is_message(item: Any) -> bool:
 
 def _text(value: Any) -> str:
     return "" if value is None else value if isinstance(value, str) else str(value)
-
-
-def check_unicode(messages: Messages, where: str) -> None:
-    """Raises Mistake for a lone surrogate, which JSON can carry and no tokenizer takes."""
-    try:
-        for message in messages:
-            (message["role"] + message["content"]).encode()
-    except UnicodeEncodeError:
-        raise Mistake("prompt_feature", f"The text of {where} is broken: it holds half a character.") from None
-
-
-def apply_chat_template(messages: Messages, tokenizer: Any, variables: Mapping[str, Any]) -> list[int]:
-    """Token ids of a chat up to where the assistant begins. Without a chat template the contents are joined as text."""
-    if getattr(tokenizer, "has_chat_template", False) or getattr(tokenizer, "chat_template", None):
-        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, **variables))
-    return list(tokenizer.encode("\n\n".join(message["content"] for message in messages)))
-
-
-def tokenize(messages: Messages, tokenizer: Any, variables: Mapping[str, Any], where: str) -> list[int]:
-    """`apply_chat_template`, with a Mistake that names the row where the text or the template makes that impossible."""
-    check_unicode(messages, where)
-    try:
-        return apply_chat_template(messages, tokenizer, variables)
-    except TemplateError as error:  # templates call raise_exception: no system message, turns that do not alternate
-        raise Mistake("prompt_feature", f"The model's chat template refuses {where}: {first_line(error)}") from None
 
 
 def problem_of(index: int, row: Row, messages: Messages, tokens: list[int], prompt_format: PromptFormat) -> Problem:
@@ -125,11 +97,13 @@ def problem_of(index: int, row: Row, messages: Messages, tokens: list[int], prom
     )
 
 
-def tokenized_problem(index: int, row: Row, tokenizer: Any, prompt_format: PromptFormat, source: str) -> Problem:
-    """Row `index` as a Problem, however long its prompt. Raises Mistake naming the row."""
-    where = row_name(index, source)
+def fitting_problem(index: int, row: Row, tokenizer: Any, prompt_format: PromptFormat, source: str) -> Problem | None:
+    """Row `index` as a Problem; None where its prompt leaves no room for a completion. Raises Mistake naming the row."""
+    where, most = row_name(index, source), prompt_format.max_tokens
     messages = messages_of(row, prompt_format, where)
-    tokens = tokenize(messages, tokenizer, prompt_format.template_variables, where)
+    tokens = tokenize_if_fits(messages, tokenizer, prompt_format.template_variables, where, most)
+    if not isinstance(tokens, list) or len(tokens) > most:
+        return None
     return problem_of(index, row, messages, tokens, prompt_format)
 
 
@@ -143,7 +117,7 @@ class Prepared:
     problems: list[Problem]
     too_long: int = 0
     longest: int = 0
-    """Tokens of the longest prompt that was left out."""
+    """Tokens of the longest prompt that was left out; of one that was not tokenised, as many as it has at least."""
 
 
 def prepare(rows: Sequence[Row], tokenizer: Any, config: PromptSettings, source: str) -> Prepared:
@@ -156,12 +130,14 @@ def prepare(rows: Sequence[Row], tokenizer: Any, config: PromptSettings, source:
     prompt_format = PromptFormat.of(config)
     prepared = Prepared([])
     for index, row in enumerate(rows):
-        problem = tokenized_problem(index, row, tokenizer, prompt_format, source)
-        if len(problem.tokens) <= prompt_format.max_tokens:
-            prepared.problems.append(problem)
+        where = row_name(index, source)
+        chat = messages_of(row, prompt_format, where)
+        tokens = tokenize_if_fits(chat, tokenizer, prompt_format.template_variables, where, prompt_format.max_tokens)
+        if isinstance(tokens, list) and len(tokens) <= prompt_format.max_tokens:
+            prepared.problems.append(problem_of(index, row, chat, tokens, prompt_format))
         else:
             prepared.too_long += 1
-            prepared.longest = max(prepared.longest, len(problem.tokens))
+            prepared.longest = max(prepared.longest, count(tokens))
     return prepared
 
 
@@ -170,22 +146,13 @@ def check_prompts(rows: Sequence[Row], tokenizer: Any, prompt_format: PromptForm
 
     Builds every row's chat, which is quick, and tokenises only until one prompt fits.
     """
+    variables, most = prompt_format.template_variables, prompt_format.max_tokens
     names = [row_name(index, source) for index in range(len(rows))]
     chats = [messages_of(row, prompt_format, name) for row, name in zip(rows, names, strict=True)]
+    for chat, name in zip(chats, names, strict=True):
+        check_unicode(chat, name)
     lengths = (
-        len(tokenize(chat, tokenizer, prompt_format.template_variables, name))
-        for chat, name in zip(chats, names, strict=True)
+        count(tokenize_if_fits(chat, tokenizer, variables, name, most)) for chat, name in zip(chats, names, strict=True)
     )
-    if not any(length <= prompt_format.max_tokens for length in lengths):
+    if not any(length <= most for length in lengths):
         raise Mistake("max_seq_length", "Every prompt is longer than what Max Seq leaves beside the completion.")
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer in a model's folder, through mlx-lm, without the model. Raises Mistake on `model`."""
-    from mlx_lm.utils import load_tokenizer as load
-
-    try:
-        return load(folder)
-    except Exception as error:  # transformers raises anything at all for files it cannot read
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise Mistake("model", f"The tokenizer in {folder} cannot be loaded: {reason}.") from error

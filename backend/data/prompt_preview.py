@@ -15,16 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backend.data.problems import (
-    PromptFormat,
-    check_unicode,
-    load_tokenizer,
-    messages_of,
-    problem_of,
-    row_name,
-    tokenize,
-)
-from backend.data.rows import Row
+from backend.data.chat_tokens import TooLong, check_unicode, count, tokenize_if_fits
+from backend.data.files import Row
+from backend.data.problems import PromptFormat, messages_of, problem_of, row_name
+from backend.models.tokenizers import load_tokenizer
 from backend.spec.config import Config
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import model_source
@@ -95,8 +89,9 @@ _tokenizer_lock = threading.Lock()
 """Questions run in threads of their own and share one tokenizer, which may change its own settings while it works."""
 
 
-def preview_problem(index: int, row: Row, tokenizer: Any, config: PromptSettings, source: str) -> Problem:
-    """The problem that training makes of a row, however long its prompt; without a tokenizer it has no tokens.
+def preview_problem(index: int, row: Row, tokenizer: Any, config: PromptSettings, source: str) -> tuple[Problem, int]:
+    """The problem that training makes of a row, and the number of its tokens; without a tokenizer it has none, and neither has one that
+    is so long that its tokens were only estimated from below (`backend.data.text_bounds`).
 
     Raises Mistake for a row that training would refuse.
     """
@@ -104,10 +99,13 @@ def preview_problem(index: int, row: Row, tokenizer: Any, config: PromptSettings
     messages = messages_of(row, prompt_format, where)
     check_unicode(messages, where)
     if tokenizer is None:
-        return problem_of(index, row, messages, [], prompt_format)
+        return problem_of(index, row, messages, [], prompt_format), 0
     with _tokenizer_lock:
-        tokens = tokenize(messages, tokenizer, prompt_format.template_variables, where)
-    return problem_of(index, row, messages, tokens, prompt_format)
+        tokens = tokenize_if_fits(
+            messages, tokenizer, prompt_format.template_variables, where, max(prompt_format.max_tokens, 0)
+        )
+    ids = [] if isinstance(tokens, TooLong) else tokens
+    return problem_of(index, row, messages, ids, prompt_format), count(tokens)
 
 
 def prompt_pieces(tokens: Sequence[int], tokenizer: Any) -> list[dict[str, Any]]:
@@ -178,14 +176,14 @@ class PromptLengths:
 
     def _length(self, index: int, tokenizer: Any) -> int:
         try:
-            problem = preview_problem(index, self.rows[index], tokenizer, self.config, self.source)
+            _, tokens = preview_problem(index, self.rows[index], tokenizer, self.config, self.source)
         except Mistake as mistake:
             self.refused += 1
             if self.fault is None or index < self.fault[0]:
                 self.fault = (index, mistake.faults[0])
             return REFUSED
-        self.by_length[len(problem.tokens)] += 1
-        return len(problem.tokens)
+        self.by_length[tokens] += 1
+        return min(tokens, 2**31 - 1)  # the array's largest number
 
     def summary(self) -> dict[str, Any]:
         """{seen, rows, lengths [[tokens, rows], …] ascending, refused, faults}."""

@@ -18,19 +18,20 @@ from heapq import nlargest
 from itertools import islice
 from typing import Any
 
-from jinja2 import TemplateError
-
-from backend.data.problems import (
+from backend.data.chat_tokens import (
+    ALWAYS_EXACT,
+    CHAT_S,
     Messages,
-    PromptFormat,
+    TooLong,
     apply_chat_template,
+    characters,
     check_unicode,
-    messages_of,
-    problem_of,
-    row_name,
-    tokenize,
+    count,
+    tokenize_if_fits,
 )
-from backend.data.rows import Row, first_line
+from backend.data.files import Row, first_line
+from backend.data.problems import PromptFormat, messages_of, problem_of, row_name
+from backend.models.time_limit import TimeIsUp, time_limit
 from backend.spec.faults import Mistake
 from backend.types import Problem
 
@@ -43,8 +44,11 @@ ROWS_PER_CALL = 64
 LONGEST_TEXTS = 16
 """Rows that are tokenised to find the longest prompt: the longest text need not have the most tokens."""
 
-BATCH_REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError)
-"""Exceptions of tokenizers that take one chat at a time, when they are called with a list of chats."""
+LONGEST_BATCH = 5 * ALWAYS_EXACT
+"""Characters of the rows tokenised in one call, for the same reason."""
+
+_LONGEST = 2**31 - 1
+"""The largest length that is kept: an `array` of 32-bit numbers."""
 
 _tokenizer_lock = threading.Lock()
 """A run has one tokenizer and, with BackgroundTokenizer, two threads; a tokenizer may change its own settings while it works."""
@@ -67,7 +71,7 @@ class TokenizedPrompts(Sequence[Problem | None]):
         for index in range(len(rows)):
             chat = self._chat(index)
             check_unicode(chat, row_name(index, source))
-            self._characters[index] = sum(len(str(message.get("content", ""))) for message in chat)
+            self._characters[index] = characters(chat)
         self._takes_batches = bool(rows) and self._try_batch()
 
     def __len__(self) -> int:
@@ -112,7 +116,7 @@ class TokenizedPrompts(Sequence[Problem | None]):
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt tokenised so far."""
+        """Tokens of the longest prompt measured so far; of one too long to be tokenised, as many as it has at least."""
         return max(self._lengths, default=0)
 
     # ── tokenising ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -120,30 +124,32 @@ class TokenizedPrompts(Sequence[Problem | None]):
     def _problems(self, indices: Sequence[int]) -> list[Problem | None]:
         return [
             problem_of(index, self._rows[index], self._chat(index), tokens, self._format)
-            if len(tokens) <= self.max_tokens
+            if isinstance(tokens, list) and len(tokens) <= self.max_tokens
             else None
             for index, tokens in zip(indices, self._tokens(indices), strict=True)
         ]
 
-    def _tokens(self, indices: Sequence[int]) -> list[list[int]]:
+    def _tokens(self, indices: Sequence[int]) -> list[list[int]] | list[list[int] | TooLong]:
         """Token ids of these rows' chats. Raises Mistake naming the row that the template refuses."""
         chats = [self._chat(index) for index in indices]
+        variables = self._format.template_variables
         with _tokenizer_lock:
-            tokens = self._tokenize_batch(chats) or [
-                tokenize(chat, self._tokenizer, self._format.template_variables, row_name(index, self._source))
+            tokens = self._tokenize_batch(chats, sum(self._characters[index] for index in indices)) or [
+                tokenize_if_fits(chat, self._tokenizer, variables, row_name(index, self._source), self.max_tokens)
                 for index, chat in zip(indices, chats, strict=True)
             ]
         for index, ids in zip(indices, tokens, strict=True):
-            self._lengths[index] = len(ids)
+            self._lengths[index] = min(count(ids), _LONGEST)
         return tokens
 
-    def _tokenize_batch(self, chats: list[Messages]) -> list[list[int]] | None:
+    def _tokenize_batch(self, chats: list[Messages], characters: int) -> list[list[int]] | None:
         """All chats in one call, which takes a third off the time; None where that cannot be done."""
-        if len(chats) < 2 or not self._takes_batches:
+        if len(chats) < 2 or not self._takes_batches or characters > LONGEST_BATCH:
             return None
         try:
-            return self._apply_to_batch(chats)
-        except TemplateError:
+            with time_limit(CHAT_S):
+                return self._apply_to_batch(chats)
+        except (Exception, TimeIsUp):
             return None  # chat by chat, the error names the row at fault
 
     def _apply_to_batch(self, chats: list[Messages]) -> list[list[int]]:
@@ -154,14 +160,24 @@ class TokenizedPrompts(Sequence[Problem | None]):
         # Without threads of its own: they cost a third more work, the steps need the cores, and after using threads the
         # tokenizers library warns at every fork.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        chats = [self._chat(0), self._chat(len(self) - 1)]
+        rows = sorted([0, len(self) - 1], key=self._characters.__getitem__)
+        if self._characters[rows[-1]] > ALWAYS_EXACT:  # not these two, of millions of characters
+            rows = [min(range(len(self)), key=self._characters.__getitem__)] * 2
+        if self._characters[rows[-1]] > ALWAYS_EXACT:
+            return False
+        chats = [self._chat(row) for row in rows]
         try:
-            separately = [apply_chat_template(chat, self._tokenizer, self._format.template_variables) for chat in chats]
-            if self._apply_to_batch(chats) == separately:
-                return True
+            with time_limit(CHAT_S):
+                separately = [
+                    apply_chat_template(chat, self._tokenizer, self._format.template_variables) for chat in chats
+                ]
+                if self._apply_to_batch(chats) == separately:
+                    return True
             reason = "given several chats at once, the tokenizer answers otherwise than chat by chat."
-        except BATCH_REFUSALS as error:  # where the row is at fault, tokenising it alone says so
+        except Exception as error:  # of any kind; where the row is at fault, tokenising it alone says so
             reason = first_line(error)
+        except TimeIsUp:
+            reason = "its chat template takes long."
         self.slow_paths.append(f"Prompts are tokenised one at a time, which takes longer: {reason}")
         return False
 

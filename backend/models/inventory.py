@@ -5,7 +5,6 @@ Reads names, sizes, dates and config.json. Reads and hashes no weights, and uses
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -13,9 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backend.models import supported_architectures
+from backend.models.model_folder import read_object
+from backend.spec.faults import Mistake
 from backend.spec.model_and_data_names import DATA_SUFFIXES
 from backend.spec.model_config import model_type
 from backend.spec.places import RepoType, all_runs, demo_folder, hub_cache, lm_studio_models, snapshot_of
+from backend.spec.user_input.files import read_bytes
 
 Where = Literal["cache", "lmstudio", "run", "folder", "bundled"]
 FileStats = dict[str, tuple[int, float]]
@@ -149,19 +151,19 @@ def _plain_models(folder: Path) -> Iterator[InventoryItem]:
 
 
 def _config(folder: Path) -> dict[str, Any] | None:
+    """The content of config.json; None where there is none that can be read."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_object(folder / "config.json", "model")
+    except Mistake:
         return None
-    return config if isinstance(config, dict) else None
 
 
 def _missing_shards(folder: Path, files: FileStats) -> str:
     """A sentence where the weight index names files that the folder lacks: an interrupted download or copy."""
     try:
-        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
-        named = {str(name) for name in index["weight_map"].values()}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        named = read_object(folder / "model.safetensors.index.json", "model")["weight_map"]
+        named = {str(name) for name in named.values()}
+    except (Mistake, KeyError, AttributeError):
         return ""
     missing = named - set(files)
     return f"{len(missing)} of its {len(named)} weight files are missing." if missing else ""
@@ -171,8 +173,8 @@ def _has_chat_template(folder: Path, files: FileStats) -> bool:
     if "chat_template.jinja" in files or "chat_template.json" in files:
         return True
     try:
-        return b'"chat_template"' in (folder / "tokenizer_config.json").read_bytes()
-    except OSError:
+        return b'"chat_template"' in read_bytes(folder / "tokenizer_config.json", "model")
+    except Mistake:
         return False
 
 

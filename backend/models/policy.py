@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,17 @@ from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.tuner.utils import load_adapters
 
 from backend.engine.cpu import compiler
-from backend.engine.model_probe import gradient_error, is_causal, split
+from backend.engine.model_probe import gradient_error, split
 from backend.engine.output_layer import PROBE
 from backend.engine.shared_weights import SharedWeights, copy_sharing_arrays
+from backend.models.adapter_files import check_adapter
 from backend.models.adapters import attach_adapters, without_adapters
+from backend.models.loading import load_model
+from backend.models.tokenizers import reason_of
 from backend.spec.faults import Mistake
-from backend.spec.model_and_data_names import model_source
 from backend.spec.setting_groups import ModelSettings
+from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.text import shown
 
 QUANTIZATION = {
     "4": {"bits": 4, "group_size": 64, "mode": "affine"},
@@ -224,43 +228,6 @@ def cast(model: nn.Module, dtype: str, keep: bool = False) -> Any:
     return before if keep and DTYPES[dtype] in SIXTEEN_BIT_TYPES else None
 
 
-def load_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
-    """(model, tokenizer, its config.json) of a folder or Hub id, through mlx-lm. Raises Mistake naming `setting`."""
-    compiler.prepare()  # mlx-lm's models call compiled functions
-    source = model_source(name, setting)
-    with loading(name, setting):
-        model, tokenizer, model_config = mlx_lm_utils.load(source, return_config=True)  # pyright: ignore
-    _check_runs(model, name, setting)
-    return model, tokenizer, model_config
-
-
-@contextlib.contextmanager
-def loading(name: str, setting: str) -> Iterator[None]:
-    """Inside, whatever mlx-lm raises while it loads the model `name` becomes a Mistake, and what it prints is dropped."""
-    stdout = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(stdout):
-            yield
-    except SystemExit as end:  # some models' code prints a missing package and exits
-        raise Mistake(setting, f"The model {name} cannot be loaded: {_first_line(stdout.getvalue(), end)}.") from end
-    except Exception as error:  # of any kind: mlx-lm, transformers, the Hub and the model's own code raise here
-        raise Mistake(setting, f"The model {name} cannot be loaded: {_first_line(str(error), error)}.") from error
-
-
-def _check_runs(model: nn.Module, name: str, setting: str) -> None:
-    """Run a few tokens forward: some models load and cannot run, for lack of a kernel or by a bug in their code. Raises Mistake."""
-    try:
-        model.trainable_parameters()
-        causal = is_causal(model)
-    except Exception as error:  # of any kind, as above
-        reason = _first_line(str(error), error)
-        raise Mistake(setting, f"The model {name} loads, but cannot run with this mlx-lm here: {reason}.") from error
-    if not causal:
-        raise Mistake(
-            setting, f"In mlx-lm's code of the model {name} a token's logits change with the tokens after it."
-        )
-
-
 def _check_computes(model: nn.Module, config: ModelSettings) -> None:
     """Raise Mistake where the model does not run in the type of the settings: some of mlx's operations take one type on a device, such
     as products with experts float32 on a CPU."""
@@ -269,8 +236,8 @@ def _check_computes(model: nn.Module, config: ModelSettings) -> None:
     try:
         mx.eval(model(PROBE))
     except Exception as error:  # of any kind: the code of any model runs here
-        reason = _first_line(str(error), error)
-        raise Mistake("dtype", f"The model {config.model} does not run in {config.dtype} here: {reason}.") from error
+        sentence = f"The model {shown(Path(config.model), 50)} does not run in {config.dtype} here: {reason_of(error)}."
+        raise Mistake("dtype", sentence) from error
 
 
 def _check_learns(model: nn.Module, name: str) -> None:
@@ -278,15 +245,9 @@ def _check_learns(model: nn.Module, name: str) -> None:
     if reason := gradient_error(model):
         raise Mistake(
             "model",
-            f"The model {name} cannot be trained here: an operation of its code has no gradient on this device ({reason}).",
+            f"The model {shown(Path(name), 50)} cannot be trained here: an operation of its code has no gradient on this device "
+            f"({shown(reason, 50)}).",
         )
-
-
-def _first_line(text: str, error: BaseException) -> str:
-    """The first line of a message without its full stop; with the second where the first ends in a colon."""
-    lines = text.strip().splitlines() or [type(error).__name__]
-    first = " ".join(line.strip() for line in lines[: 2 if lines[0].rstrip().endswith(":") else 1])
-    return first.rstrip(".:")
 
 
 def _quantize(model: nn.Module, model_config: dict[str, Any], precision: str) -> tuple[nn.Module, dict[str, Any]]:
@@ -349,7 +310,7 @@ def _load_reference(
 
 def _other_reference(model: nn.Module, tokenizer: Any, config: ModelSettings) -> nn.Module:
     """Another model as the reference, or the base with other adapters."""
-    path = Path(config.reference_model_path).expanduser()
+    path = user_path(config.reference_model_path, "reference_model_path")
     if (path / "adapter_config.json").is_file():
         return _frozen(_with_adapters(copy_sharing_arrays(model), path))
     reference, other_tokenizer, _ = load_model(config.reference_model_path, "reference_model_path")
@@ -357,7 +318,7 @@ def _other_reference(model: nn.Module, tokenizer: Any, config: ModelSettings) ->
     if other_tokenizer.get_vocab() != tokenizer.get_vocab():
         raise Mistake(
             "reference_model_path",
-            f"The reference model {config.reference_model_path} has other tokens than {config.model}, so their "
+            f"The reference model {shown(Path(config.reference_model_path), 40)} has other tokens than {shown(Path(config.model), 40)}, so their "
             f"log-probabilities cannot be compared.",
         )
     return _frozen(reference)
@@ -371,9 +332,11 @@ def _frozen(model: nn.Module) -> nn.Module:
 
 def _with_adapters(model: nn.Module, adapters: Path) -> nn.Module:
     """`model` with trained adapters loaded. Raises Mistake when they do not fit it."""
+    check_adapter(adapters, "reference_model_path")
     try:
         return load_adapters(model, str(adapters))
     except Exception as error:
         first, _, rest = str(error).strip().partition("\n")
-        reason = _first_line(rest if first.endswith(":") else first, error)
-        raise Mistake("reference_model_path", f"The adapter {adapters} does not fit this model: {reason}.") from error
+        reason = reason_of(error, rest if first.endswith(":") else first)
+        sentence = f"The adapter {shown(adapters, 50)} does not fit this model: {reason}."
+        raise Mistake("reference_model_path", sentence) from error

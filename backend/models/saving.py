@@ -59,10 +59,9 @@ def save_model(policy: Policy, source: str, folder: Path) -> None:
 
 def model_bytes(policy: Policy) -> int:
     """What the whole model takes on disk in the precision that it was loaded with."""
-    arrays: list[tuple[str, mx.array]] = tree_flatten(
-        _in_original_precision(policy).parameters()
-    )  # lazy: nothing is computed
-    return sum(array.nbytes for _, array in arrays)
+    model = _in_original_precision(policy)  # lazy: nothing is computed
+    arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    return sum(array.nbytes for array in arrays.values())
 
 
 def _in_original_precision(policy: Policy) -> nn.Module:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.spec.model_config import is_quantized_by_mlx, language_model, model_type, quantization_of
+from backend.spec.user_input.text import shown
 
 WEIGHTS = "model*.safetensors"
 """Files that mlx-lm loads as a model's weights."""
@@ -51,10 +52,10 @@ def precision_of(config: Mapping[str, Any]) -> str:
     if quantization := quantization_of(config):
         mode, bits = quantization.get("mode") or "affine", quantization.get("bits")
         if mode != "affine":
-            return str(mode)
-        return f"{bits}-bit" if bits else str(quantization.get("quant_method") or "")
+            return shown(mode, 20)
+        return f"{shown(bits, 20)}-bit" if bits else shown(quantization.get("quant_method") or "", 20)
     parts = (config, language_model(config))
-    dtypes = (str(part.get(key) or "") for part in parts for key in ("dtype", "torch_dtype"))
+    dtypes = (shown(part.get(key) or "", 20) for part in parts for key in ("dtype", "torch_dtype"))
     dtype = next(filter(None, dtypes), "").removeprefix("torch.")
     return _DTYPES.get(dtype, dtype)
 
@@ -67,7 +68,7 @@ def refusal(config: Mapping[str, Any] | None, names: Collection[str]) -> str:
     if config is None:
         return _without_config(names)
     if config.get("model_file"):
-        return f"It needs code of its own ({config['model_file']}), which is not run."
+        return f"It needs code of its own ({shown(config['model_file'], 40)}), which is not run."
     return architecture_refusal(config) or _quantization_refusal(config) or _file_refusal(names)
 
 
@@ -85,7 +86,7 @@ def architecture_refusal(config: Mapping[str, Any]) -> str:
     if not kind:
         return "Its config.json names no model_type."
     if module_of(config) not in architectures():
-        return f"This version of mlx-lm knows no model of the kind {kind}."
+        return f"This version of mlx-lm knows no model of the kind {shown(kind, 40)}."
     reason = UNTRAINABLE.get(module_of(config))
     return f"A model of the kind {kind} cannot be trained: {reason}." if reason else ""
 
@@ -96,10 +97,10 @@ def _quantization_refusal(config: Mapping[str, Any]) -> str:
         return ""
     method = str(theirs.get("quant_method") or "a way of its own")
     if method not in METHODS:
-        return f"It is quantised with {method}, which mlx-lm cannot read."
+        return f"It is quantised with {shown(method, 40)}, which mlx-lm cannot read."
     format_ = theirs.get("format")
     if method == "compressed-tensors" and format_ not in PACKED:
-        return f"It is quantised with {method} in the format {format_}, which mlx-lm cannot read."
+        return f"It is quantised with {method} in the format {shown(format_, 40)}, which mlx-lm cannot read."
     return ""
 
 
@@ -127,7 +128,9 @@ def module_of(config: Mapping[str, Any]) -> str:
     """The module of mlx_lm.models that a config leads to, as mlx_lm.utils._get_classes finds it."""
     kind, classes = model_type(config), config.get("architectures") or ()
     by_kind, by_architecture = _remappings()
-    for architecture in (classes,) if isinstance(classes, str) else classes:
+    for architecture in classes if isinstance(classes, list) else (classes,):
+        if not isinstance(architecture, str):
+            continue
         if module := by_architecture.get((kind, architecture)):
             return module
     return by_kind.get(kind, kind)

@@ -17,6 +17,7 @@ the new end notice that the last line they read is no longer where it was, and r
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from dataclasses import asdict, dataclass, field, fields
@@ -29,11 +30,12 @@ from backend.models.saving import Arrays, save_arrays
 from backend.run.file_sums import file_sums
 from backend.run.gpu_errors import gpu_error
 from backend.spec.disk_faults import writing
+from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.runs.run_format import RUN_FORMAT
 from backend.spec.runs.saved_weights import best_of, saved_weights
-from backend.spec.whole_file import remove_folder, whole_folder
+from backend.spec.whole_file import clear_drafts, remove_folder, whole_folder
 
 
 @dataclass(slots=True)
@@ -48,6 +50,8 @@ class TrainingState:
     """Rows of the prompt stream consumed so far, including those that were skipped as too long."""
     num_tokens: int = 0
     """Prompt and completion tokens so far."""
+    began: float | None = None
+    """When the run's first process began, in unix seconds, as its diary has it: a checkpoint of another run has another."""
     elapsed_s: float = 0.0
     """Seconds of training, loading and pauses not counted."""
     score: float | None = None
@@ -131,7 +135,7 @@ def save(
     """
     final = run.checkpoints / f"{state.step:06d}"
     with writing(final):
-        run.checkpoints.mkdir(exist_ok=True)  # not its parents: a run's folder that is gone must not come back half
+        run.path.stat()  # a run's folder that is gone must not come back half
     with whole_folder(final) as draft:
         adapters, model = _weight_files(draft)
         save_arrays(model if is_full_model else adapters, weights)
@@ -143,6 +147,11 @@ def save(
     # After the new checkpoint is on disk: until then the run can only be resumed from an older one.
     _rotate(run, keep)
     return final
+
+
+def first_start(run: RunFolder) -> float | None:
+    """When the run's first process began, in unix seconds, by its diary; None before."""
+    return next((event.get("t") for event in read_events(run.events) if event.get("kind") == "started"), None)
 
 
 def all_checkpoints(run: RunFolder) -> list[Checkpoint]:
@@ -175,11 +184,11 @@ def state_of(saved: dict[str, Any]) -> tuple[TrainingState | None, tuple[str, ..
     """The state in the object of a state.json, and the names of the fields that it lacks, from before they were recorded; None for one
     with a value of another type."""
     state = TrainingState()
-    missing = tuple(field.name for field in fields(state) if field.name not in saved)
+    missing = tuple(field.name for field in fields(state) if field.name not in saved and field.name != "began")
     if "step" in missing:
         return None, missing
     for known in fields(state):
-        if known.name in missing:
+        if known.name not in saved:
             continue
         value = saved[known.name]
         if not _fits(value, known.type):
@@ -209,6 +218,9 @@ def _rotate(run: RunFolder, keep: int) -> None:
 
 
 def clear_leftovers(run: RunFolder) -> None:
-    """Delete what a process left that was killed while it saved, or deleted a checkpoint."""
+    """Delete what a process left that was killed while it saved, or deleted a checkpoint. What cannot be deleted does no harm."""
+    for folder in (run.path, run.adapters):
+        with contextlib.suppress(OSError):
+            clear_drafts(folder)
     for leftover in run.checkpoints.glob(".[0-9]*"):
         shutil.rmtree(leftover, ignore_errors=True)

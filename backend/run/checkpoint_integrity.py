@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backend.run.checkpoint import Checkpoint, TrainingState, read_checkpoint
+from backend.run.checkpoint import Checkpoint, TrainingState, first_start, read_checkpoint
 from backend.run.file_sums import file_sums
-from backend.spec.events import parse_line, read_events
+from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 
 ASIDE = "damaged-"
 """What the name of a checkpoint's folder begins with once it is set aside."""
-LAST_BYTES = 1 << 16
-"""How far before a checkpoint's place in the diary its step is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[Damaged]]:
     if damaged:
         said = "; ".join(f"{each.path.name}: {each.why}" for each in damaged[:2])
         raise Mistake("run", f"No checkpoint of the run {run.name} is whole ({said}). {_begin_again(run)}")
-    if any(event["kind"] == "checkpoint" and event.get("step") for event in read_events(run.events) if "kind" in event):
+    if any(event.get("kind") == "checkpoint" and event.get("step") for event in read_events(run.events)):
         raise Mistake("run", f"The run {run.name} had saved checkpoints, and they are gone. {_begin_again(run)}")
     return None, []
 
@@ -139,26 +137,8 @@ def _broken_header(path: Path) -> str:
 
 
 def _of_another_run(run: RunFolder, state: TrainingState) -> str:
-    """Whether the diary, up to the length that the state has recorded, is another one than it was."""
-    for path, length in ((run.events, state.events_bytes), (run.completions, state.completions_bytes)):
-        before = _bytes_before(path, length)
-        if before and not before.endswith(b"\n"):
-            return f"it does not belong to {path.name}, which has no line that ends where it says"
-        steps = [
-            event.get("step") for event in map(parse_line, before.split(b"\n")) if event and event.get("kind") == "step"
-        ]
-        if path == run.events and any(isinstance(step, int) and step > state.step for step in steps):
-            return "it does not belong to this diary, which has later steps where it says"
-    return ""
-
-
-def _bytes_before(path: Path, length: int) -> bytes:
-    """The last bytes of a file's first `length`; empty where it is shorter, as after a copy without it."""
-    try:
-        with path.open("rb") as file:
-            if length <= 0 or path.stat().st_size < length:
-                return b""
-            file.seek(max(0, length - LAST_BYTES))
-            return file.read(min(length, LAST_BYTES))
-    except OSError:
-        return b""
+    """Whether the diary is of another run than the one that was saved."""
+    began = first_start(run)
+    if state.began is None or began is None or began == state.began:
+        return ""
+    return "it was saved by another run than the one in events.jsonl"

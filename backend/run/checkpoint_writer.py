@@ -8,7 +8,7 @@ Decides neither when to save nor what a checkpoint contains.
 
 from __future__ import annotations
 
-import filecmp
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -131,5 +131,10 @@ def refresh_adapters(run: RunFolder, saved: Checkpoint, policy: Policy, config: 
         return
     published = run.adapters / "adapters.safetensors"
     is_whole = published.exists() and (run.adapters / "adapter_config.json").exists()
-    if not is_whole or not filecmp.cmp(saved.weights_file, published, shallow=False):
+    if not is_whole or _digest(saved.weights_file) != _digest(published):
         publish_adapters(run, saved.weights_file, adapter_config(policy, config))
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()

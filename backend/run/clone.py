@@ -99,8 +99,8 @@ def clone(
     reference: Reference = "base",
 ) -> RunFolder:
     """Make the folder of a clone; see above. `runs_dir`: where it goes, beside the parent by default. Raises Mistake."""
-    refuse_links(parent.path)  # a copy would take what they lead to
     check_format(parent)
+    refuse_links(parent.path)  # a copy would take what they lead to
     before, after = clone_settings(parent, which, changes or {}, warm=warm)
     if reference == "clone" and (warm or after.train_type == "full"):
         raise Mistake("reference", "Only a cold clone of LoRA or DoRA can stay near the weights that it starts from.")

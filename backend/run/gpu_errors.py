@@ -35,7 +35,7 @@ INTERACTIVITY = GpuError(
 MEMORY = GpuError(
     "memory",
     "There was not enough memory for the arrays of a step.",
-    "Closing other programs helps, and so do a lower Memory limit, a shorter Completion and a smaller Group.",
+    "Closing other programs helps, and so do Gradient checkpointing, a lower Memory limit, a shorter Completion and a smaller Group.",
     is_memory=True,
 )
 BUFFERS = GpuError(
@@ -81,10 +81,12 @@ _PATTERNS = [
 
 
 def gpu_error(error: BaseException) -> GpuError | None:
-    """The kind of GPU error that mlx has raised; None for everything else.
+    """The kind of GPU error that mlx has raised, or want of memory anywhere; None for everything else.
 
     An exception of a reward function is none, whatever it says: it arrives as a RewardError.
     """
+    if isinstance(error, MemoryError):  # of Python, of numpy, or mlx's std::bad_alloc: no GPU's, and the same helps
+        return MEMORY
     if type(error) is not RuntimeError:  # what nanobind makes of std::runtime_error; mlx raises no subclass
         return None
     text = str(error)

@@ -5,25 +5,32 @@ Loads no weights and trains nothing. What it reads of the dataset and the reward
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from backend.data.problems import PromptFormat, check_prompts, load_tokenizer
+from backend.data.problems import PromptFormat, check_prompts
 from backend.data.rows import SPLITS, Splits, check_columns, read_splits
+from backend.models.adapter_files import check_adapter
 from backend.models.hub_search import config_file
+from backend.models.loading import check_opens
+from backend.models.model_folder import check_config, read_object
 from backend.models.supported_architectures import architecture_refusal
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.run.run_inputs import RunInputs
 from backend.run.scoring_stages import scoring_stages
 from backend.spec.config import Config, parse, problems
+from backend.spec.disk_space import require_room
 from backend.spec.faults import Fault, Mistake
 from backend.spec.machine import machine_bytes
 from backend.spec.memory.estimate import estimate
 from backend.spec.memory.model_shape import shape_of
 from backend.spec.model_and_data_names import check_reference, check_weights, model_source
 from backend.spec.model_config import is_quantized_by_mlx
+from backend.spec.places import runs_folder
+from backend.spec.run_disk_use import RESERVE, run_bytes
+from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.text import shown
 
 T = TypeVar("T")
 
@@ -37,10 +44,13 @@ def check(raw: Mapping[str, Any]) -> list[Fault]:
     return []
 
 
-def preflight(raw: Mapping[str, Any], processes: SharedProcesses | None = None) -> RunInputs:
+def preflight(
+    raw: Mapping[str, Any], processes: SharedProcesses | None = None, runs_dir: Path | None = None
+) -> RunInputs:
     """Check raw settings, then model, reference, dataset, columns, prompts and rewards, each independently of the others.
 
-    Returns the rows and reward functions that were read. `processes`: those that are shared with other runs. Raises Mistake with all faults.
+    Returns the rows and reward functions that were read. `processes`: those that are shared with other runs. `runs_dir`: where
+    the run will be, the folder of runs by default; its disk must have room. Raises Mistake with all faults.
     A reward file is executed to see what it registers: naming it on the command line is consent.
     """
     if faults := problems(raw):
@@ -48,23 +58,26 @@ def preflight(raw: Mapping[str, Any], processes: SharedProcesses | None = None) 
     config = parse(raw)
     scorer = begin_scorer(config, processes)
     try:
-        splits = _check_files(config, scorer)
+        splits = _check_files(config, scorer, runs_dir or runs_folder())
     except BaseException:
         scorer.close()
         raise
     return RunInputs(splits, scorer)
 
 
-def _check_files(config: Config, scorer: Scorer) -> Splits:
+def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> Splits:
     """Everything that the settings point to. → the rows. Raises Mistake with all faults."""
     faults: list[Fault] = []
     folder = _caught(faults, lambda: check_model(config.model, "model"))
+    tokenizer = None
     if folder is not None:
         _caught(faults, lambda: _check_quantised(folder, config))
         faults += _too_large(folder, config)
+        tokenizer = _caught(faults, lambda: _check_model_files(folder, config.model, "model"))
+        _caught(faults, lambda: _check_room(folder, config, runs_dir))
     if config.reference_model_path and config.needs_reference:
         _caught(faults, lambda: _check_reference(config.reference_model_path))
-    splits = _caught(faults, lambda: _read_and_check_data(config, folder))
+    splits = _caught(faults, lambda: _read_and_check_data(config, tokenizer))
     # Last: the process of the reward functions has been starting meanwhile.
     _caught(
         faults, lambda: scoring_stages(config, scorer.load(), config.iters)
@@ -84,11 +97,26 @@ def _too_large(folder: Path, config: Config) -> list[Fault]:
     return [fault] if fault is not None else []
 
 
+def _check_room(folder: Path, config: Config, runs_dir: Path) -> None:
+    """Raises DiskFault where the disk has no room for what the run will write."""
+    if (shape := shape_of(folder)) is not None and shape.is_transformer:
+        require_room(runs_dir, run_bytes(config, shape) + RESERVE, "The run")
+
+
 def _check_reference(name: str) -> None:
     """A reference is another model, or a folder with an adapter of the base."""
+    setting = "reference_model_path"
     check_reference(name)
-    if not (Path(name).expanduser() / "adapter_config.json").is_file():
-        check_model(name, "reference_model_path")
+    folder = user_path(name, setting)
+    if (folder / "adapter_config.json").is_file():
+        check_adapter(folder, setting)
+    else:
+        _check_model_files(check_model(name, setting), name, setting)
+
+
+def _check_model_files(folder: Path, name: str, setting: str) -> Any:
+    """The tokenizer of a model; None where only its config.json is on this machine. Raises Mistake for files that cannot be loaded."""
+    return check_opens(folder, name, setting) if any(folder.glob("model*.safetensors")) else None
 
 
 def _caught(faults: list[Fault], check_part: Callable[[], T]) -> T | None:
@@ -105,21 +133,15 @@ def check_model(name: str, setting: str) -> Path:
     model that does not exist, or that mlx-lm has no code for."""
     source = Path(model_source(name, setting))
     file = source / "config.json" if source.is_dir() else config_file(name, setting)
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        config = None
-    if not isinstance(config, dict):
-        raise Mistake(setting, f"{file} is not a model's configuration.")
-    if reason := architecture_refusal(config):
-        raise Mistake(setting, f"The model {name} cannot be used. {reason}")
+    if refusal := architecture_refusal(check_config(file, name, setting)):
+        raise Mistake(setting, f"The model {shown(Path(name), 50)} cannot be used. {shown(refusal, 120)}")
     check_weights(str(source), setting)
     return file.parent
 
 
 def _check_quantised(folder: Path, config: Config) -> None:
     """A quantised model cannot be quantised again, and its packed integer weights have no gradient."""
-    if not is_quantized_by_mlx(json.loads((folder / "config.json").read_text(encoding="utf-8"))):
+    if not is_quantized_by_mlx(read_object(folder / "config.json", "model")):
         return
     if config.quantization != "none":
         raise Mistake("quantization", f"{config.model} is quantised already; choose None to train it as it comes.")
@@ -129,7 +151,7 @@ def _check_quantised(folder: Path, config: Config) -> None:
         )
 
 
-def _read_and_check_data(config: Config, model_folder: Path | None) -> Splits:
+def _read_and_check_data(config: Config, tokenizer: Any) -> Splits:
     """Rows, columns, and, where the model's tokenizer is on disk, whether any prompt leaves room for a completion."""
     splits = read_splits(config)
     for split in SPLITS:
@@ -138,7 +160,8 @@ def _read_and_check_data(config: Config, model_folder: Path | None) -> Splits:
             raise Mistake(faults)
     if config.test and not splits.test:
         raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
-    if model_folder is not None and (model_folder / "tokenizer_config.json").exists():
-        prompt_format = PromptFormat.of(config)
-        check_prompts(splits.train, load_tokenizer(model_folder), prompt_format, splits.source["train"])
+    if tokenizer is not None:
+        used = {"train": True, "valid": config.steps_per_eval > 0, "test": config.test}
+        for split in (split for split in SPLITS if used[split] and splits.rows(split)):
+            check_prompts(splits.rows(split), tokenizer, PromptFormat.of(config), splits.source.get(split, config.data))
     return splits

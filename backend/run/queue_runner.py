@@ -7,6 +7,7 @@ It starts `train --run` for the first run of the queue, or `resume` if that has 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -93,7 +94,14 @@ class QueueRunner:
         if code in GOOD_ENDINGS:
             self._say(f"{run.name} has {'finished' if code == 0 else 'stopped'}.")
             return
-        self._say(f"{run.name} failed{f' (signal {-code})' if code < 0 else ''}; its log tells why.")
+        self._say(f"{run.name} {_how(code)}")
         if self.queue.read().pauses_after_failure:
             self.queue.set_paused(True)
             self._say("The queue is paused, as after every failure.")
+
+
+def _how(code: int) -> str:
+    """What a failure's exit code says, after the run's name."""
+    if code == -signal.SIGKILL:
+        return "was killed, as a system does that runs out of memory: a smaller Group or Completion helps. It goes on from its last checkpoint."
+    return f"failed{f' (signal {-code})' if code < 0 else ''}; its log tells why."

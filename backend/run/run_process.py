@@ -16,7 +16,9 @@ from typing import Any
 
 from backend.models.saving import save_model
 from backend.run import checkpoint
+from backend.run.checkpoint import TrainingState
 from backend.run.checkpoint_integrity import Damaged, DamagedCheckpoint, newest_whole, set_aside
+from backend.run.cut_back import cut_back
 from backend.run.ending import RESTART, Ending, after_fault, ending_of, write_ending
 from backend.run.gpu_errors import GpuError
 from backend.run.held_folder import FolderPlace
@@ -26,7 +28,7 @@ from backend.run.steering import Steering
 from backend.run.trainer import Trainer
 from backend.spec.config import Config
 from backend.spec.disk_faults import DiskFault
-from backend.spec.events import Diary, truncate_file
+from backend.spec.events import Diary
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, hand_on_lock, hold_lock, inherited_lock
 from backend.spec.runs.run_format import check_format
@@ -114,9 +116,9 @@ def open_run(
     if changes:
         steering.record(changes, saved.state.step if saved else 0)
     # After a kill both files are ahead of the checkpoint: see the docstring of backend/run/checkpoint.py.
-    truncate_file(run.events, saved.state.events_bytes if saved else 0)
-    truncate_file(run.completions, saved.state.completions_bytes if saved else 0)
     notes = [*notes, *map(set_aside, damaged)]
+    if sentence := cut_back(run, saved.state if saved else TrainingState()):
+        notes.append(sentence)
     settings = steering.config_at(saved.state.step if saved else 0)
     trainer = Trainer(settings, run, Diary(run.events, echo), steering, is_restarted=is_restarted)
     trainer.shared = shared

@@ -15,7 +15,7 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 from backend.engine.memory import release_cached_buffers
 from backend.models.saving import model_bytes, save_model
 from backend.run import checkpoint, not_finite
-from backend.run.checkpoint import TrainingState
+from backend.run.checkpoint import TrainingState, first_start
 from backend.run.checkpoint_writer import CheckpointWriter, Snapshot, WrittenCheckpoint, refresh_adapters, snapshot
 from backend.run.control import Control, Stopped
 from backend.run.ending import Ending
@@ -241,6 +241,7 @@ class Trainer:
         steps = self.parts.steps_of(self.steering.config_at(self.state.step + 1))
         of_run = {"command": command, "model": self.config.model, "iterations": steps, "ranks": 1}
         self.diary.write("started", **of_run, **of_process(), resumed_from=saved.state.step if saved else None)
+        self.state.began = self.state.began or first_start(self.folder)
         if saved:  # its event came after the length to which the diary was cut back
             self._write_checkpoint_event(saved.state.step, saved.path)
         for error in self.gpu_errors.errors[self.state.gpu_errors_told :]:  # the diary was cut back before their notes

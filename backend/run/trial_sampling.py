@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backend.data.preview import LoadedDataset, open_dataset
-from backend.data.problems import PromptFormat, tokenized_problem
+from backend.data.problems import PromptFormat, fitting_problem
 from backend.data.rows import check_columns
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
@@ -108,9 +108,8 @@ def _problems(dataset: LoadedDataset, policy: Policy, config: Config, pick: Pick
     order = pick.order(len(rows), seed)
     count = len(order) if pick.how == "numbers" else pick.count
     prompt_format = PromptFormat.of(config)
-    candidates = (tokenized_problem(index, rows[index], policy.tokenizer, prompt_format, source) for index in order)
-    fitting = (problem for problem in candidates if len(problem.tokens) <= prompt_format.max_tokens)
-    problems = list(islice(fitting, count))
+    candidates = (fitting_problem(index, rows[index], policy.tokenizer, prompt_format, source) for index in order)
+    problems = list(islice((problem for problem in candidates if problem is not None), count))
     if not problems:
         sentence = "Every picked prompt is longer than what Max Seq leaves beside the completion."
         raise Mistake("max_seq_length", sentence)

@@ -104,12 +104,12 @@ def _with_prompt(
 ) -> dict[str, Any]:
     """`answer` with the row's prompt added, or with the faults that prevent one."""
     try:
-        problem = preview_problem(index, row, tokenizer, config, source)
+        problem, tokens = preview_problem(index, row, tokenizer, config, source)
     except Mistake as mistake:
         return answer | {"faults": [*answer["faults"], *(fault.to_dict() for fault in mistake.faults)]}
     answer = answer | {"messages": problem.messages, "answer": problem.answer, "type": problem.type}
     if tokenizer is not None:
-        answer["tokens"] = len(problem.tokens)
+        answer["tokens"] = tokens
         answer["pieces"] = prompt_pieces(problem.tokens[:FULL_PROMPT], tokenizer)
         answer["has_template"] = bool(getattr(tokenizer, "chat_template", None))
     return answer

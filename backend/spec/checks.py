@@ -288,7 +288,7 @@ def _stage_faults(stage: Mapping[str, Any], name: str) -> Iterator[Fault]:
     if not isinstance(iters, int) or isinstance(iters, bool) or iters < 1:
         yield Fault("stages", f"{name} needs iters, a whole number of steps above 0.")
     elif iters > MOST_STEPS:
-        yield Fault("stages", f"{name} has {iters:,} steps; at most {MOST_STEPS:,} can be trained.")
+        yield Fault("stages", f"{name} has {shown(iters)} steps; at most {MOST_STEPS:,} can be trained.")
     if functions is not None and not (_is_list_of(functions, str) and functions):
         yield Fault("stages", f"{name}: reward_functions must be a list of names.")
     elif functions and (twice := _duplicates(cast("list[str]", functions))):

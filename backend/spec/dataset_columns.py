@@ -26,13 +26,15 @@ NAMES: dict[str, tuple[str, ...]] = {
 def columns_of(path: Path) -> list[str]:
     """Names of the columns of a csv, jsonl or json file, in their order; empty where the first lines do not show them."""
     try:
+        if not path.is_file():  # a pipe would never answer
+            return []
         with path.open(encoding="utf-8-sig", newline="") as file:
             head = file.read(HEAD_BYTES)
-    except (OSError, UnicodeDecodeError):
+        if path.suffix.lower() == ".csv":
+            rows: list[list[str]] = [row for row in csv.reader(head.splitlines()[:2]) if row]
+            return rows[0] if rows else []
+    except (OSError, ValueError, csv.Error):  # not to be read, no UTF-8, no path, no CSV
         return []
-    if path.suffix.lower() == ".csv":
-        rows: list[list[str]] = [row for row in csv.reader(head.splitlines()[:2]) if row]
-        return rows[0] if rows else []
     return _keys_of_first_object(head.lstrip().removeprefix("[").lstrip())
 
 
@@ -59,6 +61,6 @@ def likeliest_column(setting: str, free: Sequence[str]) -> str | None:
 def _keys_of_first_object(text: str) -> list[str]:
     try:
         value, _ = json.JSONDecoder().raw_decode(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     return [str(key) for key in cast("dict[str, Any]", value)] if isinstance(value, dict) else []

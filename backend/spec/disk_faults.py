@@ -31,6 +31,7 @@ CAUSES = {
     errno.EPERM: "permission is denied",
     errno.ENOENT: "its folder is not there any more",
     errno.ENOTDIR: "a file of its folder's name is in the way",
+    errno.EEXIST: "a file of its folder's name is in the way",
     errno.EISDIR: "a folder of that name is in the way",
     errno.EMFILE: "this process has too many files open",
     errno.ENFILE: "the system has too many files open",
@@ -70,7 +71,7 @@ def disk_fault(path: Path, error: BaseException) -> DiskFault:
 def cause(error: BaseException) -> str:
     """Why a file could not be written, as the end of a sentence."""
     if not isinstance(error, OSError):
-        return f"mlx reports {shown(error)}"
+        return f"mlx reports {shown(str(error).rstrip(chr(46)))}"
     return CAUSES.get(error.errno or 0) or reason(error)
 
 
@@ -90,6 +91,17 @@ def writing(path: Path) -> Generator[None]:
         if is_of_mlx(error):
             raise disk_fault(path, error) from error
         raise
+
+
+@contextmanager
+def disk_errors_of(path: Path) -> Generator[None]:
+    """As `writing`, for a block that reads and computes too: what may be a missing file or a bug is passed on as it is."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if fault_of(error) is None:
+            raise
+        raise disk_fault(path, error) from error
 
 
 def fault_of(error: BaseException) -> DiskFault | None:

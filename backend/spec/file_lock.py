@@ -8,6 +8,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+CREATED = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+"""How a lock's file is opened: not through a link that somebody has put there, and without waiting where it is a pipe."""
+
 
 def is_held(path: Path) -> bool:
     """Whether a process holds this lock. A missing file is held by nobody, nor is one on a file system without locks; nothing is created."""
@@ -33,7 +36,7 @@ def try_hold(path: Path) -> int | None:
     Creates the file. Raises OSError where that cannot be done.
     """
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(path, CREATED, 0o600)
         try:
             if not take(handle):
                 os.close(handle)
@@ -66,7 +69,7 @@ def take(handle: int) -> bool:
 @contextmanager
 def held(path: Path) -> Generator[None]:
     """Hold the lock for the block, waiting for it as long as another holds it. Raises OSError where the file cannot be made."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(path, CREATED, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 
 from backend.spec.disk_faults import writing
+from backend.spec.process_ids import is_alive
 
 COPIED_AT_ONCE = 1 << 20
 
@@ -21,7 +22,7 @@ def replace_file(path: Path, content: str | Iterable[bytes]) -> None:
     """Write a file anew. Raises DiskFault; the old content stays then."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with writing(path):
-        _clear_drafts(path)
+        clear_drafts(path.parent, path.name)
         try:
             with draft.open("wb") as file:
                 file.writelines([content.encode()] if isinstance(content, str) else content)
@@ -103,20 +104,11 @@ def _aside(path: Path) -> Path:
     return path.with_name(f".{path.name}.old")
 
 
-def _clear_drafts(path: Path) -> None:
-    """Delete the drafts of this file whose processes are gone. A number that another process has by now keeps its draft for a while."""
-    before = f".{path.name}."
-    for name in os.listdir(path.parent):
-        number = name.removeprefix(before)
-        if name.startswith(before) and number.isdecimal() and not _is_alive(int(number)):
-            (path.parent / name).unlink(missing_ok=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
+def clear_drafts(folder: Path, of: str = "") -> None:
+    """Delete what `replace_file` was killed over in a folder: every draft, or those `of` one file. A draft whose process's number another
+    process has by now stays for a while. Raises OSError."""
+    for name in os.listdir(folder):
+        file, _, number = name.removeprefix(".").rpartition(".")
+        is_draft = name.startswith(".") and file and number.isdecimal() and file == (of or file)
+        if is_draft and not is_alive(int(number)):
+            (folder / name).unlink(missing_ok=True)

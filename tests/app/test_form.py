@@ -115,6 +115,8 @@ FILLED = {
     "reward_functions": ["r1_count_xml", "r1_int_reward_func"],
     "reward_weights": [2.0, -0.5],
     "reward_timeout": 5.0,
+    "reward_isolation": "process",
+    "reward_network": True,
     "lora_keys": ["self_attn.q_proj"],
     "steps_per_generation": 2,
     "sync_ref_model": False,

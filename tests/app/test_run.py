@@ -193,7 +193,7 @@ def test_a_new_folder_is_starting_until_its_grace_is_over(follow_run, tmp_path: 
     folder.log.write_text("Traceback …\nModuleNotFoundError: No module named 'mlx'\n")
     make_folder_old(folder)
     assert run.problem == (
-        "The training process ended before its first step without saying why. "
+        "The training process ended before its first step without saying why, as when the system runs out of memory and kills it. "
         "Its last words: ModuleNotFoundError: No module named 'mlx'"
     )
 

@@ -125,7 +125,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "model without config": ({"model": _model(_unconfigured)}, "config.json is missing."),
     "model without weights": ({"model": _model(_weightless)}, "holds no weights: model*.safetensors is missing."),
     "model of no known kind": ({"model": _model(_of_no_kind)}, "This version of mlx-lm knows no model of the kind qwen2.5-odd."),
-    "model with a garbled config": ({"model": _model(_garbled)}, "is not a model's configuration."),
+    "model with a garbled config": ({"model": _model(_garbled)}, "must hold a JSON object."),
     "model with a broken tokenizer": ({"model": _model(_without_tokens)}, "cannot be loaded"),
     "model quantised twice": ({"model": _model(_quantised), "quantization": 8}, "is quantised already; choose None to train"),
     "full training of packed weights": ({"model": _model(_quantised), "train_type": "full"}, "packed weights cannot learn"),

@@ -281,6 +281,7 @@ WORKS = {
     "between its folders": "import os; os.mkdir(f'{own}/d'); open(f'{own}/c', 'w').close(); os.rename(f'{own}/c', f'{own}/d/c')",
     "temporary files": "import tempfile; tempfile.NamedTemporaryFile().write(b'x'); tempfile.TemporaryDirectory().cleanup()",
     "its home": "import pathlib; (pathlib.Path.home() / '.config').mkdir(exist_ok=True)",
+    "copies": "import shutil, os; open(f'{own}/c1', 'w').close(); shutil.copy(f'{own}/c1', f'{own}/c2'); shutil.copy2(f'{own}/c1', f'{own}/c3'); os.mkdir(f'{own}/t'); shutil.copytree(f'{own}/t', f'{own}/u')",
     "sqlite": "import sqlite3; sqlite3.connect(f'{own}/db').execute('create table t (x)')",
     "a program": "import subprocess, sys; value = subprocess.run([sys.executable, '-c', 'print(7)'], capture_output=True, text=True, timeout=20).stdout.strip(); assert value == '7'",
     "a program in a session of its own, killed": "import subprocess; p = subprocess.Popen(['sleep', '60'], start_new_session=True); p.kill(); assert p.wait() == -9",

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from backend.data.problems import Prepared, apply_chat_template, prepare
+from backend.data.chat_tokens import apply_chat_template
+from backend.data.problems import Prepared, prepare
 from backend.spec.config import Config, parse
 from backend.spec.faults import Mistake
 from backend.types import Problem

@@ -114,11 +114,13 @@ def test_a_named_split_that_does_not_exist_is_a_mistake(tmp_path: Path) -> None:
         ("a.txt", "words", "{path} must end in .jsonl, .json, .csv or .parquet."),
     ],
 )  # fmt: skip
-def test_an_unreadable_file_is_one_sentence(tmp_path: Path, name: str, content: str | bytes, says: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    setting, sentence = mistake(read_splits, settings(path))
-    assert setting == "data" and sentence.startswith(says.format(path=path))
+def test_an_unreadable_file_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | bytes, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    setting, sentence = mistake(read_splits, settings(name))
+    assert setting == "data" and sentence.startswith(says.format(path=name))
 
 
 @pytest.mark.parametrize("name", ["/nowhere/at/all", "./rows", "~/rows", "a/b/c", "rows.jsonl", "owner/rows.parquet"])

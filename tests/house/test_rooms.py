@@ -56,11 +56,14 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"math_verify", "regex"},
     ),
     "backend.engine": ({SPEC}, {*NUMBERS, "mlx_lm"}),
-    "backend.models": ({SPEC, "backend.engine"}, {*NUMBERS, "mlx_lm", "huggingface_hub", "gguf"}),
+    "backend.models": (
+        {SPEC, "backend.engine", "backend.child_process"},
+        {*NUMBERS, "mlx_lm", "huggingface_hub", "gguf", "jinja2"},
+    ),
     "backend.models.publish": ({SPEC, "backend.models"}, {"huggingface_hub", "keyring", "PIL", "yaml"}),
     "backend.data": (
         {SPEC, TYPES, "backend.models"},
-        {"datasets", "huggingface_hub", "jinja2", "mlx_lm", "pyarrow"},
+        {"datasets", "huggingface_hub", "jinja2", "mlx_lm", "pyarrow", "tokenizers"},
     ),
     "backend.generation": ({SPEC, TYPES, "backend.engine"}, {*NUMBERS, "mlx_lm"}),
     "backend.training.additive_metrics": (set(), {"mlx"}),

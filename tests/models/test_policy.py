@@ -208,7 +208,7 @@ def test_another_model_can_be_the_reference(models: Path, twins: list[nn.Module]
 def test_a_reference_with_other_tokens_is_refused(models: Path) -> None:
     other = folder_of(models, vocab=300)
     sentence = refused("reference_model_path", model=folder_of(models), beta=0.1, reference_model_path=str(other))
-    assert str(other) in sentence and "other tokens" in sentence
+    assert "vocab=300 has other tokens" in sentence
 
 
 # ---- full fine-tuning ------------------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ def test_a_missing_model_is_refused_by_name(models: Path, tmp_path: Path) -> Non
 def test_a_broken_model_is_refused_with_its_reason(models: Path, tmp_path: Path) -> None:
     broken = random_models.tiny_model(tmp_path / "broken")
     (broken / "model.safetensors").unlink()
-    assert refused("model", model=broken).startswith(f"The model {broken} cannot be loaded: ")
+    assert refused("model", model=broken).endswith("/broken holds no weights: model*.safetensors is missing or empty.")
     strange = random_models.tiny_model(tmp_path / "strange")
     config = json.loads((strange / "config.json").read_text()) | {"model_type": "nobody_knows"}
     (strange / "config.json").write_text(json.dumps(config))
@@ -347,7 +347,7 @@ def test_a_model_that_the_hub_lacks_is_refused_by_name(monkeypatch: pytest.Monke
     def unreachable(*args: Any, **more: Any) -> None:
         raise OSError("Repository Not Found for url\nand a long story")
 
-    monkeypatch.setattr(mlx_lm_utils, "load", unreachable)
+    monkeypatch.setattr(mlx_lm_utils, "_download", unreachable)
     sentence = "The model owner/name cannot be loaded: Repository Not Found for url."
     assert refused("model", model="owner/name") == sentence
 

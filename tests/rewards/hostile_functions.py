@@ -41,7 +41,7 @@ class Hostile:
     @property
     def is_long(self) -> bool:
         """Whether the sentence has to quote a value that is long."""
-        return "10 MB" in self.name or "10,000 letters" in self.name
+        return any(size in self.name for size in ("10 MB", "10,000 letters", "5,000 digits"))
 
     def source(self, run: Path, trainer: int, home: Path) -> str:
         head = _HEAD.format(run=str(run), trainer=trainer, home=str(home))
@@ -178,7 +178,7 @@ _PATCHES = [
     ("time", "time.monotonic = time.time = time.perf_counter = lambda: 1e18", "^$"),
     ("time that raises", "time.perf_counter = time.monotonic = None", f"^$|{exits(1)}|TypeError|{PIPE}"),
     ("math", "import math; math.isfinite = lambda x: True; return [float('nan')] * 2", f"nan as a score|{exits(1)}|{PIPE}"),
-    ("our own modules", "import backend.rewards.sandbox.server as s, backend.rewards.runner.returned_scores as r\nr.read_scores = lambda *a: ['x', {}]; s.Server.answer = lambda *a: {'scores': 'x'}", f"^$|{PIPE}|TypeError"),
+    ("our own modules", "import backend.rewards.sandbox.server as s, backend.rewards.runner.returned_scores as r\nr.read_scores = lambda *a: ['x', {}]; s.ScoringServer.answer = lambda *a: {'scores': 'x'}", f"^$|{PIPE}|TypeError"),
     ("tracing", "sys.settrace(lambda *a: time.sleep(9)); sys.setprofile(lambda *a: None)\n(lambda: 1)()", STILL_RUNNING),
     ("an audit hook that raises", "sys.addaudithook(lambda *a: (_ for _ in ()).throw(OSError('no')))", f"^$|OSError|{exits(1)}|{PIPE}"),
     ("collection", "gc.disable(); gc.set_threshold(0); gc.freeze()", None),

@@ -17,12 +17,11 @@ from typing import Any
 import pytest
 
 from backend.rewards.runner.inputs import TrainerState
+from backend.rewards.sandbox.process import ScoringProcess
+from backend.rewards.scorer import begin_scorer
 from backend.spec.faults import Mistake
 from tests.rewards.hostile_functions import HOSTILE, TIMEOUT_S, Hostile
 from tests.support.scoring import make_group
-
-begin_scorer = pytest.importorskip("backend.rewards.scorer", reason="runs have no scoring process yet").begin_scorer
-ScoringProcess = pytest.importorskip("backend.rewards.sandbox.process").ScoringProcess
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for what is left in /proc")
 
@@ -71,7 +70,7 @@ def scored(process: ScoringProcess, name: str, file: Path, timeout_s: float) -> 
         reward_isolation="process", reward_network=False,
     )  # fmt: skip
     group = make_group("four", "5")
-    begin_scorer(settings, process).score([group], 0, [1.0], timeout_s, TrainerState())
+    begin_scorer(settings, {False: process}).score([group], 0, [1.0], timeout_s, TrainerState())
     return [completion.reward for completion in group.completions]
 
 

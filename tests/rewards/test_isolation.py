@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from datetime import date
@@ -22,6 +23,8 @@ from backend.rewards.runner.score import RewardError, ScoreReport, score
 from backend.rewards.sandbox.answers import Untrusted, read_answer, read_loaded, read_scored
 from backend.rewards.sandbox.process import ScoringProcess
 from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource
+from backend.rewards.sandbox.working_folders import FOLDER_PREFIX, make_working_folder, remove_abandoned
+from backend.spec import file_lock
 from backend.spec.faults import Mistake
 from backend.types import Group
 from tests.support.scoring import make_group
@@ -139,6 +142,8 @@ ENDS = {
     "raise type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})": "raised Odd: (its text cannot be read) (mine.py, line 2)",
     "return [10 ** 400] * 2": "returned inf as a score, which is not a finite number",
     "return [1e300] * len(completions)": "returned 1e+300 as a score, which is too large",
+    "open('mine.txt')": "(mine.py, line 2); relative names are in its working folder, so write Path(__file__).parent",
+    "__import__('socket').create_connection(('192.0.2.1', 80))": "(mine.py, line 2) (reward_network is off), on",
     "input()": "raised EOFError: EOF when reading a line (mine.py, line 2)",
 }
 
@@ -157,6 +162,7 @@ def test_each_end_is_one_sentence_and_the_next_step_is_scored(scorer, code: str)
         "re.match(r'(a+)+$', 'a' * 40 + 'b')",
         "pow(3, 10 ** 9)",
         "time.sleep(1000)",
+        "raise type('Slow', (Exception,), {'__str__': lambda self: time.sleep(1000)})",
         "[signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64)), time.sleep(1000)]",
     ],
 )
@@ -322,3 +328,25 @@ def test_every_field_of_a_description_is_checked(change: dict[str, Any]) -> None
             read_loaded({"stages": stages}, [["f"]], files)
     with pytest.raises(Untrusted):
         read_loaded({"stages": [[FUNCTION, FUNCTION]]}, [["f", "g"]], files)
+
+
+def test_working_folders_of_killed_trainers_are_deleted_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    abandoned, held, other = (
+        tmp_path / f"{FOLDER_PREFIX}{end}" for end in (f"{gone.pid}-a", f"{gone.pid}-b", "my-own")
+    )
+    for folder in (abandoned, held, other):
+        (folder / "home").mkdir(parents=True)
+    (tmp_path / f"{FOLDER_PREFIX}{gone.pid}-link").symlink_to(other)
+    handle = os.open(held, os.O_RDONLY)
+    assert file_lock.take(handle)  # by a trainer whose number means nothing here, in another container
+    mine, kept = make_working_folder()
+    remove_abandoned()
+    assert not abandoned.exists()
+    assert held.exists() and (other / "home").exists() and mine.exists()
+    os.close(handle)
+    os.close(kept)

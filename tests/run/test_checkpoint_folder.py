@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import mlx.core as mx
@@ -144,3 +146,17 @@ def test_a_gpu_error_while_saving_is_not_taken_for_a_full_disk(run: RunFolder, m
         save(run, 1)
     assert gpu_error(raised.value) is MEMORY
     assert not list(run.checkpoints.iterdir())
+
+
+def test_drafts_of_processes_that_are_gone_are_deleted_at_the_next_start(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "mine")
+    run.adapters.mkdir(parents=True)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    drafts = [run.adapters / f".adapter_config.json.{gone.pid}", run.path / f".changes.json.{gone.pid}"]
+    kept = [run.path / f".control.{os.getpid()}", run.path / "notes.1", run.path / ".hidden"]
+    for file in drafts + kept:
+        file.touch()
+    checkpoint.clear_leftovers(run)
+    assert not [file for file in drafts if file.exists()]
+    assert all(file.exists() for file in kept)

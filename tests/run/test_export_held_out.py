@@ -86,6 +86,7 @@ def test_the_verb_prints_progress_and_figures_as_json(run: RunFolder, tmp_path: 
         "4",
         "--held-out",
         "2",
+        "--allow-code",
     ]
     done = CliRunner().invoke(app(), [*arguments, "--name", "mine", "--json"])
     assert done.exit_code == 0, done.output

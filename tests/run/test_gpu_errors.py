@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from backend.run import checkpoint
 from backend.run.gpu_errors import BUFFERS, DISCARDED, INTERACTIVITY, MEMORY, OTHER, TIMEOUT, gpu_error
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.training.learner import Learner
 from tests.support import failing_gpu, small_run
 
 METAL = failing_gpu.METAL
@@ -38,6 +42,31 @@ def test_texts_as_mlx_and_metal_write_them(text: str) -> None:
     error = gpu_error(RuntimeError(text))
     assert error is TEXTS[text]
     assert all(sentence.endswith(".") for sentence in (error.happened, error.advice))
+
+
+def test_want_of_memory_is_told_as_such_whoever_wanted_it() -> None:
+    with pytest.raises(MemoryError) as wanted:
+        np.ones(1 << 50)  # numpy's own kind of it
+    kind = gpu_error(wanted.value)
+    assert kind is MEMORY and "Gradient checkpointing" in kind.advice and "a smaller Group" in kind.advice
+
+
+def test_a_run_without_memory_is_saved_and_says_what_helps(
+    tmp_path: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn = Learner.learn
+
+    def hungry(learner: Learner, *arguments: Any) -> dict[str, float]:
+        if learner.updates == 2:
+            raise MemoryError
+        return learn(learner, *arguments)
+
+    monkeypatch.setattr(Learner, "learn", hungry)
+    ending = small_run.train_here(small_run.settings_for(tmp_path, iters=5), run)
+    assert (ending.kind, ending.exit_code, ending.step) == ("failed", 2, 2)
+    assert ending.sentence.startswith("There was not enough memory for the arrays of a step.")
+    saved = checkpoint.newest(run)
+    assert saved is not None and saved.state.step == 2
 
 
 @pytest.mark.parametrize(

@@ -142,13 +142,14 @@ def test_a_damaged_model_is_told_before_anything_is_learned(inputs: Path, tmp_pa
     assert rows[0]["tokens"]["sampled_logp"][0] == "nan"
 
 
-def test_scores_too_large_to_compute_with_name_the_function(inputs: Path, tmp_path: Path, run: RunFolder) -> None:
-    source = small_run.LOW_HALF.replace("/ len(ids)", "* 1e200")
-    (tmp_path / "huge.py").write_text(source)
-    ending = small_run.train_here(raw(inputs, reward_functions_file=str(tmp_path / "huge.py")), run)
+def test_a_reward_too_large_to_compute_with_is_told(inputs: Path, tmp_path: Path, run: RunFolder) -> None:
+    """A single score of that size is refused where it is read; weights can make it of smaller ones."""
+    (tmp_path / "large.py").write_text(small_run.LOW_HALF.replace("/ len(ids)", "* 1e28"))
+    large = {"reward_functions_file": str(tmp_path / "large.py"), "reward_weights": [1e6]}
+    ending = small_run.train_here(raw(inputs, **large), run)
     assert ending.exit_code == 2
     assert ending.sentence.startswith(
-        "reward_functions: Step 1 was not applied, for its reward is too large (low_half is "
+        "reward_functions: Step 1 was not applied, for its reward is too large (their weighted sum is "
     )
     assert len(inspected(run, 1)[1]) == 2
 

@@ -67,9 +67,10 @@ def test_every_run_trains_once_in_its_turn(queue: QueueFile) -> None:
 
 @pytest.mark.parametrize("code", [1, 2, -signal.SIGKILL], ids=["bug", "mistake", "killed"])
 def test_the_queue_goes_on_after_a_failure(queue: QueueFile, code: int) -> None:
-    trainings = Trainings({"a": code})
-    QueueRunner(queue, lambda _: None, trainings).run()
+    trainings, said = Trainings({"a": code}), list[str]()
+    QueueRunner(queue, said.append, trainings).run()
     assert trainings.order == ["a", "b", "c"]
+    assert any("runs out of memory" in sentence for sentence in said) == (code < 0)
 
 
 def test_a_failure_pauses_the_queue_where_that_is_wanted_and_a_stop_does_not(queue: QueueFile) -> None:

@@ -166,9 +166,11 @@ def test_every_step_carries_every_metric(uninterrupted: RunFolder) -> None:
 def test_the_diary_has_every_event_in_order(uninterrupted: RunFolder) -> None:
     diary = list(read_events(uninterrupted.events))
     assert small_run.kinds(uninterrupted) == [
-        "started", "eval", "step", "step", "checkpoint", "step", "eval", "step", "checkpoint", "step", "step", "eval",
-        "checkpoint", "finished",
+        "started", "note", "eval", "step", "step", "checkpoint", "step", "eval", "step", "checkpoint", "step", "step",
+        "eval", "checkpoint", "finished",
     ]  # fmt: skip
+    (note,) = events(uninterrupted, "note")
+    assert "reward_isolation: thread" in note["sentence"]
     assert [event["seq"] for event in diary] == list(range(len(diary)))
     assert all(event["v"] == 1 and event["t"] > 1.7e9 for event in diary)
     assert diary[0] | {"phase": "loading"} == diary[0] and {e["phase"] for e in diary if e["kind"] == "phase"} <= set(
@@ -289,7 +291,7 @@ def test_a_killed_run_that_is_resumed_equals_the_uninterrupted_one(
     chance = random.Random()
     step = chance.randint(3, 5)  # the checkpoint of step 2 exists by then
     wait = chance.uniform(0, 0.05) if moment == "after a step" else chance.uniform(0, 0.01)
-    small_run.write_config(run.config, settings(inputs, **WHOLE))
+    small_run.prepare(run, settings(inputs, **WHOLE))
     command = backend_command("train", "--run", str(run.path), "--stream")
     unhurried = backend_environment() | {"SECONDS_A_SCORE": "0.05"}
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=unhurried)
@@ -428,7 +430,7 @@ def test_weights_between_the_updates_of_a_step_are_not_saved_as_the_step_before(
 ) -> None:
     """A failure between the two updates of step 4 once left a checkpoint called 3 with half of step 4 in it."""
     with monkeypatch.context() as patch:
-        patch.setattr(Learner, "_apply", failing_at(8, Learner._apply, MemoryError("no memory")))
+        patch.setattr(Learner, "_apply", failing_at(8, Learner._apply, ZeroDivisionError("a bug")))
         ending = small_run.train_here(settings(inputs, **WHOLE), run)
     assert (ending.kind, ending.exit_code) == ("failed", 1)
     saved = checkpoint.newest(run)

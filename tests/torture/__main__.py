@@ -39,6 +39,8 @@ TORTURES: dict[str, Torture] = {
     ),
     "syscalls": Torture("every system call of saves and of a run's end fails in turn, in six ways", 0),
     "soak": Torture("long runs: memory, handles and time of a step are flat; the cases are steps", 10_000),
+    "datasets": Torture("hostile datasets, given to `check`, a run and the Dataset page", 50_000),
+    "models": Torture("hostile model folders, given to `check`, the picker and the loader", 5_000),
     "configs": Torture("hostile configurations, given to everything that reads one", 100_000),
 }
 """Name, which is that of the module too → what it is."""

@@ -266,7 +266,8 @@ def _enormous(raw: Raw, rng: random.Random, place: Place) -> None:
     for key in rng.sample(keys, rng.randrange(1, 6)):
         raw[key] = rng.choice([2, 3, 7, 97, 1000, 4096, 9_999, 10_000, 65_536, 499_999, 10**6, 10**7, 10**8, 10**9])
     if rng.random() < 0.5:
-        raw["max_seq_length"] = raw.get("max_completion_length", 6) + rng.choice([1, 2, 1000, 10**6])
+        completion = raw.get("max_completion_length")
+        raw["max_seq_length"] = (completion if type(completion) is int else 6) + rng.choice([1, 2, 1000, 10**6])
 
 
 def _stages(raw: Raw, rng: random.Random, place: Place) -> None:

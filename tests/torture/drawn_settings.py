@@ -67,6 +67,7 @@ class Inputs:
             save_every=random.randint(1, 3), keep_checkpoints=random.randint(1, 3),
             optimizer=choice(["adamw", "adamw", "muon", "lion"]), lr_schedule=choice(["constant", "cosine", "linear"]),
             lr_warmup_steps=2, steps_per_eval=choice([0, 0, 1, 2]), val_batches=1, test=chance() < 0.2,
+            reward_isolation=choice(["process", "thread"]),
             dropout=choice([0.0, 0.1]), beta=choice([0.0, 0.0, 0.1]),
         )  # fmt: skip
         if raw["train_type"] == "full":

@@ -69,7 +69,9 @@ class Killer:
                     [f"with its changes it ended with {again.code}: {again.last_words}"] if again.code else []
                 )
             outcome.faults += [] if outcome.faults else differences(broken, whole)
-            outcome.faults += [f"in the folder of temporary files: {name}" for name in self.warm.take_temporary_files()]
+            temporary = self.warm.take_temporary_files()
+            if self.warm.last and self.warm.last.code == 0:  # what a killed process has left, the next one deletes
+                outcome.faults += [f"in the folder of temporary files: {name}" for name in temporary]
         finally:
             if not outcome.faults:
                 for path in (whole, broken):

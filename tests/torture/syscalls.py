@@ -70,7 +70,7 @@ class Syscalls:
     def _traced(self, name: str) -> list[Case]:
         home, trace = self._home(name, "whole"), self.folder / f"trace {name}"
         ended = self.warm.run("train", home / "config.yaml", home=home, trace=trace)
-        assert ended.code == 0, ended.output
+        assert ended.code == 0, ended.last_words
         calls = traced(trace)
         saved = calls.index(Call("rename", "runs/mine/checkpoints/000001"))
         return [
@@ -132,11 +132,20 @@ class Syscalls:
                 ended = self.warm.run(*verb, home=home)
                 if ended.code != 0 or ended.left:
                     return [f"{verb[0]} ended with {ended.code}: {ended.last_words}"]
-        model = home / ".lmstudio" / "models" / "grpo-studio" / "tortured"
-        if not model.exists():  # a finished run that LM Studio refused tells so in a note, and is exported by hand
-            ended = self.warm.run("export", "mine", "--to", "lmstudio", "--name", "tortured", home=home)
-            if ended.code != 0:
-                return [f"export ended with {ended.code}: {ended.last_words}"]
+        # A finished run that LM Studio refused tells so in a note, and is exported by hand; that clears what could not be deleted, too.
+        lm_studio, export = home / ".lmstudio", ["export", "mine", "--overwrite"]
+        for command, model, staging in (
+            (
+                [*export, "--to", "lmstudio", "--name", "tortured"],
+                lm_studio / "models" / "grpo-studio" / "tortured",
+                lm_studio,
+            ),
+            ([*export, "--to", "folder"], run.fused if self.raw[case.run]["fuse"] else run.path, run.path),
+        ):
+            if not model.exists() or any(staging.glob(".grpo-studio-*")):
+                ended = self.warm.run(*command, home=home)
+                if ended.code != 0:
+                    return [f"export ended with {ended.code}: {ended.last_words}"]
         whole = self.folder / f"whole {case.run}"
         return differences(home, whole, may_have_saved_more=not case.blow.action.startswith("kill"))
 

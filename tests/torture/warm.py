@@ -73,6 +73,8 @@ class WarmProcess:
 
     def __init__(self, folder: Path, *, compiles: bool = True) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self.last: Ended | None = None
+        """How the last process ended."""
         self._output = folder / "output.txt"
         self._temporary = folder / "temporary"
         self._temporary.mkdir()
@@ -108,7 +110,8 @@ class WarmProcess:
         print(json.dumps(request), file=self._server.stdin, flush=True)
         answer = self._server.stdout.readline()
         assert answer, "the warm process has ended"
-        return Ended(**json.loads(answer))
+        self.last = Ended(**json.loads(answer))
+        return self.last
 
     def take_temporary_files(self) -> list[str]:
         """What the processes have left in their folder of temporary files, which is emptied."""

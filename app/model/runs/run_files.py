@@ -34,8 +34,9 @@ def problem_of(state: str, ending: Event | None, step: int, folder: RunFolder) -
         return ""
     when = f"after step {step}" if step else "before its first step"
     last_words = next((line.strip() for line in reversed(log_lines(folder.log, 20)) if line.strip()), "")
-    return f"The training process ended {when} without saying why." + (
-        f" Its last words: {last_words}" if last_words else ""
+    return (
+        f"The training process ended {when} without saying why, as when the system runs out of memory and kills it."
+        + (f" Its last words: {last_words}" if last_words else "")
     )
 
 

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import platform
+import shutil
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from backend.confinement.linux.libc import PR_SET_SECCOMP, pointer, prctl
 from backend.confinement.linux.syscalls import CHANGES_OF_ATTRIBUTES, FORBIDDEN, MACHINES, NEWEST, NOT_THERE, number
@@ -104,6 +108,22 @@ class _Instruction(ctypes.Structure):
 
 class _Program(ctypes.Structure):
     _fields_ = [("count", ctypes.c_uint16), ("instructions", ctypes.POINTER(_Instruction))]
+
+
+def let_copies_go_on_without_modes() -> None:
+    """Where no permission or time may be changed, `shutil.copy`, `copytree` and `move` would fail after they have copied a file: make
+    them leave its permissions and times as those of a new file."""
+    for name in ("copymode", "copystat"):
+        setattr(shutil, name, _forgiving(getattr(shutil, name)))
+
+
+def _forgiving(function: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(function)
+    def forgiving(*arguments: Any, **options: Any) -> None:
+        with suppress(PermissionError):
+            function(*arguments, **options)
+
+    return forgiving
 
 
 def restrict(network: bool, attributes: bool) -> None:

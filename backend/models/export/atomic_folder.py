@@ -32,8 +32,10 @@ def staging_folder(parent: Path, target: Path, made_by: str = "export") -> Itera
         try:
             yield folder
         finally:
-            _clear_staging(folder, target)
-            folder.rmdir()
+            # The model is in its place, or what went wrong is on its way up: what cannot be deleted now, the next export deletes.
+            with contextlib.suppress(OSError):
+                _clear_staging(folder, target)
+                folder.rmdir()
     finally:
         os.close(lock)
 

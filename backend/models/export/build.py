@@ -37,6 +37,7 @@ from backend.models.export.verify import (
     make_reference,
     verify_folder,
 )
+from backend.spec.disk_faults import cause, disk_errors_of
 from backend.spec.exports import ExportFormat, exported_bytes
 from backend.spec.faults import Mistake
 from backend.spec.memory.model_shape import shape_of
@@ -96,7 +97,10 @@ def build(
     if format_.kind == "gguf":
         gguf_file.check(original_of(trained), trained.tokenizer)
     atomic_folder.check_free_space(destination.workshop, needed_bytes(trained, format_, len(samples)))
-    with atomic_folder.staging_folder(destination.workshop, destination.target) as staging:
+    with (
+        disk_errors_of(destination.target),
+        atomic_folder.staging_folder(destination.workshop, destination.target) as staging,
+    ):
         trained, built = trained.pinned(staging / "adapters"), staging / "new"
         tokenizer = open_tokenizer(trained.tokenizer)
         progress("Computing what the trained model answers.")
@@ -168,7 +172,7 @@ def write_in_format(trained: TrainedWeights, format_: ExportFormat, to: Path, pr
         model, config = merging.in_format(*trained.open_with_config(), format_)
         model_files.write_model(model, config, trained.tokenizer, to, lambda done: progress(doing, done))
     except OSError as error:
-        raise Mistake("export", f"The model cannot be written to {to.parent}: {error.strerror or error}.") from error
+        raise Mistake("export", f"The model cannot be written to {to.parent}: {cause(error)}.") from error
     finally:
         # mlx modules are in reference cycles, hence the explicit collection: the written model is loaded next.
         gc.collect()

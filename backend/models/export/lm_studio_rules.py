@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from backend.models.model_folder import read_object
 from backend.spec import places
-from backend.spec.faults import Fault
+from backend.spec.faults import Fault, Mistake
+from backend.spec.safetensors import BrokenFile, read_header_and_metadata
 
 INDEX = "model.safetensors.index.json"
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "*.tiktoken")
@@ -90,13 +91,14 @@ def _weights(folder: Path) -> Iterator[Fault]:
         return
     arrays: dict[str, str] = {}
     for file in files:
-        header = _header(file)
-        if isinstance(header, str):
-            yield Fault(file.name, header)
+        try:
+            header, metadata = read_header_and_metadata(file)
+        except BrokenFile as error:
+            yield Fault(file.name, f"The file {error}.")
             continue
-        if not isinstance(header.get("__metadata__"), dict):
+        if metadata is None:
             yield Fault(file.name, "Its header has no metadata object, and LM Studio refuses such a file.")
-        arrays |= dict.fromkeys(header.keys() - {"__metadata__"}, file.name)
+        arrays |= dict.fromkeys(header, file.name)
     yield from _index(folder, files, arrays)
     is_quantised = "quantization" in (config := _object(folder / "config.json")) or "quantization_config" in config
     if any(name.endswith(".scales") for name in arrays) != is_quantised and not _quantised_within(config):
@@ -124,26 +126,9 @@ def _index(folder: Path, files: list[Path], arrays: dict[str, str]) -> Iterator[
         yield Fault(INDEX, "The index of the shards is missing, or does not say where each array is.")
 
 
-def _header(file: Path) -> dict[str, Any] | str:
-    """The JSON header of a safetensors file (its length in eight little-endian bytes, then the JSON), or what is wrong with the file."""
-    try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if length > file.stat().st_size:
-                return "It is no safetensors file, or was cut off."
-            header = json.loads(stream.read(length))
-        end = max((about["data_offsets"][1] for name, about in header.items() if name != "__metadata__"), default=0)
-    except (OSError, ValueError, AttributeError, KeyError, TypeError):
-        return "It is no safetensors file, or was cut off."
-    if file.stat().st_size != 8 + length + end:
-        return f"It should have {8 + length + end} bytes and has {file.stat().st_size}: it was cut off, or another file was written over it."
-    return header
-
-
 def _object(file: Path) -> dict[str, Any]:
     """The JSON object in a file; {} where there is none."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_object(file, file.name)
+    except Mistake:
         return {}
-    return content if isinstance(content, dict) else {}

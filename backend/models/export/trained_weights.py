@@ -15,10 +15,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from backend.models import policy
+from backend.models.loading import open_weights
+from backend.models.tokenizers import load_tokenizer
 from backend.spec.faults import Mistake
 
 ADAPTER_LEAVES = ("lora_a", "lora_b", "m")
@@ -97,14 +98,12 @@ class TrainedWeights:
 
 def open_model(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     """(model, its config.json), nothing read but headers. Raises Mistake for a model that mlx-lm cannot load."""
-    with policy.loading(str(folder), "model"):
-        return mlx_lm_utils.load_model(folder, lazy=True)
+    return open_weights(folder, str(folder), "model")
 
 
 def open_tokenizer(folder: Path) -> Any:
     """The tokenizer with mlx-lm's wrapper. Raises Mistake."""
-    with policy.loading(str(folder), "model"):
-        return mlx_lm_utils.load_tokenizer(folder)
+    return load_tokenizer(folder)
 
 
 def _attach(model: nn.Module, files: AdapterFiles) -> None:

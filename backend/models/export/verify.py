@@ -17,6 +17,7 @@ import mlx.core as mx
 from backend.models.export import lm_studio_rules
 from backend.models.export.forward_pass import OpenModel, logits_at
 from backend.models.export.trained_weights import TrainedWeights
+from backend.models.saving import save_arrays
 from backend.spec.faults import Mistake
 
 TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.1}
@@ -117,7 +118,7 @@ def make_reference(
     for index, logits in enumerate(answer_logits(trained.open, tokens)):
         if not mx.all(mx.isfinite(logits)).item():
             raise Mistake("run", "The trained model gives no finite numbers, so there is nothing worth writing.")
-        mx.save_safetensors(str(_logits_file(folder, index)), {"logits": logits})
+        save_arrays(_logits_file(folder, index), {"logits": logits})
     reference = Reference(samples, tokens, folder, None, tolerance)
     if trained.untrained is not None:
         reference.effect = _rms_difference(reference, answer_logits(trained.open_untrained, tokens))

@@ -9,11 +9,13 @@ from pathlib import Path
 from backend.spec.command import is_bundled
 
 _MAX_VALUE = 80
-_MAX_MESSAGE = 200
+_MAX_MESSAGE = 100
+_MAX_NAME = 40
 _BUNDLED_MODULES = (
     "the app brings Python's standard library, numpy, sympy, regex and what else the trainer uses; for other packages install "
     "grpo-studio with pip beside them"
 )
+_WORKING_FOLDER = "relative names are in its working folder, so write Path(__file__).parent / name"
 
 
 def shorten(text: str, limit: int = _MAX_VALUE) -> str:
@@ -36,8 +38,15 @@ def describe_error(error: BaseException, file: Path | None) -> str:
     app, whose Python the user cannot install anything into, a missing module with what can be done."""
     message = shorten(text_of(error), _MAX_MESSAGE).rstrip(".")
     location = _innermost_line(error, file)
-    advice = f"; {_BUNDLED_MODULES}" if isinstance(error, ModuleNotFoundError) and is_bundled() else ""
-    return f"{type(error).__name__}{': ' if message else ''}{message}{f' ({location})' if location else ''}{advice}"
+    advice = f"; {_WORKING_FOLDER}" if _is_relative(error) else ""
+    advice += f"; {_BUNDLED_MODULES}" if isinstance(error, ModuleNotFoundError) and is_bundled() else ""
+    return f"{shorten(type(error).__name__, _MAX_NAME)}{': ' if message else ''}{message}{f' ({location})' if location else ''}{advice}"
+
+
+def _is_relative(error: BaseException) -> bool:
+    """Whether a file was missing under a relative name."""
+    name = error.filename if isinstance(error, FileNotFoundError) else None
+    return isinstance(name, str) and bool(name) and not Path(name).is_absolute()
 
 
 def _innermost_line(error: BaseException, file: Path | None) -> str:

@@ -25,7 +25,7 @@ def read_scores(returned: Any, count: int) -> Scores:
     """`count` finite numbers or None. Raises InvalidScores."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping | Set):
-        kind = "None" if returned is None else type(returned).__name__
+        kind = "None" if returned is None else shorten(type(returned).__name__, 40)
         raise InvalidScores(f"{kind} where a list of {count} scores was expected")
     values = list(values)
     if len(values) != count:
@@ -39,7 +39,8 @@ def _score(value: Any, index: int) -> float | None:
     number = _as_float(value)
     if number is None:
         raise InvalidScores(
-            f"{shorten(text_of(value, repr))} ({type(value).__name__}) as a score, which is not a number", index
+            f"{shorten(text_of(value, repr))} ({shorten(type(value).__name__, 40)}) as a score, which is not a number",
+            index,
         )
     if not math.isfinite(number):
         raise InvalidScores(f"{number} as a score, which is not a finite number", index)

@@ -21,6 +21,10 @@ from backend.rewards.runner.timeout import ThreadCaller
 from backend.spec.faults import Mistake
 from backend.types import Group
 
+LONGEST_SENTENCE = 200
+LEAST_TEXT, MOST_TEXT = 16, 80
+"""Characters of a prompt or a completion in a sentence, by the room that the failure leaves."""
+
 
 class RewardError(Mistake):
     """A reward function failed on real completions; the sentence on `reward_functions` says which, how and on what."""
@@ -91,13 +95,12 @@ def total_reward(scores: Iterable[float | None], weights: Iterable[float]) -> fl
     return sum(weighted) if weighted else None
 
 
-def reward_error(
-    function: FunctionDescription, what: str, sample: Sample, has_line: bool = False, more: str = ""
-) -> RewardError:
-    """The sentence: which function, its line (unless `what` names one), its failure `what`, and the completion. `more`: a sentence
-    behind it."""
+def reward_error(function: FunctionDescription, what: str, sample: Sample, has_line: bool = False) -> RewardError:
+    """The sentence: which function, its line (unless `what` names one), its failure `what`, and the completion."""
     problem, completion = sample
     line = f", line {function.line}," if function.line and not has_line else ""
-    on = f"on the prompt “{shorten(problem.prompt)}” and the completion “{shorten(completion.text)}”"
-    sentence = f"The reward function {function.name}{function.of_file}{line} {what}, {on}.{f' {more}' if more else ''}"
+    failed = f"The reward function {shorten(function.name, 40)}{function.of_file}{line} {what}, on the prompt “"
+    room = (LONGEST_SENTENCE - len(failed) - len("” and the completion “”.")) // 2
+    texts = (shorten(text, min(max(room, LEAST_TEXT), MOST_TEXT)) for text in (problem.prompt, completion.text))
+    sentence = failed + "” and the completion “".join(texts) + "”."
     return RewardError("reward_functions", sentence)

@@ -18,13 +18,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from backend.child_process import module_command
-from backend.confinement import confined_environment
+from backend.confinement import END_SIGNAL, confined_environment
 from backend.rewards.sandbox.wire import PAGE_BYTES, VERB, StatusPage
+from backend.rewards.sandbox.working_folders import make_working_folder
 from backend.spec.command import backend_environment
 
 MOST_OUTPUT = 64 << 10
 """Bytes that are passed on of what is printed during one request: a function that prints without end must not fill the disk."""
-FOLDER_PREFIX = "grpo-studio-rewards-"
 _EXIT_POLL_S = 0.005
 _GUARD_S = 6.0
 """How long its guard may take to kill what a user's code has started."""
@@ -36,7 +36,7 @@ class ScoringChild:
     """A process that runs. `requests` and `answers` are our ends of its pipes, neither of which blocks."""
 
     def __init__(self, network: bool) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
+        self.folder, kept = make_working_folder()
         pipes = [os.pipe() for _ in range(3)]
         (its_requests, self.requests), (self.answers, its_answers), (output, its_output) = pipes
         with tempfile.TemporaryFile() as page:
@@ -49,7 +49,7 @@ class ScoringChild:
         os.set_blocking(self.requests, False)
         os.set_blocking(self.answers, False)
         self.output = _Output(output)
-        ends = (self._process, self.requests, self.answers, self.output, self.folder)
+        ends = (self._process, self.requests, self.answers, self.output, self.folder, kept)
         self._finalizer = weakref.finalize(self, _end, *ends, 0.0)
         self._ends = ends
 
@@ -79,13 +79,19 @@ class ScoringChild:
 
 
 def _end(
-    process: subprocess.Popen[bytes], requests: int, answers: int, output: _Output, folder: Path, grace_s: float
+    process: subprocess.Popen[bytes],
+    requests: int,
+    answers: int,
+    output: _Output,
+    folder: Path,
+    kept: int,
+    grace_s: float,
 ) -> None:
     os.close(requests)
     deadline = time.monotonic() + grace_s
     while time.monotonic() < deadline and process.poll() is None:
         time.sleep(_EXIT_POLL_S)
-    process.terminate()  # its guard kills all that there is, then itself (`backend.confinement.guard`)
+    process.send_signal(END_SIGNAL)  # its guard kills all that there is, then itself (`backend.confinement.guard`)
     try:
         process.wait(_GUARD_S)
     except subprocess.TimeoutExpired:
@@ -94,6 +100,7 @@ def _end(
     os.close(answers)
     output.join(_LAST_WORDS_S)
     shutil.rmtree(folder, ignore_errors=True)
+    os.close(kept)
 
 
 class _Output(threading.Thread):

@@ -117,13 +117,15 @@ def _score_one(
     state = TrainerState(max_completion_length=task.max_completion_length)
     scored = scorer.ask(groups, 0, [index], task.timeout_s, state, captures=True, poll=poll)
     if scored.failure is not None:
-        return SandboxResult(function.name, error=_error(function, scored.failure, groups), printed=scored.printed)
+        return SandboxResult(
+            function.name, error=_error(function, scored.failure, groups, task), printed=scored.printed
+        )
     return SandboxResult(function.name, scored.seconds[0], scored.scores[0], scored.columns, printed=scored.printed)
 
 
-def _error(function: FunctionDescription, failure: Failure, groups: list[Group]) -> UserError:
+def _error(function: FunctionDescription, failure: Failure, groups: list[Group], task: SandboxTask) -> UserError:
     """The failure of the only function that was asked for, with its sentence."""
-    sentence = failed_on([function], failure, samples_of(groups)).faults[0].sentence
+    sentence = failed_on([function], failure, samples_of(groups), network=task.network).faults[0].sentence
     at = failure.error
     if at is None:
         return UserError(sentence, str(function.file or ""), function.line)

@@ -26,19 +26,18 @@ class MainThreadCaller:
         self._mark(FIRST_CALL + index)
         try:
             returned = work()
-            return read(asyncio.run(_awaited(returned)) if inspect.isawaitable(returned) else returned)
+            value = read(asyncio.run(_awaited(returned)) if inspect.isawaitable(returned) else returned)
         except BaseException as error:
-            raise CallFailed(error) from error
-        finally:
-            self._mark(IDLE)
+            raise CallFailed(error) from error  # with the mark left standing: its text is a user's code too
+        self._mark(IDLE)
+        return value
 
     def gather(self, indices: Sequence[int], seconds: float, calls: Sequence[AsyncCall]) -> list[tuple[Any, float]]:
         self._loop = self._loop or asyncio.new_event_loop()
         marked = [(self._marked(index, work), read) for index, (work, read) in zip(indices, calls, strict=True)]
-        try:
-            return self._loop.run_until_complete(_gathered(seconds, marked)).outcome()
-        finally:
-            self._mark(IDLE)
+        results = self._loop.run_until_complete(_gathered(seconds, marked)).outcome()
+        self._mark(IDLE)
+        return results
 
     def _marked(self, index: int, work: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
         def marked() -> Awaitable[Any]:

@@ -35,7 +35,7 @@ _SIGNALS = {
     signal.SIGSEGV: "a segmentation fault",
     signal.SIGBUS: "a bus error",
     signal.SIGABRT: "an abort",
-    signal.SIGKILL: "killed, as the system does when memory runs out",
+    signal.SIGKILL: "killed, by itself or by the system when memory runs out",
     signal.SIGXCPU: "out of processor time",
     signal.SIGILL: "an illegal instruction",
     signal.SIGFPE: "a floating-point exception",

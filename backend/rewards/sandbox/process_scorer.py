@@ -6,6 +6,7 @@ needed; the reward files are executed again there, so what a function kept in it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,7 @@ class ProcessScorer:
         functions = self.load()[stage]
         scored = self.ask(groups, stage, range(len(functions)), timeout_s, state)
         if scored.failure is not None:
-            raise failed_on(functions, scored.failure, samples)
+            raise failed_on(functions, scored.failure, samples, network=self.process.network)
         names = [function.name for function in functions]
         unscored = fill_scores(samples, names, scored.scores, weights)
         return ScoreReport(dict(zip(names, scored.seconds, strict=True)), unscored, scored.columns, scored.metrics)
@@ -148,7 +149,17 @@ class ProcessScorer:
             self.process.reject()
 
 
-def failed_on(functions: Sequence[FunctionDescription], failure: Failure, samples: Sequence[Sample]) -> RewardError:
-    """The error that stops a run."""
+_NO_NETWORK = re.compile(
+    r"gaierror|URLError|Connect\w*Error|ConnectTimeout|Connection\w*Error|name resolution"
+    r"|PermissionError: \[Errno 13\] Permission denied(?!:)"  # of a socket: that of a file goes on with its name
+)
+
+
+def failed_on(
+    functions: Sequence[FunctionDescription], failure: Failure, samples: Sequence[Sample], *, network: bool
+) -> RewardError:
+    """The error that stops a run. `network`: whether the functions may use it, which is said where they tried."""
+    tried = not network and _NO_NETWORK.search(failure.what)
+    what = f"{failure.what} (reward_network is off)" if tried else failure.what
     function, sample = functions[failure.function], samples[failure.completion]
-    return reward_error(function, failure.what, sample, failure.has_line)
+    return reward_error(function, what, sample, failure.has_line)

@@ -92,6 +92,8 @@ class ScoringServer:
                 outcomes = step.outcomes()
             except FunctionFailed as failed:
                 return {"failure": _failure(failed, functions), "printed": printed.getvalue()[-LONGEST_TEXT:]}
+            finally:
+                self._mark(IDLE)
         return {
             "scores": [scores for scores, _ in outcomes],
             "seconds": [seconds for _, seconds in outcomes],

@@ -12,6 +12,9 @@ from typing import Any, Literal, cast
 LayerKind = Literal["full", "window", "state"]
 """Keys and values of all tokens, those of a sliding window, or a state of fixed size."""
 
+LARGEST = 2**31
+"""More than any size in a config.json: mlx counts in 32 bits."""
+
 Matrix = tuple[str, int, int, int]
 """(name within the layer, input size, output size, experts)."""
 
@@ -27,8 +30,9 @@ _STATE_SIZES = (
 
 
 def number(text: Mapping[str, Any], *names: str) -> int:
-    """The first of these settings that is a number; 0 where none is."""
-    return next((int(text[name]) for name in names if isinstance(text.get(name), int)), 0)
+    """The first of these settings that is a size or a count; 0 where none is, or none that a model can have."""
+    values = (text.get(name) for name in names)
+    return next((value for value in values if type(value) is int and 0 <= value < LARGEST), 0)
 
 
 # ── kinds ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -39,10 +43,11 @@ def layer_kinds(text: Mapping[str, Any], count: int) -> tuple[LayerKind, ...]:
     types, window = text.get("layer_types"), text.get("sliding_window") and text.get("use_sliding_window", True)
     if isinstance(types, list) and len(cast("list[Any]", types)) == count:
         return tuple(_kind(str(name)) for name in cast("list[Any]", types))
-    if linear := cast(
-        "Mapping[str, Any]", text.get("linear_attn_config") or {}
-    ):  # Kimi Linear counts its layers from 1
-        return tuple("state" if i + 1 in linear.get("kda_layers", ()) else "full" for i in range(count))
+    linear = text.get("linear_attn_config")
+    if isinstance(linear, Mapping) and linear:  # Kimi Linear counts its layers from 1
+        states = cast("Mapping[str, Any]", linear).get("kda_layers")
+        states = cast("list[Any]", states) if isinstance(states, list) else []
+        return tuple("state" if i + 1 in states else "full" for i in range(count))
     every, others = number(text, "full_attention_interval"), "state"
     if not every and window:
         every, others = number(text, "sliding_window_pattern", "_sliding_window_pattern"), "window"

@@ -6,18 +6,20 @@ config.json is, they are computed from its sizes.
 
 from __future__ import annotations
 
-import json
 import re
-import struct
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from backend.spec import loose_json
+from backend.spec.faults import Mistake
 from backend.spec.memory.config_layers import LayerKind, layer_kinds, layer_matrices, layers_with_keys, number
 from backend.spec.model_config import quantization_of
+from backend.spec.safetensors import BYTES, BrokenFile, read_header
+from backend.spec.user_input.files import read_text
 
-_BYTES = {"F64": 8, "F32": 4, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "U8": 1, "I8": 1, "BOOL": 1}
 _NAMED = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)\.weight$")
 _EXPERT = re.compile(r"experts\.\d+\.")
@@ -25,6 +27,10 @@ _NOT_LOADED = re.compile(
     r"(?:^|\.)(?:vision_tower|vision_model|vision_embedder|visual|audio_tower|multi_modal_projector|embed_vision|embed_audio|mtp)\."
 )
 """Weights of images, sound and multi-token prediction, which mlx-lm leaves in the file."""
+
+
+MOST_LAYERS = 10_000
+"""More than any model has; a config.json with more layers describes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +122,8 @@ class ModelShape:
 def shape_of(folder: Path) -> ModelShape | None:
     """The shape of the model in `folder`; None without a config.json that has its sizes."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        config = loose_json.parse(read_text(folder / "config.json", "model"))
+    except (Mistake, loose_json.BrokenJson):  # whoever opens the model says so
         return None
     if not isinstance(config, dict):
         return None
@@ -133,7 +139,7 @@ def shape_from(
         number(text, "hidden_size", "d_model", "n_embd"),
         number(text, "num_hidden_layers", "n_layer", "n_layers"),
     )
-    if not hidden or not count:
+    if not hidden or not 0 < count <= MOST_LAYERS:
         return None
     heads = number(text, "num_attention_heads", "n_head", "n_heads")
     head_dim = number(text, "head_dim") or (hidden // heads if heads else 0)
@@ -181,17 +187,10 @@ class _Contents:
 
 
 def _headers(folder: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
-    """Name, type and shape of every array in the folder's safetensors: eight bytes of length, then JSON."""
+    """Name, type and shape of every array in the folder's safetensors; broken files are left out."""
     for file in sorted(folder.glob("model*.safetensors")):
-        try:
-            with file.open("rb") as stream:
-                (length,) = struct.unpack("<Q", stream.read(8))
-                header = json.loads(stream.read(length))
-        except (OSError, ValueError, struct.error):
-            continue
-        for name, about in header.items():
-            if name != "__metadata__":
-                yield name, (about["dtype"], tuple(about["shape"]))
+        with suppress(BrokenFile):
+            yield from ((name, (array.dtype, array.shape)) for name, array in read_header(file).items())
 
 
 def _from_arrays(
@@ -214,7 +213,7 @@ def _from_arrays(
             continue
         layer = layers.setdefault(int(in_layer[1]), {})
         layer[linear.name] = _stacked(layer.get(linear.name), linear)
-    floats = [_BYTES[kind] for kind, _ in arrays.values() if kind in ("F32", "F16", "BF16")]
+    floats = [BYTES[kind] for kind, _ in arrays.values() if kind in ("F32", "F16", "BF16")]
     return _Contents(
         layers=tuple(tuple(layers[i].values()) for i in sorted(layers)),
         outside=tuple(outside),
@@ -235,7 +234,7 @@ def _linear(
     packing = [stem + end for end in (".scales", ".biases") if stem + end in sizes]
     inputs = shape[-1]
     if packing and kind == "U32":  # several quantised numbers in each 32-bit word
-        inputs = inputs * 32 // int(_mapping(packed.get(stem)).get("bits") or packed.get("bits") or 4)
+        inputs = inputs * 32 // (number(_mapping(packed.get(stem)), "bits") or number(packed, "bits") or 4)
     in_layer = _LAYER.search(name)
     short_name = _EXPERT.sub("switch_mlp.", in_layer[2]) if in_layer else stem
     experts = shape[0] if len(shape) > 2 else 1
@@ -251,7 +250,7 @@ def _stacked(before: Linear | None, expert: Linear) -> Linear:
 
 
 def _size(kind: str, shape: tuple[int, ...]) -> int:
-    size = _BYTES.get(kind, 2)
+    size = BYTES.get(kind, 2)
     for length in shape:
         size *= length
     return size
@@ -289,8 +288,8 @@ def _linear_from_config(name: str, inputs: int, outputs: int, experts: int, byte
 
 def _packed_width(packed: Mapping[str, Any], width: int) -> float:
     """Bytes of one number, its share of the group's scale and bias included."""
-    bits, group = packed.get("bits"), packed.get("group_size") or 64
-    return packed_width(int(bits), int(group), str(packed.get("mode") or "affine"), width) if bits else width
+    bits, group = number(packed, "bits"), number(packed, "group_size") or 64
+    return packed_width(bits, group, str(packed.get("mode") or "affine"), width) if bits else width
 
 
 def packed_width(bits: int, group: int, mode: str, width: int) -> float:

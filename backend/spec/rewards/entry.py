@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from backend.spec.faults import Mistake
+from backend.spec.user_input.text import shown
 
 ALIAS = "name"
 """The argument that is not passed to the function: the name of the entry in metrics and tables."""
@@ -28,7 +29,6 @@ _SETTING = "reward_functions"
 _FILE = re.compile(r"""([^"'=]*?)::(.*)""", re.DOTALL)
 _METRIC = re.compile(r"[A-Za-z0-9_.-]+")
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
-_SHOWN = 120
 _PAIRS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 
@@ -152,7 +152,9 @@ def _value(text: str, name: str, node: ast.expr) -> Any:
     except (ValueError, TypeError, RecursionError, MemoryError):
         value = ...
     if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
-        raise _unreadable(text, f"{name} is neither a number nor text; text with signs or spaces needs quotes")
+        raise _unreadable(
+            text, f"{shown(name, 30)} is neither a number nor text; text with signs or spaces needs quotes"
+        )
     return value
 
 
@@ -163,5 +165,4 @@ def _written(value: Any) -> str:
 
 
 def _unreadable(text: str, why: str) -> Mistake:
-    excerpt = text.strip() if len(text) <= _SHOWN else f"{text.strip()[:_SHOWN]}…"
-    return Mistake(_SETTING, f"The reward function {excerpt} cannot be read: {why}.")
+    return Mistake(_SETTING, f"The reward function {shown(text)} cannot be read: {why}.")

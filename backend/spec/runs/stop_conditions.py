@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from backend.spec.events import METRICS
 from backend.spec.rewards.catalog import metric_name
+from backend.spec.user_input.text import shown
 
 WINDOW = 5
 """Steps whose mean is compared."""
@@ -59,7 +60,7 @@ def parse_condition(text: str) -> StopCondition:
     except ValueError:
         limit = float("nan")
     if match is None or not abs(limit) < float("inf"):
-        raise ValueError(f"“{text}” is not a condition; write a metric, a sign and a number, such as kl > 0.8.")
+        raise ValueError(f"“{shown(text)}” is not a condition; write a metric, a sign and a number, such as kl > 0.8.")
     return StopCondition(match[1], match[2], limit)
 
 
@@ -78,7 +79,7 @@ def condition_fault(text: str, rewards: Sequence[str], may_log_metrics: bool) ->
     if bare in known or (may_log_metrics and not near):
         return ""
     prefix = EVALUATION if condition.metric != bare else ""
-    return f"There is no metric {condition.metric}." + (f" Did you mean {prefix}{near[0]}?" if near else "")
+    return f"There is no metric {shown(condition.metric, 60)}." + (f" Did you mean {prefix}{near[0]}?" if near else "")
 
 
 def known_metrics(rewards: Iterable[str]) -> list[str]:

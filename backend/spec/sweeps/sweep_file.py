@@ -172,6 +172,10 @@ def _numbers(raw: Mapping[str, Any], search: str) -> tuple[dict[str, Any], list[
     trials = raw.get("trials")
     if search == "random" and not _is_count(trials, 1):
         faults.append(Fault("trials", "A random search needs trials, the number of configurations to draw."))
+    elif search == "random" and trials > MOST_RUNS:
+        faults.append(
+            Fault("trials", f"There are {shown(trials)} trials; at most {MOST_RUNS} configurations can be trained.")
+        )
     if search == "grid" and trials is not None:
         faults.append(Fault("trials", "Trials go with search: random; a grid has every combination."))
     search_seed, round_steps = raw.get("search_seed", 0), raw.get("round_steps", ROUND_STEPS)
@@ -233,11 +237,11 @@ def _configurations(
 
 def _draws(over: Mapping[str, Any], search_seed: int, trials: int) -> Iterator[dict[str, Any]]:
     """Different configurations; the first n are the same for any number of trials."""
-    chance, seen = random.Random(f"sweep {search_seed}"), list[dict[str, Any]]()
+    chance, seen = random.Random(f"sweep {search_seed}"), set[str]()
     for _ in range(DRAWS_PER_TRIAL * trials):
         drawn = {key: _draw(key, values, chance) for key, values in over.items()}
-        if drawn not in seen:
-            seen.append(drawn)
+        if repr(drawn) not in seen:
+            seen.add(repr(drawn))
             yield drawn
 
 
@@ -258,10 +262,11 @@ def _check_plan(plan: SweepPlan) -> None:
     if len(members) > MOST_RUNS:
         raise Mistake("seeds", f"The sweep has {len(members):,} runs; at most {MOST_RUNS} can be trained.")
     faults: dict[Fault, None] = {}
+    of_base = problems(plan.base)
     for configuration in plan.configurations:
         first = Member(configuration, plan.seeds[0], "")
         for fault in problems(plan.raw_settings(first)):
-            told = fault if fault in problems(plan.base) else _of_configuration(fault, configuration)
+            told = fault if fault in of_base else _of_configuration(fault, configuration)
             faults[told] = None
     if not faults and plan.halving is not None:
         faults |= dict.fromkeys(_halving_faults(plan, plan.halving))

@@ -16,12 +16,14 @@ import mlx.nn as nn
 from huggingface_hub import ModelCard
 from mlx_lm import utils as mlx_lm_utils
 
-from backend.models import policy
 from backend.models.export.model_files import SAFETENSORS_TYPES
 from backend.models.export.trained_weights import TrainedWeights
 from backend.models.inventory import is_incomplete
+from backend.models.loading import loading
 from backend.spec.faults import Mistake
 from backend.spec.places import local_folder
+from backend.spec.safetensors import BrokenFile, read_header
+from backend.spec.user_input.text import shown
 
 FURTHEST = 3
 """How many cards are followed from a converted model to its original."""
@@ -115,7 +117,7 @@ def empty_model(original: OriginalFiles) -> nn.Module:
     """A new model of the original's family and sizes, its weights random and not computed. `sanitize` may change a model, so it is called
     once on each."""
     config = mlx_lm_utils.load_config(original.folder)
-    with policy.loading(original.name, "model"):
+    with loading(original.name, "model"):
         model_class, arguments = mlx_lm_utils._get_classes(config=config)  # as load_model does
         return model_class(arguments.from_dict(config))
 
@@ -193,8 +195,9 @@ def read_original(folder: Path, name: str) -> OriginalFiles:
 
 def _header(file: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a safetensors file in the order of their bytes."""
-    with file.open("rb") as stream:
-        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-    header.pop("__metadata__", None)
-    for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        yield name, Tensor(about["dtype"], tuple(about["shape"]))
+    try:
+        header = read_header(file)
+    except BrokenFile as error:
+        raise Mistake("model", f"{shown(file, 70)} {error}.") from None
+    for name, array in sorted(header.items(), key=lambda item: item[1].begin):
+        yield name, Tensor(array.dtype, array.shape)

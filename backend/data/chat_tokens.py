@@ -1,0 +1,109 @@
+"""A chat becomes token ids: rendered by the model's chat template, tokenised. Both have limits, and never cut a prompt.
+
+A text that surely has more tokens than fit is not tokenised: ten million characters take a tokenizer half a minute. A template that does
+not end is interrupted. Everything else is exactly what the tokenizer makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import TemplateError
+
+from backend.data.files import first_line
+from backend.data.text_bounds import least_tokens
+from backend.models.time_limit import TimeIsUp, time_limit
+from backend.models.tokenizers import is_panic
+from backend.spec.faults import Mistake
+
+Messages = list[dict[str, Any]]
+"""A chat as tokenizers take it: [{"role": …, "content": …}, …]."""
+
+CHAT_S = 4.0
+"""Seconds for rendering one chat: a template takes about a millisecond."""
+ALWAYS_EXACT = 200_000
+"""Characters of a chat that are always tokenised, in about a tenth of a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class TooLong:
+    """In place of token ids: the chat has at least so many tokens, which do not fit."""
+
+    at_least: int
+
+
+def count(tokens: list[int] | TooLong) -> int:
+    """The number of tokens, or a number that it is not below."""
+    return tokens.at_least if isinstance(tokens, TooLong) else len(tokens)
+
+
+def characters(messages: Messages) -> int:
+    return sum(len(message["content"]) for message in messages)
+
+
+def check_unicode(messages: Messages, where: str) -> None:
+    """Raises Mistake for a lone surrogate, which JSON can carry and no tokenizer takes."""
+    try:
+        for message in messages:
+            (message["role"] + message["content"]).encode()
+    except UnicodeEncodeError:
+        raise Mistake("prompt_feature", f"The text of {where} is broken: it holds half a character.") from None
+
+
+def apply_chat_template(messages: Messages, tokenizer: Any, variables: Mapping[str, Any]) -> list[int]:
+    """Token ids of a chat up to where the assistant begins. Without a chat template the contents are joined as text."""
+    if _has_template(tokenizer):
+        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, **variables))
+    return list(tokenizer.encode(_joined(messages)))
+
+
+def tokenize(messages: Messages, tokenizer: Any, variables: Mapping[str, Any], where: str) -> list[int]:
+    """`apply_chat_template`, with a Mistake that names the row where the text or the template makes that impossible."""
+    tokens = tokenize_if_fits(messages, tokenizer, variables, where, None)
+    assert not isinstance(tokens, TooLong)
+    return tokens
+
+
+def tokenize_if_fits(
+    messages: Messages, tokenizer: Any, variables: Mapping[str, Any], where: str, most: int | None
+) -> list[int] | TooLong:
+    """As `tokenize`, except that a long chat of more than `most` tokens need not be tokenised."""
+    check_unicode(messages, where)
+    try:
+        with time_limit(CHAT_S):
+            if characters(messages) <= ALWAYS_EXACT:
+                return apply_chat_template(messages, tokenizer, variables)
+            text = _text(messages, tokenizer, variables)
+        if most is not None and (least := least_tokens(text, tokenizer)) > most:
+            return TooLong(least)
+        # Rendered once more, and tokenised without a limit on time, which would count that of the tokenizer too.
+        return apply_chat_template(messages, tokenizer, variables)
+    except TimeIsUp:
+        raise Mistake("prompt_feature", f"The model's chat template does not end for {where}; it is stopped after "
+                      f"{CHAT_S:g} seconds.") from None  # fmt: skip
+    except TemplateError as error:  # templates call raise_exception: no system message, turns that do not alternate
+        raise Mistake("prompt_feature", f"The model's chat template refuses {where}: {first_line(error)}") from None
+    except Exception as error:  # of any kind: a template divides by zero, recurses, adds text to a number
+        raise Mistake("prompt_feature", f"The model's chat template fails for {where}: {first_line(error)}") from None
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise Mistake("prompt_feature", f"The model's tokenizer fails for {where}: {first_line(error)}") from None
+
+
+def _has_template(tokenizer: Any) -> bool:
+    return bool(getattr(tokenizer, "has_chat_template", False) or getattr(tokenizer, "chat_template", None))
+
+
+def _joined(messages: Messages) -> str:
+    return "\n\n".join(message["content"] for message in messages)
+
+
+def _text(messages: Messages, tokenizer: Any, variables: Mapping[str, Any]) -> str:
+    """What of a chat is tokenised; the messages alone for a tokenizer that gives no text."""
+    if not _has_template(tokenizer):
+        return _joined(messages)
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **variables)
+    return text if isinstance(text, str) else _joined(messages)

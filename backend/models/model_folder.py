@@ -1,0 +1,116 @@
+"""Whether the files of a model's folder can be opened, before they are: config.json, and the headers of the weights.
+
+A folder is somebody else's. Nothing of it is run or unpickled: `model*.safetensors` are the only weights that are opened, and a model that
+brings its own code is refused. No weight is read.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from backend.spec import loose_json
+from backend.spec.faults import Mistake
+from backend.spec.safetensors import BrokenFile, StoredArray, read_header
+from backend.spec.user_input.files import read_text
+from backend.spec.user_input.text import shown
+
+CONFIG_LIMIT = 16 * 2**20
+"""Bytes of config.json and of the index of the weights."""
+TEXTS, TEXT_LIMIT = (".json", ".jinja", ".txt", ".jsonl", ".model", ".tiktoken"), 2**29
+"""Files that the tokenizer's libraries read whole, and the most bytes of one. The largest in use have 35 MB."""
+PATH = 70
+"""Characters of a path in a sentence."""
+_COUNT = re.compile(r"^(num|n)_.*(layer|block|expert|head|codebook|loop)|_layers$|^depth$|^n_(layer|head)s?$")
+"""Settings that say how many of something a model is built of."""
+
+
+def read_object(file: Path, setting: str) -> dict[str, Any]:
+    """The JSON object in a file of a model. Raises Mistake, naming the file."""
+    text = read_text(file, setting, CONFIG_LIMIT)
+    try:
+        value = loose_json.parse(text)
+    except loose_json.BrokenJson as error:
+        line = f" at line {error.line}" if error.line else ""
+        raise Mistake(setting, f"The JSON in {shown(file, PATH)} is broken{line}: {error.why}.") from None
+    if not isinstance(value, dict):
+        raise Mistake(setting, f"{shown(file, PATH)} must hold a JSON object.")
+    return cast("dict[str, Any]", value)
+
+
+def check_kinds(folder: Path, setting: str) -> None:
+    """Raises Mistake where the folder holds a pipe or a device, which a library would wait for without end, or a text that is none."""
+    for file in sorted(folder.iterdir()):
+        try:
+            about = file.stat()
+        except OSError:  # a link to nothing, which counts as missing
+            continue
+        if not (stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode)):
+            raise Mistake(setting, f"{shown(file, PATH)} is no file, but a pipe, a socket or a device.")
+        if file.suffix in TEXTS and about.st_size > TEXT_LIMIT:
+            raise Mistake(
+                setting, f"{shown(file, PATH)} is larger than the {TEXT_LIMIT / 2**20:g} MB that a tokenizer may have."
+            )
+
+
+def check_config(file: Path, name: str, setting: str) -> dict[str, Any]:
+    """The content of a model's config.json. Raises Mistake for a file that is none, or of a model that brings its own code."""
+    config = read_object(file, setting)
+    shown_name = shown(Path(name), 50)
+    if config.get("model_file"):
+        file_name = shown(config["model_file"], 40)
+        raise Mistake(setting, f"The model {shown_name} needs code of its own ({file_name}), which is not run.")
+    return config
+
+
+def check_arrays(folder: Path, config: Mapping[str, Any], setting: str) -> None:
+    """Raises Mistake where the weights in `folder` are not whole, or are of far fewer parts than config.json counts."""
+    arrays: dict[str, tuple[str, StoredArray]] = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        try:
+            header = read_header(file)
+        except BrokenFile as error:
+            raise Mistake(setting, f"{shown(file, PATH)} {error}.") from None
+        if twice := next((name for name in header if name in arrays), None):
+            both = f"{shown(arrays[twice][0], 40)} and {shown(file.name, 40)}"
+            raise Mistake(setting, f"{shown(folder, 50)} has {shown(twice, 40)} in both {both}.")
+        arrays |= {name: (file.name, array) for name, array in header.items()}
+    if not arrays:
+        raise Mistake(
+            setting, f"The folder {shown(folder, PATH)} holds no weights: model*.safetensors is missing or empty."
+        )
+    _check_shards(folder, setting)
+    # mlx-lm builds as many layers as config.json says before it looks at the weights.
+    for key, count in _counts(config):
+        if count > 1000 + 10 * len(arrays):
+            raise Mistake(setting, f"{shown(folder / 'config.json', PATH)} has {shown(key, 30)} {shown(count, 40)}, and the weights "
+                          f"are {len(arrays):,} arrays.")  # fmt: skip
+
+
+def _counts(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The counts in a config.json and in the parts that describe the language model."""
+    for key, value in config.items():
+        if isinstance(value, (int, float)) and _COUNT.search(key):
+            yield key, value
+        elif isinstance(value, Mapping) and key not in ("vision_config", "audio_config"):
+            yield from _counts(cast("Mapping[str, Any]", value))
+
+
+def _check_shards(folder: Path, setting: str) -> None:
+    """Raises Mistake where the index of the weights names files that are not in the folder. Nothing opens what it names."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return
+    named = read_object(index, setting).get("weight_map")
+    if not isinstance(named, dict):
+        raise Mistake(setting, f"{shown(index, PATH)} names no weights.")
+    there = {file.name for file in folder.glob("model*.safetensors")}
+    files = dict.fromkeys(shown(name, 40) for name in cast("dict[str, Any]", named).values())
+    if missing := [name for name in files if name not in there]:
+        raise Mistake(
+            setting,
+            f"{shown(index, PATH)} names {len(missing):,} weight files that are missing, {missing[0]} among them.",
+        )

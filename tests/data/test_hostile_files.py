@@ -1,0 +1,141 @@
+"""Files that nobody should make end in one sentence, without a hang and without filling the memory; one test for each kind."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from backend.data import files
+from backend.data.files import read_file
+from backend.data.rows import check_columns, read_splits
+from backend.serve import dataset_questions
+from backend.serve.question_call import QuestionCall
+from backend.spec.config import Config, parse
+from backend.spec.dataset_columns import columns_of
+from backend.spec.faults import Mistake
+
+NUMBER = "1" * 5000
+
+
+def settings(data: object, **raw: object) -> Config:
+    return parse({"model": "m", "data": str(data), "max_seq_length": 600, "max_completion_length": 500, **raw})
+
+
+def sentence(path: Path) -> str:
+    with pytest.raises(Mistake) as caught:
+        read_splits(settings(path))
+    (fault,) = caught.value.faults
+    assert fault.setting == "data" and len(fault.sentence) <= 200 and fault.sentence.isprintable()
+    return fault.sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.jsonl", "[" * 100_000, "line 1 of a.jsonl is broken: it is nested more than 100 levels deep."),
+        ("a.jsonl", '{"prompt": ' + "[" * 101 + "]" * 101 + "}", "is nested more than 100 levels deep."),
+        ("a.json", f'[{{"prompt": {NUMBER}}}]', "a.json is broken: a whole number has more than 4,300 digits."),
+        ("a.csv", "prompt,answer,prompt\na,b,c\n", "a.csv has two columns called prompt; rename one of them."),
+        ("a.jsonl", '{"prompt": "hi"}'.encode("utf-16"), "a.jsonl is not UTF-8 text."),
+        ("a.parquet", "", "a.parquet cannot be read as parquet: it is empty."),
+    ],
+)  # fmt: skip
+def test_a_broken_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | bytes, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert sentence(Path(name)).endswith(says)
+
+
+def test_nan_and_infinity_are_numbers_of_a_row(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "hi", "score": NaN, "most": 1e999}')
+    assert read_splits(settings(tmp_path / "a.jsonl")).train[0]["most"] == float("inf")
+
+
+def test_a_line_has_a_limited_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "LINE_LIMIT", 1000)
+    (tmp_path / "a.jsonl").write_text('{"prompt": "hi"}\n' + "7" * 5000)
+    assert sentence(tmp_path / "a.jsonl").startswith("Line 2 of ")
+
+
+def test_a_file_that_claims_a_terabyte_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "a.jsonl").open("wb") as file:
+        file.truncate(10**12)
+    assert "that can be read here" in sentence(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_pipe_is_never_opened(tmp_path: Path, is_folder: bool) -> None:
+    os.mkfifo(tmp_path / "train.jsonl")
+    assert sentence(tmp_path if is_folder else tmp_path / "train.jsonl").endswith("a pipe, a socket or a device.")
+    assert columns_of(tmp_path / "train.jsonl") == []
+
+
+def test_links_in_a_circle(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").symlink_to(tmp_path / "a.jsonl")
+    assert "symbolic links" in sentence(tmp_path / "a.jsonl")
+
+
+def parquet(path: Path, table: pyarrow.Table) -> Path:
+    pyarrow.parquet.write_table(table, path, compression="zstd")
+    return path
+
+
+def test_a_small_parquet_file_does_not_fill_the_memory(tmp_path: Path) -> None:
+    """A kilobyte that stands for 3,000 prompts of a megabyte each, and for 10 million rows."""
+    one = pyarrow.array(["y" * 1_000_000]).dictionary_encode()
+    repeated = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 3000, pyarrow.int32()), one.dictionary)
+    file = parquet(tmp_path / "a.parquet", pyarrow.table({"prompt": repeated}))
+    assert file.stat().st_size < 2000
+    began = time.process_time()
+    assert sentence(file).endswith("unpacks to more than 200 times its size; it is not read.")
+    assert time.process_time() - began < 3
+
+
+def test_parquet_columns_of_one_name_are_refused_and_repeated_text_is_read(tmp_path: Path) -> None:
+    table = pyarrow.table({"prompt": ["What is 1 plus 1?"] * 5000, "answer": ["2"] * 5000})
+    assert len(read_file(parquet(tmp_path / "a.parquet", table))) == 5000
+    assert "two columns called prompt" in sentence(
+        parquet(tmp_path / "b.parquet", table.rename_columns(["prompt"] * 2))
+    )
+
+
+def test_values_that_python_does_not_have(tmp_path: Path) -> None:
+    odd = pyarrow.table({"prompt": ["hi"], "when": pyarrow.array([2**50], pyarrow.timestamp("ms"))})
+    assert "cannot be read as parquet" in sentence(parquet(tmp_path / "a.parquet", odd))
+
+
+def test_a_sentence_about_thousands_of_columns_names_some_and_counts_the_rest() -> None:
+    row = {"a\n\x1b[31m": 1, "n" * 10_000: 2, **{f"column {number}": 3 for number in range(3000)}}
+    (fault,) = check_columns(
+        [row], settings("x", reward_functions=["r1_count_xml"]), "/somewhere/" + "deep/" * 50 + "train.csv"
+    )
+    assert fault.setting == "prompt_feature" and len(fault.sentence) <= 200 and fault.sentence.isprintable()
+    assert fault.sentence.endswith("and 2,997 more.")
+
+
+def test_the_page_survives_what_check_refuses(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        json.dumps({"\ud800": "\ud800", "answer": "", "prompt": [{"role": "user", "content": 3}]})
+    )
+    call = QuestionCall(lambda progress: None)
+    raw = {"data": str(tmp_path / "a.jsonl")}
+    assert dataset_questions.preview({"settings": raw}, call)["faults"] == []
+    row = dataset_questions.preview_row({"settings": raw, "split": "train", "index": 0}, call)
+    assert "must hold text or a list of messages" in row["faults"][-1]["sentence"]
+    for data in ("~nosuchuser/x.jsonl", "x" * 5000, "a\0b"):
+        assert dataset_questions.preview({"settings": {"data": data}}, call).get("faults", [{}])
+
+
+def test_head_of_a_file_with_odd_json(tmp_path: Path) -> None:
+    stream = io.StringIO("[" * 60_000)
+    (tmp_path / "a.json").write_text(stream.getvalue())
+    assert columns_of(tmp_path / "a.json") == []

@@ -1,0 +1,235 @@
+"""Folders of strangers: whatever is in them, opening one ends in a model or in one sentence, and runs nothing of theirs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.models import inventory, template_probe
+from backend.models.adapter_files import check_adapter
+from backend.models.loading import check_opens
+from backend.models.tokenizers import load_tokenizer
+from backend.spec.faults import Mistake
+from backend.spec.memory.model_shape import shape_of
+from backend.spec.safetensors import BrokenFile, read_header
+from tests.support.random_models import tiny_model
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("sound") / "model")
+
+
+@pytest.fixture
+def folder(sound: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(sound, tmp_path / "model")
+
+
+def change(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(Mistake) as caught:
+        check_opens(folder, str(folder), "model")
+    (fault,) = caught.value.faults
+    assert fault.setting == "model" and len(fault.sentence) <= 200 and fault.sentence.isprintable()
+    return fault.sentence
+
+
+def test_a_sound_model_opens_without_its_weights_being_read(folder: Path) -> None:
+    assert check_opens(folder, str(folder), "model").eos_token_ids == {1}
+
+
+# ── code ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        ("config.json", {"model_file": "evil.py"}),
+        ("config.json", {"auto_map": {"AutoConfig": "evil.Evil"}}),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}, "tokenizer_class": "Evil"}),
+        ("tokenizer_config.json", {"auto_map": ["evil.Evil", None]}),
+        ("tokenizer_config.json", {"tool_parser_type": "..evil"}),
+    ],
+)
+def test_code_of_the_folder_is_never_run_and_nobody_is_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, file: str, values: dict[str, Any]
+) -> None:
+    mark = folder.parent / "was-run"
+    (folder / "evil.py").write_text(f"open({str(mark)!r}, 'w')\nclass Evil: pass\nModel = ModelArgs = Evil\n")
+    change(folder / file, **values)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr("builtins.input", lambda *words: pytest.fail("asked on stdin"))
+    try:
+        check_opens(folder, str(folder), "model")
+    except Mistake as mistake:
+        assert len(mistake.faults[0].sentence) <= 200
+    assert not mark.exists()
+
+
+def test_a_model_with_a_file_of_code_is_refused_by_a_sentence(folder: Path) -> None:
+    change(folder / "config.json", model_file="evil.py")
+    assert refused(folder).endswith("needs code of its own (evil.py), which is not run.")
+
+
+def test_a_pickle_is_never_opened(folder: Path) -> None:
+    mark = folder.parent / "was-run"
+    (folder / "pytorch_model.bin").write_bytes(f"cbuiltins\nopen\n(V{mark}\nVw\ntR.".encode())
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    assert refused(folder).endswith("model*.safetensors is missing or empty.")
+    (folder / "pytorch_model.bin").rename(folder / "model.safetensors")
+    assert "no safetensors file" in refused(folder)
+    assert not mark.exists()
+
+
+# ── headers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def rewrite(file: Path, edit: Callable[[dict[str, Any]], None], cut: int = 0, claim: int = 0) -> None:
+    content = file.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    edit(header)
+    text = json.dumps(header).encode()
+    data = content[8 + length :]
+    file.write_bytes(struct.pack("<Q", claim or len(text)) + text + data[: len(data) - cut])
+
+
+NORM = "model.norm.weight"
+HEADERS: list[tuple[str, Callable[[dict[str, Any]], Any], dict[str, int], str]] = [
+    ("truncated", lambda header: None, {"cut": 100}, "was cut off: 100 bytes of its arrays are missing"),
+    ("a header of 1 GB", lambda header: None, {"claim": 2**30}, "was cut off, or is no safetensors file"),
+    ("the largest header", lambda header: None, {"claim": 2**64 - 1}, "was cut off, or is no safetensors file"),
+    ("a shape beyond", lambda header: header[NORM].update(shape=[2**62]), {}, f"{NORM} is not as large as its shape"),
+    ("a negative shape", lambda header: header[NORM].update(shape=[-1]), {}, "without the type, shape and place"),
+    ("an unknown type", lambda header: header[NORM].update(dtype="F4"), {}, f"stores {NORM} as F4"),
+    ("no array", lambda header: header.update({NORM: None}), {}, "without the type, shape and place"),
+    ("overlapping", lambda header: header[NORM].update(data_offsets=[0, 128]), {}, "overlaps another array"),
+    ("a gap", lambda header: header.pop(NORM), {}, "lies behind a gap"),
+    ("odd metadata", lambda header: header.update(__metadata__={"a": 3}), {}, "__metadata__ is not text"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("edit", "more", "says"), [case[1:] for case in HEADERS], ids=[case[0] for case in HEADERS])
+def test_a_broken_header_names_what_is_wrong(
+    folder: Path, edit: Callable[[dict[str, Any]], None], more: dict[str, int], says: str
+) -> None:
+    rewrite(folder / "model.safetensors", edit, **more)
+    with pytest.raises(BrokenFile, match=says.replace("(", r"\(")):
+        read_header(folder / "model.safetensors")
+    assert says in refused(folder)
+    assert shape_of(folder) is not None, "the estimate goes by config.json alone"
+
+
+def test_an_array_twice_in_a_file_or_in_two(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    shutil.copy(file, folder / "model-2.safetensors")
+    assert "in both model-2.safetensors and model.safetensors" in refused(folder)
+    (folder / "model-2.safetensors").unlink()
+    content = file.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    text = content[8 : 8 + length].rstrip()[:-1] + b', "lm_head.weight": 1, "lm_head.weight": 2}'
+    file.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+    assert refused(folder).endswith("holds lm_head.weight twice.")
+
+
+def test_weights_that_do_not_match_the_config_name_the_array(folder: Path) -> None:
+    change(folder / "config.json", intermediate_size=96)
+    assert "mlp.down_proj.weight" in refused(folder) or "mlp." in refused(folder)
+    change(folder / "config.json", intermediate_size=64, num_hidden_layers=3)
+    assert "Missing" in refused(folder) and "layers.2" in refused(folder)
+
+
+def test_a_config_with_a_billion_layers_is_refused_at_once(folder: Path) -> None:
+    began = time.process_time()
+    change(folder / "config.json", num_hidden_layers=10**9)
+    assert "has num_hidden_layers 1000000000, and the weights are" in refused(folder)
+    assert shape_of(folder) is None
+    assert time.process_time() - began < 3
+
+
+def test_an_index_that_names_other_folders_opens_nothing(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "../../secret.safetensors", "b": "model.safetensors"}}))
+    assert refused(folder).endswith("names 1 weight files that are missing, ../../secret.safetensors among them.")
+    index.write_text('{"weight_map": [1]}')
+    assert refused(folder).endswith("names no weights.")
+
+
+@pytest.mark.parametrize("content", ["null", "[" * 100_000, "1" * 5000, "{", '{"model_type": null}', "\0"])
+def test_a_config_of_any_content_is_refused_and_listed(folder: Path, content: str) -> None:
+    (folder / "config.json").write_text(content)
+    assert refused(folder)
+    assert inventory.model_at(folder).refusal and shape_of(folder) is None
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json", "special_tokens_map.json"])
+def test_a_pipe_among_the_files_is_never_opened(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    assert refused(folder).endswith(f"{name} is no file, but a pipe, a socket or a device.")
+    with pytest.raises(Mistake):
+        load_tokenizer(folder)
+
+
+def test_ends_of_texts_must_be_ids(folder: Path) -> None:
+    change(folder / "generation_config.json", eos_token_id=["</s>"])
+    assert refused(folder).endswith("has </s> as the id of a token that ends a text.")
+
+
+def test_an_adapter_of_any_shape(tmp_path: Path) -> None:
+    for about, says in (
+        ({}, "num_layers is None"), ({"num_layers": 2}, "lora_parameters are missing"), ({"fine_tune_type": ["x"]}, "fine_tune_type is"),
+        ({"num_layers": 2, "lora_parameters": {"rank": 10**9}}, "the rank is 1000000000"),
+        ({"num_layers": 2, "lora_parameters": {"rank": 2, "scale": "1"}}, "the scale is 1"),
+        ({"num_layers": 2, "lora_parameters": {"rank": 2}}, "cannot be read"),
+    ):  # fmt: skip
+        (tmp_path / "adapter_config.json").write_text(json.dumps(about))
+        with pytest.raises(Mistake, match=says):
+            check_adapter(tmp_path, "reference_model_path")
+
+
+# ── chat templates, in a process ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "takes longer than 1 seconds",
+        ),
+        ("{{ 'x' * 10**10 }}", "of memory"),
+        ("{{ 10 ** (10 ** 9) }}", "takes longer than 1 seconds"),
+    ],
+)
+def test_a_template_that_takes_all_time_or_memory_is_refused_where_it_is_loaded(
+    folder: Path, template: str, says: str
+) -> None:
+    change(folder / "tokenizer_config.json", chat_template=template)
+    with pytest.raises(Mistake, match=says):
+        load_tokenizer(folder)
+
+
+def test_usual_templates_pass(folder: Path) -> None:
+    thinking = (
+        "{%- set ns = namespace(last=messages|length - 1) %}{%- for m in messages[::-1] %}{%- set ns.last = ns.last - 1 %}{%- endfor %}"
+        "{%- macro role(m) %}{{ m.role }}{% endmacro %}{% for m in messages %}{{ role(m) + ': ' + m.content }}{% endfor %}{{ ns.last }}"
+        "{% generation %}{{ strftime_now('%d %b %Y') }}{% endgeneration %}"
+    )
+    assert template_probe._reason(thinking) == ""
+    assert template_probe._is_plain(
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m.content | trim }}{% endfor %}"
+    )
+    for suspicious in ("{{ 'x' * 9 }}", "{% for i in range(9) %}{% endfor %}", "{{ 'x'|center(9) }}", thinking):
+        assert not template_probe._is_plain(suspicious)

@@ -1,0 +1,246 @@
+"""Runs on a full or broken disk: one sentence, exit code 2, and after a resume as if nothing had happened; low space is waited for."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.cli.new_run import new_run
+from backend.models import saving
+from backend.run import ending as endings
+from backend.run import room_for_saving
+from backend.run.preflight import check
+from backend.spec import disk_space
+from backend.spec import events as events_module
+from backend.spec.config import parse
+from backend.spec.disk_space import Room
+from backend.spec.events import JsonLines, read_events
+from backend.spec.faults import Mistake
+from backend.spec.memory.model_shape import shape_of
+from backend.spec.places import RunFolder
+from backend.spec.run_disk_use import run_bytes
+from tests.support import small_run
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("inputs")
+
+
+def settings(inputs: Path, **changes: Any) -> dict[str, Any]:
+    return small_run.settings_for(inputs, **({"iters": 4, "save_every": 2, "learning_rate": 1e-2} | changes))
+
+
+@pytest.fixture(scope="module")
+def unbroken(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    run = RunFolder(tmp_path_factory.mktemp("unbroken") / "run")
+    assert small_run.train_here(settings(inputs), run).kind == "finished"
+    return run
+
+
+def assert_equal(run: RunFolder, other: RunFolder) -> None:
+    """The same steps, completions, checkpoint and adapters; only times differ."""
+    assert [event["seq"] for event in read_events(run.events)] == list(range(sum(1 for _ in read_events(run.events))))
+    computed, expected = (
+        [
+            (e["step"], e["metrics"]["loss"], e["metrics"]["reward"])
+            for e in read_events(each.events)
+            if e["kind"] == "step"
+        ]
+        for each in (run, other)
+    )
+    assert computed == expected and small_run.steps(run) == [1, 2, 3, 4]
+    assert run.completions.read_bytes() == other.completions.read_bytes()
+    for name in (
+        "checkpoints/000004/adapters.safetensors",
+        "checkpoints/000004/optimizer.safetensors",
+        "adapters/adapters.safetensors",
+    ):
+        assert (run.path / name).read_bytes() == (other.path / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(("name", "nth"), [("events.jsonl", 5), ("events.jsonl", 9), ("completions.jsonl", 4)])
+def test_a_line_that_cannot_be_written_ends_the_run_with_a_sentence_and_resuming_equals_never_having_stopped(
+    inputs: Path, unbroken: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, nth: int
+) -> None:
+    run, write_all, count = RunFolder(tmp_path / "run"), events_module.write_all, 0
+
+    def full(file: Any, data: bytes) -> None:
+        nonlocal count
+        count += Path(file.name).name == name
+        if Path(file.name).name == name and count == nth:
+            write_all(file, data[:7])
+            raise FULL
+        write_all(file, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(events_module, "write_all", full)
+        ending = small_run.train_here(settings(inputs), run)
+    assert (ending.kind, ending.exit_code) == ("failed", 2)
+    assert ending.sentence == f"disk: {run.path / name} cannot be written: the disk is full."
+    last = list(read_events(run.events))[-1]
+    assert (last["kind"], last["sentence"]) == ("failed", ending.sentence) and "traceback" not in last
+    assert small_run.train_here(settings(inputs), run).kind == "finished"
+    assert_equal(run, unbroken)
+
+
+def test_where_the_last_line_cannot_be_written_either_the_ending_says_so_and_the_run_goes_on_later(
+    inputs: Path, unbroken: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    append, count = JsonLines.append, 0
+
+    def full(self: JsonLines, value: Any) -> None:
+        nonlocal count
+        count += self.path == run.events
+        if self.path == run.events and count > 9:
+            with events_module.writing(self.path):
+                raise FULL
+        append(self, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JsonLines, "append", full)
+        patch.setattr(endings, "LAST_LINE_PATIENCE_S", 0.1)
+        ending = small_run.train_here(settings(inputs), run)
+    assert (ending.kind, ending.exit_code) == ("failed", 2) and ending.sentence.count(
+        "events.jsonl cannot be written"
+    ) == 1
+    assert list(read_events(run.events))[-1]["kind"] not in ("failed", "finished") and not run.is_locked()
+    assert small_run.train_here(settings(inputs), run).kind == "finished"
+    assert_equal(run, unbroken)
+
+
+def test_adapters_left_behind_their_checkpoint_by_a_kill_are_refreshed_by_the_resume(
+    inputs: Path, unbroken: RunFolder, tmp_path: Path
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    assert small_run.train_here(settings(inputs, iters=2), run).kind == "finished"
+    (run.adapters / "adapters.safetensors").write_bytes(b"older")
+    (run.checkpoints / ".000001.old").mkdir()
+    assert small_run.train_here(settings(inputs, iters=2), run).kind == "finished"
+    weights = (run.checkpoints / "000002" / "adapters.safetensors").read_bytes()
+    assert (run.adapters / "adapters.safetensors").read_bytes() == weights
+    assert [path.name for path in run.checkpoints.iterdir()] == ["000002"]
+
+
+def test_a_model_that_cannot_be_written_leaves_the_old_one(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    raw = settings(inputs, train_type="full", iters=2)
+    run.model.mkdir(parents=True)
+    (run.model / "config.json").write_text("old")
+
+    def full(*_: Any) -> None:
+        raise FULL
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "write_model", full)
+        ending = small_run.train_here(raw, run)
+    assert (ending.exit_code, ending.sentence) == (2, f"disk: {run.model} cannot be written: the disk is full.")
+    assert os.listdir(run.model) == ["config.json"] and not (run.path / ".model").exists()
+    assert small_run.train_here(raw, run).kind == "finished"
+    assert json.loads((run.model / "config.json").read_text()) and (run.model / "model.safetensors").exists()
+
+
+# ── low space ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def rooms(monkeypatch: pytest.MonkeyPatch, *free: Room | None) -> list[Room | None]:
+    """The disk has these rooms at its next looks, the last of them for good."""
+    left = list(free)
+    monkeypatch.setattr(room_for_saving, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(room_for_saving, "room_on", lambda path: left.pop(0) if len(left) > 1 else left[0])
+    return left
+
+
+def notes(run: RunFolder) -> list[str]:
+    return [
+        event["sentence"]
+        for event in read_events(run.events)
+        if event["kind"] == "note" and "disk" in event["sentence"].lower()
+    ]
+
+
+def test_a_run_waits_for_room_and_goes_on_by_itself(
+    inputs: Path, unbroken: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, plenty, none = RunFolder(tmp_path / "run"), Room(10**12, None), Room(3_000_000, None)
+    rooms(monkeypatch, plenty, none, none, none, plenty)
+    assert small_run.train_here(settings(inputs), run).kind == "finished"
+    lacks, again = notes(run)
+    assert (
+        lacks == f"The disk of {run.path} has 3 MB free, and 16.8 MB are needed. The run is paused until there is room."
+    )
+    assert again == "There is room on the disk again; the run goes on."
+    assert "paused" in [event.get("phase") for event in read_events(run.events)]
+    assert run.completions.read_bytes() == unbroken.completions.read_bytes()
+
+
+@pytest.mark.parametrize("room", [Room(3_000_000, None), Room(10**12, 3)])
+def test_a_run_that_waits_for_room_obeys_a_stop_and_one_that_is_resumed_is_not_asked_again(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: Room
+) -> None:
+    rooms(monkeypatch, room)
+    for word, kind in (("stop", "stopped"), ("resume", "finished")):
+        run = RunFolder(tmp_path / word)
+
+        def on_pause(event: Any, run: RunFolder = run, word: str = word) -> None:
+            if event.get("phase") == "paused":
+                run.say(word)
+
+        ending = small_run.train_here(settings(inputs), run, on_pause)
+        assert ending.kind == kind and len(notes(run)) == 1
+    assert ("3 more files" if room.files else "3 MB free") in notes(run)[0]
+
+
+def test_where_the_system_does_not_say_how_much_is_free_nothing_is_done(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms(monkeypatch, None)
+    assert small_run.train_here(settings(inputs, iters=2), run := RunFolder(tmp_path / "run")).kind == "finished"
+    assert not notes(run)
+
+
+# ── before a run ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_disk_without_room_for_the_run_refuses_it_with_both_numbers(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = settings(inputs)
+    monkeypatch.setattr(disk_space, "room_on", lambda folder: Room(5_000_000, None))
+    (fault,) = check(raw)
+    assert fault.setting == "disk"
+    assert re.fullmatch(r"The run needs 1[67]\.?\d* MB on the disk of .*, which has 5 MB free\.", fault.sentence), (
+        fault.sentence
+    )
+    with pytest.raises(Mistake, match="disk: The run needs"):
+        new_run(raw, tmp_path / "runs", "a")
+    assert not (tmp_path / "runs").exists()
+    monkeypatch.setattr(disk_space, "room_on", lambda folder: None)
+    assert check(raw) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"train_type": "full", "optimizer": "sgd"}, {"train_type": "dora", "sync_ref_model": True, "beta": 0.1}],
+)
+def test_what_a_run_is_expected_to_write_is_about_what_it_writes(
+    inputs: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Within a factor: headers of small files count, and a checkpoint that is being written stands for none at the end."""
+    run, raw = RunFolder(tmp_path / "run"), settings(inputs, **changes)
+    assert small_run.train_here(raw, run).kind == "finished"
+    arrays = sum(file.stat().st_size for file in run.path.rglob("*.safetensors"))
+    shape = shape_of(inputs / "model")
+    assert shape is not None
+    assert 0.5 * arrays < run_bytes(parse(raw), shape) < 1.5 * arrays

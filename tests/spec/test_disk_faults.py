@@ -1,0 +1,181 @@
+"""A file that cannot be written: the line, file or folder stays whole, and the sentence names it and the cause."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.spec import whole_file
+from backend.spec.disk_faults import DiskFault, fault_of
+from backend.spec.disk_space import Room, room_on
+from backend.spec.events import Diary, JsonLines, read_events
+from backend.spec.whole_file import remove_folder, replace_file, whole_folder
+
+
+@pytest.fixture
+def size_limit() -> Iterator[None]:
+    """No file of this process may exceed 4 kB: the kernel takes what fits, then refuses with EFBIG, as a full disk does with ENOSPC."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_line_is_written_whole_or_not_at_all(tmp_path: Path, size_limit: None) -> None:
+    rows = JsonLines(tmp_path / "rows.jsonl")
+    rows.append({"n": 1})
+    size = rows.size
+    with pytest.raises(
+        DiskFault, match=r"disk: .*rows\.jsonl cannot be written: the file is larger than the system allows\."
+    ):
+        rows.append({"text": "x" * 9000})
+    assert rows.size == size == rows.path.stat().st_size
+    rows.append({"n": 2})
+    rows.close()
+    assert [event["n"] for event in read_events(rows.path)] == [1, 2] and rows.path.stat().st_size == rows.size
+
+
+def test_a_failed_event_has_no_number_and_nobody_hears_of_it(tmp_path: Path, size_limit: None) -> None:
+    heard: list[int] = []
+    diary = Diary(tmp_path / "events.jsonl", lambda event: heard.append(event["seq"]))
+    diary.followers.append(lambda event: heard.append(event["seq"]))
+    diary.write("note", sentence="a")
+    with pytest.raises(DiskFault):
+        diary.write("note", sentence="x" * 9000)
+    diary.write("note", sentence="b")
+    diary.close()
+    assert heard == [0, 0, 1, 1] and [event["seq"] for event in read_events(diary.path)] == [0, 1]
+    assert Diary(diary.path).seq == 2
+
+
+def test_what_could_not_be_cut_off_at_once_is_cut_off_before_the_next_line(tmp_path: Path) -> None:
+    class Failing:
+        """A file whose next write takes three bytes and fails, and cannot be truncated then."""
+
+        fails = 0
+
+        def __init__(self, file: object) -> None:
+            self._file = file
+
+        def write(self, data: memoryview) -> int:
+            if self.fails == 2:
+                self.fails = 1
+                return self._file.write(data[:3])  # pyright: ignore[reportAttributeAccessIssue]
+            if self.fails:
+                raise OSError(errno.EIO, "Input/output error")
+            return self._file.write(data)  # pyright: ignore[reportAttributeAccessIssue]
+
+        def truncate(self, size: int) -> int:
+            if self.fails:
+                raise OSError(errno.EIO, "Input/output error")
+            return self._file.truncate(size)  # pyright: ignore[reportAttributeAccessIssue]
+
+        def close(self) -> None:
+            self._file.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+    rows = JsonLines(tmp_path / "rows.jsonl")
+    rows._file = failing = Failing(rows._file)  # pyright: ignore
+    rows.append({"n": 1})
+    failing.fails = 2
+    with pytest.raises(DiskFault, match="the disk reported an input/output error"):
+        rows.append({"n": 2})
+    assert rows.path.read_bytes() == b'{"n": 1}\n{"n'
+    failing.fails = 0
+    rows.append({"n": 3})
+    assert rows.path.read_bytes() == b'{"n": 1}\n{"n": 3}\n' and rows.size == 18
+
+
+def test_half_a_line_of_a_killed_process_is_cut_off_when_the_file_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    for content, whole in ((b'{"n": 1}\n{"n', b'{"n": 1}\n'), (b'{"n"', b""), (b"a" * 200_000, b""), (b"", b"")):
+        path.write_bytes(content)
+        rows = JsonLines(path)
+        assert path.read_bytes() == whole and rows.size == len(whole)
+
+
+def test_a_sync_that_failed_once_is_never_believed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = JsonLines(tmp_path / "rows.jsonl")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+        with pytest.raises(DiskFault):
+            rows.sync()
+    with pytest.raises(DiskFault, match="input/output"):
+        rows.sync()
+
+
+def test_a_file_that_cannot_be_replaced_stays_and_leaves_no_draft(tmp_path: Path, size_limit: None) -> None:
+    path = tmp_path / "about.json"
+    replace_file(path, "old")
+    with pytest.raises(DiskFault, match=r"about\.json cannot be written"):
+        replace_file(path, "x" * 9000)
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["about.json"]
+
+
+def test_drafts_of_processes_that_are_gone_are_deleted_by_the_next_writer(tmp_path: Path) -> None:
+    path, gone = tmp_path / "about.json", 2**22 + 1  # beyond every pid of Linux and macOS
+    for name in (f".about.json.{gone}", f".about.json.{os.getppid()}", f".other.json.{gone}"):
+        (tmp_path / name).write_text("half")
+    replace_file(path, "new")
+    assert sorted(os.listdir(tmp_path)) == sorted([f".about.json.{os.getppid()}", f".other.json.{gone}", "about.json"])
+
+
+def test_a_folder_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    final = tmp_path / "model"
+    with whole_folder(final) as draft:
+        (draft / "a").write_text("old")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def full_at_the_end(self: Path, to: Path, rename: Any = Path.rename) -> Path | None:
+        return full() if self.name == ".model" else rename(self, to)
+
+    nothing: Any = lambda *_: None  # noqa: E731
+    for where, name, broken in (
+        (whole_file, "sync", full),
+        (Path, "rename", full_at_the_end),
+        (whole_file, "nothing", nothing),
+    ):
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(DiskFault, match=r"/model cannot be written: the disk is full"),
+        ):
+            patch.setattr(where, name, broken, raising=False)
+            with whole_folder(final) as draft:
+                (draft / "b").write_text("new")
+                if broken is nothing:
+                    full()
+        assert os.listdir(tmp_path) == ["model"] and os.listdir(final) == ["a"], name
+    remove_folder(final)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(errno.ENOSPC, "x", "/a/b.json"), "disk: /a/b.json cannot be used: the disk is full."),
+        (OSError(errno.EDQUOT, "x"), "disk: A file cannot be written: the disk quota is used up."),
+        (RuntimeError("[write] Unable to write 8 bytes to file."), "disk: A file cannot be written: mlx reports [write] Unable to write 8 bytes to file.."),
+        (OSError(errno.ENOENT, "x"), None),
+        (RuntimeError("[METAL] Command buffer execution failed"), None),
+        (ValueError("x"), None),
+    ],
+)  # fmt: skip
+def test_the_last_net_takes_what_disks_do_and_no_bug(error: Exception, says: str | None) -> None:
+    fault = fault_of(error)
+    assert (None if fault is None else str(fault)) == (says and says.replace("..", "."))
+
+
+def test_room_is_that_of_the_nearest_folder_and_unknown_where_the_system_does_not_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = room_on(tmp_path / "not" / "yet")
+    assert isinstance(room, Room) and room.bytes > 0
+    monkeypatch.setattr(os, "statvfs", lambda path: (_ for _ in ()).throw(OSError(errno.ENOSYS, "x")))
+    assert room_on(tmp_path) is None
