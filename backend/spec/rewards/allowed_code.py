@@ -27,10 +27,13 @@ FILE = "trusted.json"
 
 @dataclass(frozen=True, slots=True)
 class CodeToAllow:
-    """Code that may not run yet. `changed`: earlier contents of this file were allowed."""
+    """Code that may not run yet. `changed`: earlier contents of this file were allowed. `in_trainer`: it would run inside the trainer
+    (`reward_isolation: thread`), with the user's rights; else in a confined process, which has the network with `network`."""
 
     code: CodeFile
     changed: bool
+    in_trainer: bool = False
+    network: bool = False
 
 
 class AllowedCode:
@@ -45,9 +48,10 @@ class AllowedCode:
         Relative paths in the settings are taken from the folder `base`.
         """
         allowed = self._read()
+        in_trainer, network = settings.get("reward_isolation") == "thread", bool(settings.get("reward_network"))
         codes = [code for code in map(_code, code_files(settings, base)) if code is not None]
         return [
-            CodeToAllow(code, str(code.path) in allowed)
+            CodeToAllow(code, str(code.path) in allowed, in_trainer, network)
             for code in codes
             if allowed.get(str(code.path)) != code.fingerprint
         ]
