@@ -119,7 +119,13 @@ def test_the_question_says_whose_code_it_is_and_return_means_no(qtbot, reward_fi
     dialog = ConsentDialog([CodeToAllow(read_code(reward_file), False)])
     qtbot.addWidget(dialog)
     text = dialog_text(dialog)
-    for part in (str(reward_file), "mine, other", "json, subprocess, os", "Can reach", "Run the code in mine.py?"):
+    for part in (
+        str(reward_file),
+        "mine, other",
+        "json, subprocess, os",
+        "subprocess, os, for files",
+        "Run the code in mine.py?",
+    ):
         assert part in text
     dialog.show()
     QTest.keyClick(dialog, Qt.Key.Key_Return)

@@ -107,10 +107,10 @@ def _facts_card(file: CodeToAllow) -> QFrame:
         ("Imports", _names(code.imports) or "none"),
     ]
     if code.reaches:
-        rows.append(("Can reach", f"files, programs or the network, through {_names(code.reaches)}"))
+        rows.append(("Among them", f"{_names(code.reaches)}, for files, programs or the network"))
     for row, (name, fact) in enumerate(rows):
         grid.addWidget(label(name, role="muted"), row, 0, Qt.AlignmentFlag.AlignTop)
-        value = label(fact, role="problem" if name == "Can reach" else "", wrap=True, selectable=True)
+        value = label(fact, role="problem" if name == "Among them" else "", wrap=True, selectable=True)
         grid.addWidget(value, row, 1)
     return card
 
