@@ -28,7 +28,7 @@ def shown(value: object, limit: int | None = None) -> str:
     limit = limit or (PATH_SHOWN if isinstance(value, PurePath) else SHOWN)
     try:
         if isinstance(value, PurePath):
-            return _cut_in_the_middle(one_line(str(value)), limit)
+            return cut_in_the_middle(one_line(str(value)), limit)
         text = _text(value, 4 * limit + 1)
         return one_line(text, limit, is_cut=len(text) > 4 * limit)
     except BaseException:  # an object's own code may raise anything at all
@@ -50,7 +50,8 @@ def _escape(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 
 
-def _cut_in_the_middle(line: str, limit: int) -> str:
+def cut_in_the_middle(line: str, limit: int) -> str:
+    """At most `limit` characters of a line, more of them from its end than from its beginning."""
     if len(line) <= limit:
         return line
     head = limit // 3
