@@ -137,6 +137,18 @@ def test_the_question_says_whose_code_it_is_and_return_means_no(qtbot, reward_fi
     assert changed.result() == ConsentDialog.DialogCode.Accepted
 
 
+def test_the_question_names_the_modules_beside_the_file_that_run_with_it(qtbot, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import helper, json\nfrom package.part import x\nfrom . import odd\nimport numpy\n"
+    )
+    (tmp_path / "helper.py").write_text("")
+    (tmp_path / "json.py").write_text("")  # the standard library's comes first
+    (tmp_path / "package").mkdir()
+    dialog = ConsentDialog([CodeToAllow(read_code(tmp_path / "mine.py"), False)])
+    qtbot.addWidget(dialog)
+    assert "helper, package: run with it; you are not asked again when only they change" in dialog_text(dialog)
+
+
 def test_the_question_says_what_the_code_may_do_where_it_runs(qtbot, reward_file: Path, tmp_path: Path) -> None:
     consent, named = Consent(tmp_path / "trusted.json"), {"reward_functions_file": str(reward_file)}
     expected = {

@@ -106,6 +106,8 @@ def _facts_card(file: CodeToAllow) -> QFrame:
         ("Functions", _names(code.functions) or "none that can be read off its text"),
         ("Imports", _names(code.imports) or "none"),
     ]
+    if code.beside:
+        rows.append(("Beside it", f"{_names(code.beside)}: run with it; you are not asked again when only they change"))
     if code.reaches:
         rows.append(("Among them", f"{_names(code.reaches)}, for files, programs or the network"))
     for row, (name, fact) in enumerate(rows):
