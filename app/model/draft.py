@@ -7,7 +7,6 @@ lists their problems. It knows no widget and starts nothing.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -22,11 +21,13 @@ from app.model.runs import run_summary
 from backend.spec import config, places
 from backend.spec.command import backend_command, shell_line
 from backend.spec.config import SETTINGS, Config
+from backend.spec.disk_faults import DiskFault
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import source_faults
 from backend.spec.rewards import catalog
 from backend.spec.rewards.catalog import RewardEntry
 from backend.spec.setting_aliases import ignored_keys
+from backend.spec.whole_file import replace_file
 
 AUTOSAVE_MS = 400
 """How long typing must rest before the form is written to disk."""
@@ -346,10 +347,7 @@ def _no_rewards_sentence(path: Path) -> str:
 
 def _write(path: Path, text: str) -> None:
     """Write atomically: a crash leaves either the old file or the new one. Raises Mistake."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise Mistake("config", f"{path} cannot be written: {error.strerror}.") from None
+        replace_file(path, text)
+    except DiskFault as fault:
+        raise Mistake("config", fault.faults[0].sentence) from None

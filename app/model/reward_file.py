@@ -5,14 +5,16 @@ Contents saved here are allowed to run if the contents before them were: the use
 
 from __future__ import annotations
 
-import os
+import stat
 from pathlib import Path
 
 from PySide6.QtCore import QFileSystemWatcher, QObject, Signal
 
 from app.model.consent import Consent
+from backend.spec.disk_faults import DiskFault
 from backend.spec.faults import Mistake
 from backend.spec.rewards.user_code import read_code
+from backend.spec.whole_file import replace_file
 
 TEMPLATE = '''"""Reward functions: each gets all completions of a step and gives each a number, or None for no opinion."""
 
@@ -111,12 +113,7 @@ def _read(path: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        aside.write_text(text, encoding="utf-8")
-        if path.exists():
-            aside.chmod(path.stat().st_mode)
-        aside.replace(path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise Mistake("reward_functions_file", f"{path} cannot be written: {error.strerror}.") from None
+        replace_file(path, text, mode=stat.S_IMODE(path.stat().st_mode) if path.exists() else None)
+    except DiskFault as fault:
+        raise Mistake("reward_functions_file", fault.faults[0].sentence) from None

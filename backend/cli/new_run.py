@@ -5,6 +5,7 @@ Everything is checked before anything is created, so that a mistake leaves nothi
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend.cli.gpu_timeout import relax_gpu_timeout
 from backend.spec.config import SETTINGS, TEXTS, Config, beside, dump, parse, read
+from backend.spec.disk_faults import DiskFault
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, default_run_name, make_run_folder
@@ -38,27 +40,29 @@ class PreparedRun:
     """Settings of a resumed run to change from its next step on."""
 
 
-def check_settings(raw: Mapping[str, Any]) -> tuple[Config, RunInputs]:
+def check_settings(raw: Mapping[str, Any], runs_dir: Path | None = None) -> tuple[Config, RunInputs]:
     """The settings, and what was read to check them. Raises Mistake with all faults of them and of what they point to."""
     settings = parse(raw)
     relax_gpu_timeout(settings)  # before the import below, which imports mlx
     from backend.run.preflight import preflight
 
-    return settings, preflight(raw)
+    return settings, preflight(raw, runs_dir=runs_dir)
 
 
 def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> PreparedRun:
     """Check the settings, then make a run folder and write them into it. Raises Mistake."""
     # Paths in `raw` are relative to the working directory; config.yaml will be read again in the run's folder.
     raw = beside(Path.cwd(), raw) | ({} if name is None else {"run_name": name})
-    settings, inputs = check_settings(raw)
+    settings, inputs = check_settings(raw, runs_dir)
     allow_named(raw)
     folder_name = settings.run_name or default_run_name(settings.model, settings.train_type, settings.train_mode)
     folder = make_run_folder(folder_name, runs_dir, reuse=bool(settings.run_name))
     try:
         replace_file(folder.config, dump(settings))
-    except OSError as error:
-        raise Mistake("runs_dir", f"{folder.config} cannot be written: {error.strerror}.") from None
+    except DiskFault:
+        with contextlib.suppress(OSError):  # a folder that held something before stays
+            folder.path.rmdir()
+        raise
     return PreparedRun(folder, settings, inputs)
 
 
@@ -76,7 +80,7 @@ def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
     try:
         raw = read(folder.config)
         require_allowed(raw, allow=allow_code)
-        return PreparedRun(folder, *check_settings(raw))
+        return PreparedRun(folder, *check_settings(raw, folder.path))
     except Mistake as mistake:
         diary = Diary(folder.events)
         sentence = " ".join(fault.sentence for fault in mistake.faults)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,11 @@ from typing import Any
 from backend.rewards.sandbox.client import SandboxClient, SandboxTask
 from backend.spec import loose_json
 from backend.spec.completion_rows import token_ids
+from backend.spec.disk_faults import DiskFault, writing
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import builtin_rewards, computes_names, reward_call, rewards_in_file
 from backend.spec.user_input.files import read_text
+from backend.spec.whole_file import replace_file
 
 TOLERANCE = 1e-6
 """Scores that differ by less, absolutely or relatively, are equal."""
@@ -83,17 +84,14 @@ def _is_expected(value: Any) -> bool:
 def write_cases(reward_file: Path, cases: Sequence[Case]) -> None:
     """Replace the file atomically, or delete it where there are no cases. Raises Mistake on `cases`."""
     path = cases_file(reward_file)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        if not cases:
-            path.unlink(missing_ok=True)
-            return
-        text = "".join(json.dumps(case, ensure_ascii=False, default=str) + "\n" for case in cases)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise Mistake(_SETTING, f"{path} cannot be written: {error.strerror}.") from None
+        if cases:
+            replace_file(path, "".join(json.dumps(case, ensure_ascii=False, default=str) + "\n" for case in cases))
+        else:
+            with writing(path):
+                path.unlink(missing_ok=True)
+    except DiskFault as fault:
+        raise Mistake(_SETTING, fault.faults[0].sentence) from None
 
 
 def new_case(

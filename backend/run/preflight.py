@@ -23,12 +23,15 @@ from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.run.run_inputs import RunInputs
 from backend.run.scoring_stages import scoring_stages
 from backend.spec.config import Config, parse, problems
+from backend.spec.disk_space import require_room
 from backend.spec.faults import Fault, Mistake
 from backend.spec.machine import machine_bytes
 from backend.spec.memory.estimate import estimate
 from backend.spec.memory.model_shape import shape_of
 from backend.spec.model_and_data_names import check_reference, check_weights, model_source
 from backend.spec.model_config import is_quantized_by_mlx
+from backend.spec.places import runs_folder
+from backend.spec.run_disk_use import RESERVE, run_bytes
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown
 
@@ -44,10 +47,13 @@ def check(raw: Mapping[str, Any]) -> list[Fault]:
     return []
 
 
-def preflight(raw: Mapping[str, Any], processes: SharedProcesses | None = None) -> RunInputs:
+def preflight(
+    raw: Mapping[str, Any], processes: SharedProcesses | None = None, runs_dir: Path | None = None
+) -> RunInputs:
     """Check raw settings, then model, reference, dataset, columns, prompts and rewards, each independently of the others.
 
-    Returns the rows and reward functions that were read. `processes`: those that are shared with other runs. Raises Mistake with all faults.
+    Returns the rows and reward functions that were read. `processes`: those that are shared with other runs. `runs_dir`: where
+    the run will be, the folder of runs by default; its disk must have room. Raises Mistake with all faults.
     A reward file is executed to see what it registers: naming it on the command line is consent.
     """
     if faults := problems(raw):
@@ -55,14 +61,14 @@ def preflight(raw: Mapping[str, Any], processes: SharedProcesses | None = None) 
     config = parse(raw)
     scorer = begin_scorer(config, processes)
     try:
-        splits = _check_files(config, scorer)
+        splits = _check_files(config, scorer, runs_dir or runs_folder())
     except BaseException:
         scorer.close()
         raise
     return RunInputs(splits, scorer)
 
 
-def _check_files(config: Config, scorer: Scorer) -> Splits:
+def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> Splits:
     """Everything that the settings point to. → the rows. Raises Mistake with all faults."""
     faults: list[Fault] = []
     folder = _caught(faults, lambda: check_model(config.model, "model"))
@@ -71,6 +77,7 @@ def _check_files(config: Config, scorer: Scorer) -> Splits:
         _caught(faults, lambda: _check_quantised(folder, config))
         faults += _too_large(folder, config)
         tokenizer = _check_learns(folder, config, faults)
+        _caught(faults, lambda: _check_room(folder, config, runs_dir))
     if config.reference_model_path and config.needs_reference:
         _caught(faults, lambda: _check_reference(config, tokenizer))
     splits = _caught(faults, lambda: _read_and_check_data(config, tokenizer))
@@ -93,6 +100,12 @@ def _too_large(folder: Path, config: Config) -> list[Fault]:
         return []
     fault = estimate(config, shape, machine_bytes(), prompt=1).fault
     return [fault] if fault is not None else []
+
+
+def _check_room(folder: Path, config: Config, runs_dir: Path) -> None:
+    """Raises DiskFault where the disk has no room for what the run will write."""
+    if (shape := shape_of(folder)) is not None and shape.is_transformer:
+        require_room(runs_dir, run_bytes(config, shape) + RESERVE, "The run")
 
 
 def _check_learns(folder: Path, config: Config, faults: list[Fault]) -> Any:

@@ -1,6 +1,6 @@
 """A run waits while its disk is nearly full, rather than failing at its next save.
 
-Looked at before each step's end is written down and before each save; the limits are what the next checkpoint takes and a reserve for the lines
+Looked at after each step and before each save; the limits are what the next checkpoint takes and a reserve for the lines
 of the diary and the completions. Where the system does not say how much is free, nothing is done. Errors of a disk that is full in
 another way than by its bytes or its files (a quota, say) are met where they are raised: this only looks ahead.
 """
@@ -15,10 +15,9 @@ from backend.spec.disk_faults import LONGEST_PLACE
 from backend.spec.disk_space import Room, gigabytes, room_on
 from backend.spec.events import Diary
 from backend.spec.places import RunFolder
+from backend.spec.run_disk_use import RESERVE
 from backend.spec.user_input.text import shown
 
-RESERVE = 16 << 20
-"""Bytes that are kept free for the diary, the completions and the log."""
 RESERVED_FILES = 32
 """Files that a save makes, and more."""
 LOOK_EVERY_S = 2.0
@@ -50,7 +49,7 @@ class RoomForSaving:
             looked = time.monotonic()
             return not self._lacking(needed() + RESERVE)
 
-        is_over_by_itself = self._control.pause_until(is_over)
+        is_over_by_itself = self._control.pause_until(is_over, lacks)
         self._is_overruled = not is_over_by_itself
         if is_over_by_itself:
             self._diary.write("note", level="info", sentence="There is room on the disk again; the run goes on.")

@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> RunFolder:
     inputs.mkdir()
     # A reward that varies: without any signal a step has no micro-batch.
     raw = small_run.settings_for(inputs, iters=4, batch_size=2, save_every=2, **small_run.low_half(inputs))
-    small_run.write_config(folder.config, raw)
+    small_run.prepare(folder, raw)
     return folder
 
 

@@ -238,7 +238,7 @@ _OUTSIDE = [
     ("UDP", "socket.socket(socket.AF_INET, socket.SOCK_DGRAM)", raises("PermissionError")),
     ("a name looked up", "socket.getaddrinfo('example.com', 443)", "gaierror|PermissionError"),
     ("HTTP", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9')", "URLError|PermissionError"),
-    ("a token in the environment", "assert not [n for n in os.environ if 'TOKEN' in n or 'SECRET' in n], 'a token'", None, True),
+    ("a token in the environment", "assert not [n for n in os.environ if n in ('HF_TOKEN', 'GRPO_HOSTILE_SECRET')], 'a token'", None, True),
     ("the trainer's environment", "open(f'/proc/{TRAINER}/environ').read()", raises("PermissionError")),
     ("the trainer killed", "os.kill(TRAINER, signal.SIGKILL)", raises("PermissionError"), True),
     ("the parent killed", "os.kill(os.getppid(), signal.SIGKILL)", raises("PermissionError")),

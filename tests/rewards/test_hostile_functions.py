@@ -44,11 +44,13 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def process() -> Iterator[ScoringProcess]:
     """One scoring process for all, replaced wherever a function ended it."""
-    os.environ[MARK] = str(os.getpid())
-    scoring = ScoringProcess()
-    yield scoring
-    scoring.stop()
-    del os.environ[MARK]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MARK, str(os.getpid()))
+        for secret in ("HF_TOKEN", "GRPO_HOSTILE_SECRET"):  # one of the table's functions looks for them
+            patch.setenv(secret, "precious")
+        scoring = ScoringProcess()
+        yield scoring
+        scoring.stop()
 
 
 @pytest.fixture(scope="module")

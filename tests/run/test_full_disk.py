@@ -5,18 +5,26 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from backend.cli.new_run import new_run
 from backend.models import saving
 from backend.run import ending as endings
 from backend.run import room_for_saving
+from backend.run.preflight import check
+from backend.spec import disk_space
 from backend.spec import events as events_module
+from backend.spec.config import parse
 from backend.spec.disk_space import Room
 from backend.spec.events import JsonLines, read_events
+from backend.spec.faults import Mistake
+from backend.spec.memory.model_shape import shape_of
 from backend.spec.places import RunFolder
+from backend.spec.run_disk_use import run_bytes
 from tests.support import small_run
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -173,7 +181,7 @@ def test_a_run_waits_for_room_and_goes_on_by_itself(
         lacks == f"The disk of {run.path} has 3 MB free, and 16.8 MB are needed. The run is paused until there is room."
     )
     assert again == "There is room on the disk again; the run goes on."
-    assert "paused" in [event.get("phase") for event in read_events(run.events)]
+    assert [event.get("sentence") for event in read_events(run.events) if event.get("phase") == "paused"] == [lacks]
     assert run.completions.read_bytes() == unbroken.completions.read_bytes()
 
 
@@ -200,3 +208,39 @@ def test_where_the_system_does_not_say_how_much_is_free_nothing_is_done(
     rooms(monkeypatch, None)
     assert small_run.train_here(settings(inputs, iters=2), run := RunFolder(tmp_path / "run")).kind == "finished"
     assert not notes(run)
+
+
+# ── before a run ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_disk_without_room_for_the_run_refuses_it_with_both_numbers(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = settings(inputs)
+    monkeypatch.setattr(disk_space, "room_on", lambda folder: Room(5_000_000, None))
+    (fault,) = check(raw)
+    assert fault.setting == "disk"
+    assert re.fullmatch(r"The run needs 1[67]\.?\d* MB on the disk of .*, which has 5 MB free\.", fault.sentence), (
+        fault.sentence
+    )
+    with pytest.raises(Mistake, match="disk: The run needs"):
+        new_run(raw, tmp_path / "runs", "a")
+    assert not (tmp_path / "runs").exists()
+    monkeypatch.setattr(disk_space, "room_on", lambda folder: None)
+    assert check(raw) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"train_type": "full", "optimizer": "sgd"}, {"train_type": "dora", "sync_ref_model": True, "beta": 0.1}],
+)
+def test_what_a_run_is_expected_to_write_is_about_what_it_writes(
+    inputs: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Within a factor: headers of small files count, and a checkpoint that is being written stands for none at the end."""
+    run, raw = RunFolder(tmp_path / "run"), settings(inputs, **changes)
+    assert small_run.train_here(raw, run).kind == "finished"
+    arrays = sum(file.stat().st_size for file in run.path.rglob("*.safetensors"))
+    shape = shape_of(inputs / "model")
+    assert shape is not None
+    assert 0.5 * arrays < run_bytes(parse(raw), shape) < 1.5 * arrays

@@ -68,10 +68,12 @@ def test_train_reads_the_dataset_and_executes_the_reward_file_once(
     monkeypatch.setattr(rows, "read_file", lambda path: files_read.append(path) or read_file(path))
     raw = small_run.settings_for(tmp_path, iters=1, **rewards(reward_file))
     run = RunFolder(tmp_path / "runs" / "mine")
-    config = small_run.write_config(run.config if prepared else tmp_path / "c.yaml", raw)
-    arguments = (
-        ["--run", str(run.path)] if prepared else [str(config), "--runs-dir", str(tmp_path / "runs"), "--name", "mine"]
-    )
+    if prepared:
+        small_run.prepare(run, raw)
+        arguments = ["--run", str(run.path)]
+    else:
+        config = small_run.write_config(tmp_path / "c.yaml", raw)
+        arguments = [str(config), "--runs-dir", str(tmp_path / "runs"), "--name", "mine"]
     result = CliRunner().invoke(app(), ["train", *arguments, "--no-progress"])
     assert result.exit_code == 0, result.output
     assert small_run.kinds(run)[-1] == "finished"

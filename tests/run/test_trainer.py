@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import shutil
 import subprocess
 import threading
 import time
@@ -166,9 +167,11 @@ def test_every_step_carries_every_metric(uninterrupted: RunFolder) -> None:
 def test_the_diary_has_every_event_in_order(uninterrupted: RunFolder) -> None:
     diary = list(read_events(uninterrupted.events))
     assert small_run.kinds(uninterrupted) == [
-        "started", "eval", "step", "step", "checkpoint", "step", "eval", "step", "checkpoint", "step", "step", "eval",
-        "checkpoint", "finished",
+        "started", "note", "eval", "step", "step", "checkpoint", "step", "eval", "step", "checkpoint", "step", "step",
+        "eval", "checkpoint", "finished",
     ]  # fmt: skip
+    (note,) = events(uninterrupted, "note")
+    assert "reward_isolation: thread" in note["sentence"]
     assert [event["seq"] for event in diary] == list(range(len(diary)))
     assert all(event["v"] == 1 and event["t"] > 1.7e9 for event in diary)
     assert diary[0] | {"phase": "loading"} == diary[0] and {e["phase"] for e in diary if e["kind"] == "phase"} <= set(
@@ -289,7 +292,7 @@ def test_a_killed_run_that_is_resumed_equals_the_uninterrupted_one(
     chance = random.Random()
     step = chance.randint(3, 5)  # the checkpoint of step 2 exists by then
     wait = chance.uniform(0, 0.05) if moment == "after a step" else chance.uniform(0, 0.01)
-    small_run.write_config(run.config, settings(inputs, **WHOLE))
+    small_run.prepare(run, settings(inputs, **WHOLE))
     command = backend_command("train", "--run", str(run.path), "--stream")
     unhurried = backend_environment() | {"SECONDS_A_SCORE": "0.05"}
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=unhurried)
@@ -492,6 +495,12 @@ def test_a_failure_before_the_first_step_is_in_the_diary(inputs: Path, run: RunF
 
 def test_the_best_checkpoint_survives_the_rotation(inputs: Path, run: RunFolder) -> None:
     raw = settings(inputs, "rises_and_falls", iters=6, save_every=1, keep_checkpoints=2)
+    assert small_run.train_here(raw, run).kind == "finished"
+    assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [2, 5, 6]
+    # Killed between the last checkpoint and the deletion of an older one: there is no further save that would delete it.
+    older = shutil.copytree(run.checkpoints / "000005", run.checkpoints / "000004")
+    state = json.loads((older / "state.json").read_text())
+    (older / "state.json").write_text(json.dumps(state | {"step": 4}))
     assert small_run.train_here(raw, run).kind == "finished"
     assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [2, 5, 6]
 

@@ -11,6 +11,7 @@ import yaml
 from backend.spec.config import parse
 from backend.spec.events import read_events
 from backend.spec.places import RunFolder
+from backend.spec.rewards.allowed_code import allow_named
 from tests.support.random_models import tiny_model
 
 QUICK: dict[str, Any] = {
@@ -62,6 +63,12 @@ def write_config(path: Path, raw: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(raw), encoding="utf-8")
     return path
+
+
+def prepare(run: RunFolder, raw: dict[str, Any]) -> None:
+    """A run as the window prepares it for `train --run`: settings in its folder, and its user has allowed the code that they name."""
+    write_config(run.config, raw)
+    allow_named(raw)
 
 
 def train_here(raw: dict[str, Any], run: RunFolder, echo: Any = None, *, may_restart: bool = False) -> Any:

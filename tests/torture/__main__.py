@@ -34,10 +34,10 @@ TORTURES: dict[str, Torture] = {
     "kills": Torture(
         "runs, sweeps, exports and clones killed at random moments and gone on with, compared bit for bit", 200
     ),
-    "syscalls": Torture("every system call of saves and of a run's end fails in turn, in six ways", 0),
     "run_folders": Torture(
         "files of run folders broken, and read by the window's models, the readers and the verbs", 20_000
     ),
+    "syscalls": Torture("every system call of saves and of a run's end fails in turn, in six ways", 0),
     "soak": Torture("long runs: memory, handles and time of a step are flat; the cases are steps", 10_000),
     "datasets": Torture("hostile datasets, given to `check`, a run and the Dataset page", 50_000),
     "models": Torture("hostile model folders, given to `check`, the picker and the loader", 5_000),

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from backend.spec.config import DEFAULT_REWARDS
+from backend.spec.config import DEFAULT_REWARDS, SETTINGS
 from backend.spec.events import Event
 from backend.spec.places import RunFolder
 from backend.spec.regular_file import open_regular
@@ -16,6 +16,8 @@ from backend.spec.rewards.catalog import metric_name, split_names
 LOG_TAIL = 64 << 10
 """Bytes at the end of a log that `log_lines` reads."""
 _SETTING = re.compile(r"^[a-z_]+: ")
+DISK = "disk: "
+"""What the last line of a log begins with where the disk took no more lines of the diary."""
 
 
 def newest_checkpoint(folder: RunFolder) -> int | None:
@@ -34,10 +36,19 @@ def problem_of(state: str, ending: Event | None, step: int, folder: RunFolder) -
         return ""
     when = f"after step {step}" if step else "before its first step"
     last_words = next((line.strip() for line in reversed(log_lines(folder.log, 20)) if line.strip()), "")
+    if last_words.startswith(DISK):
+        return f"The training process ended {when} and could not write down why: {last_words.removeprefix(DISK)}"
     return (
         f"The training process ended {when} without saying why, as when the system runs out of memory and kills it."
         + (f" Its last words: {last_words}" if last_words else "")
     )
+
+
+def setting_of_problem(ending: Event | None) -> str:
+    """The setting that the sentence of a failed run begins with; "" where that is none of the form."""
+    found = _SETTING.match(str((ending or {}).get("sentence") or ""))
+    key = found.group().removesuffix(": ") if found else ""
+    return key if key in SETTINGS else ""
 
 
 def log_lines(path: Path, n: int) -> list[str]:

@@ -7,7 +7,6 @@ changed, the folder is sent as it is, so a card that a person has edited there s
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from backend.models.publish.privacy import clean_json_files, refuse_leaks
 from backend.models.publish.upload import files_of
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.whole_file import replace_file
 
 CARD = "README.md"
 
@@ -100,9 +100,7 @@ def finish_preparing(folder: Path, facts: CardFacts, made_from: Mapping[str, Any
     (folder / SETTINGS_FILE).write_text(facts.settings, encoding="utf-8")
     (folder / CARD).write_text(model_card(facts), encoding="utf-8")
     refuse_leaks(folder)
-    draft = folder.with_name(f".{folder.name}.{os.getpid()}")
-    draft.write_text(json.dumps(dict(made_from)), encoding="utf-8")
-    draft.replace(_record(folder))
+    replace_file(_record(folder), json.dumps(dict(made_from)))
     return PreparedUpload(facts.repo_id, folder)
 
 
