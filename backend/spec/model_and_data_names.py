@@ -60,7 +60,9 @@ def check_data(name: str) -> None:
         return
     if is_file(path):
         if path.suffix.lower() not in DATA_SUFFIXES:
-            raise Mistake("data", f"{shown(path)} must end in {', '.join(DATA_SUFFIXES[:-1])} or {DATA_SUFFIXES[-1]}.")
+            raise Mistake(
+                "data", f"{shown(path, 70)} must end in {', '.join(DATA_SUFFIXES[:-1])} or {DATA_SUFFIXES[-1]}."
+            )
     elif name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(DATA_SUFFIXES):
         raise Mistake("data", f"There is no file or folder {shown(name, 120)}.")
     elif exists(path):
