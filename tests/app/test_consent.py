@@ -119,7 +119,13 @@ def test_the_question_says_whose_code_it_is_and_return_means_no(qtbot, reward_fi
     dialog = ConsentDialog([CodeToAllow(read_code(reward_file), False)])
     qtbot.addWidget(dialog)
     text = dialog_text(dialog)
-    for part in (str(reward_file), "mine, other", "json, subprocess, os", "Can reach", "Run the code in mine.py?"):
+    for part in (
+        str(reward_file),
+        "mine, other",
+        "json, subprocess, os",
+        "subprocess, os, for files, programs or the network",
+        "Run the code in mine.py?",
+    ):
         assert part in text
     dialog.show()
     QTest.keyClick(dialog, Qt.Key.Key_Return)
@@ -140,7 +146,7 @@ def test_the_question_names_the_modules_beside_the_file_that_run_with_it(qtbot, 
     (tmp_path / "package").mkdir()
     dialog = ConsentDialog([CodeToAllow(read_code(tmp_path / "mine.py"), False)])
     qtbot.addWidget(dialog)
-    assert "helper, package: run with it; you are not asked again when only they change" in dialog_text(dialog)
+    assert "helper, package. Also run; a change there alone is not asked about." in dialog_text(dialog)
 
 
 def test_the_question_says_what_the_code_may_do_where_it_runs(qtbot, reward_file: Path, tmp_path: Path) -> None:
