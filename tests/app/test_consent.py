@@ -123,7 +123,7 @@ def test_the_question_says_whose_code_it_is_and_return_means_no(qtbot, reward_fi
         str(reward_file),
         "mine, other",
         "json, subprocess, os",
-        "subprocess, os, for files, programs or the network",
+        "subprocess, os, for files",
         "Run the code in mine.py?",
     ):
         assert part in text

@@ -19,7 +19,6 @@ from app.widgets.basic.open_in_desktop import open_path
 from backend.spec.rewards.allowed_code import CodeToAllow
 
 WIDTH = 520
-_REACHES = "Notable"
 MAX_NAMES = 12
 """Names shown of a long list."""
 
@@ -107,13 +106,13 @@ def _facts_card(file: CodeToAllow) -> QFrame:
         ("Functions", _names(code.functions) or "none that can be read off its text"),
         ("Imports", _names(code.imports) or "none"),
     ]
+    if code.reaches:
+        rows.append(("Among them", f"{_names(code.reaches)}, for files, programs or the network"))
     if code.beside:
         rows.append(("Beside it", f"{_names(code.beside)}. Also run; a change there alone is not asked about."))
-    if code.reaches:
-        rows.append((_REACHES, f"{_names(code.reaches)}, for files, programs or the network"))
     for row, (name, fact) in enumerate(rows):
         grid.addWidget(label(name, role="muted"), row, 0, Qt.AlignmentFlag.AlignTop)
-        value = label(fact, role="problem" if name == _REACHES else "", wrap=True, selectable=True)
+        value = label(fact, role="problem" if name == "Among them" else "", wrap=True, selectable=True)
         grid.addWidget(value, row, 1)
     return card
 

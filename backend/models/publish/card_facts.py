@@ -37,6 +37,7 @@ from backend.spec.runs.lineage import read_parent
 from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import Change, run_config
 from backend.spec.runs.work_clock import WorkClock
+from backend.spec.user_input.documents import parse_yaml
 
 Curve = list[tuple[int, float]]
 """(step, value) pairs."""
@@ -311,7 +312,7 @@ def base_licence(model: str, id_: str) -> Licence | None:
 def _front_matter(card: Path) -> dict[str, Any]:
     try:
         _, top, _ = card.read_text(encoding="utf-8").split("---", 2)
-        content = yaml.safe_load(top)
-    except (OSError, ValueError, yaml.YAMLError):
+        content = parse_yaml(top, "The model's card", "model")
+    except (OSError, ValueError, Mistake):
         return {}
     return content if isinstance(content, dict) else {}
