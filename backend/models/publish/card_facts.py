@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -115,6 +116,11 @@ class CardFacts:
     versions: dict[str, str] = field(default_factory=dict[str, str])
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether a name can be an owner's repository on the Hub, and so stand in a link."""
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) is not None
+
+
 def read_facts(
     run: RunFolder, repo_id: str, format_: ExportFormat, checkpoint: str, original: str | None = None
 ) -> CardFacts:
@@ -131,9 +137,9 @@ def read_facts(
     return CardFacts(
         repo_id=repo_id,
         base=base,
-        base_is_on_hub="/" in base,
+        base_is_on_hub=is_hub_id(base),
         dataset=dataset,
-        dataset_is_on_hub="/" in dataset,
+        dataset_is_on_hub=is_hub_id(dataset),
         format=format_,
         config=config,
         settings=yaml.safe_dump(public_settings(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True),
