@@ -40,7 +40,7 @@ from app.widgets.form.field import UndoKeys
 from app.widgets.frame.drop_overlay import DropOverlay
 from app.widgets.frame.sidebar import Sidebar
 from app.widgets.frame.status_strip import StatusStrip
-from app.widgets.rewards.consent_dialog import ConsentFile, ask_consent
+from app.widgets.rewards.consent_dialog import ask_consent
 from backend.spec.rewards.allowed_code import CodeToAllow
 
 MINIMUM = (880, 600)
@@ -284,7 +284,7 @@ class Window(RunWindow):
 
     def ask_about_code(self, requests: Sequence[CodeToAllow]) -> bool:
         """Whether the user's own reward code may run."""
-        return ask_consent([ConsentFile(request.code, request.changed) for request in requests], self)
+        return ask_consent(requests, self)
 
     def closeEvent(self, event: QCloseEvent) -> None:
         if not self.leave_training():

@@ -14,8 +14,10 @@ from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.model import charts
+from app.model.runs.findings import note_text
 from app.model.runs.run import Run
 from app.model.runs.run_clock import silence_advice
+from app.model.runs.run_files import setting_of_problem
 from app.model.runs.run_state import PHASE_WORDS
 from app.model.runs.run_summary import count_text
 from app.model.session import Session
@@ -183,7 +185,7 @@ class MonitorPage(QWidget):
 
     def _show_note(self, run: Run) -> None:
         """Show the newest note; warnings are among the findings."""
-        notes = [str(note.get("sentence", "")) for note in run.notes if note.get("level") != "warning"]
+        notes = [note_text(note) for note in run.notes if note.get("level") != "warning"]
         self.note.setText(notes[-1] if notes else "")
         self.note.setToolTip(plain_tip("\n".join(notes)))
         self.note.setVisible(bool(notes))
@@ -208,7 +210,9 @@ class MonitorPage(QWidget):
             CardAction("Resume", lambda: self._send("resume"), primary=True),
             CardAction("Change settings…", self.change_settings),
         ]
-        self.verdict.show_result("Paused", "warning", "The run waits where it is; nothing is lost.", actions=actions)
+        waits = "The run waits where it is; nothing is lost."
+        advice = f"{waits} It goes on by itself, or with Resume at once." if run.pause_reason else ""
+        self.verdict.show_result("Paused", "warning", run.pause_reason or waits, advice, actions=actions)
 
     def _show_silent(self, run: Run) -> None:
         advice = silence_advice((run.started or {}).get("pid"), run.checkpoint)
@@ -312,6 +316,8 @@ class MonitorPage(QWidget):
     def _edit_settings(self) -> None:
         if self._run is not None:
             self.session.settings_requested.emit(self._run.folder)
+            if (key := setting_of_problem(self._run.ending)) and not self.session.draft.dirty:
+                self.session.field_requested.emit(key)
 
     def _send(self, word: str) -> None:
         try:

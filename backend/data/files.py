@@ -18,7 +18,7 @@ from typing import Any, Literal
 from backend.spec import loose_json
 from backend.spec.faults import Mistake
 from backend.spec.machine import machine_bytes
-from backend.spec.model_and_data_names import DATA_SUFFIXES
+from backend.spec.model_and_data_names import of_no_known_type
 from backend.spec.user_input.paths import reason
 from backend.spec.user_input.text import shown
 
@@ -62,9 +62,7 @@ def largest_file() -> int:
 def read_file(path: Path) -> list[Row]:
     """Rows of one file by its ending. Raises Mistake naming file and line."""
     if path.suffix.lower() not in READERS:
-        raise Mistake(
-            "data", f"{shown(path, PATH)} must end in {', '.join(DATA_SUFFIXES[:-1])} or {DATA_SUFFIXES[-1]}."
-        )
+        raise of_no_known_type(path)
     try:
         return READERS[path.suffix.lower()](path)
     except UnicodeDecodeError:

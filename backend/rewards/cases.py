@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.rewards.sandbox.client import SandboxClient, SandboxTask
+from backend.spec import loose_json
 from backend.spec.completion_rows import token_ids
 from backend.spec.disk_faults import writing
 from backend.spec.faults import Mistake
@@ -26,6 +27,8 @@ from backend.spec.whole_file import save_as
 TOLERANCE = 1e-6
 """Scores that differ by less, absolutely or relatively, are equal."""
 _SETTING = "cases"
+MOST_BYTES = 2**28
+"""Of a file of cases: it is read whole."""
 
 Case = dict[str, Any]
 Expected = Mapping[str, float | None]
@@ -54,15 +57,15 @@ def read_cases(reward_file: Path) -> list[Case]:
     path = cases_file(reward_file)
     if not path.exists():
         return []
-    lines = read_text(path, _SETTING).split("\n")
+    lines = read_text(path, _SETTING, MOST_BYTES).split("\n")
     return [_case(line, f"Line {number} of {path.name}") for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _case(line: str, where: str) -> Case:
     try:
-        case = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise Mistake(_SETTING, f"{where} is not JSON: {error.msg}.") from None
+        case = loose_json.parse(line)
+    except loose_json.BrokenJson as error:
+        raise Mistake(_SETTING, f"{where} is not JSON that can be read: {error.why}.") from None
     if (
         not isinstance(case, dict)
         or not isinstance(case.get("completion"), str)
@@ -85,6 +88,7 @@ def write_cases(reward_file: Path, cases: Sequence[Case]) -> None:
         return save_as(path, "".join(json.dumps(case, ensure_ascii=False, default=str) + "\n" for case in cases))
     with writing(path):
         path.unlink(missing_ok=True)
+    return None
 
 
 def new_case(

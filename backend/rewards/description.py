@@ -20,8 +20,3 @@ class FunctionDescription:
     """A sentence to show with a run that uses it: it replaces a shipped function, or was registered twice."""
     is_async: bool = False
     """Calls of async functions are awaited together, after all others."""
-
-    @property
-    def of_file(self) -> str:
-        """` of my_rewards.py` behind its name in a sentence; empty for a shipped function."""
-        return f" of {self.file.name}" if self.file else ""

@@ -23,6 +23,7 @@ from backend.rewards.registry import REWARD_REGISTRY, RewardCallable
 from backend.rewards.runner.error_text import describe_error
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import locate_reward_file, not_in_file, parse_reward_file, rewards_in_file
+from backend.spec.user_input.text import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def _run(tree: ast.Module, path: Path, module: ModuleType, setting: str) -> None
     try:
         exec(compile(tree, str(path), "exec", dont_inherit=True), vars(module))
     except BaseException as error:  # whatever a stranger's file raises, it is one that cannot be loaded
-        raise Mistake(setting, f"{path.name} cannot be loaded: {describe_error(error, path)}.") from error
+        raise Mistake(setting, f"{shown(path.name, 40)} cannot be loaded: {describe_error(error, path)}.") from error
 
 
 def _notes(path: Path, functions: dict[str, RewardCallable]) -> dict[str, str]:

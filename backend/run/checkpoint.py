@@ -146,7 +146,7 @@ def save(
         content = {"v": RUN_FORMAT} | asdict(state) | {"files": file_sums(draft.iterdir())}
         (draft / "state.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     # After the new checkpoint is on disk: until then the run can only be resumed from an older one.
-    _rotate(run, keep)
+    rotate(run, keep)
     return final
 
 
@@ -208,7 +208,7 @@ def _fits(value: Any, type_: Any) -> bool:
     return isinstance(value, int if type_ == "int" else (int, float)) and not isinstance(value, bool)
 
 
-def _rotate(run: RunFolder, keep: int) -> None:
+def rotate(run: RunFolder, keep: int) -> None:
     """Delete all but the newest `keep` and the best."""
     checkpoints = saved_weights(run)
     best = best_of(checkpoints)

@@ -137,11 +137,11 @@ class Control:
         self.reason = "it was asked to stop" if word == "stop" else self.reason
         return word
 
-    def pause_until(self, is_over: Callable[[], bool]) -> bool:
+    def pause_until(self, is_over: Callable[[], bool], why: str = "") -> bool:
         """Pause until `is_over`, which is asked about every PAUSE_POLL_S seconds, or until a command ends the pause. → whether it ended by
-        itself. A stop is raised by the next `obey`."""
+        itself. `why`: a sentence, where nobody asked for the pause. A stop is raised by the next `obey`."""
         self._before_pause()
-        self.diary.write("phase", phase="paused")
+        self.diary.write("phase", phase="paused", **({"sentence": why} if why else {}))
         began, word = time.monotonic(), None
         while not (is_past := is_over()) and (word := self._claim()) not in ("resume", "stop", "finish-step"):
             self._look()

@@ -49,7 +49,7 @@ class RoomForSaving:
             looked = time.monotonic()
             return not self._lacking(needed() + RESERVE)
 
-        is_over_by_itself = self._control.pause_until(is_over)
+        is_over_by_itself = self._control.pause_until(is_over, lacks)
         self._is_overruled = not is_over_by_itself
         if is_over_by_itself:
             self._diary.write("note", level="info", sentence="There is room on the disk again; the run goes on.")

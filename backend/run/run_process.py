@@ -110,7 +110,6 @@ def open_run(
     `changes` as in `train`; raises Mistake as it does, for a run of a newer version, and where no checkpoint is whole.
     """
     check_format(run)
-    checkpoint.clear_leftovers(run)
     saved, damaged = newest_whole(run)
     steering = Steering(run, config)
     if changes:
@@ -120,6 +119,7 @@ def open_run(
     if sentence := cut_back(run, saved.state if saved else TrainingState()):
         notes.append(sentence)
     settings = steering.config_at(saved.state.step if saved else 0)
+    checkpoint.rotate(run, settings.keep_checkpoints)  # which a process that was killed may not have come to
     trainer = Trainer(settings, run, Diary(run.events, echo), steering, is_restarted=is_restarted)
     trainer.shared = shared
     for sentence in notes:

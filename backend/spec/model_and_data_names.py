@@ -60,13 +60,18 @@ def check_data(name: str) -> None:
         return
     if is_file(path):
         if path.suffix.lower() not in DATA_SUFFIXES:
-            raise Mistake("data", f"{shown(path)} must end in {', '.join(DATA_SUFFIXES[:-1])} or {DATA_SUFFIXES[-1]}.")
+            raise of_no_known_type(path)
     elif name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(DATA_SUFFIXES):
         raise Mistake("data", f"There is no file or folder {shown(name, 120)}.")
     elif exists(path):
         raise Mistake("data", f"{shown(path)} is neither a file nor a folder.")
     else:
         _check_id(name, "data")
+
+
+def of_no_known_type(path: Path) -> Mistake:
+    """A file of rows whose name says no type that can be read."""
+    return Mistake("data", f"{shown(path)} must end in {', '.join(DATA_SUFFIXES[:-1])} or {DATA_SUFFIXES[-1]}.")
 
 
 def _check_id(name: str, setting: str) -> None:

@@ -1,7 +1,8 @@
 """Files and folders that are never seen half written: made beside their place, put on disk, renamed.
 
 A reader finds the old content or the new one, also after a kill or a power cut. What fails raises DiskFault, leaves the old content in
-place and no draft behind; the drafts of a process that was killed are deleted by the next one that writes the same name.
+place and no draft behind; the drafts of a process that was killed are deleted by the next one that writes the same name. A draft's name
+can be guessed, so what lies there already, such as a link into another folder, is deleted and never written through.
 """
 
 from __future__ import annotations
@@ -19,16 +20,15 @@ from backend.spec.process_ids import is_alive
 COPIED_AT_ONCE = 1 << 20
 
 
-def replace_file(path: Path, content: str | Iterable[bytes]) -> None:
-    """Write a file anew, with the rights that it had. Raises DiskFault; the old content stays then."""
+def replace_file(path: Path, content: str | Iterable[bytes], *, mode: int | None = None) -> None:
+    """Write a file anew, with the rights `mode`, or those that it has, or those of a new file. Raises DiskFault; the old content stays then."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with writing(path):
         clear_drafts(path.parent, path.name)
+        if mode is None and path.is_file():
+            mode = stat.S_IMODE(path.stat().st_mode)
         try:
-            with draft.open("wb") as file:
-                # Before the content: what only its owner may read is readable by nobody else for a moment. A disk may know no rights.
-                with contextlib.suppress(OSError):
-                    os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+            with os.fdopen(_create(draft, mode), "wb") as file:
                 file.writelines([content.encode()] if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())  # before the rename: a power cut must not leave an empty file of the new name
@@ -38,6 +38,17 @@ def replace_file(path: Path, content: str | Iterable[bytes]) -> None:
             with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)
         sync(path.parent)  # a rename is data of the folder
+
+
+def _create(draft: Path, mode: int | None) -> int:
+    """A descriptor of a new file. Raises OSError, FileExistsError too: nothing that is there is opened."""
+    draft.unlink(missing_ok=True)  # a link itself, not what it leads to
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(draft, flags, 0o666 if mode is None else mode)
+    if mode is not None:
+        with contextlib.suppress(OSError):  # a disk without rights
+            os.fchmod(handle, mode)  # the umask may have taken some of it
+    return handle
 
 
 def save_as(path: Path, content: str | Iterable[bytes]) -> None:

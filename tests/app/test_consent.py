@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QLabel
 from app.model.consent import Consent
 from app.model.prefs import Prefs
 from app.model.session import Session
-from app.widgets.rewards.consent_dialog import ConsentDialog, ConsentFile
+from app.widgets.rewards.consent_dialog import ConsentDialog
 from backend.spec.places import RunFolder
 from backend.spec.rewards.allowed_code import CodeToAllow
 from backend.spec.rewards.user_code import code_files, read_code
@@ -116,16 +116,47 @@ def dialog_text(dialog: ConsentDialog) -> str:
 
 
 def test_the_question_says_whose_code_it_is_and_return_means_no(qtbot, reward_file: Path) -> None:
-    dialog = ConsentDialog([ConsentFile(read_code(reward_file), False)])
+    dialog = ConsentDialog([CodeToAllow(read_code(reward_file), False)])
     qtbot.addWidget(dialog)
     text = dialog_text(dialog)
-    for part in (str(reward_file), "mine, other", "json, subprocess, os", "Can reach", "Run the code in mine.py?"):
+    for part in (
+        str(reward_file),
+        "mine, other",
+        "json, subprocess, os",
+        "subprocess, os, for files",
+        "Run the code in mine.py?",
+    ):
         assert part in text
     dialog.show()
     QTest.keyClick(dialog, Qt.Key.Key_Return)
     assert dialog.result() == ConsentDialog.DialogCode.Rejected
-    changed = ConsentDialog([ConsentFile(read_code(reward_file), True)])
+    changed = ConsentDialog([CodeToAllow(read_code(reward_file), True)])
     qtbot.addWidget(changed)
     assert "mine.py has changed since you allowed it to run." in dialog_text(changed)
     changed.allow.click()
     assert changed.result() == ConsentDialog.DialogCode.Accepted
+
+
+def test_the_question_names_the_modules_beside_the_file_that_run_with_it(qtbot, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import helper, json\nfrom package.part import x\nfrom . import odd\nimport numpy\n"
+    )
+    (tmp_path / "helper.py").write_text("")
+    (tmp_path / "json.py").write_text("")  # the standard library's comes first
+    (tmp_path / "package").mkdir()
+    dialog = ConsentDialog([CodeToAllow(read_code(tmp_path / "mine.py"), False)])
+    qtbot.addWidget(dialog)
+    assert "helper, package. Also run; a change there alone is not asked about." in dialog_text(dialog)
+
+
+def test_the_question_says_what_the_code_may_do_where_it_runs(qtbot, reward_file: Path, tmp_path: Path) -> None:
+    consent, named = Consent(tmp_path / "trusted.json"), {"reward_functions_file": str(reward_file)}
+    expected = {
+        "It has no network, and can change nothing outside a folder of its own.": {},
+        "send what it reads over the network. It can change nothing outside": {"reward_network": True},
+        "inside the trainer, with your rights: it can read and change your files": {"reward_isolation": "thread"},
+    }
+    for sentence, settings in expected.items():
+        dialog = ConsentDialog(consent.unconfirmed(named | settings))
+        qtbot.addWidget(dialog)
+        assert sentence in dialog_text(dialog)

@@ -145,6 +145,62 @@ def test_failed(window: Window, qtbot) -> None:
     assert window.strip.sentence.text() == "The reward file is gone."
 
 
+def test_the_settings_of_a_failed_run_open_at_the_one_that_its_sentence_is_about(window: Window, qtbot) -> None:
+    folder, asked = running(), list[str]()
+    window.session.field_requested.connect(asked.append)
+    write(
+        folder, "failed", step=30, sentence="learning_rate: Step 31 was not applied, for its loss is not finite (nan)."
+    )
+    shown(window, folder, qtbot, "failed")
+    edit = next(button for button in window.pages["monitor"].verdict.buttons() if button.text() == "Edit settings")
+    edit.click()
+    assert window.current_page == "train" and asked == ["learning_rate"]
+    window.session.draft.set("iters", 61)
+    window.ask_about_edits = lambda: "cancel"  # type: ignore[method-assign]
+    edit.click()
+    assert asked == ["learning_rate"], "the form holds other settings"
+
+
+def test_a_run_whose_disk_took_no_last_line_says_so(window: Window, qtbot) -> None:
+    folder = running()
+    folder.log.write_text("step 30\ndisk: /runs/run/events.jsonl cannot be written: the disk is full.\n")
+    shown(window, folder, qtbot, "crashed")
+    _, text, _ = card(window)
+    assert (
+        "after step 30 and could not write down why: /runs/run/events.jsonl cannot be written: the disk is full."
+        in text
+    )
+    assert "memory" not in text
+
+
+def test_sentences_of_somebody_elses_run_stay_on_one_printable_line(window: Window, qtbot) -> None:
+    folder, hostile = running(), "<b>x</b> \u202eevil\x1b[31m\x07"
+    folder.log.write_text(hostile * 100)
+    for level in ("info", "warning"):
+        write(folder, "note", level=level, sentence=hostile * 100)
+    shown(window, folder, qtbot, "crashed")
+    page = window.pages["monitor"]
+    for text in (
+        page.note.text(),
+        page._run.problem,
+        *(episode.sentence for episode in page.findings._findings.of(page._run)),
+    ):
+        assert "<b>x</b>" in text and text.isprintable() and len(text) <= 600
+
+
+def test_a_run_that_paused_by_itself_says_why(window: Window, qtbot) -> None:
+    folder, lacks = running(), "The disk of /runs/run has 3 MB free, and 16.8 MB are needed."
+    with trained(folder):
+        run = shown(window, folder, qtbot, "running")
+        write(folder, "phase", phase="paused", sentence=lacks)
+        qtbot.waitUntil(lambda: run.state == "paused", timeout=WAIT_MS)
+        title, text, buttons = card(window)
+        assert title == "Paused" and text.startswith(lacks) and "goes on by itself" in text and buttons[0] == "Resume"
+        write(folder, "phase", phase="sampling")
+        qtbot.waitUntil(lambda: run.state == "running", timeout=WAIT_MS)
+        assert run.pause_reason == "" and card(window) == ("", "", [])
+
+
 def test_crashed(window: Window, qtbot) -> None:
     folder = running()
     with trained(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -66,6 +67,15 @@ def name_of(widget: QWidget) -> str:
     labels = widget.window().findChildren(QLabel)
     buddy = next((label.text() for label in labels if label.buddy() is widget), "")
     return (widget.accessibleName() or text or buddy).strip()
+
+
+def test_no_plain_label_shows_markup(window: Window):
+    """A label that is given HTML has to be told so."""
+    for key in PAGE_KEYS:
+        window.show_page(key)
+    plain = [label for label in window.findChildren(QLabel) if label.textFormat() == Qt.TextFormat.PlainText]
+    assert "Trains every weight" in window.pages["train"].launch.details.text()
+    assert [label.text() for label in plain if re.search(r"</?(p|b|br|a|span)\b|&nbsp;", label.text())] == []
 
 
 @pytest.mark.parametrize("key", PAGE_KEYS)

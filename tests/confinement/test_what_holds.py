@@ -117,6 +117,7 @@ def test_everything_but_the_secrets_is_readable(tmp_path: Path) -> None:
         if place.startswith(str(tmp_path))
     }
     assert places == {"etc", "home/a", "home/.cache/pip", "home/.cache/huggingface/hub"}
+    assert list(landlock.readable_places([tmp_path / "not there"])) == ["/"], "where no secrets are, all can be read"
 
 
 # ── the filter ───────────────────────────────────────────────────────────────────────────────────────────────────────

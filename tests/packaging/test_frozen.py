@@ -450,7 +450,14 @@ def test_a_module_that_is_not_there_is_one_sentence(machine: Machine) -> None:
 def test_after_a_gpu_error_the_run_goes_on_in_a_fresh_program(machine: Machine) -> None:
     file = machine.home / "fails_once.py"
     file.write_text(FAILS_ONCE)
-    settings = config(machine, "restarted", reward_functions_file=str(file), reward_functions=["length"], iters=3)
+    settings = config(
+        machine,
+        "restarted",
+        reward_functions_file=str(file),
+        reward_functions=["length"],
+        iters=3,
+        reward_isolation="thread",
+    )
     machine.backend("train", settings, "--name", "restarted", "--no-progress")
     diary = events(machine.home / ".local" / "share" / "grpo-studio" / "runs" / "restarted")
     started = [event for event in diary if event["kind"] == "started"]

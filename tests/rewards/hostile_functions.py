@@ -38,11 +38,6 @@ class Hostile:
     at_import: bool = False
     in_suite: bool = False
 
-    @property
-    def is_long(self) -> bool:
-        """Whether the sentence has to quote a value that is long."""
-        return any(size in self.name for size in ("10 MB", "10,000 letters", "5,000 digits"))
-
     def source(self, run: Path, trainer: int, home: Path) -> str:
         head = _HEAD.format(run=str(run), trainer=trainer, home=str(home))
         body = dedent(self.body).strip()
@@ -53,6 +48,8 @@ class Hostile:
 
 STILL_RUNNING = rf"was still running after {TIMEOUT_S:g} s \(reward_timeout\)"
 PIPE = r"(closed or replaced|wrote something of its own into) the pipe by which scores are returned"
+
+SPOILED = "left Python in a state in which its process could not go on"
 
 
 def exits(code: int) -> str:
@@ -142,7 +139,7 @@ _VALUES = [
     ("None", "return None", gives("None where a list of 2 scores was expected")),
     ("a number", "return 1.0", gives("float where a list of 2 scores was expected")),
     ("too few", "return [1.0]", gives("1 scores for 2 completions")),
-    ("too many", "return [1.0] * 10_000_000", gives("10000000 scores for 2 completions")),
+    ("too many", "return [1.0] * 10_000_000", gives("10,000,000 scores for 2 completions")),
     ("a list that lies about its length", "class Lies(list):\n    def __len__(self): return 2\nreturn Lies([1.0])", gives("1 scores for 2 completions")),
     ("a list that lies about its items", "class Lies(list):\n    def __iter__(self): raise OSError('no')\nreturn Lies([1.0, 1.0])", raises("OSError", "no")),
     ("an array of objects", "import numpy; return numpy.array([object(), object()])", gives("(object) as a score, which is not a number")),
@@ -171,19 +168,19 @@ _DESCRIPTORS = [
 ]  # fmt: skip
 
 _PATCHES = [
-    ("json", "json.dumps = json.loads = None; json.JSONEncoder.encode = lambda *a: 'x'; json.encoder.c_make_encoder = None", f"^$|{PIPE}|{exits(1)}", True),
-    ("open and os", "import builtins\nbuiltins.open = os.open = os.write = os.read = os._exit = None", f"^$|{PIPE}|{exits(1)}|TypeError"),
-    ("builtins", "import builtins\nfor name in ('len', 'isinstance', 'zip', 'list', 'float', 'print', 'hasattr', 'type', 'str'): setattr(builtins, name, None)", f"TypeError|{PIPE}|{exits(1)}|{dies(11)}", True),
-    ("sys.modules", "sys.modules.clear(); sys.path.clear(); sys.meta_path.clear()", f"^$|{PIPE}|{exits(1)}|KeyError|ImportError|ModuleNotFoundError"),
-    ("time", "time.monotonic = time.time = time.perf_counter = lambda: 1e18", "^$"),
-    ("time that raises", "time.perf_counter = time.monotonic = None", f"^$|{exits(1)}|TypeError|{PIPE}"),
-    ("math", "import math; math.isfinite = lambda x: True; return [float('nan')] * 2", f"nan as a score|{exits(1)}|{PIPE}"),
-    ("our own modules", "import backend.rewards.sandbox.server as s, backend.rewards.runner.returned_scores as r\nr.read_scores = lambda *a: ['x', {}]; s.ScoringServer.answer = lambda *a: {'scores': 'x'}", f"^$|{PIPE}|TypeError"),
+    ("json", "json.dumps = json.loads = None; json.JSONEncoder.encode = lambda *a: 'x'; json.encoder.c_make_encoder = None", None, True),
+    ("open and os", "import builtins\nbuiltins.open = os.open = os.write = os.read = os._exit = None", None),
+    ("builtins", "import builtins\nfor name in ('len', 'isinstance', 'zip', 'list', 'float', 'print', 'hasattr', 'type', 'str'): setattr(builtins, name, None)", SPOILED, True),
+    ("sys.modules", "sys.modules.clear(); sys.path.clear(); sys.meta_path.clear()", None),
+    ("time", "time.monotonic = time.time = time.perf_counter = lambda: 1e18", None),
+    ("time that raises", "time.perf_counter = time.monotonic = None", SPOILED),
+    ("math", "import math; math.isfinite = lambda x: True; return [float('nan')] * 2", SPOILED),
+    ("our own modules", "import backend.rewards.sandbox.server as s, backend.rewards.runner.returned_scores as r\nr.read_scores = lambda *a: ['x', {}]; s.ScoringServer.answer = lambda *a: {'scores': 'x'}", None),
     ("tracing", "sys.settrace(lambda *a: time.sleep(9)); sys.setprofile(lambda *a: None)\n(lambda: 1)()", STILL_RUNNING),
-    ("an audit hook that raises", "sys.addaudithook(lambda *a: (_ for _ in ()).throw(OSError('no')))", f"^$|OSError|{exits(1)}|{PIPE}"),
+    ("an audit hook that raises", "sys.addaudithook(lambda *a: (_ for _ in ()).throw(OSError('no')))", SPOILED),
     ("collection", "gc.disable(); gc.set_threshold(0); gc.freeze()", None),
     ("a finalizer that hangs", "class Odd:\n    def __del__(self): time.sleep(9)\nOdd()", STILL_RUNNING),
-    ("recursion limit", "sys.setrecursionlimit(30)", f"^$|RecursionError|{exits(1)}|{PIPE}"),
+    ("recursion limit", "sys.setrecursionlimit(30)", f"^$|{SPOILED}"),
     ("crash handler off", "import faulthandler; faulthandler.disable(); ctypes.string_at(0)", dies(11)),
     ("an import hook", "sys.meta_path.insert(0, 3); import this_is_not_there", raises("AttributeError") + "|ModuleNotFoundError"),
 ]  # fmt: skip
@@ -193,8 +190,8 @@ _LATER = [
     ("atexit that exits", "atexit.register(os._exit, 7)", None),
     ("signals ignored", "for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM): signal.signal(n, signal.SIG_IGN)", None),
     ("a handler that sleeps", "signal.signal(signal.SIGTERM, lambda *a: time.sleep(99)); os.kill(os.getpid(), signal.SIGTERM)", STILL_RUNNING),
-    ("few files", "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))", "^$|OSError|ImportError"),
-    ("no processor time", "resource.setrlimit(resource.RLIMIT_CPU, (0, 0))\nwhile True: pass", f"{dies(9)}|{dies(24)}"),
+    ("few files", "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))", None),
+    ("no processor time", "resource.setrlimit(resource.RLIMIT_CPU, (0, 0))\nwhile True: pass", dies(9)),
     ("no address space", "resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20)); bytearray(1 << 22)", raises("MemoryError")),
     ("threads left running", "for _ in range(8): threading.Thread(target=time.sleep, args=(99,)).start()", None, True),
     ("a thread that spins", "threading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True).start()", None),
@@ -207,7 +204,8 @@ _LATER = [
 _PROCESSES = [
     ("a pool", "import multiprocessing as m; m.get_context('fork').Pool(2).apply_async(time.sleep, (99,))", None, True),
     ("a pool that is waited for", "import multiprocessing as m; m.get_context('fork').Pool(2).apply(time.sleep, (99,))", STILL_RUNNING),
-    ("a fork that goes on", "os.fork()", f"^$|{PIPE}", True),
+    ("a manager of shared objects", "import multiprocessing as m; m.Manager()", raises("EOFError")),
+    ("a fork that goes on", "os.fork()", None, True),
     ("a fork that sleeps", "if os.fork() == 0: time.sleep(99)", None),
     ("a small fork bomb", "for _ in range(5):\n    if os.fork() == 0:\n        os.fork(); os.fork(); time.sleep(99)", None),
     ("a daemon", "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        os.chdir('/'); os.closerange(0, 99); time.sleep(99)\n    os._exit(0)\nos.wait()", None, True),
@@ -236,13 +234,13 @@ _FILES = [
 _OUTSIDE = [
     ("TCP", "socket.create_connection(('127.0.0.1', 9), 1)", raises("PermissionError"), True),
     ("UDP", "socket.socket(socket.AF_INET, socket.SOCK_DGRAM)", raises("PermissionError")),
-    ("a name looked up", "socket.getaddrinfo('example.com', 443)", "gaierror|PermissionError"),
-    ("HTTP", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9')", "URLError|PermissionError"),
-    ("a token in the environment", "assert not [n for n in os.environ if 'TOKEN' in n or 'SECRET' in n], 'a token'", None, True),
+    ("a name looked up", "socket.getaddrinfo('example.com', 443)", raises("gaierror")),
+    ("HTTP", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9')", raises("URLError")),
+    ("a token in the environment", "assert not [n for n in os.environ if n in ('HF_TOKEN', 'GRPO_HOSTILE_SECRET')], 'a token'", None, True),
     ("the trainer's environment", "open(f'/proc/{TRAINER}/environ').read()", raises("PermissionError")),
     ("the trainer killed", "os.kill(TRAINER, signal.SIGKILL)", raises("PermissionError"), True),
     ("the parent killed", "os.kill(os.getppid(), signal.SIGKILL)", raises("PermissionError")),
-    ("everybody killed", "os.kill(-1, signal.SIGKILL)", f"^$|PermissionError|{dies(9)}"),
+    ("everybody killed", "os.kill(-1, signal.SIGKILL)", None),
     ("the trainer stopped", "os.kill(TRAINER, signal.SIGSTOP)", raises("PermissionError")),
     ("the trainer debugged", "c = ctypes.CDLL(None, use_errno=True)\nif c.ptrace(16, TRAINER, None, None) < 0: raise OSError(ctypes.get_errno(), 'refused')", raises("PermissionError")),
     ("the trainer's memory", "open(f'/proc/{TRAINER}/mem', 'r+b')", raises("PermissionError")),
@@ -253,14 +251,14 @@ _OUTSIDE = [
 
 _LOGS = [
     ("too few values", "log_extra('c', [1])", gives("logged 1 values in the column c for 2 completions")),
-    ("an object without a text", "class Odd:\n    def __str__(self): raise OSError('no')\nlog_extra('c', [Odd(), Odd()])", "OSError|^$"),
+    ("an object without a text", "class Odd:\n    def __str__(self): raise OSError('no')\nlog_extra('c', [Odd(), Odd()])", raises("OSError", "no")),
     ("a column that contains itself", "x = []; x.append(x); log_extra('c', [x, x])", raises("RecursionError")),
     ("a column name over two lines", "log_extra('a\\nb', [1, 2])", raises("ValueError", "a name on one line"), True),
     ("a metric of the trainer's", "log_metric('loss', 1.0)", raises("ValueError", "metric of the trainer")),
     ("a metric that is no number", "log_metric('m', float('nan'))", raises("ValueError", "finite")),
-    ("a metric beyond float", "log_metric('m', 10 ** 400)", "OverflowError|ValueError"),
+    ("a metric beyond float", "log_metric('m', 10 ** 400)", raises("OverflowError")),
     ("a million metrics", "for n in range(1_000_000): log_metric(f'm{n}', 1.0)", f"{STILL_RUNNING}|{PIPE}|metrics"),
-    ("half a surrogate", "log_extra('c', ['\\ud800', '\\x00'])", f"^$|{PIPE}"),
+    ("half a surrogate", "log_extra('c', ['\\ud800', '\\x00'])", None),
 ]  # fmt: skip
 
 _IMPORTS = [

@@ -20,13 +20,15 @@ from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.sandbox.process import ScoringProcess
 from backend.rewards.scorer import begin_scorer
 from backend.spec.faults import Mistake
-from tests.rewards.hostile_functions import HOSTILE, TIMEOUT_S, Hostile
+from tests.rewards.hostile_functions import HOSTILE, STILL_RUNNING, TIMEOUT_S, Hostile
 from tests.support.scoring import make_group
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for what is left in /proc")
 
 MARK = "GRPO_HOSTILE_TEST"
 """An environment variable by which everything that a function starts is found again."""
+AMPLE_S = 8.0
+"""The limit of those that end by themselves, on a busy machine too."""
 TIDY = {"returns", "raises", "logs"}
 """Kinds that leave nothing behind in their process, which is used again."""
 
@@ -44,11 +46,13 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def process() -> Iterator[ScoringProcess]:
     """One scoring process for all, replaced wherever a function ended it."""
-    os.environ[MARK] = str(os.getpid())
-    scoring = ScoringProcess()
-    yield scoring
-    scoring.stop()
-    del os.environ[MARK]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MARK, str(os.getpid()))
+        for secret in ("HF_TOKEN", "GRPO_HOSTILE_SECRET"):  # one of the table's functions looks for them
+            patch.setenv(secret, "precious")
+        scoring = ScoringProcess()
+        yield scoring
+        scoring.stop()
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +80,9 @@ def scored(process: ScoringProcess, name: str, file: Path, timeout_s: float) -> 
 
 def sentence_of(hostile: Hostile, process: ScoringProcess, file: Path) -> str:
     """The one fault's sentence; "" where it scores as if nothing were wrong."""
+    may_hang = STILL_RUNNING in (hostile.sentence or "")
     try:
-        assert scored(process, "mine", file, TIMEOUT_S) == [1.0, 1.0]
+        assert scored(process, "mine", file, TIMEOUT_S if may_hang else AMPLE_S) == [1.0, 1.0]
     except Mistake as mistake:
         (fault,) = mistake.faults
         assert fault.setting in ("reward_functions", "reward_functions_file")
@@ -135,8 +140,7 @@ def check_sentence(hostile: Hostile, sentence: str) -> None:
     if not hostile.at_import:
         assert "The reward function mine of mine.py" in sentence
         assert "What is 2 + 2?" in sentence and ("“four”" in sentence or "“5”" in sentence)
-    # The paths of tests are long, and some messages are meant to be.
-    assert len(re.sub(r"'/[^']*'", "'…'", sentence)) <= (400 if hostile.is_long else 200), sentence
+    assert len(sentence) <= 200, sentence
 
 
 def named(functions: list[Hostile]) -> list[Any]:

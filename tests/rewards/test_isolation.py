@@ -19,7 +19,8 @@ import pytest
 
 from backend.rewards.resolve import resolve
 from backend.rewards.runner.inputs import TrainerState
-from backend.rewards.runner.score import RewardError, ScoreReport, score
+from backend.rewards.runner.reward_errors import RewardError
+from backend.rewards.runner.score import ScoreReport, score
 from backend.rewards.sandbox.answers import Untrusted, read_answer, read_loaded, read_scored
 from backend.rewards.sandbox.process import ScoringProcess
 from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource
@@ -141,8 +142,8 @@ ENDS = {
     "raise KeyboardInterrupt": "raised KeyboardInterrupt (mine.py, line 2)",
     "raise type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})": "raised Odd: (its text cannot be read) (mine.py, line 2)",
     "return [10 ** 400] * 2": "returned inf as a score, which is not a finite number",
-    "return [1e300] * len(completions)": "returned 1e+300 as a score, which is too large",
-    "open('mine.txt')": "(mine.py, line 2); relative names are in its working folder, so write Path(__file__).parent",
+    "return [1e300] * len(completions)": "returned 1e+300 as a score, which is too large for 32 bits",
+    "open('mine.txt')": "FileNotFoundError: no mine.txt in its working folder; see Path(__file__).parent (mine.py, line 2)",
     "__import__('socket').create_connection(('192.0.2.1', 80))": "(mine.py, line 2) (reward_network is off), on",
     "input()": "raised EOFError: EOF when reading a line (mine.py, line 2)",
 }

@@ -12,7 +12,8 @@ import pytest
 from backend.rewards import get_reward_function
 from backend.rewards.registry import REWARD_REGISTRY
 from backend.rewards.resolve import resolve
-from backend.rewards.runner.score import RewardError, score
+from backend.rewards.runner.reward_errors import RewardError
+from backend.rewards.runner.score import score
 from backend.rewards.user_files import load_reward_file
 from backend.spec.faults import Mistake
 from backend.types import Completion, Group, Problem

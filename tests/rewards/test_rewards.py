@@ -17,7 +17,8 @@ from backend.rewards import get_reward_function, register_reward_function, regis
 from backend.rewards.functions.r1 import extract_answer
 from backend.rewards.resolve import resolve, reward_function
 from backend.rewards.runner import timeout
-from backend.rewards.runner.score import RewardError, score
+from backend.rewards.runner.reward_errors import RewardError
+from backend.rewards.runner.score import score
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import DEFAULT_REWARDS
 from tests.support.scoring import make_group
@@ -138,9 +139,9 @@ def test_no_two_format_rewards_contradict_each_other(text: str) -> None:
     ids=lambda text: text[:12],
 )
 def test_a_huge_hostile_completion_is_scored_in_linear_time(text: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     r1(text)
-    assert time.perf_counter() - began < 2.0
+    assert time.process_time() - began < 2.0
 
 
 # Registering and resolving

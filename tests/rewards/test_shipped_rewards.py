@@ -20,7 +20,7 @@ from backend.rewards.functions.answer_text import answer_part, final_answer
 from backend.rewards.functions.arithmetic import value
 from backend.rewards.functions.math_equality import correct
 from backend.rewards.runner.inputs import TrainerState
-from backend.rewards.runner.score import RewardError
+from backend.rewards.runner.reward_errors import RewardError
 from backend.spec.command import backend_environment
 from backend.spec.rewards.catalog import COMPARING_REWARDS, builtin_rewards
 from tests.support.scoring import score_of, scores_of
@@ -477,7 +477,7 @@ def test_length_rewards_have_no_opinion_without_token_ids(entry: str) -> None:
 
 @pytest.mark.parametrize("entry", ["soft_overlong_punishment", "cosine_scaled"])
 def test_a_missing_length_limit_is_refused(entry: str) -> None:
-    with pytest.raises(RewardError, match="max_completion_length must be given where no run gives it"):
+    with pytest.raises(RewardError, match="it needs a max_completion_length"):
         score_of(entry, "4", ids=[1])
 
 

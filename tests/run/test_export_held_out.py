@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_without_held_out_prompts_it_is_refused_before_anything_is_written(run: 
     text = run.config.read_text(encoding="utf-8")
     lonely = RunFolder(tmp_path / "lonely")
     lonely.path.mkdir()
-    lonely.adapters.symlink_to(run.adapters)
+    shutil.copytree(run.adapters, lonely.adapters)
     rows = small_run.write_rows(tmp_path / "rows.jsonl")
     lonely.config.write_text(text.replace(str(run.path.parents[1] / "data"), str(rows)), encoding="utf-8")
     with pytest.raises(Mistake, match="no valid or test split") as caught:

@@ -181,7 +181,7 @@ def test_a_run_waits_for_room_and_goes_on_by_itself(
         lacks == f"The disk of {run.path} has 3 MB free, and 16.8 MB are needed. The run is paused until there is room."
     )
     assert again == "There is room on the disk again; the run goes on."
-    assert "paused" in [event.get("phase") for event in read_events(run.events)]
+    assert [event.get("sentence") for event in read_events(run.events) if event.get("phase") == "paused"] == [lacks]
     assert run.completions.read_bytes() == unbroken.completions.read_bytes()
 
 

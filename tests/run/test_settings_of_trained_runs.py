@@ -58,7 +58,7 @@ def test_a_damaged_list_of_changes_is_told(run: RunFolder, tmp_path: Path, qapp)
     session = Session(Prefs(tmp_path / "prefs"))
     before = session.draft.values()
     assert not session.load_settings(run)
-    assert session.messages.current and "changes.json is damaged" in session.messages.current.sentence
+    assert session.messages.current and "changes.json is not valid JSON" in session.messages.current.sentence
     assert session.draft.values() == before
-    assert "changes.json is damaged" in run_choice(run).problem
+    assert "changes.json is not valid JSON" in run_choice(run).problem
     assert archive.raw_settings(run)["temperature"] == BEGAN

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import shutil
 import subprocess
 import threading
 import time
@@ -494,6 +495,12 @@ def test_a_failure_before_the_first_step_is_in_the_diary(inputs: Path, run: RunF
 
 def test_the_best_checkpoint_survives_the_rotation(inputs: Path, run: RunFolder) -> None:
     raw = settings(inputs, "rises_and_falls", iters=6, save_every=1, keep_checkpoints=2)
+    assert small_run.train_here(raw, run).kind == "finished"
+    assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [2, 5, 6]
+    # Killed between the last checkpoint and the deletion of an older one: there is no further save that would delete it.
+    older = shutil.copytree(run.checkpoints / "000005", run.checkpoints / "000004")
+    state = json.loads((older / "state.json").read_text())
+    (older / "state.json").write_text(json.dumps(state | {"step": 4}))
     assert small_run.train_here(raw, run).kind == "finished"
     assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [2, 5, 6]
 

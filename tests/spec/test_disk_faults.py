@@ -141,6 +141,24 @@ def test_drafts_of_processes_that_are_gone_are_deleted_by_the_next_writer(tmp_pa
     assert sorted(os.listdir(tmp_path)) == sorted([f".about.json.{os.getppid()}", f".other.json.{gone}", "about.json"])
 
 
+@pytest.mark.parametrize("target", ["theirs", "is not there"])
+def test_a_link_in_the_place_of_the_draft_is_not_followed(target: str, tmp_path: Path) -> None:
+    """Its name can be guessed by whoever can write in the folder."""
+    path, planted = tmp_path / "about.json", tmp_path / f".about.json.{os.getpid()}"
+    (tmp_path / "theirs").write_text("untouched")
+    planted.symlink_to(tmp_path / target)
+    replace_file(path, "new")
+    assert path.read_text() == "new" and not path.is_symlink()
+    assert (tmp_path / "theirs").read_text() == "untouched"
+    assert sorted(os.listdir(tmp_path)) == ["about.json", "theirs"]
+
+
+def test_the_rights_of_a_replaced_file_are_those_asked_for(tmp_path: Path) -> None:
+    for mode in (0o600, 0o755):
+        replace_file(tmp_path / "file", "x", mode=mode)
+        assert (tmp_path / "file").stat().st_mode & 0o777 == mode
+
+
 def test_a_folder_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     final = tmp_path / "model"
     with whole_folder(final) as draft:

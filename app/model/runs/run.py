@@ -130,6 +130,10 @@ class Run(QObject):
         return self._run_state.phase
 
     @property
+    def pause_reason(self) -> str:
+        return self._run_state.pause_reason
+
+    @property
     def phase_progress(self) -> float | None:
         """Share of the phase that is done, 0 to 1, where the trainer reports it."""
         return self._run_state.phase_progress

@@ -7,20 +7,22 @@ holds nothing that is not in the runs: deleting it costs one slower start.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from backend.spec import places
+from backend.spec.disk_faults import DiskFault
 from backend.spec.places import RunFolder
 from backend.spec.runs.archive import Summary
 from backend.spec.runs.run_notes import RunNotes
 from backend.spec.runs.run_record import RunRecord, read_record, record_of, stamp
+from backend.spec.whole_file import replace_file
 
 CACHE = "runs-cache.jsonl"
 SLICE_S = 0.010
@@ -140,7 +142,7 @@ class RunList(QObject):
         try:
             then, values = json.loads(line)
             record = record_of(values)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             return None
         if then != now or record.summary.state in CHANGING:
             return None
@@ -161,12 +163,8 @@ class RunList(QObject):
             return
         self._is_cache_stale = False
         lines = (f"{json.dumps(str(path))}\t{line}\n" for path, line in self._lines.items())
-        draft = self._cache.with_name(f".{CACHE}.{os.getpid()}")
-        try:
-            draft.write_text(json.dumps(_FORMAT) + "\n" + "".join(lines), encoding="utf-8")
-            draft.replace(self._cache)
-        except OSError:
-            draft.unlink(missing_ok=True)
+        with suppress(DiskFault):
+            replace_file(self._cache, json.dumps(_FORMAT) + "\n" + "".join(lines))
 
 
 def _cached_lines(path: Path) -> dict[Path, str]:
@@ -177,5 +175,5 @@ def _cached_lines(path: Path) -> dict[Path, str]:
             return {}
         pairs = (line.partition("\t") for line in lines if line)
         return {Path(json.loads(name)): text for name, _, text in pairs}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}

@@ -82,6 +82,11 @@ class RunState:
             handler(event)
 
     @property
+    def pause_reason(self) -> str:
+        """Why a run paused itself, as one sentence; "" where it was asked to, or does not pause."""
+        return str(self._phase_event.get("sentence") or "") if self.paused else ""
+
+    @property
     def phase_progress(self) -> float | None:
         """Share of the phase that is done, 0 to 1, where the diary says."""
         return progress_of(self._phase_event)

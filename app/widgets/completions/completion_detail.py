@@ -148,7 +148,7 @@ def _result_html(completion: Mapping[str, Any]) -> str:
         advantage = completion["advantage"]
         colour = advantage_colour(advantage).name()
         parts.append(f'<span style="color:{colour}">Advantage {signed(advantage)}</span>')
-    parts.append(f"{figure(token_count(completion.get('tokens')))} tokens, {STOP_LABELS.get(stop, stop)}")
+    parts.append(f"{figure(token_count(completion.get('tokens')))} tokens, {html.escape(STOP_LABELS.get(stop, stop))}")
     return _join_unbroken(parts)
 
 

@@ -141,6 +141,7 @@ class LaunchColumn(QScrollArea):
         self.summary = PlainLabel(wordWrap=True)
         self.summary.setFont(theme.heading_font())
         self.details = _muted_label("")
+        self.details.setTextFormat(Qt.TextFormat.RichText)  # paragraphs; show_plan escapes their text
         self.run = QPushButton("Run")
         self.run.setToolTip("Trains in a process of its own; closing the window need not stop it.")
         self.run.clicked.connect(self.run_pressed)

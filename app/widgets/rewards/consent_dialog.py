@@ -6,7 +6,6 @@ The facts come from the source text (`backend.spec.rewards.user_code`); nothing 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from PySide6.QtCore import Qt
@@ -17,25 +16,17 @@ from app import theme
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.number_format import figure
 from app.widgets.basic.open_in_desktop import open_path
-from backend.spec.rewards.user_code import CodeFile
+from backend.spec.rewards.allowed_code import CodeToAllow
 
 WIDTH = 520
 MAX_NAMES = 12
 """Names shown of a long list."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConsentFile:
-    """A file to ask about; `changed` since it was last allowed."""
-
-    code: CodeFile
-    changed: bool
-
-
 class ConsentDialog(QDialog):
     """A modal question with Allow and Do Not Run; Return and Escape both mean Do Not Run."""
 
-    def __init__(self, files: Sequence[ConsentFile], parent: QWidget | None = None) -> None:
+    def __init__(self, files: Sequence[CodeToAllow], parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setWindowTitle("Reward code")
         self.setMinimumWidth(theme.scaled(WIDTH))
@@ -43,8 +34,7 @@ class ConsentDialog(QDialog):
         column.setContentsMargins(*(3 * theme.SPACE,) * 4)
         column.setSpacing(12)
         column.addWidget(label(_question(files), theme.heading_font(), wrap=True))
-        warning = "It is a program, and runs with your rights: it can read and change your files. Allow only code that you know."
-        column.addWidget(label(warning, role="muted", wrap=True))
+        column.addWidget(label(_rights(files), role="muted", wrap=True))
         for file in files:
             column.addWidget(_facts_card(file))
         column.addWidget(self._buttons([file.code.path for file in files]))
@@ -70,12 +60,12 @@ class ConsentDialog(QDialog):
         return box
 
 
-def ask_consent(files: Sequence[ConsentFile], parent: QWidget | None = None) -> bool:
+def ask_consent(files: Sequence[CodeToAllow], parent: QWidget | None = None) -> bool:
     """Ask, and wait for the answer: whether the files may run."""
     return ConsentDialog(files, parent).exec() == QDialog.DialogCode.Accepted
 
 
-def _question(files: Sequence[ConsentFile]) -> str:
+def _question(files: Sequence[CodeToAllow]) -> str:
     names = " and ".join(file.code.path.name for file in files)
     if all(file.changed for file in files):
         return (
@@ -84,7 +74,25 @@ def _question(files: Sequence[ConsentFile]) -> str:
     return f"Run the code in {names}?"
 
 
-def _facts_card(file: ConsentFile) -> QFrame:
+def _rights(files: Sequence[CodeToAllow]) -> str:
+    """What the code may do, where it runs; of several runs, the one with the most rights."""
+    if any(file.in_trainer for file in files):
+        rights = "It runs inside the trainer, with your rights: it can read and change your files and use the network."
+    elif any(file.network for file in files):
+        rights = (
+            "It runs in a process of its own. It can read your files, though not keys and tokens in their usual places, "
+            "and send what it reads over the network. It can change nothing outside a folder of its own."
+        )
+    else:
+        rights = (
+            "It runs in a process of its own. It can read your files, though not keys and tokens in their usual places. It "
+            "has no network, and can change nothing outside a folder of its own."
+        )
+    limits = "" if any(file.in_trainer for file in files) else " Where the system cannot ensure that, the run says so."
+    return f"It is a program. {rights}{limits} Allow only code that you know."
+
+
+def _facts_card(file: CodeToAllow) -> QFrame:
     code, card = file.code, QFrame()
     card.setProperty("role", "card")
     grid = QGridLayout(card)
@@ -99,10 +107,12 @@ def _facts_card(file: ConsentFile) -> QFrame:
         ("Imports", _names(code.imports) or "none"),
     ]
     if code.reaches:
-        rows.append(("Can reach", f"files, programs or the network, through {_names(code.reaches)}"))
+        rows.append(("Among them", f"{_names(code.reaches)}, for files, programs or the network"))
+    if code.beside:
+        rows.append(("Beside it", f"{_names(code.beside)}. Also run; a change there alone is not asked about."))
     for row, (name, fact) in enumerate(rows):
         grid.addWidget(label(name, role="muted"), row, 0, Qt.AlignmentFlag.AlignTop)
-        value = label(fact, role="problem" if name == "Can reach" else "", wrap=True, selectable=True)
+        value = label(fact, role="problem" if name == "Among them" else "", wrap=True, selectable=True)
         grid.addWidget(value, row, 1)
     return card
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -342,4 +343,5 @@ def _font(column: int) -> QFont | None:
 
 def _tip(row: RewardRow) -> str:
     where = row.entry.source if row.entry.source == BUILT_IN else f"{row.entry.source}, line {row.entry.line}"
-    return f"<p>{row.entry.scores}</p><p>{row.entry.name} ({where})</p>" if row.known else f"<p>{NOT_FOUND}</p>"
+    lines = (row.entry.scores, f"{row.entry.name} ({where})") if row.known else (NOT_FOUND,)
+    return "".join(f"<p>{escape(line)}</p>" for line in lines)

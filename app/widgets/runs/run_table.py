@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ class RunModel(QAbstractTableModel):
         if role == Qt.ItemDataRole.DisplayRole:
             return "" if field.kind == "flag" else field.title
         if role == Qt.ItemDataRole.ToolTipRole:
-            return f"<p>{field.help or field.title}</p>"
+            return f"<p>{escape(field.help or field.title)}</p>"
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return _RIGHT if run_columns.is_right_aligned(field) else _LEFT
         return field.title if role == Qt.ItemDataRole.AccessibleTextRole else None

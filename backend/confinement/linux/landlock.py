@@ -88,6 +88,8 @@ def readable_places(unreadable: Iterable[Path]) -> Iterator[str]:
     given up, and its other entries are listed one by one. What is made in such a folder later cannot be read.
     """
     hidden = {path for path in _resolved(unreadable) if path.parent != path}
+    if not hidden:  # a new user's home has none of these places
+        yield "/"
     open_folders = {parent for path in hidden for parent in path.parents} - hidden
     for folder in sorted(open_folders):
         with suppress(OSError), os.scandir(folder) as entries:

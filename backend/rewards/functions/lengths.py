@@ -96,7 +96,7 @@ def _limit(limit: int | None, trainer_state: Any, completions: list[str]) -> int
     """The limit from the entry, else the run's; there may be none while only parameters are checked."""
     require(limit is None or limit >= 1, f"max_completion_length must be at least 1, not {limit}")
     limit = limit or getattr(trainer_state, "max_completion_length", None)
-    require(bool(limit) or not completions, "max_completion_length must be given where no run gives it")
+    require(bool(limit) or not completions, "it needs a max_completion_length")
     return limit or sys.maxsize
 
 

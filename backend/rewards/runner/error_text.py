@@ -1,4 +1,4 @@
-"""Put a failure of a user's reward code into a sentence: shortened values, and the line of code to look at."""
+"""Put a failure of a user's reward code into words: its kind, its message, and the line of code to look at."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from backend.spec.command import is_bundled
+from backend.spec.user_input.text import cut_in_the_middle, one_line, shown
 
-_MAX_VALUE = 80
-_MAX_MESSAGE = 100
-_MAX_NAME = 40
+LONGEST_ERROR = 150
+"""Characters of the words for an error, where no sentence around it leaves fewer."""
+_LONGEST_NAME = 40
+_LONGEST_FILE = 24
+_LEAST_MESSAGE = 40
+"""Characters of a message that are worth more than advice."""
 _BUNDLED_MODULES = (
-    "the app brings Python's standard library, numpy, sympy, regex and what else the trainer uses; for other packages install "
-    "grpo-studio with pip beside them"
+    "; the app brings Python's standard library, numpy and sympy; with others, install grpo-studio by pip"
 )
-_WORKING_FOLDER = "relative names are in its working folder, so write Path(__file__).parent / name"
-
-
-def shorten(text: str, limit: int = _MAX_VALUE) -> str:
-    """At most `limit` characters of a text of any size, on one line, with an ellipsis where something was cut off."""
-    # Cut before splitting: a text may have many megabytes. The factor of 4 allows for white space that collapses.
-    line = " ".join(text[: 4 * limit].split())
-    return line if len(line) <= limit and len(text) <= 4 * limit else f"{line[:limit]}…"
 
 
 def text_of(value: object, text: Callable[[object], str] = str) -> str:
@@ -33,26 +28,42 @@ def text_of(value: object, text: Callable[[object], str] = str) -> str:
         return "(its text cannot be read)"
 
 
-def describe_error(error: BaseException, file: Path | None) -> str:
+def class_name(value: object, limit: int = _LONGEST_NAME) -> str:
+    """The name of a value's class, whatever its metaclass says."""
+    return shown(type.__dict__["__name__"].__get__(type(value)), limit)
+
+
+def describe_error(error: BaseException, file: Path | None, limit: int = LONGEST_ERROR) -> str:
     """`ValueError: message (my_rewards.py, line 12)`, with the innermost line in `file` if it has one in the traceback; in a bundled
-    app, whose Python the user cannot install anything into, a missing module with what can be done."""
-    message = shorten(text_of(error), _MAX_MESSAGE).rstrip(".")
+    app, whose Python the user cannot install anything into, a missing module with what can be done. About `limit` characters: the
+    message is cut, then the advice left out, then the name cut. The message is the user's code: it may take any time."""
     location = _innermost_line(error, file)
-    advice = f"; {_WORKING_FOLDER}" if _is_relative(error) else ""
-    advice += f"; {_BUNDLED_MODULES}" if isinstance(error, ModuleNotFoundError) and is_bundled() else ""
-    return f"{shorten(type(error).__name__, _MAX_NAME)}{': ' if message else ''}{message}{f' ({location})' if location else ''}{advice}"
+    location = f" ({location})" if location else ""
+    name = class_name(error, max(min(_LONGEST_NAME, limit - len(location)), 8))
+    message = _message(error)
+    room = limit - len(name) - len(": ") - len(location)
+    advice = _BUNDLED_MODULES if isinstance(error, ModuleNotFoundError) and is_bundled() else ""
+    if room - len(advice) < min(len(message), _LEAST_MESSAGE):
+        advice = ""
+    message = shown(message, room - len(advice)).rstrip(".") if room > 0 else ""
+    return f"{name}{': ' if message else ''}{message}{location}{advice}"
 
 
-def _is_relative(error: BaseException) -> bool:
-    """Whether a file was missing under a relative name."""
+def _message(error: BaseException) -> str:
     name = error.filename if isinstance(error, FileNotFoundError) else None
-    return isinstance(name, str) and bool(name) and not Path(name).is_absolute()
+    if isinstance(name, str) and name and not Path(name).is_absolute():
+        return f"no {shown(name, 40)} in its working folder; see Path(__file__).parent"
+    return text_of(error)
 
 
 def _innermost_line(error: BaseException, file: Path | None) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     in_file = [frame for frame in frames if frame.filename == str(file)]
     if not in_file and file:
-        return file.name
+        return _file_name(file)
     frame = (in_file or frames)[-1] if frames else None
-    return f"{Path(frame.filename).name}, line {frame.lineno}" if frame else ""
+    return f"{_file_name(Path(frame.filename))}, line {frame.lineno}" if frame else ""
+
+
+def _file_name(file: Path) -> str:
+    return cut_in_the_middle(one_line(file.name), _LONGEST_FILE)

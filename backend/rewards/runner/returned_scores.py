@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
-from backend.rewards.runner.error_text import shorten, text_of
+from backend.rewards.runner.error_text import class_name, text_of
+from backend.spec.user_input.text import shown
 
 Scores = list[float | None]
 LARGEST = 1e30
@@ -25,11 +26,11 @@ def read_scores(returned: Any, count: int) -> Scores:
     """`count` finite numbers or None. Raises InvalidScores."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping | Set):
-        kind = "None" if returned is None else shorten(type(returned).__name__, 40)
+        kind = "None" if returned is None else class_name(returned)
         raise InvalidScores(f"{kind} where a list of {count} scores was expected")
     values = list(values)
     if len(values) != count:
-        raise InvalidScores(f"{len(values)} scores for {count} completions")
+        raise InvalidScores(f"{len(values):,} scores for {count:,} completions")
     return [_score(value, index) for index, value in enumerate(values)]
 
 
@@ -39,13 +40,13 @@ def _score(value: Any, index: int) -> float | None:
     number = _as_float(value)
     if number is None:
         raise InvalidScores(
-            f"{shorten(text_of(value, repr))} ({shorten(type(value).__name__, 40)}) as a score, which is not a number",
+            f"{shown(text_of(value, repr), 40)} ({class_name(value, 20)}) as a score, which is not a number",
             index,
         )
     if not math.isfinite(number):
         raise InvalidScores(f"{number} as a score, which is not a finite number", index)
     if abs(number) > LARGEST:
-        raise InvalidScores(f"{number:g} as a score, which is too large to compute with in 32 bits", index)
+        raise InvalidScores(f"{number:g} as a score, which is too large for 32 bits", index)
     return number
 
 

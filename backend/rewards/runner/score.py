@@ -11,23 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from backend.rewards.description import FunctionDescription
 from backend.rewards.resolve import RewardFunction
-from backend.rewards.runner.error_text import shorten
 from backend.rewards.runner.inputs import Sample, TrainerState
 from backend.rewards.runner.returned_scores import Scores
+from backend.rewards.runner.reward_errors import reward_error
 from backend.rewards.runner.step_calls import FunctionFailed, ScoringStep
 from backend.rewards.runner.timeout import ThreadCaller
-from backend.spec.faults import Mistake
 from backend.types import Group
-
-LONGEST_SENTENCE = 200
-LEAST_TEXT, MOST_TEXT = 16, 80
-"""Characters of a prompt or a completion in a sentence, by the room that the failure leaves."""
-
-
-class RewardError(Mistake):
-    """A reward function failed on real completions; the sentence on `reward_functions` says which, how and on what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +83,3 @@ def total_reward(scores: Iterable[float | None], weights: Iterable[float]) -> fl
     """Σ w·score over the scores that are not None; None if all are."""
     weighted = [w * x for w, x in zip(weights, scores, strict=True) if x is not None]
     return sum(weighted) if weighted else None
-
-
-def reward_error(function: FunctionDescription, what: str, sample: Sample, has_line: bool = False) -> RewardError:
-    """The sentence: which function, its line (unless `what` names one), its failure `what`, and the completion."""
-    problem, completion = sample
-    line = f", line {function.line}," if function.line and not has_line else ""
-    failed = f"The reward function {shorten(function.name, 40)}{function.of_file}{line} {what}, on the prompt “"
-    room = (LONGEST_SENTENCE - len(failed) - len("” and the completion “”.")) // 2
-    texts = (shorten(text, min(max(room, LEAST_TEXT), MOST_TEXT)) for text in (problem.prompt, completion.text))
-    sentence = failed + "” and the completion “".join(texts) + "”."
-    return RewardError("reward_functions", sentence)

@@ -17,8 +17,11 @@ from backend.rewards.runner.error_text import describe_error
 from backend.rewards.runner.extra_logs import ExtraLogs
 from backend.rewards.runner.inputs import Sample, TrainerState, inputs_for
 from backend.rewards.runner.returned_scores import InvalidScores, Scores, read_scores
+from backend.rewards.runner.reward_errors import failure_room
 from backend.spec.rewards.catalog import nearest
 
+LEAST_S = 0.1
+"""Seconds that are left for the text of an exception that was raised at the last moment."""
 Outcome = tuple[Scores, float]
 """Scores, and the seconds that they took."""
 AsyncCall = tuple[Callable[[], Awaitable[Any]], Callable[[Any], Any]]
@@ -105,18 +108,19 @@ class ScoringStep:
             with _stand_in_libraries([function]):
                 scores = self.caller.call(index, self.timeout_s, lambda: function.call(**kwargs), self._read)
         except (CallTimeout, CallFailed) as failure:
-            raise self._failure(index, failure) from failure.__cause__
+            raise self._failure(index, failure, start) from failure.__cause__
         return scores, time.perf_counter() - start
 
     def _gather(self, indices: list[int]) -> list[Outcome]:
         with_kwargs = [(self.functions[index].call, self._kwargs(index)) for index in indices]
         # Defaults bind the loop's variables now; a plain closure would call the last function each time.
         calls = [((lambda call=call, kwargs=kwargs: call(**kwargs)), self._read) for call, kwargs in with_kwargs]
+        start = time.perf_counter()
         try:
             with _stand_in_libraries(self.functions[index] for index in indices):
                 return self.caller.gather(indices, self.timeout_s, calls)
         except (CallTimeout, CallFailed) as failure:
-            raise self._failure(indices[failure.index], failure) from failure.__cause__
+            raise self._failure(indices[failure.index], failure, start) from failure.__cause__
 
     def _read(self, returned: Any) -> Scores:
         return read_scores(returned, len(self.samples))
@@ -128,13 +132,27 @@ class ScoringStep:
             raise FunctionFailed(index, f"asks for {name}, which is {_unknown_input(name, inputs)}")
         return function.call_kwargs(inputs)
 
-    def _failure(self, index: int, failure: CallTimeout | CallFailed) -> FunctionFailed:
+    def _failure(self, index: int, failure: CallTimeout | CallFailed, start: float) -> FunctionFailed:
         cause = failure.__cause__
         if isinstance(failure, CallTimeout) or cause is None:
             return FunctionFailed(index, timeout_words(self.timeout_s), is_timeout=True)
         if isinstance(cause, InvalidScores):
             return FunctionFailed(index, f"returned {cause}", cause.index)
-        return FunctionFailed(index, f"raised {describe_error(cause, self.functions[index].file)}", has_line=True)
+        return self._raised(index, cause, start)
+
+    def _raised(self, index: int, cause: BaseException, start: float) -> FunctionFailed:
+        """The words for an exception. They are read within the time limit of the call, which began at `start`: the text of an
+        exception is the user's code too, and may hang."""
+        function = self.functions[index]
+        room = failure_room(function.description, self.samples[0], has_line=True) - len("raised ")
+        seconds = max(self.timeout_s - (time.perf_counter() - start), LEAST_S)
+        try:
+            words = self.caller.call(index, seconds, lambda: describe_error(cause, function.file, room), str)
+        except CallTimeout:
+            return FunctionFailed(index, timeout_words(self.timeout_s), is_timeout=True)
+        except CallFailed:
+            words = "an exception that cannot be described"
+        return FunctionFailed(index, f"raised {words}", has_line=True)
 
 
 def _stand_in_libraries(functions: Iterable[RewardFunction]) -> ExitStack:

@@ -17,7 +17,15 @@ from typing import Any, NoReturn
 from backend.rewards.runner.step_calls import timeout_words
 from backend.rewards.sandbox.answers import Untrusted, read_answer
 from backend.rewards.sandbox.child import ScoringChild
-from backend.rewards.sandbox.wire import FIRST_ASYNC, FIRST_CALL, IDLE, LONGEST_ANSWER, LOST_CHANNEL, request_bytes
+from backend.rewards.sandbox.wire import (
+    FIRST_ASYNC,
+    FIRST_CALL,
+    IDLE,
+    LONGEST_ANSWER,
+    LOST_CHANNEL,
+    SPOILED,
+    request_bytes,
+)
 from backend.spec.faults import Mistake
 
 POLL_S = 0.05
@@ -182,6 +190,8 @@ class ScoringProcess:
         code, mark = child.exit_code(_EXIT_CODE_S), child.page.mark
         if code is None or code == LOST_CHANNEL:
             return ChildFailed("closed or replaced the pipe by which scores are returned", mark)
+        if code == SPOILED:
+            return ChildFailed("left Python in a state in which its process could not go on", mark)
         return ChildFailed(f"ended the process it ran in ({describe_exit(code)})", mark)
 
 
@@ -210,8 +220,8 @@ class _Watch:
 
     def look(self, mark: int) -> None:
         """Raises ChildFailed once a limit is over."""
-        # The limits of calls that are awaited together begin together.
-        if mark != self._mark and min(mark, self._mark) < FIRST_ASYNC:
+        # The limits of calls that are awaited together begin together; what follows them is the text of one's exception.
+        if mark != self._mark and (self._mark < FIRST_ASYNC or mark == IDLE):
             self._since = time.monotonic()
         self._mark = mark
         if time.monotonic() >= self._deadline:

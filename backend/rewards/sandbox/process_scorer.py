@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from backend.rewards.description import FunctionDescription
 from backend.rewards.runner.inputs import Sample, TrainerState
-from backend.rewards.runner.score import RewardError, ScoreReport, fill_scores, reward_error, samples_of
+from backend.rewards.runner.reward_errors import RewardError, reward_error
+from backend.rewards.runner.score import ScoreReport, fill_scores, samples_of
 from backend.rewards.runner.user_traceback import LoadError, UserError
 from backend.rewards.sandbox.answers import Failure, Scored, Untrusted, read_loaded, read_scored, read_sentences
 from backend.rewards.sandbox.process import EXIT_S, ChildFailed, ScoringProcess

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from backend.confinement import confine, guard
 from backend.rewards.description import FunctionDescription
 from backend.rewards.resolve import RewardFunction, resolve_stages
-from backend.rewards.runner.error_text import shorten
+from backend.rewards.runner.error_text import describe_error
 from backend.rewards.runner.score import samples_of
 from backend.rewards.runner.step_calls import FunctionFailed, ScoringStep
 from backend.rewards.runner.user_traceback import UserError
@@ -35,6 +35,7 @@ from backend.rewards.sandbox.wire import (
     LOADING,
     LONGEST_TEXT,
     LOST_CHANNEL,
+    SPOILED,
     Channel,
     ChannelLost,
     StatusPage,
@@ -42,8 +43,9 @@ from backend.rewards.sandbox.wire import (
 )
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import locate_reward_file
+from backend.spec.user_input.text import shown
 
-_exit = os._exit  # bound before a user's code can replace it
+_exit, _write = os._exit, os.write  # bound before a user's code can replace them
 
 
 class ScoringServer:
@@ -140,7 +142,7 @@ def _error_fields(error: UserError) -> dict[str, Any]:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_TEXT else shorten(text, LONGEST_TEXT - 1)
+    return text if len(text) <= LONGEST_TEXT else shown(text, LONGEST_TEXT)
 
 
 @contextlib.contextmanager
@@ -167,6 +169,16 @@ def serve(channel: Channel, server: ScoringServer) -> NoReturn:
         sys.exit()  # a user's `atexit` functions run now, and files are flushed
     except ChannelLost:
         _exit(LOST_CHANNEL)
+    except BaseException as error:
+        _give_up(error)
+
+
+def _give_up(error: BaseException) -> NoReturn:
+    """End after an error of our own code, which a user's must have caused, with one line for log.txt that says where."""
+    try:
+        _write(2, f"The process of the reward functions gave up: {describe_error(error, None)}.\n".encode())
+    finally:
+        _exit(SPOILED)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -24,6 +24,8 @@ VERB = "scorer"
 """The argument that makes a bundled app's executable the scoring process, where there is no Python to run a module with."""
 LOST_CHANNEL = 97
 """The exit code of a process that finds its pipes closed."""
+SPOILED = 98
+"""The exit code of a process in which our own code can go on no more, because a user's has replaced what it is made of."""
 LONGEST_ANSWER = 64 << 20
 """Bytes of one answer. A thousand completions with ten logged columns of a kilobyte are 10 MB."""
 LONGEST_TEXT = 2000

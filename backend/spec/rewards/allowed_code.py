@@ -4,16 +4,17 @@ A person allows a file in the window, which asks, or on the command line by nami
 `--allow-code`. A run folder names files too, and may come from somebody else; whoever is about to train, resume, clone or evaluate one asks
 `require_allowed` first. Nothing here runs code.
 
-Only the named file counts. A reward file cannot import what lies beside it (no folder of a user is on the module path), so other
-code runs only where the allowed text itself goes and fetches it.
+Only the contents of the named file count. It can import modules that lie beside it: those run with it, and their changes are not noticed;
+the question in the window names them (`CodeFile.beside`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import stat
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +22,7 @@ from typing import Any, cast
 from backend.spec import places
 from backend.spec.disk_faults import DiskFault
 from backend.spec.faults import Fault, Mistake
-from backend.spec.private_files import make_private_folder, restrict_to_user
+from backend.spec.private_files import make_private_folder
 from backend.spec.rewards.user_code import CodeFile, code_files, read_code
 from backend.spec.whole_file import replace_file
 
@@ -30,10 +31,13 @@ FILE = "trusted.json"
 
 @dataclass(frozen=True, slots=True)
 class CodeToAllow:
-    """Code that may not run yet. `changed`: earlier contents of this file were allowed."""
+    """Code that may not run yet. `changed`: earlier contents of this file were allowed. `in_trainer`: it would run inside the trainer
+    (`reward_isolation: thread`), with the user's rights; else in a confined process, which has the network with `network`."""
 
     code: CodeFile
     changed: bool
+    in_trainer: bool = False
+    network: bool = False
 
 
 class AllowedCode:
@@ -48,9 +52,10 @@ class AllowedCode:
         Relative paths in the settings are taken from the folder `base`.
         """
         allowed = self._read()
+        in_trainer, network = settings.get("reward_isolation") == "thread", bool(settings.get("reward_network"))
         codes = [code for code in map(_code, code_files(settings, base)) if code is not None]
         return [
-            CodeToAllow(code, str(code.path) in allowed)
+            CodeToAllow(code, str(code.path) in allowed, in_trainer, network)
             for code in codes
             if allowed.get(str(code.path)) != code.fingerprint
         ]
@@ -68,10 +73,13 @@ class AllowedCode:
         new = {str(code.path): code.fingerprint for code in codes}
         if not new:
             return
-        with contextlib.suppress(DiskFault, OSError, UnicodeError):
+        with suppress(OSError, UnicodeError, DiskFault):
             make_private_folder(self._file.parent)
-            replace_file(self._file, json.dumps(self._read() | new, indent=1, ensure_ascii=False))
-            restrict_to_user(self._file)
+            replace_file(
+                self._file,
+                json.dumps(self._read() | new, indent=1, ensure_ascii=False),
+                mode=stat.S_IRUSR | stat.S_IWUSR,
+            )
 
     def _read(self) -> dict[str, str]:
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,16 @@ class CodeFile:
     def reaches(self) -> tuple[str, ...]:
         """Imports of RISKY_MODULES: code that may do more than score texts."""
         return tuple(name for name in self.imports if name.split(".")[0] in RISKY_MODULES)
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Modules and packages in the file's own folder that it imports by name. They run with it, and `fingerprint` is not of them."""
+        names = dict.fromkeys(name.split(".")[0] for name in self.imports)
+        others = (name for name in names if name and name not in sys.stdlib_module_names)
+        return tuple(name for name in others if self._has_beside(name))
+
+    def _has_beside(self, name: str) -> bool:
+        return (self.path.parent / f"{name}.py").is_file() or (self.path.parent / name).is_dir()
 
 
 def read_code(path: Path) -> CodeFile:

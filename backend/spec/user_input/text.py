@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from typing import Any, cast
@@ -16,6 +17,9 @@ _NESTED = 3
 _DIGITS = 40
 """Longest whole number that is written out."""
 
+_TERMINAL = re.compile(r"\x1b(?:\[[0-9:;<=>?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)?")
+"""A control sequence of a terminal: a colour, a movement, a title."""
+
 
 def shown(value: object, limit: int | None = None) -> str:
     """At most `limit` characters of any value (SHOWN; PATH_SHOWN of a path), on one printable line, with an ellipsis where something
@@ -28,7 +32,7 @@ def shown(value: object, limit: int | None = None) -> str:
     limit = limit or (PATH_SHOWN if isinstance(value, PurePath) else SHOWN)
     try:
         if isinstance(value, PurePath):
-            return _cut_in_the_middle(one_line(str(value)), limit)
+            return cut_in_the_middle(one_line(str(value)), limit)
         text = _text(value, 4 * limit + 1)
         return one_line(text, limit, is_cut=len(text) > 4 * limit)
     except BaseException:  # an object's own code may raise anything at all
@@ -46,11 +50,17 @@ def one_line(text: str, limit: int | None = None, is_cut: bool = False) -> str:
     return f"{line[: limit - 1].rstrip()}…"
 
 
+def as_in_a_terminal(line: str) -> str:
+    """What a terminal shows of a line of a log: of one that a progress bar rewrites, its last state; no colours and other control sequences."""
+    return _TERMINAL.sub("", line.rstrip("\r").rpartition("\r")[2])
+
+
 def _escape(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 
 
-def _cut_in_the_middle(line: str, limit: int) -> str:
+def cut_in_the_middle(line: str, limit: int) -> str:
+    """At most `limit` characters of a line, more of them from its end than from its beginning."""
     if len(line) <= limit:
         return line
     head = limit // 3
