@@ -13,6 +13,7 @@ from PySide6.QtCore import QFileSystemWatcher, QObject, Signal
 from app.model.consent import Consent
 from backend.spec.disk_faults import DiskFault
 from backend.spec.faults import Mistake
+from backend.spec.rewards.allowed_code import Rights
 from backend.spec.rewards.user_code import read_code
 from backend.spec.whole_file import replace_file
 
@@ -77,24 +78,24 @@ class EditedRewardFile(QObject):
     def save(self, text: str) -> None:
         """Write the file. Raises Mistake."""
         assert self.path is not None
-        allowed = self._is_allowed(self.path)
+        rights = self._rights(self.path)
         _write(self.path, text)
         self.text = text
         self._watcher.addPath(str(self.path))  # saved by rename, it is a new inode, which the watcher has not seen
-        if allowed:
-            self._consent.allow(read_code(self.path.resolve()))
+        if rights is not None:
+            self._consent.allow(read_code(self.path.resolve()), rights)
 
     def create(self, path: Path) -> None:
         """Write a new file from the template, allow it to run, as its code is ours, and open it. Raises Mistake."""
         _write(path, TEMPLATE)
-        self._consent.allow(read_code(path.resolve()))
+        self._consent.allow(read_code(path.resolve()), Rights())
         self.open(path)
 
-    def _is_allowed(self, path: Path) -> bool:
+    def _rights(self, path: Path) -> Rights | None:
         try:
-            return self._consent.allows(read_code(path.resolve()))
+            return self._consent.rights(read_code(path.resolve()))
         except Mistake:
-            return False
+            return None
 
     def _check_disk(self) -> None:
         if self.path is not None and self.path.exists():
