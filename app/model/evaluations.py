@@ -263,6 +263,6 @@ def _summary(offset: int, row: EvaluatedRow) -> RowSummary:
 def _json_object(line: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -130,7 +130,7 @@ class Prefs(QObject):
         try:
             found = json.loads(self._text("run_columns") or "[]")
             return [(str(key), int(width)) for key, width in found]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             return []
 
     @run_columns.setter

@@ -17,6 +17,7 @@ from backend.spec.command import backend_command, backend_environment
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.runs.queue import QueueFile
+from backend.spec.user_input.text import as_in_a_terminal
 
 GRACE_MS = 3000
 """How long a cancelled verb may take to end before it is killed."""
@@ -95,7 +96,7 @@ class _Stream:
         if final and self.partial_line:
             complete, self.partial_line = [*complete, self.partial_line], ""
         # A progress bar rewrites its line after a carriage return: only its last state counts.
-        new_lines = [line.rstrip("\r").rpartition("\r")[2] for line in complete]
+        new_lines = [as_in_a_terminal(line) for line in complete]
         self.lines += new_lines
         return new_lines
 

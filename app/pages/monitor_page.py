@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.model import charts
+from app.model.runs.findings import note_text
 from app.model.runs.run import Run
 from app.model.runs.run_clock import silence_advice
 from app.model.runs.run_files import setting_of_problem
@@ -184,7 +185,7 @@ class MonitorPage(QWidget):
 
     def _show_note(self, run: Run) -> None:
         """Show the newest note; warnings are among the findings."""
-        notes = [str(note.get("sentence", "")) for note in run.notes if note.get("level") != "warning"]
+        notes = [note_text(note) for note in run.notes if note.get("level") != "warning"]
         self.note.setText(notes[-1] if notes else "")
         self.note.setToolTip(plain_tip("\n".join(notes)))
         self.note.setVisible(bool(notes))

@@ -7,9 +7,21 @@ from typing import Annotated
 
 import typer
 
+from backend.spec.faults import Mistake
+from backend.spec.user_input.paths import user_path
+
+
+def _folder(path: Path | None) -> Path | None:
+    """The folder of an option, with ~ expanded. Raises typer's own mistake, because options are read before the verb begins."""
+    try:
+        return None if path is None else user_path(str(path), "runs_dir")
+    except Mistake as mistake:
+        raise typer.BadParameter(mistake.faults[0].sentence) from None
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")]
-ExistingRunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Where run folders are.")]
-NewRunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Where run folders go.")]
+ExistingRunsDir = Annotated[Path | None, typer.Option("--runs-dir", callback=_folder, help="Where run folders are.")]
+NewRunsDir = Annotated[Path | None, typer.Option("--runs-dir", callback=_folder, help="Where run folders go.")]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Run reward files of this run that were never allowed on this machine.")
 ]

@@ -61,8 +61,9 @@ def add(
     from backend.spec.faults import Mistake
     from backend.spec.places import find_run
     from backend.spec.rewards.allowed_code import require_allowed
+    from backend.spec.user_input.files import exists, is_folder
 
-    if config.is_dir() or (not config.exists() and (_queue_of(runs_dir).folder / config).is_dir()):
+    if is_folder(config) or (not exists(config) and is_folder(_queue_of(runs_dir).folder / config)):
         if name or changes:
             raise Mistake("config", "--set and --name go with a YAML file; a run folder is as it is.")
         run = find_run(config, runs_dir)

@@ -89,8 +89,12 @@ def rerun_cases(
     from backend.rewards.sandbox.client import SandboxClient
     from backend.spec.config import SETTINGS
     from backend.spec.rewards.catalog import locate_reward_file
+    from backend.spec.user_input.files import is_folder
+    from backend.spec.user_input.text import shown
 
     path = locate_reward_file(file).resolve()
+    if is_folder(path):
+        raise Mistake("file", f"{shown(path)} is a folder, not a reward file.")
     cases = read_cases(path)
     if not cases:
         raise Mistake("cases", f"No cases are kept in {cases_file(path)}.")

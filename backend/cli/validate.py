@@ -10,6 +10,7 @@ import typer
 
 from backend.cli.exit_codes import MISTAKE, verb
 from backend.cli.options import AsJson
+from backend.spec.user_input.paths import user_path
 
 
 @verb
@@ -19,6 +20,7 @@ def validate(
     """Say what keeps LM Studio or mlx-lm from opening a model folder; reads headers, loads no weights."""
     from backend.models.export import lm_studio_rules
 
+    folder = user_path(str(folder), "folder")
     faults, warnings = lm_studio_rules.faults(folder), lm_studio_rules.warnings(folder)
     if as_json:
         found = {"faults": faults, "warnings": warnings}

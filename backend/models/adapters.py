@@ -17,12 +17,15 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 from backend.engine.model_probe import tracing_error
 from backend.spec.faults import Mistake
 from backend.spec.setting_groups import AdapterSettings
+from backend.spec.user_input.text import shown
 
 ADAPTABLE_LAYERS = (
     *(nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding),
     *(SwitchLinear, QuantizedSwitchLinear),
 )
 """Layers that mlx-lm can attach adapters to."""
+SENTENCE = 200
+"""Characters of a sentence that lists names."""
 
 
 def attach_adapters(
@@ -44,7 +47,7 @@ def attach_adapters(
     if not tree_flatten(model.trainable_parameters()):
         last = f"None of the model's last {adapted_layers} layers has"
         if config.lora_keys:
-            raise Mistake("lora_keys", f"{last} {' or '.join(config.lora_keys)}.")
+            raise Mistake("lora_keys", f"{last} {shown(' or '.join(config.lora_keys))}.")
         raise Mistake("train_type", f"{last} anything that takes adapters; choose Full, or another model.")
     return keys
 
@@ -102,10 +105,13 @@ def _check_lora_keys(model: nn.Module, keys: list[str]) -> None:
     inside = {name for layer in model.layers for name in adaptable_names(layer)}  # pyright: ignore
     everywhere = adaptable_names(model)
     if unknown := [key for key in keys if key not in inside | everywhere]:
-        known = sorted(inside | {name for name in everywhere if "layers." not in name})
-        raise Mistake(
-            "lora_keys", f"No layer of this model is called {', '.join(unknown)}; there are {', '.join(known)}."
+        known = inside | {name for name in everywhere if "layers." not in name}
+        # Those that end in what was asked for first: self_attn.q_proj for q_proj.
+        listed = ", ".join(
+            sorted(known, key=lambda name: (not any(name.endswith(key) for key in unknown if key), name))
         )
+        sentence = f"No layer of this model is called {shown(', '.join(unknown), 60) or 'nothing'}; there are "
+        raise Mistake("lora_keys", f"{sentence}{shown(listed, SENTENCE - len(sentence) - 1)}.")
 
 
 def adaptable_names(module: nn.Module) -> set[str]:

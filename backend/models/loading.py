@@ -63,16 +63,16 @@ def _open(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[s
     return model, tokenizer, config
 
 
-def check_opens(folder: Path, name: str, setting: str) -> Any:
-    """The tokenizer of a model in a folder. Raises the Mistake that `load_model` would raise, as far as it shows without the weights."""
+def check_opens(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
+    """`load_model` of a folder, with arrays that are not read. Raises the Mistake that it would raise, as far as it shows without the weights."""
     compiler.prepare()
-    model, tokenizer, _ = _open(folder, name, setting)
+    model, tokenizer, config = _open(folder, name, setting)
     try:
         model.trainable_parameters()
         model(PROBE)  # not evaluated: shapes that do not fit each other raise here
     except Exception as error:  # of any kind: the code of any model runs here
         raise Mistake(setting, _cannot_run(name, error)) from error
-    return tokenizer
+    return model, tokenizer, config
 
 
 @contextlib.contextmanager

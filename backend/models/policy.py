@@ -178,6 +178,21 @@ def load_base(config: ModelSettings, note: Callable[[str], None] = lambda senten
     return Base(model, tokenizer, model_config, original_dtypes, masters, SharedWeights(model))
 
 
+def check_learns(model: nn.Module, model_config: dict[str, Any], config: ModelSettings) -> None:
+    """Raise the Mistake that `load_policy` would raise, as far as it shows without the weights of `model`, which may be left unread; it is
+    of no use afterwards."""
+    if config.quantization != "none":
+        model, _ = _quantize(model, model_config, config.quantization)
+    if config.needs_reference and (adapters := _reference_adapters(config)) is not None:
+        _with_adapters(copy_sharing_arrays(model), adapters)
+    if config.train_type == "full":
+        _prepare_full_training(model, lambda sentence: None)
+        model.unfreeze()
+    else:
+        attach_adapters(model, config)
+    _check_learns(model, config.model)
+
+
 def load_policy(
     config: ModelSettings, note: Callable[[str], None] = lambda sentence: None, shared: Base | None = None
 ) -> Policy:
@@ -254,7 +269,10 @@ def _quantize(model: nn.Module, model_config: dict[str, Any], precision: str) ->
     if is_quantised(model):
         raise Mistake("quantization", "The model is quantised already; choose None to train it as it comes.")
     how = QUANTIZATION[precision]
-    model, model_config = quantize(model, model_config, **how)
+    try:
+        model, model_config = quantize(model, model_config, **how)
+    except Exception as error:  # a model's code may ask for a group size of its own that its widths do not allow
+        raise Mistake("quantization", f"This model cannot be quantised: {reason_of(error)}; choose None.") from error
     if not is_quantised(model):
         raise Mistake(
             "quantization",
@@ -310,18 +328,28 @@ def _load_reference(
 
 def _other_reference(model: nn.Module, tokenizer: Any, config: ModelSettings) -> nn.Module:
     """Another model as the reference, or the base with other adapters."""
-    path = user_path(config.reference_model_path, "reference_model_path")
-    if (path / "adapter_config.json").is_file():
-        return _frozen(_with_adapters(copy_sharing_arrays(model), path))
+    if (adapters := _reference_adapters(config)) is not None:
+        return _frozen(_with_adapters(copy_sharing_arrays(model), adapters))
     reference, other_tokenizer, _ = load_model(config.reference_model_path, "reference_model_path")
     cast(reference, config.dtype)
-    if other_tokenizer.get_vocab() != tokenizer.get_vocab():
+    check_same_tokens(other_tokenizer, tokenizer, config)
+    return _frozen(reference)
+
+
+def _reference_adapters(config: ModelSettings) -> Path | None:
+    """The folder of the reference where that is the base with other adapters; None where it is a model, or none is named."""
+    path = user_path(config.reference_model_path, "reference_model_path")
+    return path if config.reference_model_path and (path / "adapter_config.json").is_file() else None
+
+
+def check_same_tokens(of_reference: Any, of_model: Any, config: ModelSettings) -> None:
+    """Raise Mistake for a reference model whose log-probabilities are of other tokens."""
+    if of_reference.get_vocab() != of_model.get_vocab():
         raise Mistake(
             "reference_model_path",
             f"The reference model {shown(Path(config.reference_model_path), 40)} has other tokens than {shown(Path(config.model), 40)}, so their "
             f"log-probabilities cannot be compared.",
         )
-    return _frozen(reference)
 
 
 def _frozen(model: nn.Module) -> nn.Module:

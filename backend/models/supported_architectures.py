@@ -30,7 +30,7 @@ PACKED = ("pack-quantized", "mxfp4-pack-quantized", "nvfp4-pack-quantized")
 
 UNTRAINABLE = {
     "afm7": "mlx-lm cannot open the adapters of its fused layers again",
-    "bitnet": "its layers take no adapters, and their kernel runs on Metal only and has no gradient",
+    "bitnet": "its layers take no adapters, and their Metal kernel has no gradient",
     "deepseek_v41": "its choice of experts and tokens has no gradient in mlx-lm's code",
     "gear": "transformers refuses the kinds of layers in its config.json",
     "muse_spark": "its code is made of Metal kernels that have no gradient",

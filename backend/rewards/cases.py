@@ -16,15 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from backend.rewards.sandbox.client import SandboxClient, SandboxTask
+from backend.spec import loose_json
 from backend.spec.completion_rows import token_ids
 from backend.spec.disk_faults import DiskFault, writing
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import builtin_rewards, computes_names, reward_call, rewards_in_file
+from backend.spec.user_input.files import read_text
 from backend.spec.whole_file import replace_file
 
 TOLERANCE = 1e-6
 """Scores that differ by less, absolutely or relatively, are equal."""
 _SETTING = "cases"
+MOST_BYTES = 2**28
+"""Of a file of cases: it is read whole."""
 
 Case = dict[str, Any]
 Expected = Mapping[str, float | None]
@@ -53,20 +57,15 @@ def read_cases(reward_file: Path) -> list[Case]:
     path = cases_file(reward_file)
     if not path.exists():
         return []
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Mistake(
-            _SETTING, f"{path.name} cannot be read: {getattr(error, 'strerror', 'it is no UTF-8 text')}."
-        ) from None
+    lines = read_text(path, _SETTING, MOST_BYTES).split("\n")
     return [_case(line, f"Line {number} of {path.name}") for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _case(line: str, where: str) -> Case:
     try:
-        case = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise Mistake(_SETTING, f"{where} is not JSON: {error.msg}.") from None
+        case = loose_json.parse(line)
+    except loose_json.BrokenJson as error:
+        raise Mistake(_SETTING, f"{where} is not JSON that can be read: {error.why}.") from None
     if (
         not isinstance(case, dict)
         or not isinstance(case.get("completion"), str)

@@ -4,23 +4,25 @@ bench writes, which keeps the dataset's columns and the sampled token ids as wel
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from backend.spec import loose_json
 from backend.spec.completion_rows import SampledRow, ScoringRow, token_ids
 from backend.spec.faults import Mistake
+from backend.spec.user_input.files import read_text
+from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.text import shown
 from backend.types import Completion, Group, Problem
+
+MOST_BYTES = 2**31
+"""Of a file of completions: it is read whole."""
 
 
 def read_groups(path: Path) -> list[Group]:
     """One group a line. Raises Mistake on `completions` naming the line that cannot be read."""
-    try:
-        text = path.expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise Mistake("completions", f"{path} cannot be read: {reason}.") from None
-    return groups_in(text, str(path))
+    text = read_text(user_path(str(path), "completions"), "completions", MOST_BYTES)
+    return groups_in(text, shown(path))
 
 
 def groups_in(text: str, where: str) -> list[Group]:
@@ -35,9 +37,9 @@ def groups_in(text: str, where: str) -> list[Group]:
 def _group(number: int, line: str, where: str) -> Group:
     where = f"Line {number} of {where}"
     try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise Mistake("completions", f"{where} is not JSON: {error.msg}.") from None
+        row = loose_json.parse(line)
+    except loose_json.BrokenJson as error:
+        raise Mistake("completions", f"{where} is not JSON that can be read: {error.why}.") from None
     return group_of(row, number - 1, where)
 
 

@@ -9,12 +9,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import mlx.nn as nn
+
 from backend.data.problems import PromptFormat, check_prompts
 from backend.data.rows import SPLITS, Splits, check_columns, read_splits
 from backend.models.adapter_files import check_adapter
 from backend.models.hub_search import config_file
 from backend.models.loading import check_opens
 from backend.models.model_folder import check_config, read_object
+from backend.models.policy import check_learns, check_same_tokens
 from backend.models.supported_architectures import architecture_refusal
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.run.run_inputs import RunInputs
@@ -73,17 +76,19 @@ def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> Splits:
     if folder is not None:
         _caught(faults, lambda: _check_quantised(folder, config))
         faults += _too_large(folder, config)
-        tokenizer = _caught(faults, lambda: _check_model_files(folder, config.model, "model"))
+        tokenizer = _check_learns(folder, config, faults)
         _caught(faults, lambda: _check_room(folder, config, runs_dir))
     if config.reference_model_path and config.needs_reference:
-        _caught(faults, lambda: _check_reference(config.reference_model_path))
+        _caught(faults, lambda: _check_reference(config, tokenizer))
     splits = _caught(faults, lambda: _read_and_check_data(config, tokenizer))
     # Last: the process of the reward functions has been starting meanwhile.
-    _caught(
-        faults, lambda: scoring_stages(config, scorer.load(), config.iters)
-    )  # and whether weights fit the functions
+    steps = config.iters
+    if config.epochs and splits is not None:  # at most: rows that are too long are left out
+        steps = -(-config.epochs * len(splits.train) // config.prompts_per_step)
+    # And whether weights fit the functions and the length of the run.
+    _caught(faults, lambda: scoring_stages(config, scorer.load(), steps))
     if faults:
-        raise Mistake(faults)
+        raise Mistake(list(dict.fromkeys(faults)))
     assert splits is not None
     return splits
 
@@ -103,19 +108,30 @@ def _check_room(folder: Path, config: Config, runs_dir: Path) -> None:
         require_room(runs_dir, run_bytes(config, shape) + RESERVE, "The run")
 
 
-def _check_reference(name: str) -> None:
-    """A reference is another model, or a folder with an adapter of the base."""
-    setting = "reference_model_path"
+def _check_learns(folder: Path, config: Config, faults: list[Fault]) -> Any:
+    """Adds the faults of a model that cannot be loaded, quantised or adapted as the settings say. → its tokenizer, None without one."""
+    opened = _caught(faults, lambda: _opened(folder, config.model, "model"))
+    if opened is None:
+        return None
+    model, tokenizer, model_config = opened
+    if not faults:
+        _caught(faults, lambda: check_learns(model, model_config, config))
+    return tokenizer
+
+
+def _check_reference(config: Config, tokenizer: Any) -> None:
+    """A reference is another model with the same tokens, or a folder with an adapter of the base."""
+    name, setting = config.reference_model_path, "reference_model_path"
     check_reference(name)
     folder = user_path(name, setting)
     if (folder / "adapter_config.json").is_file():
         check_adapter(folder, setting)
-    else:
-        _check_model_files(check_model(name, setting), name, setting)
+    elif (opened := _opened(check_model(name, setting), name, setting)) is not None and tokenizer is not None:
+        check_same_tokens(opened[1], tokenizer, config)
 
 
-def _check_model_files(folder: Path, name: str, setting: str) -> Any:
-    """The tokenizer of a model; None where only its config.json is on this machine. Raises Mistake for files that cannot be loaded."""
+def _opened(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]] | None:
+    """A model without its weights; None where only its config.json is on this machine. Raises Mistake for files that cannot be loaded."""
     return check_opens(folder, name, setting) if any(folder.glob("model*.safetensors")) else None
 
 

@@ -38,6 +38,6 @@ def _cached_models() -> Iterator[tuple[str, int]]:
 def _generates_text(config: Path) -> bool:
     try:
         kinds: Any = json.loads(config.read_text(encoding="utf-8")).get("architectures")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False
     return isinstance(kinds, list) and any(str(kind).endswith("ForCausalLM") for kind in cast("list[Any]", kinds))

@@ -324,7 +324,7 @@ def lm_studio_models() -> Path:
     home = lm_studio_home()
     try:
         settings = json.loads((home / "settings.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         settings = {}
     folder = cast("dict[str, Any]", settings).get("downloadsFolder") if isinstance(settings, dict) else None
     return Path(folder).expanduser() if isinstance(folder, str) and folder else home / "models"

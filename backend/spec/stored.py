@@ -14,6 +14,7 @@ from typing import Any
 
 from backend.spec import file_lock, places
 from backend.spec.faults import Mistake
+from backend.spec.user_input.text import shown
 
 PREFERENCE_FILES = (
     "prefs.ini*",
@@ -91,7 +92,7 @@ def kernel_cache() -> Path:
 def removable_files(key: str) -> list[Path]:
     """What `remove` would delete. Raises Mistake for a key that is none of REMOVABLE, and while a window uses the preferences."""
     if key not in REMOVABLE:
-        raise Mistake("remove", f"{key} cannot be removed by a command; {' and '.join(REMOVABLE)} can.")
+        raise Mistake("remove", f"{shown(key, 40)} cannot be removed by a command; {' and '.join(REMOVABLE)} can.")
     if key == "kernels":
         return [kernel_cache()] if kernel_cache().is_dir() else []
     files = preference_files()

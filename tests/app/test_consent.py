@@ -146,7 +146,7 @@ def test_the_question_names_the_modules_beside_the_file_that_run_with_it(qtbot, 
     (tmp_path / "package").mkdir()
     dialog = ConsentDialog([CodeToAllow(read_code(tmp_path / "mine.py"), False)])
     qtbot.addWidget(dialog)
-    assert "helper, package: run with it; you are not asked again when only they change" in dialog_text(dialog)
+    assert "helper, package. Also run; a change there alone is not asked about." in dialog_text(dialog)
 
 
 def test_the_question_says_what_the_code_may_do_where_it_runs(qtbot, reward_file: Path, tmp_path: Path) -> None:

@@ -173,6 +173,21 @@ def test_a_run_whose_disk_took_no_last_line_says_so(window: Window, qtbot) -> No
     assert "memory" not in text
 
 
+def test_sentences_of_somebody_elses_run_stay_on_one_printable_line(window: Window, qtbot) -> None:
+    folder, hostile = running(), "<b>x</b> \u202eevil\x1b[31m\x07"
+    folder.log.write_text(hostile * 100)
+    for level in ("info", "warning"):
+        write(folder, "note", level=level, sentence=hostile * 100)
+    shown(window, folder, qtbot, "crashed")
+    page = window.pages["monitor"]
+    for text in (
+        page.note.text(),
+        page._run.problem,
+        *(episode.sentence for episode in page.findings._findings.of(page._run)),
+    ):
+        assert "<b>x</b>" in text and text.isprintable() and len(text) <= 600
+
+
 def test_a_run_that_paused_by_itself_says_why(window: Window, qtbot) -> None:
     folder, lacks = running(), "The disk of /runs/run has 3 MB free, and 16.8 MB are needed."
     with trained(folder):

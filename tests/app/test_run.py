@@ -284,7 +284,7 @@ def test_sending_a_word_to_an_unwritable_folder_is_a_mistake(follow_run, tmp_pat
 
 def test_the_log_tail_shows_the_last_state_of_a_progress_line(follow_run, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.log.write_bytes(b"one\ntwo\n 10%\r 60%\r100%\nlast \xc3")
+    folder.log.write_bytes(b"one\ntwo\n 10%\r 60%\r100%\n\x1b[90mlast\x1b[0m \x1b]0;title\x07\xc3")
     run = follow_run(folder)
     assert run.log_tail(3) == ["two", "100%", "last �"]
     folder.log.write_text("x" * 70_000 + "\nend\n")

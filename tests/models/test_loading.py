@@ -46,7 +46,7 @@ def refused(folder: Path) -> str:
 
 
 def test_a_sound_model_opens_without_its_weights_being_read(folder: Path) -> None:
-    assert check_opens(folder, str(folder), "model").eos_token_ids == {1}
+    assert check_opens(folder, str(folder), "model")[1].eos_token_ids == {1}
 
 
 # ── code ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import shlex
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
 from PIL import Image
 
 from backend.models.publish import card_facts, curves
 from backend.models.publish.card import model_card
-from backend.models.publish.card_facts import CURVES, CardFacts, Licence, read_facts
+from backend.models.publish.card_facts import (
+    CURVES,
+    CardFacts,
+    CardSample,
+    Licence,
+    is_hub_id,
+    read_facts,
+)
 from backend.models.publish.privacy import clean_json_files, public_name, public_settings, refuse_leaks
 from backend.spec.evaluation import write_evaluation
 from backend.spec.exports import FORMATS
@@ -142,6 +152,34 @@ def test_an_evaluation_of_these_weights_is_shown_and_one_of_others_is_not(run: R
     card = model_card(facts(run))
     assert "went from 0 to 0.75" in card and "| **Reward** | 0" in card and "95 % intervals" in card
     assert "```text\nWhat is 0?\n```" in card and "Before training, reward 0:\n\n```text\nbase 0\n```" in card
+
+
+def test_text_of_others_stays_text_in_the_card(run: RunFolder):
+    """Of a run, a base model or a dataset that somebody else named: no link, HTML, command or setting of the card comes from it."""
+    base = "x`<script>y; $(touch z)` [a](b)\n---\nlicense: mit"
+    licence = Licence("other", "x\n---\nlicense: mit\n---\n<b>", "a\n---\n")
+    evil = "<img src=x> ![p](http://q) [l](http://m) `c`\n---\n# Heading | cell"
+    found = replace(
+        facts(run), base=base, base_is_on_hub=is_hub_id(base), dataset=evil, licence=licence,
+        versions={"mlx": evil}, device=evil, format=FORMATS["adapter"],
+        rewards=[replace(row, name=evil) for row in facts(run).rewards], samples=[CardSample(evil + "\n```\n# x", [("After", "```\n# y", 1.0)])],
+    )  # fmt: skip
+    card = model_card(found)
+    assert (
+        settings_of(card)["license"] == "other"
+        and settings_of(card)["license_name"] == "x\n---\nlicense: mit\n---\n<b>"
+    )
+    assert "base_model" not in settings_of(card)
+    html = MarkdownIt("commonmark").enable("table").render(ModelCard(card).text)
+    for never in ("<script>", "<img src=x", 'http://q"', 'http://m"', "<h1>Heading", "<h1>x", "<h1>y"):
+        assert never not in html, html
+    (command,) = [line for line in card.splitlines() if line.startswith("mlx_lm.generate")]
+    assert shlex.split(command)[2].startswith("x`<script>y; $(touch z)`")
+
+
+def test_only_an_id_of_the_hub_is_linked():
+    assert is_hub_id("some-one/Model_1.5") and not is_hub_id("model")
+    assert not any(map(is_hub_id, ("a/b](http://c)", "a/b\n", "a/b c", "a/b/c", "a/<b>")))
 
 
 def test_without_an_evaluation_the_best_and_a_typical_completion_are_shown(run: RunFolder):

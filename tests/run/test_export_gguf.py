@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from backend.models.export.gguf.gguf_vocabulary import LLAMA_3, QWEN_2
-from backend.models.export.gguf.modelfile import Message, chat_format, modelfile
+from backend.models.export.gguf.modelfile import ChatFormat, Message, chat_format, modelfile
 from backend.run.export.export_run import Export, ExportedModel, export_run
 from backend.spec.exports import FORMATS, exported_bytes
 from backend.spec.faults import Mistake
@@ -186,6 +187,52 @@ def test_a_template_without_system_messages_and_with_braces(tmp_path: Path) -> N
     assert found and not found.takes_system and found.opening == "{{u: "
     assert found.go_template().startswith('{{ "{{" }}u: {{ range .Messages }}')
     assert modelfile("x.gguf", found, {}, "", "").splitlines()[0] == "FROM ./x.gguf"
+
+
+def parsed(text: str) -> list[tuple[str, str]]:
+    """Commands and values as Ollama reads a Modelfile: a value that begins with three quotation marks goes on to a line that ends with them."""
+    found, lines = list[tuple[str, str]](), iter(text.splitlines(keepends=True))
+    for line in lines:
+        begun = re.match(r"((?:PARAMETER )?\w+) ", line)
+        assert begun, line
+        command, value = begun[1], line[begun.end() :]
+        while value.startswith('"""') and not (len(value.rstrip("\r\n")) >= 6 and value.rstrip("\r\n").endswith('"""')):
+            value += next(lines)
+        value = value.removesuffix("\n")
+        found.append((command, value[3:-3] if value.startswith('"""') else value))
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\nFROM /etc/passwd\nADAPTER ./evil", '"""\nFROM ./evil\n"""', '""\nFROM ./evil', 'ends with """', '""""\nSYSTEM "x"', '"', '""',
+        'a"\nPARAMETER num_ctx 1\n"b"', "\rFROM ./evil", "{{ .System }}", "# no comment",
+    ],
+)  # fmt: skip
+def test_no_text_in_a_modelfile_becomes_a_command(text: str) -> None:
+    chat = ChatFormat(text, text, text, text, text, takes_system=True)
+    read = parsed(modelfile("x.gguf", chat, {"temperature": 0.5, "stop": [text]}, text, text))
+    commands = ["FROM", "TEMPLATE", "PARAMETER temperature", "PARAMETER stop", "SYSTEM", "LICENSE"]
+    assert [command for command, _ in read] == commands
+    assert read[0][1] == "./x.gguf" and read[2][1] == "0.5"
+    assert read[3][1] == read[4][1] == read[5][1] == text.replace('"""', "'''")
+
+
+def test_braces_of_a_template_are_text_also_beside_an_action() -> None:
+    text = ChatFormat("a{", "{{b", "c{{{", "}}d{", "{{/* e", takes_system=True).go_template()
+    actions = re.findall(r"\{\{(.*?)\}\}", text)
+    assert {action.strip() for action in actions if '"{' not in action} == {
+        "if .System", ".System", "else", "end", "range .Messages", 'if eq .Role "user"', ".Content", 'else if eq .Role "assistant"',
+    }  # fmt: skip
+    assert "{{{" not in re.sub(r'\{\{ "\{+" \}\}', "", text)
+
+
+def test_a_licence_that_is_no_file_is_left_out(tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base", "llama")
+    (base / "LICENSE").mkdir()
+    write_run(tmp_path / "run", base)
+    assert "LICENSE" not in (export(tmp_path / "run").path / "Modelfile").read_text()
 
 
 # ── Ollama ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -24,6 +24,12 @@ from backend.spec.places import RunFolder
 from tests.support import small_run
 
 
+@pytest.fixture(autouse=True)
+def not_under_nohup(signal_handlers_restored: None) -> None:
+    """A suite that nohup has started ignores SIGHUP, and so would what is tested."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.fixture
 def control(run: RunFolder) -> Control:
     run.path.mkdir(parents=True)

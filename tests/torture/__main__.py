@@ -41,6 +41,10 @@ TORTURES: dict[str, Torture] = {
     "soak": Torture("long runs: memory, handles and time of a step are flat; the cases are steps", 10_000),
     "datasets": Torture("hostile datasets, given to `check`, a run and the Dataset page", 50_000),
     "models": Torture("hostile model folders, given to `check`, the picker and the loader", 5_000),
+    "agreement": Torture(
+        "settings that `check` finds sound take their first step, and what it refuses, `train` refuses", 500
+    ),
+    "verbs": Torture("every verb with hostile arguments and options", 2_000),
     "configs": Torture("hostile configurations, given to everything that reads one", 100_000),
 }
 """Name, which is that of the module too → what it is."""

@@ -16,8 +16,9 @@ from app.model.prefs import Prefs
 from app.model.session import Session
 from app.window import Window
 from backend.spec.command import backend_command, backend_environment
-from backend.spec.places import RUNS_VARIABLE
+from backend.spec.places import RUNS_VARIABLE, RunFolder
 from backend.spec.problem_report import ProblemFacts, report
+from backend.spec.runs.queue import QueueFile
 from tests.support import small_run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -103,12 +104,13 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
         folder, iters=1, reward_functions=["thief"], reward_weights=[], reward_functions_file=str(folder / "thief.py"),
         reward_isolation="process",
     )  # fmt: skip
-    config = small_run.write_config(folder / "config.yaml", raw)
+    run = RunFolder(folder / "runs" / "one")
+    small_run.prepare(run, raw)
+    QueueFile(folder / "runs").add(run)
     environment = backend_environment() | {
-        "HF_TOKEN": IN_ENVIRONMENT, "HOME": str(folder / "home"), "HF_HOME": str(token_file.parent), RUNS_VARIABLE: str(folder / "runs"),
-        "GRPO_STUDIO_PREFS": str(folder / "prefs"),
+        "HF_TOKEN": IN_ENVIRONMENT, "HOME": str(folder / "home"), "HF_HOME": str(token_file.parent),
+        RUNS_VARIABLE: str(folder / "runs"),
     }  # fmt: skip
-    subprocess.run(backend_command("queue", "add", str(config), "--name", "one"), env=environment, check=True, capture_output=True)  # fmt: skip
     seen = Watched(folder)
     process = subprocess.Popen(
         backend_command("queue", "run"), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 from backend.spec.config import SETTINGS
 from backend.spec.health.episodes import Episode, reported
 from backend.spec.runs.steering import STEERABLE
+from backend.spec.user_input.text import shown
 
 if TYPE_CHECKING:
     from app.model.runs.run import Run
     from app.model.session import Session
 
+LONGEST_NOTE = 600
+"""Characters shown of a note; the trainer's are shorter, and a diary may be somebody else's."""
 LEVELS = ("error", "warning", "info")
 """The worst first."""
 
@@ -40,6 +43,11 @@ class Findings:
         return (episode.code, episode.since) not in self._dismissed
 
 
+def note_text(note: Mapping[str, Any]) -> str:
+    """The sentence of a note on one printable line."""
+    return shown(note.get("sentence") or "", LONGEST_NOTE)
+
+
 def take_up(session: Session, run: Run | None, settings: Mapping[str, Any]) -> None:
     """Set what a finding proposes: in the run, if it is live and the settings can change during one, else in the form, with Undo.
     Raises Mistake where the run cannot be asked."""
@@ -55,7 +63,7 @@ def take_up(session: Session, run: Run | None, settings: Mapping[str, Any]) -> N
 
 
 def _warning(event: Mapping[str, Any]) -> Episode:
-    sentence = str(event.get("sentence") or "")
+    sentence = note_text(event)
     return Episode(sentence, "Warning", "warning", sentence, "", None)
 
 

@@ -12,10 +12,13 @@ from backend.spec.events import Event
 from backend.spec.places import RunFolder
 from backend.spec.regular_file import open_regular
 from backend.spec.rewards.catalog import metric_name, split_names
+from backend.spec.user_input.text import as_in_a_terminal, shown
 
 LOG_TAIL = 64 << 10
 """Bytes at the end of a log that `log_lines` reads."""
 _SETTING = re.compile(r"^[a-z_]+: ")
+LAST_WORDS = 200
+"""How many characters of a log's last line a sentence takes; the log may be somebody else's."""
 DISK = "disk: "
 """What the last line of a log begins with where the disk took no more lines of the diary."""
 
@@ -37,7 +40,8 @@ def problem_of(state: str, ending: Event | None, step: int, folder: RunFolder) -
     when = f"after step {step}" if step else "before its first step"
     last_words = next((line.strip() for line in reversed(log_lines(folder.log, 20)) if line.strip()), "")
     if last_words.startswith(DISK):
-        return f"The training process ended {when} and could not write down why: {last_words.removeprefix(DISK)}"
+        return f"The training process ended {when} and could not write down why: {shown(last_words.removeprefix(DISK), LAST_WORDS)}"
+    last_words = shown(last_words, LAST_WORDS)
     return (
         f"The training process ended {when} without saying why, as when the system runs out of memory and kills it."
         + (f" Its last words: {last_words}" if last_words else "")
@@ -52,11 +56,10 @@ def setting_of_problem(ending: Event | None) -> str:
 
 
 def log_lines(path: Path, n: int) -> list[str]:
-    """The last `n` lines of a log; of a progress line, its last state."""
+    """The last `n` lines of a log, as a terminal shows them."""
     text = last_lines(path, LOG_TAIL).decode("utf-8", errors="replace")
     lines = text.removesuffix("\n").split("\n") if text else []
-    # A progress bar rewrites its line after a carriage return: only its last state is shown.
-    return [line.rstrip("\r").rpartition("\r")[2] for line in lines[-n:]]
+    return [as_in_a_terminal(line) for line in lines[-n:]]
 
 
 def sentences_of(faults: str) -> str:

@@ -142,7 +142,7 @@ class RunList(QObject):
         try:
             then, values = json.loads(line)
             record = record_of(values)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             return None
         if then != now or record.summary.state in CHANGING:
             return None
@@ -175,5 +175,5 @@ def _cached_lines(path: Path) -> dict[Path, str]:
             return {}
         pairs = (line.partition("\t") for line in lines if line)
         return {Path(json.loads(name)): text for name, _, text in pairs}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}

@@ -123,7 +123,7 @@ def stages_value(text: str) -> list[Any] | str:
     """The stages, or the text itself if a line is not JSON."""
     try:
         return [json.loads(line) for line in text.splitlines() if line.strip()]
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -135,7 +135,7 @@ def _bare(item: Any) -> bool:
 def _scalar(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

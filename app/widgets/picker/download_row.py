@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QGridLayout, QProgressBar, QWidget
 
 from app import theme
 from app.widgets.basic.icons import IconButton
-from app.widgets.basic.labels_and_buttons import label
+from app.widgets.basic.labels_and_buttons import label, plain_tip
 from app.widgets.basic.number_format import THIN, duration
 from app.widgets.picker.picker_rows import size_text
 
@@ -74,7 +74,7 @@ class DownloadRow(QWidget):
         self.trouble.setVisible(bool(sentence))
         self.pause.set_icon("pause" if self._running else "play")
         tip = f"{'Pause' if self._running else 'Resume'} the download of {self.name.text()}"
-        self.pause.setToolTip(tip)
+        self.pause.setToolTip(plain_tip(tip))
         self.pause.setAccessibleName(tip)
 
 

@@ -106,10 +106,10 @@ def _facts_card(file: CodeToAllow) -> QFrame:
         ("Functions", _names(code.functions) or "none that can be read off its text"),
         ("Imports", _names(code.imports) or "none"),
     ]
-    if code.beside:
-        rows.append(("Beside it", f"{_names(code.beside)}: run with it; you are not asked again when only they change"))
     if code.reaches:
         rows.append(("Among them", f"{_names(code.reaches)}, for files, programs or the network"))
+    if code.beside:
+        rows.append(("Beside it", f"{_names(code.beside)}. Also run; a change there alone is not asked about."))
     for row, (name, fact) in enumerate(rows):
         grid.addWidget(label(name, role="muted"), row, 0, Qt.AlignmentFlag.AlignTop)
         value = label(fact, role="problem" if name == "Among them" else "", wrap=True, selectable=True)

@@ -14,6 +14,7 @@ from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.open_in_desktop import open_path
 from backend.spec.regular_file import open_regular
+from backend.spec.user_input.text import as_in_a_terminal
 
 POLL_MS = 500
 MAX_READ = 64 << 10
@@ -83,7 +84,7 @@ class LogView(QFrame):
         chunk = self._read_new()
         complete, newline, self._partial = (self._partial + chunk).rpartition(b"\n")
         if newline:
-            lines = [_last_state(line) for line in complete.decode("utf-8", errors="replace").split("\n")]
+            lines = [as_in_a_terminal(line) for line in complete.decode("utf-8", errors="replace").split("\n")]
             self._append(lines)
             self._last_line = next((line for line in reversed(lines) if line.strip()), self._last_line)
         self._show_last_line()
@@ -117,7 +118,7 @@ class LogView(QFrame):
 
     def _show_last_line(self) -> None:
         """Show the newest line beside the word Log while the panel is folded; of a progress line, its current state."""
-        newest = _last_state(self._partial.decode("utf-8", errors="replace")) or self._last_line
+        newest = as_in_a_terminal(self._partial.decode("utf-8", errors="replace")) or self._last_line
         self._line.setText("" if self._toggle.isChecked() else newest.strip())
 
     def _fold(self, open: bool) -> None:
@@ -135,8 +136,3 @@ class LogView(QFrame):
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
         self._timer.stop()
-
-
-def _last_state(line: str) -> str:
-    """What a terminal would show of a line that a progress bar rewrites with carriage returns."""
-    return line.rstrip("\r").rpartition("\r")[2]

@@ -6,6 +6,9 @@ the model, then how it was made.
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -15,6 +18,7 @@ from huggingface_hub.constants import HUGGINGFACE_CO_URL_HOME
 from backend.models.publish.card_facts import CardFacts, CardSample, RewardEnds
 from backend.spec.evaluation import Decoding, Figures, MeanWithInterval
 from backend.spec.loss_menu import levels, losses
+from backend.spec.user_input.text import one_line
 
 CURVES_FILE, SETTINGS_FILE = "curves.png", "training.yaml"
 
@@ -89,12 +93,12 @@ def _summary(facts: CardFacts) -> Iterator[str]:
 
 
 def _base(facts: CardFacts) -> str:
-    return f"[{facts.base}]({HUGGINGFACE_CO_URL_HOME}{facts.base})" if facts.base_is_on_hub else f"`{facts.base}`"
+    return f"[{facts.base}]({HUGGINGFACE_CO_URL_HOME}{facts.base})" if facts.base_is_on_hub else _code(facts.base)
 
 
 def _dataset(facts: CardFacts) -> str:
     link = f"[{facts.dataset}]({HUGGINGFACE_CO_URL_HOME}datasets/{facts.dataset})"
-    return link if facts.dataset_is_on_hub else f"a dataset of its author's (`{facts.dataset}`)"
+    return link if facts.dataset_is_on_hub else f"a dataset of its author's ({_code(facts.dataset)})"
 
 
 def _results(facts: CardFacts) -> Iterator[str]:
@@ -121,7 +125,7 @@ def _figure_rows(decoding: Decoding) -> Iterator[tuple[str, ...]]:
     sides = (before, after, decoding.difference)
     yield ("**Reward**", *(_interval(side.reward) for side in sides))
     for name in before.rewards:
-        yield (f"`{name}`", *(_interval(side.rewards.get(name)) for side in sides))
+        yield (_code(name), *(_interval(side.rewards.get(name)) for side in sides))
     for k in before.pass_at:
         yield (f"pass@{k}", *(_interval(side.pass_at.get(k), percent=True) for side in sides))
     yield ("Tokens of a completion", *(_interval(side.tokens) for side in sides))
@@ -144,7 +148,7 @@ def _interval(found: MeanWithInterval | None, *, percent: bool = False) -> str:
 
 def _training_rewards(facts: CardFacts) -> Iterator[str]:
     yield "## Rewards in training\n"
-    rows = [_reward_row(row, f"`{row.name}`") for row in facts.rewards]
+    rows = [_reward_row(row, _code(row.name)) for row in facts.rewards]
     total = facts.total
     yield from _table(
         ("reward function", "weight", "start", "end"),
@@ -178,7 +182,7 @@ def _usage_of_adapter(facts: CardFacts) -> Iterator[str]:
     yield f"With {MLX_LM}, on the base model that it was trained on:\n"
     yield "```bash\npip install mlx-lm"
     yield f"hf download {facts.repo_id} --local-dir adapter"
-    yield f'mlx_lm.generate --model {facts.base} --adapter-path adapter --prompt "…"\n```'
+    yield f'mlx_lm.generate --model {shlex.quote(one_line(facts.base))} --adapter-path adapter --prompt "…"\n```'
     if facts.config.quantization != "none":
         yield f"\nIt was trained on the base in {facts.config.quantization} bits; on other weights it answers a little differently."
 
@@ -205,7 +209,7 @@ def _usage_in_torch(facts: CardFacts) -> Iterator[str]:
         yield "from transformers import AutoModelForCausalLM as Model"
         yield "from transformers import AutoTokenizer\n"
     yield f'model = Model.from_pretrained("{facts.repo_id}")'
-    yield f'tokenizer = AutoTokenizer.from_pretrained("{facts.base if is_adapter else facts.repo_id}")'
+    yield f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(facts.base if is_adapter else facts.repo_id, ensure_ascii=False)})"
     yield MESSAGES
     yield 'inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)'
     yield f"print(tokenizer.decode(model.generate(**inputs, max_new_tokens={facts.config.max_completion_length})[0]))\n```"
@@ -243,14 +247,14 @@ def _method(facts: CardFacts) -> Iterator[str]:
         "For each prompt, GRPO samples a group of completions, scores them with reward functions, and makes those that score above "
         f"their group's mean more likely ([DeepSeekMath](https://arxiv.org/abs/2402.03300)). {_loss_sentence(facts)}\n"
     )
-    versions = ", ".join(f"{name} {number}" for name, number in facts.versions.items())
+    versions = _plain(", ".join(f"{name} {number}" for name, number in facts.versions.items()))
     rows = [
         ("Steps × prompts × completions", f"{facts.step or '–'} × {config.batch_size} × {config.group_size}"),
         ("Longest completion", f"{config.max_completion_length} tokens"),
         ("Learning rate", f"{config.learning_rate:g}, {config.lr_schedule}"),
         ("KL coefficient β", f"{config.beta:g}"),
         ("Seed", str(config.seed)),
-        ("Time", f"{_duration(facts.seconds)} on {facts.device}"),
+        ("Time", f"{_duration(facts.seconds)} on {_plain(facts.device)}"),
         ("Versions", versions or "–"),
     ]
     yield from _table(("", ""), rows, rest="---")
@@ -259,7 +263,7 @@ def _method(facts: CardFacts) -> Iterator[str]:
         yield f"\nIt began with the weights of another run, after {facts.steps_before:,} steps of that."
     if facts.changes:
         yield f"\nSettings were changed during training; the figures above and {SETTINGS_FILE} have the last ones:\n"
-        yield from (f"- {change.sentence}" for change in facts.changes)
+        yield from (f"- {_plain(change.sentence)}" for change in facts.changes)
 
 
 def _loss_sentence(facts: CardFacts) -> str:
@@ -276,6 +280,22 @@ def _paper(paper: str) -> str:
 
 def _citation(facts: CardFacts) -> Iterator[str]:
     yield f"## Citation\n\n```bibtex\n{DEEPSEEK_MATH}\n```"
+
+
+# ── text of others ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _code(text: str) -> str:
+    """A name as one code span. One with grave accents has a longer delimiter around it."""
+    name, delimiter = one_line(text), "`"
+    while delimiter in name:
+        delimiter += "`"
+    return f"`{name}`" if delimiter == "`" else f"{delimiter} {name} {delimiter}"
+
+
+def _plain(text: str) -> str:
+    """Text on one line that is no link, picture, code or HTML in Markdown."""
+    return re.sub(r"[\\`\[\]<>&!]", r"\\\g<0>", one_line(text))
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from backend.spec.runs.lineage import read_parent
 from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import Change, run_config
 from backend.spec.runs.work_clock import WorkClock
+from backend.spec.user_input.documents import parse_yaml
 
 Curve = list[tuple[int, float]]
 """(step, value) pairs."""
@@ -114,6 +116,11 @@ class CardFacts:
     versions: dict[str, str] = field(default_factory=dict[str, str])
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether a name can be an owner's repository on the Hub, and so stand in a link."""
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) is not None
+
+
 def read_facts(
     run: RunFolder, repo_id: str, format_: ExportFormat, checkpoint: str, original: str | None = None
 ) -> CardFacts:
@@ -130,9 +137,9 @@ def read_facts(
     return CardFacts(
         repo_id=repo_id,
         base=base,
-        base_is_on_hub="/" in base,
+        base_is_on_hub=is_hub_id(base),
         dataset=dataset,
-        dataset_is_on_hub="/" in dataset,
+        dataset_is_on_hub=is_hub_id(dataset),
         format=format_,
         config=config,
         settings=yaml.safe_dump(public_settings(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True),
@@ -305,7 +312,7 @@ def base_licence(model: str, id_: str) -> Licence | None:
 def _front_matter(card: Path) -> dict[str, Any]:
     try:
         _, top, _ = card.read_text(encoding="utf-8").split("---", 2)
-        content = yaml.safe_load(top)
-    except (OSError, ValueError, yaml.YAMLError):
+        content = parse_yaml(top, "The model's card", "model")
+    except (OSError, ValueError, Mistake):
         return {}
     return content if isinstance(content, dict) else {}

@@ -87,7 +87,7 @@ def find_prepared(run: RunFolder, repo_id: str, made_from: Mapping[str, Any]) ->
     folder = folder_for(run, repo_id)
     try:
         record = json.loads(_record(folder).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return PreparedUpload(repo_id, folder) if record == dict(made_from) and (folder / CARD).is_file() else None
 

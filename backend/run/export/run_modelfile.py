@@ -9,7 +9,10 @@ from backend.models.export.gguf.modelfile import ChatFormat, Message, chat_forma
 from backend.models.export.gguf.ollama import MODELFILE
 from backend.models.export.trained_weights import open_tokenizer
 from backend.spec.config import Config
+from backend.spec.regular_file import open_regular
 
+LONGEST_LICENCE = 2**20
+"""Bytes. The GPL has 35,000."""
 NO_TEMPLATE = (
     "The chat template does more than a Modelfile was found to say, so the Modelfile leaves it to Ollama, which knows those of many models; "
     "compare an answer with the run's before you rely on it."
@@ -24,10 +27,19 @@ def write_modelfile(config: Config, tokenizer_from: Path, weights: Path) -> tupl
         "temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k, "min_p": config.min_p,
         "stop": sorted({*_ends(tokenizer), *config.stop}),
     }  # fmt: skip
-    licence = next((file.read_text(encoding="utf-8", errors="replace") for file in tokenizer_from.glob("LICENSE*")), "")
+    licence = next(map(_text_of, sorted(tokenizer_from.glob("LICENSE*"))), "")
     text = modelfile(weights.name, chat, parameters, config.system_prompt, licence)
     (weights.parent / MODELFILE).write_text(text, encoding="utf-8")
     return (NO_TEMPLATE,) if chat is None and tokenizer.has_chat_template else ()
+
+
+def _text_of(licence: Path) -> str:
+    """The text of a licence that came with the model; "" for what is no file, or cannot be read."""
+    try:
+        with open_regular(licence) as file:
+            return file.read(LONGEST_LICENCE).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _chat_format(tokenizer: Any, config: Config) -> ChatFormat | None:

@@ -165,4 +165,4 @@ def _written(value: Any) -> str:
 
 
 def _unreadable(text: str, why: str) -> Mistake:
-    return Mistake(_SETTING, f"The reward function {shown(text)} cannot be read: {why}.")
+    return Mistake(_SETTING, f"The reward function {shown(text, 60)} cannot be read: {why}.")

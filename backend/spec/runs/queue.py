@@ -238,7 +238,7 @@ class QueueFile:
         except OSError:
             writable = False
         if not writable:
-            raise Mistake("queue", f"The queue cannot be written in {self.folder}.")
+            raise Mistake("queue", f"The queue cannot be written in {shown(self.folder)}.")
 
     def _own(self, run: RunFolder) -> RunFolder:
         """The same run as an entry of this queue. Raises Mistake for a folder elsewhere."""

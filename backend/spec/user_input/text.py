@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from typing import Any, cast
@@ -15,6 +16,9 @@ _NESTED = 3
 """Levels of lists and mappings that are written out."""
 _DIGITS = 40
 """Longest whole number that is written out."""
+
+_TERMINAL = re.compile(r"\x1b(?:\[[0-9:;<=>?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)?")
+"""A control sequence of a terminal: a colour, a movement, a title."""
 
 
 def shown(value: object, limit: int | None = None) -> str:
@@ -44,6 +48,11 @@ def one_line(text: str, limit: int | None = None, is_cut: bool = False) -> str:
     if limit is None or (len(line) <= limit and not is_cut):
         return line
     return f"{line[: limit - 1].rstrip()}…"
+
+
+def as_in_a_terminal(line: str) -> str:
+    """What a terminal shows of a line of a log: of one that a progress bar rewrites, its last state; no colours and other control sequences."""
+    return _TERMINAL.sub("", line.rstrip("\r").rpartition("\r")[2])
 
 
 def _escape(char: str) -> str:

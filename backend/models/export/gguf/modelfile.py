@@ -7,6 +7,7 @@ original on other chats.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -101,5 +102,5 @@ def _quoted(text: str) -> str:
 
 
 def _go_text(text: str) -> str:
-    """Text that is no action of a Go template."""
-    return text.replace("{{", '{{ "{{" }}')
+    """Text that is no action of a Go template, nor becomes one with the action that follows it."""
+    return re.sub(r"\{{2,}|\{\Z", lambda found: f'{{{{ "{found[0]}" }}}}', text)
