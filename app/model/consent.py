@@ -12,7 +12,7 @@ from typing import Any
 
 from backend.spec import config
 from backend.spec.places import RunFolder
-from backend.spec.rewards.allowed_code import AllowedCode, CodeToAllow
+from backend.spec.rewards.allowed_code import AllowedCode, CodeToAllow, Rights
 from backend.spec.rewards.user_code import CodeFile
 
 Ask = Callable[[Sequence[CodeToAllow]], bool]
@@ -39,10 +39,11 @@ class Consent:
 
     def obtain_all(self, every: Iterable[Mapping[str, Any]], base: Path | None = None) -> bool:
         """`obtain` for several runs, as of a sweep, with one question."""
-        requests = {each.code.path: each for settings in every for each in self.unconfirmed(settings, base)}
+        missing = (each for settings in every for each in self.unconfirmed(settings, base))
+        requests = {(each.code.path, each.rights): each for each in missing}
         if requests and not self.ask([*requests.values()]):
             return False
-        self._allowed.allow(request.code for request in requests.values())
+        self._allowed.allow(requests.values())
         return True
 
     def obtain_for_run(self, run: RunFolder) -> bool:
@@ -57,9 +58,10 @@ class Consent:
         """Path → SHA-256 of the allowed code that these settings name. The process that runs code refuses all other contents."""
         return self._allowed.fingerprints(settings, base)
 
-    def allows(self, code: CodeFile) -> bool:
-        return self._allowed.allows(code)
+    def rights(self, code: CodeFile) -> Rights | None:
+        """With which rights these contents may run; None where they may not."""
+        return self._allowed.rights(code)
 
-    def allow(self, code: CodeFile) -> None:
+    def allow(self, code: CodeFile, rights: Rights) -> None:
         """Remember these contents. Where the file cannot be written, the user is asked again next time."""
-        self._allowed.allow([code])
+        self._allowed.allow([CodeToAllow(code, changed=False, rights=rights)])

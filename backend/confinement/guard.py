@@ -66,7 +66,9 @@ def guard_beside(watched: int = 0) -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     poll = select.poll()
-    poll.register(watched, 0)  # only the hang-up: the requests are the worker's to read
+    # Only the hang-up: the requests are the worker's to read. It is always reported, says POSIX, but macOS watches a descriptor for
+    # which nothing is asked for not at all.
+    poll.register(watched, select.POLLHUP)
     deadline: float | None = None
     while os.getppid() == worker and (deadline is None or time.monotonic() < deadline):
         if deadline is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from app.model.prefs import Prefs
 from app.model.session import Session
 from app.widgets.rewards.consent_dialog import ConsentDialog
 from backend.spec.places import RunFolder
-from backend.spec.rewards.allowed_code import CodeToAllow
+from backend.spec.rewards.allowed_code import CodeToAllow, Rights
 from backend.spec.rewards.user_code import code_files, read_code
 from tests.support import small_run
 
@@ -73,6 +74,21 @@ def test_consent_is_asked_once_and_again_after_the_file_changes(reward_file: Pat
     assert consent.obtain(settings) and [request.changed for request in dialog.requests] == [False, True]
     assert consent.trusted(settings) == {str(reward_file): read_code(reward_file).fingerprint}
     assert consent.obtain({"reward_functions": ["r1_int"]}) and len(dialog.requests) == 2, "what ships needs no consent"
+
+
+def test_code_allowed_for_a_confined_process_is_asked_about_again_for_the_trainer_and_the_network(
+    reward_file: Path, tmp_path: Path
+) -> None:
+    dialog, settings = FakeDialog(True), {"reward_functions_file": str(reward_file)}
+    consent = Consent(tmp_path / "trusted.json", dialog)
+    asked = ({}, {"reward_network": True}, {}, {"reward_isolation": "thread"}, {"reward_network": True}, {})
+    for more in asked:
+        assert consent.obtain(settings | more)
+    assert [request.rights for request in dialog.requests] == [Rights(), Rights(network=True), Rights(in_trainer=True)]
+    # What an earlier version remembered was a plain SHA-256.
+    (tmp_path / "trusted.json").write_text(json.dumps({str(reward_file): read_code(reward_file).fingerprint}))
+    assert consent.obtain(settings) and len(dialog.requests) == 3
+    assert consent.obtain(settings | {"reward_isolation": "thread"}) and len(dialog.requests) == 4
 
 
 def test_a_refusal_is_not_remembered_as_consent(reward_file: Path, tmp_path: Path) -> None:

@@ -33,10 +33,13 @@ def before_other_programs() -> Iterator[None]:
     with suppress(OSError):
         if policy is not None:
             os.sched_setscheduler(0, policy, os.sched_param(1))
+    is_first = policy is not None and os.sched_getscheduler(0) == policy
+    if not is_first and os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1):
+        pytest.skip("other programs are running, and only root may go before them")
     try:
         yield
     finally:
-        if policy is not None and os.sched_getscheduler(0) == policy:
+        if is_first:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 

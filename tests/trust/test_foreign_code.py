@@ -76,7 +76,7 @@ VERBS_ON_RUNS = {
 def test_no_verb_runs_a_foreign_reward_file(verb: str, theirs: Path) -> None:
     result = call(*(argument.format(theirs) for argument in VERBS_ON_RUNS[verb]))
     assert result.exit_code == 2, (result.output, result.exception)
-    assert f"The reward file {theirs / 'theirs.py'} was never allowed to run on this machine." in result.stderr
+    assert f"The reward file {theirs / 'theirs.py'} was never allowed to run on this machine" in result.stderr
     assert "--allow-code" in result.stderr
     assert not (theirs / "it-ran").exists()
 

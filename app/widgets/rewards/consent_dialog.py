@@ -76,9 +76,9 @@ def _question(files: Sequence[CodeToAllow]) -> str:
 
 def _rights(files: Sequence[CodeToAllow]) -> str:
     """What the code may do, where it runs; of several runs, the one with the most rights."""
-    if any(file.in_trainer for file in files):
+    if any(file.rights.in_trainer for file in files):
         rights = "It runs inside the trainer, with your rights: it can read and change your files and use the network."
-    elif any(file.network for file in files):
+    elif any(file.rights.network for file in files):
         rights = (
             "It runs in a process of its own. It can read your files, though not keys and tokens in their usual places, "
             "and send what it reads over the network. It can change nothing outside a folder of its own."
@@ -88,7 +88,11 @@ def _rights(files: Sequence[CodeToAllow]) -> str:
             "It runs in a process of its own. It can read your files, though not keys and tokens in their usual places. It "
             "has no network, and can change nothing outside a folder of its own."
         )
-    limits = "" if any(file.in_trainer for file in files) else " Where the system cannot ensure that, the run says so."
+    limits = (
+        ""
+        if any(file.rights.in_trainer for file in files)
+        else " Where the system cannot ensure that, the run says so."
+    )
     return f"It is a program. {rights}{limits} Allow only code that you know."
 
 

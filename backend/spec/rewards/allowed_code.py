@@ -1,8 +1,10 @@
-"""Which reward files may run on this machine: path → SHA-256 of the contents that a person has allowed, in one small file.
+"""Which reward files may run on this machine: path → SHA-256 of the contents that a person has allowed, and what for, in one small file.
 
 A person allows a file in the window, which asks, or on the command line by naming it: in a YAML file given to `train`, in `--set`, with
 `--allow-code`. A run folder names files too, and may come from somebody else; whoever is about to train, resume, clone or evaluate one asks
 `require_allowed` first. Nothing here runs code.
+
+Who allows a file for a confined process has not allowed it for the trainer's own, nor for the network (`Rights`).
 
 Only the contents of the named file count. It can import modules that lie beside it: those run with it, and their changes are not noticed;
 the question in the window names them (`CodeFile.beside`).
@@ -15,7 +17,7 @@ import os
 import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,14 +32,28 @@ FILE = "trusted.json"
 
 
 @dataclass(frozen=True, slots=True)
+class Rights:
+    """What code may reach: with `in_trainer` (`reward_isolation: thread`) all that the user may; else what a confined process may, and with
+    `network` the network too."""
+
+    in_trainer: bool = False
+    network: bool = False
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Rights:
+        return cls(settings.get("reward_isolation") == "thread", bool(settings.get("reward_network")))
+
+    def cover(self, wanted: Rights) -> bool:
+        return self.in_trainer or (not wanted.in_trainer and (self.network or not wanted.network))
+
+
+@dataclass(frozen=True, slots=True)
 class CodeToAllow:
-    """Code that may not run yet. `changed`: earlier contents of this file were allowed. `in_trainer`: it would run inside the trainer
-    (`reward_isolation: thread`), with the user's rights; else in a confined process, which has the network with `network`."""
+    """Code that may not run yet with these rights. `changed`: earlier contents of this file were allowed to."""
 
     code: CodeFile
     changed: bool
-    in_trainer: bool = False
-    network: bool = False
+    rights: Rights = Rights()
 
 
 class AllowedCode:
@@ -47,54 +63,70 @@ class AllowedCode:
         self._file = file or places.preferences_folder() / FILE
 
     def missing(self, settings: Mapping[str, Any], base: Path | None = None) -> list[CodeToAllow]:
-        """The code whose present contents are not allowed; empty for settings without user code.
+        """The code whose present contents are not allowed, or not with the rights that these settings give it; empty for settings without
+        user code.
 
         Relative paths in the settings are taken from the folder `base`.
         """
-        allowed = self._read()
-        in_trainer, network = settings.get("reward_isolation") == "thread", bool(settings.get("reward_network"))
-        codes = [code for code in map(_code, code_files(settings, base)) if code is not None]
-        return [
-            CodeToAllow(code, str(code.path) in allowed, in_trainer, network)
-            for code in codes
-            if allowed.get(str(code.path)) != code.fingerprint
-        ]
+        allowed, wanted, missing = self._read(), Rights.of(settings), list[CodeToAllow]()
+        for code in filter(None, map(_code, code_files(settings, base))):
+            fingerprint, rights = allowed.get(str(code.path), ("", Rights()))
+            if fingerprint != code.fingerprint or not rights.cover(wanted):
+                is_edit = fingerprint not in ("", code.fingerprint) and rights.cover(wanted)
+                missing.append(CodeToAllow(code, is_edit, wanted))
+        return missing
 
     def fingerprints(self, settings: Mapping[str, Any], base: Path | None = None) -> dict[str, str]:
         """Path → SHA-256 of the allowed code that these settings name. The process that runs code refuses all other contents."""
         allowed = self._read()
-        return {str(path): allowed[str(path)] for path in code_files(settings, base) if str(path) in allowed}
+        return {str(path): allowed[str(path)][0] for path in code_files(settings, base) if str(path) in allowed}
 
-    def allows(self, code: CodeFile) -> bool:
-        return self._read().get(str(code.path)) == code.fingerprint
+    def rights(self, code: CodeFile) -> Rights | None:
+        """With which rights these contents may run; None where they may not."""
+        fingerprint, rights = self._read().get(str(code.path), ("", Rights()))
+        return rights if fingerprint == code.fingerprint else None
 
-    def allow(self, codes: Iterable[CodeFile]) -> None:
-        """Remember these contents. Where the file cannot be written they count as not allowed, and a person is asked again."""
-        new = {str(code.path): code.fingerprint for code in codes}
+    def allow(self, codes: Iterable[CodeToAllow]) -> None:
+        """Remember these contents, with these rights and those that the same contents had. Where the file cannot be written they count as
+        not allowed, and a person is asked again."""
+        new = dict[str, Any]()
+        for each in codes:
+            had = self.rights(each.code) or Rights()
+            rights = Rights(had.in_trainer or each.rights.in_trainer, had.network or each.rights.network)
+            new[str(each.code.path)] = {"sha256": each.code.fingerprint} | asdict(rights)
         if not new:
             return
         with suppress(OSError, UnicodeError, DiskFault):
             make_private_folder(self._file.parent)
             replace_file(
                 self._file,
-                json.dumps(self._read() | new, indent=1, ensure_ascii=False),
+                json.dumps(self._stored() | new, indent=1, ensure_ascii=False),
                 mode=stat.S_IRUSR | stat.S_IWUSR,
             )
 
-    def _read(self) -> dict[str, str]:
+    def _read(self) -> dict[str, tuple[str, Rights]]:
+        """Path → SHA-256 and rights. A plain SHA-256, as earlier versions wrote it, stands for a confined process."""
+        read = dict[str, tuple[str, Rights]]()
+        for path, value in self._stored().items():
+            kept = cast("dict[str, Any]", value) if isinstance(value, dict) else {"sha256": value}
+            rights = Rights(kept.get("in_trainer") is True, kept.get("network") is True)
+            read[path] = str(kept.get("sha256")), rights
+        return read
+
+    def _stored(self) -> dict[str, Any]:
         try:
             stored = json.loads(self._file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             return {}
         if not isinstance(stored, dict):
             return {}
-        return {str(path): str(print_) for path, print_ in cast("dict[str, Any]", stored).items()}
+        return cast("dict[str, Any]", stored)
 
 
 def allow_named(settings: Mapping[str, Any], base: Path | None = None) -> None:
     """A person has named this code on the command line: remember it as allowed."""
     record = AllowedCode()
-    record.allow(each.code for each in record.missing(settings, base))
+    record.allow(record.missing(settings, base))
 
 
 def require_allowed(settings: Mapping[str, Any], base: Path | None = None, *, allow: bool = False) -> None:
@@ -109,12 +141,16 @@ def require_allowed(settings: Mapping[str, Any], base: Path | None = None, *, al
         return None  # this process goes on with a run that it has begun itself (`backend.cli.restart`)
     unknown = [each for each in AllowedCode().missing(settings, base) if not each.changed]
     if unknown:
-        raise Mistake(Fault("reward_functions_file", _refusal(each.code.path)) for each in unknown)
+        raise Mistake(Fault("reward_functions_file", _refusal(each)) for each in unknown)
     return None
 
 
-def _refusal(path: Path) -> str:
-    return f"The reward file {path} was never allowed to run on this machine. Read it first; --allow-code runs it from now on."
+def _refusal(asked: CodeToAllow) -> str:
+    how = " inside the trainer" if asked.rights.in_trainer else " and use the network" if asked.rights.network else ""
+    return (
+        f"The reward file {asked.code.path} was never allowed to run on this machine{how}. Read it first; --allow-code runs it from "
+        f"now on."
+    )
 
 
 def _code(path: Path) -> CodeFile | None:
