@@ -43,6 +43,8 @@ FIXED = {
     "lm_studio_name": "one model can have the name",
 }
 """Settings that cannot vary, and why."""
+LABEL, SENTENCE = 50, 200
+"""Most characters of a configuration's label in a sentence, and of the sentence."""
 MOST_RUNS = 500
 """Runs of one sweep."""
 DRAWS_PER_TRIAL = 200
@@ -275,7 +277,8 @@ def _check_plan(plan: SweepPlan) -> None:
 
 
 def _of_configuration(fault: Fault, configuration: Configuration) -> Fault:
-    return Fault(fault.setting, f"Configuration {configuration.number} ({configuration.label}): {fault.sentence}")
+    where = f"Configuration {configuration.number} ({shown(configuration.label, LABEL)}): "
+    return Fault(fault.setting, where + shown(fault.sentence, SENTENCE - len(where)))
 
 
 def _halving_faults(plan: SweepPlan, halving: Halving) -> Iterator[Fault]:
