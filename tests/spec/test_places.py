@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from backend.spec.command import backend_command, backend_environment, shell_lin
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, all_runs, default_run_name, find_run, hold_lock, make_run_folder
+from backend.spec.user_input.text import shown
 
 HOLDER = """
 import sys
@@ -182,7 +184,7 @@ def test_a_run_is_found_by_path_and_by_name(run: RunFolder, monkeypatch: pytest.
     monkeypatch.chdir(runs.parent)
     for name, folder in (("mine", None), ("runs/mine", None), (run.path, None), ("mine", runs)):
         assert find_run(name, folder) == run
-    with pytest.raises(Mistake, match=f"There is no run yours: neither a run folder at that path nor one in {runs}."):
+    with pytest.raises(Mistake, match=re.escape(f"There is no run yours: neither a run folder at that path nor one in {shown(runs, 80)}.")):
         find_run("yours")
 
 
