@@ -52,6 +52,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Destroy the windows that a module's tests have left in reference cycles here, in the thread of the windows. A collection in another
+    thread, such as a test's HTTP server, would destroy their timers there, and Qt crash when one is due."""
+    if "qapp" in getattr(item, "fixturenames", ()) and (nextitem is None or nextitem.path != item.path):
+        gc.collect()
+
+
 @pytest.fixture(autouse=True)
 def signal_handlers_restored() -> Iterator[None]:
     """Training in this process installs handlers for the signals that mean stop, and an ended verb ignores them."""
