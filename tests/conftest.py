@@ -27,6 +27,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     _KERNEL_CACHE.mkdir(exist_ok=True)
     shared_kernels.use(Path(tempfile.gettempdir()))
     os.environ["TMPDIR"] = str(_KERNEL_CACHE)
+TESTS_A_COLLECTION = 20
+_tests = 0
 _TEST_HOME = Path(tempfile.mkdtemp(prefix="grpo-studio-tests-"))
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 os.environ["GRPO_STUDIO_RUNS"] = str(_TEST_HOME / "runs")
@@ -43,6 +45,7 @@ def pytest_collection_finish() -> None:
     """Leave what importing all tests made out of later garbage collections: each full one took a fifth of a second."""
     gc.collect()
     gc.freeze()
+    gc.disable()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -52,10 +55,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Destroy the windows that a module's tests have left in reference cycles here, in the thread of the windows. A collection in another
-    thread, such as a test's HTTP server, would destroy their timers there, and Qt crash when one is due."""
-    if "qapp" in getattr(item, "fixturenames", ()) and (nextitem is None or nextitem.path != item.path):
+def pytest_runtest_teardown() -> None:
+    """Collect garbage here, in the thread of the windows, and nowhere else. A collection in another thread, such as a test's HTTP server or a
+    reward function's, would destroy the timers of windows that earlier tests left in reference cycles, and Qt crash when one is due."""
+    global _tests
+    _tests += 1
+    gc.disable()
+    if _tests % TESTS_A_COLLECTION == 0:
         gc.collect()
 
 
