@@ -184,7 +184,10 @@ def test_a_run_is_found_by_path_and_by_name(run: RunFolder, monkeypatch: pytest.
     monkeypatch.chdir(runs.parent)
     for name, folder in (("mine", None), ("runs/mine", None), (run.path, None), ("mine", runs)):
         assert find_run(name, folder) == run
-    with pytest.raises(Mistake, match=re.escape(f"There is no run yours: neither a run folder at that path nor one in {shown(runs, 80)}.")):
+    with pytest.raises(
+        Mistake,
+        match=re.escape(f"There is no run yours: neither a run folder at that path nor one in {shown(runs, 80)}."),
+    ):
         find_run("yours")
 
 
