@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,12 @@ def test_an_adapter_of_another_model_is_a_fault(models: Path, tmp_path: Path, se
 def test_a_missing_reference_is_a_fault_before_anything_loads(models: Path, tmp_path: Path) -> None:
     parts = small_run.settings_for(tmp_path / "parts", beta=0.1)
     (tmp_path / "half").mkdir()
-    (tmp_path / "half" / "adapter_config.json").write_text("{}")
+    adapter_config = {
+        "fine_tune_type": "lora",
+        "num_layers": 1,
+        "lora_parameters": {"rank": 2, "scale": 4.0, "dropout": 0.0},
+    }
+    (tmp_path / "half" / "adapter_config.json").write_text(json.dumps(adapter_config))
     for path, sentence_part in (
         (tmp_path / "half", "has no adapters.safetensors."),
         (tmp_path / "nowhere", "There is no model"),
