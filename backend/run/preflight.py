@@ -71,15 +71,7 @@ def preflight(
 def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> Splits:
     """Everything that the settings point to. → the rows. Raises Mistake with all faults."""
     faults: list[Fault] = []
-    folder = _caught(faults, lambda: check_model(config.model, "model"))
-    tokenizer = None
-    if folder is not None:
-        _caught(faults, lambda: _check_quantised(folder, config))
-        faults += _too_large(folder, config)
-        tokenizer = _check_learns(folder, config, faults)
-        _caught(faults, lambda: _check_room(folder, config, runs_dir))
-    if config.reference_model_path and config.needs_reference:
-        _caught(faults, lambda: _check_reference(config, tokenizer))
+    tokenizer = _check_models(config, runs_dir, faults)
     splits = _caught(faults, lambda: _read_and_check_data(config, tokenizer))
     # Last: the process of the reward functions has been starting meanwhile.
     steps = config.iters
@@ -91,6 +83,23 @@ def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> Splits:
         raise Mistake(list(dict.fromkeys(faults)))
     assert splits is not None
     return splits
+
+
+def _check_models(config: Config, runs_dir: Path, faults: list[Fault]) -> Any:
+    """Adds the faults of the model and its reference. → the model's tokenizer, None where it cannot be read."""
+    folder = _caught(faults, lambda: check_model(config.model, "model"))
+    if folder is not None:
+        _caught(faults, lambda: _check_quantised(folder, config))
+        faults += _too_large(folder, config)
+    # Before the model is opened, which attaches the adapters of a reference: a broken file is one fault.
+    reference_tokenizer = _caught(faults, lambda: _check_reference(config))
+    if folder is None:
+        return None
+    tokenizer = _check_learns(folder, config, faults)
+    _caught(faults, lambda: _check_room(folder, config, runs_dir))
+    if tokenizer is not None and reference_tokenizer is not None:
+        _caught(faults, lambda: check_same_tokens(reference_tokenizer, tokenizer, config))
+    return tokenizer
 
 
 def _too_large(folder: Path, config: Config) -> list[Fault]:
@@ -119,15 +128,18 @@ def _check_learns(folder: Path, config: Config, faults: list[Fault]) -> Any:
     return tokenizer
 
 
-def _check_reference(config: Config, tokenizer: Any) -> None:
-    """A reference is another model with the same tokens, or a folder with an adapter of the base."""
+def _check_reference(config: Config) -> Any:
+    """A reference is another model, or a folder with an adapter of the base. → the other model's tokenizer, None without one."""
     name, setting = config.reference_model_path, "reference_model_path"
+    if not name or not config.needs_reference:
+        return None
     check_reference(name)
     folder = user_path(name, setting)
     if (folder / "adapter_config.json").is_file():
         check_adapter(folder, setting)
-    elif (opened := _opened(check_model(name, setting), name, setting)) is not None and tokenizer is not None:
-        check_same_tokens(opened[1], tokenizer, config)
+        return None
+    opened = _opened(check_model(name, setting), name, setting)
+    return opened[1] if opened is not None else None
 
 
 def _opened(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]] | None:
