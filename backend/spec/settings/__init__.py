@@ -1,0 +1,1 @@
+"""The fields of `Config`, one module a subject; `backend.spec.config` puts them together."""

@@ -1,0 +1,35 @@
+"""When a run reports, evaluates, saves and stops."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from backend.spec.setting import setting
+from backend.spec.settings.limits import NEVER
+
+
+class EvaluationFields(BaseModel):
+    """When a run reports, evaluates, saves and stops: the fields of `backend.spec.config.Config` about it."""
+
+    # fmt: off
+    steps_per_report: int = setting(10, "training", "Report", "How often the terminal prints a line. The charts have "
+                                    "every step.", ge=1, le=NEVER, unit="steps")
+    steps_per_eval: int = setting(200, "training", "Eval", "How often held-out prompts are answered and scored. 0 never "
+                                  "does.", ge=0, le=NEVER, unit="steps")
+    save_every: int = setting(100, "training", "Save", "How often a checkpoint is written.", ge=1, le=NEVER, unit="steps")
+    stop_when: list[str] = setting([], "training", "Stop when", "Ends the run once one of these is met, as finished: a metric, a sign and a "
+                                   "number, such as kl > 0.8 or reward >= 2.5. The mean of the last five steps is compared; with eval/ "
+                                   "before it, a metric of the newest evaluation.", advanced=True)
+    early_stopping_patience: int = setting(0, "training", "Early stopping", "Ends the run, as finished, once the held-out reward has not "
+                                           "risen in this many evaluations; without evaluations, the training reward between checkpoints. "
+                                           "The best checkpoint is kept. 0 never does.", ge=0, le=NEVER, unit="evaluations", advanced=True)
+    early_stopping_min_delta: float = setting(0.0, "training", "Least gain", "How much the reward must rise to count for Early stopping.",
+                                              ge=0, le=1_000_000, advanced=True)
+    keep_checkpoints: int = setting(3, "training", "Keep checkpoints", "How many of the newest stay on disk, beside the "
+                                    "best one.", ge=1, le=NEVER, unit="checkpoints", advanced=True)
+    val_batches: int = setting(25, "training", "Val batches", "Batches of held-out prompts in one evaluation. −1 takes "
+                               "all.", ge=-1, le=NEVER, unit="batches")
+    test: bool = setting(False, "training", "Evaluate test split", "Answers the test prompts once more when training ends.")
+    test_batches: int = setting(100, "training", "Test batches", "Batches of test prompts. −1 takes all.", ge=-1, le=NEVER,
+                                unit="batches", when=("test", (True,)))
+    # fmt: on

@@ -1,0 +1,49 @@
+"""Which weights change, and how they are stored."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from backend.spec.setting import setting
+
+_ADAPTERS = ("train_type", ("lora", "dora"))
+
+
+class FineTuneFields(BaseModel):
+    """Which weights change, and how they are stored: the fields of `backend.spec.config.Config` about it."""
+
+    # fmt: off
+    train_type: str = setting(
+        "lora", "fine_tune", "Fine-tune", "Which weights change.",
+        choices=[("lora", "LoRA", "Small matrices beside the frozen weights: little memory, and the usual choice."),
+                 ("dora", "DoRA", "LoRA with the size of each weight row learned apart: a little slower, often a little better."),
+                 ("full", "Full", "Every weight. Needs several times the memory, and cannot start from a quantised model.")],
+        used_by=("duration",),
+    )
+    num_layers: int = setting(16, "fine_tune", "Layers", "How many of the last layers get adapters. −1 means all of them.",
+                              ge=-1, le=10_000, unit="layers", when=_ADAPTERS, used_by=("duration",))
+    rank: int = setting(8, "fine_tune", "Rank", "Width of the adapter matrices. More can learn more and costs more memory.",
+                        ge=1, le=4096, when=_ADAPTERS)
+    scale: float = setting(20.0, "fine_tune", "Scale", "Factor on what the adapter adds to the frozen weight.",
+                           gt=0, le=1_000_000, when=_ADAPTERS)
+    dropout: float = setting(0.0, "fine_tune", "Dropout", "Share of adapter inputs set to zero while learning.",
+                             ge=0, lt=1, when=_ADAPTERS)
+    lora_keys: list[str] = setting([], "fine_tune", "Target modules", "Names of the linear layers that get adapters, such as "
+                                   "self_attn.q_proj. Empty means all of them.", advanced=True, when=_ADAPTERS)
+    quantization: str = setting(
+        "none", "fine_tune", "Quantization", "Stores the frozen base weights in fewer bits, after loading.",
+        choices=[("none", "None", "As the model comes."), ("4", "4-bit", "A quarter of 16-bit memory; some loss."),
+                 ("6", "6-bit", ""), ("8", "8-bit", "Half of 16-bit memory; hardly any loss."),
+                 ("mxfp4", "MXFP4", "4-bit floating point with shared exponents.")],
+    )
+    dtype: str = setting(
+        "auto", "fine_tune", "Precision", "The floating-point type that the model computes in, and that its float weights have while it "
+        "learns. What is saved has the precision that the model came with.",
+        choices=[("auto", "Automatic", "As the model comes; 32 bits where every weight is trained."),
+                 ("float32", "float32", "Sampling and learning agree exactly. Twice the memory of 16 bits; with 4-bit weights only the "
+                  "activations grow."),
+                 ("bfloat16", "bfloat16", "What most models come in. The widest range and the coarsest steps; under full fine-tuning "
+                  "the weights that learn stay in 32 bits beside it."),
+                 ("float16", "float16", "Eight times finer than bfloat16, so sampling and learning agree better; a smaller range.")],
+    )
+    # fmt: on

@@ -1,0 +1,25 @@
+"""What is trained, on which data."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from backend.spec.setting import setting
+
+
+class ModelAndDataFields(BaseModel):
+    """What is trained, on which data: the fields of `backend.spec.config.Config` about it."""
+
+    # fmt: off
+    train_mode: str = setting(
+        "grpo", "algorithm", "Mode", "How the model learns. GRPO samples a group of answers to each prompt, scores them "
+        "with your reward functions, and makes the better ones of each group more likely.",
+        choices=[("grpo", "GRPO", "Learns from reward functions, no labelled answers to imitate.")],
+    )
+    model: str = setting("", "model_data", "Base model", "A folder that holds an MLX or Hugging Face model, or the id of "
+                         "one on Hugging Face, such as mlx-community/Qwen3-0.6B-4bit.", kind="model", used_by=("task", "row_view"))
+    data: str = setting("", "model_data", "Dataset", "A jsonl, json, csv or parquet file, a folder with train, valid and "
+                        "test files, or the id of a dataset on Hugging Face.", kind="dataset", used_by=("task", "rows"))
+    lm_studio_name: str = setting("", "model_data", "LM Studio export name", "When set, the finished model is also put "
+                                  "into LM Studio's models folder under this name. Needs Fuse.", used_by=("task",))
+    # fmt: on

@@ -1,0 +1,35 @@
+"""The KL term and the reference policy."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from backend.spec.setting import setting
+from backend.spec.settings.limits import NEVER
+
+
+class ReferenceFields(BaseModel):
+    """The KL term and the reference policy: the fields of `backend.spec.config.Config` about it."""
+
+    # fmt: off
+    beta: float = setting(0.1, "preference", "KL weight", "Holds the model near the reference model. 0 turns it off and "
+                          "saves the reference pass.", ge=0, le=1_000_000)
+    reference_model_path: str = setting("", "preference", "Reference model", "The model to stay near. Empty means the base "
+                                        "model as it was before training, without a second copy in memory under LoRA.", kind="model",
+                                        used_by=("task",))
+    sync_ref_model: bool = setting(False, "preference", "Reference follows", "Moves the reference towards the policy now and then.",
+                                   advanced=True)
+    ref_model_mixup_alpha: float = setting(0.6, "preference", "Mix-up", "Share of the policy in the new reference.", gt=0, le=1,
+                                           advanced=True, when=("sync_ref_model", (True,)))
+    ref_model_sync_steps: int = setting(512, "preference", "Sync every", "Updates between two moves of the reference.", ge=1, le=NEVER,
+                                        unit="updates", advanced=True, when=("sync_ref_model", (True,)))
+    log_kl: bool = setting(False, "preference", "Log KL at weight 0", "Measures the KL although it is not used, at the "
+                           "price of a reference pass.", advanced=True, when=("beta", (0, 0.0)))
+    use_bias_correction_kl: bool = setting(True, "preference", "Bias-corrected KL", "Multiplies the KL estimate by the "
+                                           "ratio, which makes its gradient right off-policy (TRL's present default).", advanced=True)
+    ratio_against: str = setting(
+        "old", "preference", "Ratio against", "Which policy stands below the line of the importance ratio.", advanced=True,
+        choices=[("old", "Policy that sampled", "As in the papers and TRL."),
+                 ("reference", "Reference model", "As in the guide of MLX LoRA Studio; ties the policy to the reference.")],
+    )
+    # fmt: on

@@ -1,0 +1,51 @@
+"""The reward functions, their weights, and where they run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from backend.spec.rewards.catalog import DEFAULT_REWARDS
+from backend.spec.setting import setting
+
+
+class RewardFields(BaseModel):
+    """The reward functions, their weights, and where they run: the fields of `backend.spec.config.Config` about it."""
+
+    # fmt: off
+    reward_functions: list[str] = setting(list(DEFAULT_REWARDS), "generation", "Reward functions", "Names of the functions "
+                                          "that score a completion, in order.", kind="rewards",
+                                          used_by=("task", "row_view", "rewards", "scoring"))
+    reward_weights: list[float] = setting([], "generation", "Reward weights", "One number a function. Empty means 1 for each.",
+                                          kind="numbers", used_by=("task", "rewards", "scoring"))
+    reward_functions_file: str = setting("", "generation", "Reward functions file", "A Python file (.py or .txt) that "
+                                         "registers functions of your own.", kind="file", used_by=("task", "rewards", "scoring"))
+    reward_weight_schedule: str = setting(
+        "constant", "generation", "Weight schedule", "Whether the weights change over the run.", advanced=True,
+        choices=[("constant", "Constant", "The weights as they stand."),
+                 ("linear", "Linear", "Along a line to the final weights."),
+                 ("adaptive", "Adaptive", "A function that seldom succeeds gains weight, one that nearly always does loses some.")],
+        used_by=("rewards",),
+    )
+    reward_weights_final: list[float] = setting([], "generation", "Final weights", "The weights at the last step, one a function.",
+                                                kind="numbers", advanced=True, when=("reward_weight_schedule", ("linear",)),
+                                                used_by=("rewards",))
+    stages: list[dict[str, Any]] = setting([], "generation", "Stages", "Parts of the run, one after the other, each with its own "
+                                           "iters, reward_functions and reward_weights. Together they decide how long the run is.",
+                                           kind="stages", advanced=True)
+    reward_timeout: float = setting(60.0, "generation", "Reward timeout", "A reward function that takes longer than this "
+                                    "in one step stops the run.", gt=0, le=1_000_000, unit="s", advanced=True,
+                                    used_by=("rewards", "scoring"))
+    reward_isolation: str = setting(
+        "process", "generation", "Reward isolation", "Where reward functions run.", advanced=True,
+        choices=[("process", "Own process", "In a process beside the trainer, without its files and environment: a function that hangs, "
+                  "crashes or exits is told by one sentence, and the run is saved."),
+                 ("thread", "In the trainer", "In the trainer's own process, for functions that need what it has in memory. One that crashes "
+                  "or never returns takes the run with it.")],
+        used_by=("rewards",),
+    )
+    reward_network: bool = setting(False, "generation", "Reward network", "Reward functions may use the network, as one that asks a judge "
+                                   "does. Needs Reward isolation by process; in the trainer nothing keeps them from it.", advanced=True,
+                                   when=("reward_isolation", ("process",)), used_by=("rewards", "scoring"))
+    # fmt: on
