@@ -279,6 +279,19 @@ def test_a_change_of_the_step_in_which_a_run_is_stopped_is_told_once(
     assert_equals(run, changed)
 
 
+def test_a_change_asked_for_at_the_very_end_is_answered_and_leaves_nothing(raw: dict[str, Any], run: RunFolder) -> None:
+    def echo(event: dict[str, Any]) -> None:
+        if event["kind"] == "checkpoint" and event["step"] == 6:
+            request_change(run, {"learning_rate": 1e-4})
+        if event["kind"] == "finished":
+            run.say("stop")
+
+    trained(raw, run, echo)
+    (answer,) = (event for event in events(run, "note") if event.get("answers") == "change")
+    assert answer["sentence"] == "The change was not made: the run had come to its end."
+    assert not run.change_request.exists() and not run.control.exists() and not run.changes.exists()
+
+
 def test_a_damaged_list_of_changes_is_told_and_left_alone(raw: dict[str, Any], run: RunFolder) -> None:
     run.path.mkdir(parents=True)
     run.changes.write_text('{"changes": [{"step": 2, "sett')
