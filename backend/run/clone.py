@@ -30,6 +30,7 @@ from backend.spec.config import SETTINGS, Config, dump, keys_used_by, parse
 from backend.spec.disk_faults import cause, is_of_mlx
 from backend.spec.events import Diary
 from backend.spec.faults import Fault, Mistake
+from backend.spec.other_programs.translation import translate
 from backend.spec.places import RunFolder
 from backend.spec.private_files import make_private_folder
 from backend.spec.regular_file import refuse_links
@@ -37,7 +38,6 @@ from backend.spec.runs.lineage import Parent, write_parent
 from backend.spec.runs.run_format import check_format
 from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import run_config
-from backend.spec.setting_aliases import translate
 from backend.spec.user_input.text import shown
 from backend.spec.whole_file import replace_file
 from backend.training.learner import optimizer_of

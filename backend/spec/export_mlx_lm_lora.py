@@ -1,6 +1,6 @@
 """Our settings as a YAML file for mlx-lm-lora, and the settings that it has no key for.
 
-The other direction is `backend.spec.setting_aliases`: a file exported and read again is the same run, except for what was left out.
+The other direction is `backend.spec.other_programs.translation`: a file exported and read again is the same run, except for what was left out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from backend.spec.config import SETTINGS, Config
-from backend.spec.setting_aliases import QUANTIZATION_FLAGS
+from backend.spec.other_programs.mlx_lm_groups import QUANTIZATION_FLAGS
 
 _SHARED_KEYS = (
     *("model", "data", "train_type", "train_mode", "optimizer", "num_layers", "batch_size", "epochs", "iters", "seed"),

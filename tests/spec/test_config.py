@@ -361,7 +361,7 @@ def test_contradicting_keys_are_one_fault(raw: dict[str, Any], key: str, says: s
 @pytest.mark.parametrize(
     ("key", "nearest"),
     [("temprature", "temperature"), ("learning-rate", "learning_rate"), ("lora_paramters", "lora_parameters"),
-     ("load_in_4bit", "load_in_4bits"), ("reward_function", "reward_functions"), ("datset", "dataset")],
+     ("load_in_4bitss", "load_in_4bits"), ("reward_function", "reward_functions"), ("datset", "dataset")],
 )  # fmt: skip
 def test_a_misspelt_key_is_a_fault_that_names_the_nearest(key: str, nearest: str) -> None:
     assert one_sentence({key: 1}, key) == f"There is no setting {key}. Did you mean {nearest}?"
