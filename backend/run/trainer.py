@@ -84,7 +84,7 @@ class Trainer:
         self.phases = PhaseReporter(diary)
         # It follows the diary, which keeps it, and reads later changes of settings there.
         HealthReporter(diary, steering.config_at(0).model_dump())
-        self.metrics = MetricWatch(read_events(run.events))
+        self.metrics = MetricWatch(steering.noting_changes(read_events(run.events)))
         self.planned_end: PlannedEnd | None = None
         self.ends_with: int | None = None
         """The step of the checkpoint that the run leaves at its end, where that is not the last."""
@@ -138,7 +138,7 @@ class Trainer:
         """Go on with other settings, from the step that is about to begin."""
         self.config = self.steering.config_at(change.step)
         self.parts.change(self.config, change.settings)
-        self.diary.write("change", **change.to_dict())
+        self.steering.tell(change, self.diary)
 
     def take_change(self) -> None:
         """Record the change that was asked for, and answer in a note: from which step it holds, or why it cannot be."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from backend.spec.events import read_events
 
-LEFT_OUT = re.compile(r"(^|/)(log\.txt|queue\.log|[^/]+\.lock|control)$|^prefs/")
+LEFT_OUT = re.compile(r"(^|/)(log\.txt|queue\.log|[^/]+\.lock|control)$|^prefs(/|$)")
 """Files that tell what happened on the way, and not what came of it."""
 
 COMPARED_EVENTS = ("step", "eval", "checkpoint", "change", "health", "finished", "stopped", "failed")
