@@ -22,6 +22,7 @@ from backend.run.memory_plan import WHOLE_STEP, learner_limits, plan_memory, ref
 from backend.run.run_inputs import RunInputs, read_inputs
 from backend.run.scoring_stages import ScoringStages
 from backend.spec.config import Config
+from backend.spec.config_notes import config_notes
 from backend.spec.faults import Mistake
 from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
@@ -50,6 +51,10 @@ class RunParts:
     steps: int
     slow_paths: list[str]
     """A sentence for each part that does not take its fastest path, with the reason."""
+
+    def first_notes(self, config: Config) -> list[str]:
+        """Sentences for the user about what was built."""
+        return self.learner.algorithm.notes() + self.scoring.notes() + config_notes(config) + self.slow_paths
 
     def new_notes(self) -> list[str]:
         """Sentences for the user that came up since the last call."""

@@ -20,6 +20,7 @@ from backend.run.checkpoint import TrainingState, first_start
 from backend.run.checkpoint_score import CheckpointScore
 from backend.run.checkpoint_writer import CheckpointWriter, Snapshot, WrittenCheckpoint, refresh_adapters, snapshot
 from backend.run.control import Control, Stopped
+from backend.run.due import evaluation_is_due, is_best_worth_saving
 from backend.run.ending import Ending
 from backend.run.final_export import export_finished, exports
 from backend.run.gpu_retries import GpuErrorLog, StepSize
@@ -36,7 +37,6 @@ from backend.run.step_timer import StepTimer
 from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, of_process
 from backend.run.token_data import recorded_tokens
 from backend.spec.config import Config
-from backend.spec.config_notes import config_notes
 from backend.spec.events import Diary, JsonLines, read_events
 from backend.spec.places import RunFolder
 from backend.spec.runs.steering import Change
@@ -210,10 +210,7 @@ class Trainer:
         is_due = step % self.config.save_every == 0
         if is_due:
             self.score.observe_save(self.state, self.config, has_evaluations=self._has_evaluations)
-        # Early stopping names the best weights, and a run may end with them, so they are saved whenever it is due.
-        wants_best = self.config.early_stopping_patience > 0 or self.config.load_best_at_end
-        is_best = wants_best and self.state.best_step == step
-        if is_due or is_best or self.control.save_requested:
+        if is_due or is_best_worth_saving(self.config, self.state, step) or self.control.save_requested:
             self.control.save_requested = False
             self.save_when_there_is_room()
         for sentence in self.parts.new_notes():
@@ -254,8 +251,7 @@ class Trainer:
         for error in self.gpu_errors.errors[self.state.gpu_errors_told :]:  # the diary was cut back before their notes
             self.warn(error.sentence)
         self.state.gpu_errors_told = len(self.gpu_errors.errors)
-        notes = self.parts.learner.algorithm.notes() + self.parts.scoring.notes() + config_notes(self.config)
-        for sentence in notes + self.parts.slow_paths:
+        for sentence in self.parts.first_notes(self.config):
             self.note(sentence)
 
     # ── evaluation ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -265,10 +261,7 @@ class Trainer:
         return bool(self.parts.valid and self.config.steps_per_eval)
 
     def _evaluation_due(self, step: int) -> bool:
-        if not self._has_evaluations:
-            return False
-        is_turn = step % self.config.steps_per_eval == 0 and (step == 0 or step >= self.config.eval_delay)
-        return is_turn or step == self.parts.steps
+        return self._has_evaluations and evaluation_is_due(self.config, step, self.parts.steps)
 
     def evaluate_if_due(self) -> None:
         """Evaluate after the last finished step, unless that is done already."""
