@@ -72,8 +72,13 @@ class Learner:
     def state_arrays(self) -> dict[str, mx.array]:
         return state_arrays(self.optimizer)
 
-    def restore(self, arrays: dict[str, mx.array], updates: int, algorithm_state: Sequence[float | None] = ()) -> None:
-        restore(self.optimizer, arrays)
+    def restore(
+        self, arrays: dict[str, mx.array] | None, updates: int, algorithm_state: Sequence[float | None] = ()
+    ) -> None:
+        """Go on after `updates` updates, with the optimizer's state in `arrays`; without one it begins anew. Raises ValueError for a state
+        that is not of this optimizer."""
+        if arrays is not None:
+            restore(self.optimizer, arrays)
         self.updates = updates
         self.algorithm.restore(list(algorithm_state))
 

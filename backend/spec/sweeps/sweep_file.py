@@ -267,13 +267,21 @@ def _check_plan(plan: SweepPlan) -> None:
     of_base = problems(plan.base)
     for configuration in plan.configurations:
         first = Member(configuration, plan.seeds[0], "")
-        for fault in problems(plan.raw_settings(first)):
+        raw = plan.raw_settings(first)
+        for fault in [*problems(raw), *_sweep_faults(raw)]:
             told = fault if fault in of_base else _of_configuration(fault, configuration)
             faults[told] = None
     if not faults and plan.halving is not None:
         faults |= dict.fromkeys(_halving_faults(plan, plan.halving))
     if faults:
         raise Mistake(faults)
+
+
+def _sweep_faults(raw: Mapping[str, Any]) -> Iterator[Fault]:
+    """Faults of settings that a run may have by itself."""
+    if raw.get("save_only_model") in (True, "true"):
+        sentence = "A run of a sweep waits at a checkpoint for its turn, which needs the optimizer; turn this off."
+        yield Fault("save_only_model", sentence)
 
 
 def _of_configuration(fault: Fault, configuration: Configuration) -> Fault:
