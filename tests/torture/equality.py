@@ -19,7 +19,7 @@ COMPARED_EVENTS = ("step", "eval", "checkpoint", "change", "health", "finished",
 
 OF_TIME = re.compile(
     r"^(t|mono|seq|pid|elapsed_s|events_bytes|completions_bytes|began|updated|completions|created|seconds|.*_s"
-    r"|time/.*|.*per_second|peak_memory.*)$"
+    r"|time/.*|.*per_second|peak_memory.*|process/.*|machine/.*)$"
 )
 """Keys whose values tell of processes: their times, lengths of files that hold times, what was sampled twice."""
 
