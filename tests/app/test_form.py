@@ -30,7 +30,8 @@ from app.widgets.form.setting_search import SettingSearch
 from app.widgets.rewards.reward_delegates import LABEL, USE, WEIGHT, WeightEdit
 from app.window import Window
 from backend.spec import config, places
-from backend.spec.config import DEFAULT_REWARDS, SETTINGS, parse
+from backend.spec.config import SETTINGS, parse
+from backend.spec.rewards.catalog import DEFAULT_REWARDS
 from backend.spec.throughput import CompletionTime
 from backend.spec.unusual import unusual
 
