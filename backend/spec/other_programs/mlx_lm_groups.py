@@ -18,7 +18,7 @@ _ITERS = 1000
 
 def other_delta(to: Rewriting) -> None:
     """`delta` is DPO's in a file that names the DPO loss too, and not our bound on the ratio."""
-    if to.has("delta") and to.has("dpo_cpo_loss_type"):
+    if to.has("delta") and "dpo_cpo_loss_type" in to.written:
         to.take("delta")
         to.remark("delta", "without effect: beside dpo_cpo_loss_type it belongs to another way of training")
 

@@ -108,9 +108,7 @@ _DEFAULTS: dict[str, Any] = {
 
 def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     has_length = raw.get("iters") is not None or raw.get("epochs") is not None
-    lora: Any = raw.get("lora_parameters")
-    lora = _DEFAULTS["lora_parameters"] | lora if isinstance(lora, dict) else _DEFAULTS["lora_parameters"]
-    return _DEFAULTS | {"lora_parameters": lora} | ({} if has_length else {"iters": 100})
+    return _DEFAULTS | ({} if has_length else {"iters": 100})
 
 
 MLX_LM_LORA = OtherProgram(
