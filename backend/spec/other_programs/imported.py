@@ -47,7 +47,7 @@ def import_file(path: Path, *, their_defaults: bool = True) -> ImportedFile:
     if faults := [fault for fault in [*whole.faults, *problems(whole.values)] if fault.setting not in _MENDED_LATER]:
         raise Mistake(list(dict.fromkeys(faults)))
     missing = [fault for fault in problems(whole.values) if fault.setting in _MENDED_LATER]
-    if "reward_functions" not in whole.values:
+    if program.key == "trl" and "reward_functions" not in whole.values:
         missing.append(
             Fault(
                 "reward_functions", "The file names none; without any, GRPO Studio's five defaults score completions."
