@@ -20,6 +20,7 @@ from backend.models.model_folder import check_config, read_object
 from backend.models.policy import check_learns, check_same_tokens
 from backend.models.supported_architectures import architecture_refusal
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
+from backend.run.checkpoint_score import check_metric
 from backend.run.run_inputs import RunInputs
 from backend.run.scoring_stages import scoring_stages
 from backend.spec.config import Config, parse, problems
@@ -188,6 +189,7 @@ def _read_and_check_data(config: Config, tokenizer: Any) -> Splits:
             raise Mistake(faults)
     if config.test and not splits.test:
         raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
+    check_metric(config, has_held_out=bool(splits.valid))
     if tokenizer is not None:
         used = {"train": True, "valid": config.steps_per_eval > 0, "test": config.test}
         for split in (split for split in SPLITS if used[split] and splits.rows(split)):

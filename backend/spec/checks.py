@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from backend.spec.faults import Fault, Mistake
 from backend.spec.learning_rate import DEFAULT_FINAL
-from backend.spec.runs.stop_conditions import condition_fault
+from backend.spec.runs.stop_conditions import EVALUATION, condition_fault, metric_fault
 from backend.spec.settings.optimizer import EIGHT_BIT
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown
@@ -143,6 +143,22 @@ def _stop_conditions_can_be_read(conditions: list[str], functions: list[str], fi
     for text in conditions:
         if sentence := condition_fault(text, functions, may_log_metrics=has_own_code):
             yield Fault("stop_when", sentence)
+
+
+@_reads("best_metric", "steps_per_eval", "reward_functions", "reward_functions_file")
+def _best_metric_is_one(metric: str, steps_per_eval: int, functions: list[str], file: str) -> Iterator[Fault]:
+    has_own_code = bool(file) or any("::" in name for name in functions)
+    if metric and (sentence := metric_fault(metric, functions, may_log_metrics=has_own_code)):
+        yield Fault("best_metric", sentence)
+    elif metric.startswith(EVALUATION) and not steps_per_eval:
+        yield Fault("best_metric", f"{shown(metric, 60)} is a metric of evaluations, and this run has none: Eval is 0.")
+
+
+@_reads("eval_batch_size", "num_generations_eval", "group_size")
+def _an_evaluation_batch_can_be_sampled(prompts: int | None, group: int | None, training_group: int) -> Iterator[Fault]:
+    if prompts and (completions := prompts * (group or training_group)) > MOST_COMPLETIONS:
+        sentence = f"A batch would have {completions:,} completions; at most {MOST_COMPLETIONS:,} can be sampled."
+        yield Fault("eval_batch_size", sentence)
 
 
 @_reads("stop")

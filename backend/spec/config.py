@@ -68,6 +68,10 @@ class Config(
         return self.batch_size * self.gradient_accumulation_steps * self.steps_per_generation
 
     @property
+    def prompts_per_evaluation_batch(self) -> int:
+        return self.eval_batch_size or self.prompts_per_step
+
+    @property
     def updates_per_step(self) -> int:
         return self.num_iterations * self.steps_per_generation
 

@@ -76,8 +76,13 @@ class Learner:
     def state_arrays(self) -> dict[str, mx.array]:
         return state_arrays(self.optimizer)
 
-    def restore(self, arrays: dict[str, mx.array], updates: int, algorithm_state: Sequence[float | None] = ()) -> None:
-        restore(self.optimizer, arrays)
+    def restore(
+        self, arrays: dict[str, mx.array] | None, updates: int, algorithm_state: Sequence[float | None] = ()
+    ) -> None:
+        """Go on after `updates` updates, with the optimizer's state in `arrays`; without one it begins anew. Raises ValueError for a state
+        that is not of this optimizer."""
+        if arrays is not None:
+            restore(self.optimizer, arrays)
         self.updates = updates
         self.algorithm.restore(list(algorithm_state))
 
@@ -105,6 +110,11 @@ class Learner:
         blank = dict.fromkeys(self.algorithm.metric_names(), math.nan)
         last = {"learning_rate": updates[-1]["learning_rate"]}
         return blank | means | self.algorithm.step_metrics(optimizer_batches) | last
+
+    @on_one_core()
+    def held_out_metrics(self, batch: Batch, poll: Callable[[], None] = do_nothing) -> dict[str, float]:
+        """The algorithm's metrics of completions that are not learned from."""
+        return self.algorithm.held_out_metrics(batch, self.forward, poll)
 
     def _update(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> dict[str, float]:
         """One optimizer update: θ ← θ − optimizer(Σ over micro-batches of ∇ loss)."""

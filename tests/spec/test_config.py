@@ -472,6 +472,8 @@ def _another(about: Setting) -> Any:
         return [0.5] * len(DEFAULT_REWARDS)
     if about.key == "stop_when":
         return ["kl > 0.8"]
+    if about.key == "best_metric":
+        return "eval/reward"
     if about.kind == "choice":
         return about.choices[-1].value
     if isinstance(about.default, bool):
@@ -609,13 +611,13 @@ LIMITS = {
     "[0, 1)": "dropout adam_beta1 adam_beta2 validation_split",
     "[1, 100000000]": "iters",
     "[0, 1000000]": "epochs max_grad_norm early_stopping_min_delta memory_limit beta",
-    "[1, 1000000]": "lr_cycles batch_size gradient_accumulation_steps num_generations_eval",
+    "[1, 1000000]": "lr_cycles eval_batch_size batch_size gradient_accumulation_steps num_generations_eval",
     "[1, 10000]": "num_iterations steps_per_generation dynamic_sampling_rounds",
     "[2, 10000000]": "max_seq_length",
     "[0, 4294967295]": "seed",
     "(0, 10]": "learning_rate lr_decay_fraction temperature",
     "[0, 1]": "lr_warmup_ratio weight_decay min_p top_entropy_quantile entropy_coef",
-    "[0, 1000000000]": "lr_warmup_steps steps_per_eval early_stopping_patience",
+    "[0, 1000000000]": "eval_delay lr_warmup_steps steps_per_eval early_stopping_patience",
     "[0, 10]": "lr_warmup_init lr_final",
     "[1, 1000000000]": "steps_per_report save_every keep_checkpoints ref_model_sync_steps",
     "[-1, 1000000000]": "val_batches test_batches",

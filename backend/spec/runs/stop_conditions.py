@@ -73,13 +73,18 @@ def condition_fault(text: str, rewards: Sequence[str], may_log_metrics: bool) ->
         condition = parse_condition(text)
     except ValueError as error:
         return str(error)
+    return metric_fault(condition.metric, rewards, may_log_metrics)
+
+
+def metric_fault(metric: str, rewards: Sequence[str], may_log_metrics: bool) -> str:
+    """Why there is no such metric, or ""; arguments as of `condition_fault`."""
     known = known_metrics(rewards)
-    bare = condition.metric.removeprefix(EVALUATION)
+    bare = metric.removeprefix(EVALUATION)
     near = difflib.get_close_matches(bare, known, n=1, cutoff=0.6)
     if bare in known or (may_log_metrics and not near):
         return ""
-    prefix = EVALUATION if condition.metric != bare else ""
-    return f"There is no metric {shown(condition.metric, 60)}." + (f" Did you mean {prefix}{near[0]}?" if near else "")
+    prefix = EVALUATION if metric != bare else ""
+    return f"There is no metric {shown(metric, 60)}." + (f" Did you mean {prefix}{near[0]}?" if near else "")
 
 
 def known_metrics(rewards: Iterable[str]) -> list[str]:
