@@ -246,7 +246,7 @@ def test_every_import_keeps_to_the_rooms():
         ("backend.training.losses", "mlx_lm"),
         ("backend.training.losses", "backend.models.policy"),
         ("backend.generation.rollout", "backend.models.policy"),
-        ("backend.training.optimizer", "backend.run.trainer"),
+        ("backend.training.optimizers.schedules", "backend.run.trainer"),
         ("backend.run.trainer", "app.model.runs.run"),
         ("backend.__main__", "PySide6.QtCore"),
     ],
