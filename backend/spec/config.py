@@ -157,17 +157,37 @@ def read(path: str | Path) -> dict[str, Any]:
 def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Raw settings with relative paths that exist in `folder` made absolute. Ids, absolute paths and ~ stay as they are."""
     resolved = dict(raw)
-    for key in ("model", "data", "dataset", "reference_model_path", "reward_functions_file"):
+    for key in (
+        "model",
+        "data",
+        "dataset",
+        "valid_data",
+        "test_data",
+        "tokenizer",
+        "reference_model_path",
+        "reward_functions_file",
+    ):
         value = raw.get(key)
         if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
             value = value[0]  # pyright: ignore
         if isinstance(value, str) and value and not Path(value).is_absolute() and exists(folder / value):
             resolved[key] = os.path.realpath(folder / value)
+    if isinstance(sets := raw.get("eval_data"), dict):
+        resolved["eval_data"] = {
+            name: _set_beside(folder, about) for name, about in cast("dict[Any, Any]", sets).items()
+        }
     if "reward_functions" in raw:
         resolved["reward_functions"] = _rewards_beside(folder, raw["reward_functions"])
     if isinstance(stages := raw.get("stages"), list):
         resolved["stages"] = [_stage_beside(folder, stage) for stage in cast("list[Any]", stages)]
     return resolved
+
+
+def _set_beside(folder: Path, about: Any) -> Any:
+    """An entry of `eval_data`, a name or a mapping with one, with its file made absolute."""
+    if isinstance(about, dict):
+        return beside(folder, cast("dict[str, Any]", about))
+    return beside(folder, {"data": about})["data"]
 
 
 def _stage_beside(folder: Path, stage: Any) -> Any:
