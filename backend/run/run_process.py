@@ -194,7 +194,7 @@ def _save_before(trainer: Trainer, ending: Ending) -> Ending:
             trainer.save()
             trainer.wait_for_checkpoint()
         if ending.kind == "stopped" and trainer.config.train_type == "full" and trainer.has_parts:
-            save_model(trainer.parts.policy, trainer.config.model, trainer.folder.model)
+            save_model(trainer.parts.policy, trainer.config, trainer.folder.model)
         return ending
 
     result = ending_of(save_last_step, lambda: trainer.state.step)

@@ -155,7 +155,10 @@ def read(path: str | Path) -> dict[str, Any]:
     return beside(path.parent, cast("dict[str, Any]", raw))
 
 
-PATHS = ("model", "data", "dataset", "reference_model_path", "reward_functions_file", "adapter", "valid_data")
+PATHS = (
+    *("model", "data", "dataset", "valid_data", "test_data", "tokenizer", "reference_model_path", "adapter"),
+    "reward_functions_file",
+)
 """Keys whose value may be a path, relative to the file that it stands in."""
 
 
@@ -168,6 +171,10 @@ def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
             value = value[0]  # pyright: ignore
         if isinstance(value, str) and value and not Path(value).is_absolute() and exists(folder / value):
             resolved[key] = os.path.realpath(folder / value)
+    if isinstance(sets := raw.get("eval_data"), dict):
+        resolved["eval_data"] = {
+            name: _set_beside(folder, about) for name, about in cast("dict[Any, Any]", sets).items()
+        }
     if "reward_functions" in raw:
         resolved["reward_functions"] = _rewards_beside(folder, raw["reward_functions"])
     if raw.get("reward_funcs") is not None:  # TRL's, where a function has an import path
@@ -175,6 +182,13 @@ def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(stages := raw.get("stages"), list):
         resolved["stages"] = [_stage_beside(folder, stage) for stage in cast("list[Any]", stages)]
     return resolved
+
+
+def _set_beside(folder: Path, about: Any) -> Any:
+    """An entry of `eval_data`, a name or a mapping with one, with its file made absolute."""
+    if isinstance(about, dict):
+        return beside(folder, cast("dict[str, Any]", about))
+    return beside(folder, {"data": about})["data"]
 
 
 def _stage_beside(folder: Path, stage: Any) -> Any:
