@@ -75,6 +75,7 @@ _RENAMED: dict[str, Word] = {
     ),
     **dict.fromkeys(("wandb", "wand"), Translated(("report_to", "tracker_project"), "Its project, reported to with wandb.")),
     **renamed(project_name="tracker_project"),
+    "report_to": Translated(("report_to",), "mlx-lm's: wandb, or several with commas; other trackers than ours are refused."),
 }  # fmt: skip
 _NOTHING: dict[str, Word] = {
     **without_effect("every run here trains", "train"),

@@ -188,7 +188,11 @@ def _drop_words(to: Rewriting, words: Mapping[str, Word]) -> None:
             continue
         value = to.take(word)
         if isinstance(fate, Refused) and fate.asks(value):
-            to.refuse(word, f"{shown(word, 40)} ({shown(value, 30)}) has no counterpart here. {fate.nearest}")
+            to.refuse(word, f"{shown(word, 40)} ({_as_yaml(value)}) has no counterpart here. {fate.nearest}")
+
+
+def _as_yaml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else shown(value, 30)
 
 
 def _rename(to: Rewriting, program: OtherProgram | None) -> None:
