@@ -38,6 +38,8 @@ class PreparedRun:
     inputs: RunInputs | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Settings of a resumed run to change from its next step on."""
+    warnings: tuple[str, ...] = ()
+    """Sentences for its diary."""
 
 
 def check_settings(raw: Mapping[str, Any], runs_dir: Path | None = None) -> tuple[Config, RunInputs]:
