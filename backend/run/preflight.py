@@ -18,6 +18,7 @@ from backend.models.hub_search import config_file
 from backend.models.loading import check_opens
 from backend.models.model_folder import check_config, read_object
 from backend.models.policy import check_learns, check_same_tokens
+from backend.models.start_adapter import check_start
 from backend.models.supported_architectures import architecture_refusal
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.run.checkpoint_score import check_metric
@@ -126,6 +127,8 @@ def _check_learns(folder: Path, config: Config, faults: list[Fault]) -> Any:
     model, tokenizer, model_config = opened
     if not faults:
         _caught(faults, lambda: check_learns(model, model_config, config))
+    if not faults and config.adapter:  # the model has the run's own adapters now
+        _caught(faults, lambda: check_start(model, config, config.adapter))
     return tokenizer
 
 
