@@ -19,7 +19,7 @@ from backend.models.policy import Base, Policy, load_policy
 from backend.run.checkpoint import Checkpoint
 from backend.run.checkpoint_integrity import DamagedCheckpoint
 from backend.run.checkpoint_score import check_metric
-from backend.run.evaluate import held_out_rewards
+from backend.run.evaluate import held_out_rewards, sample_of
 from backend.run.gpu_retries import StepSize
 from backend.run.memory_plan import WHOLE_STEP, learner_limits, plan_memory, refuse_too_large, rollout_limits
 from backend.run.run_inputs import RunInputs, read_inputs
@@ -88,7 +88,8 @@ class RunParts:
     def held_out(
         self, problems: list[Problem], count: int, step: int, config: Config, poll: Callable[[float], None]
     ) -> dict[str, float]:
-        """Held-out rewards after `step`, over the first `count` batches of `problems`."""
+        """Held-out rewards after `step`, over the first `count` batches of `problems`, with the entropy and the KL of some of the
+        completions."""
         stage = self.scoring.stage(step)
         return held_out_rewards(
             self.rollout,
@@ -103,6 +104,14 @@ class RunParts:
             poll=poll,
             # Reward functions that use mlx would share the device and its memory with sampling.
             overlap_scoring=not self.scoring.uses_mlx,
+            measure=lambda groups: self.learner.held_out_metrics(
+                pack(
+                    sample_of(groups),
+                    pad_id=self.policy.pad_id,
+                    mask_truncated_completions=config.mask_truncated_completions,
+                ),
+                lambda: poll(1.0),
+            ),
         )
 
     def step_size(self, config: Config) -> StepSize:

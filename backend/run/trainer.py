@@ -147,7 +147,7 @@ class Trainer:
 
     def step(self, step: int) -> None:
         """One rollout and its updates. A stop before the updates leaves the run at its last finished step."""
-        self.timer = StepTimer(self.clock)
+        self.timer = self.timer.of_next_step()
         collection = GroupCollection(self.parts, self.config, self.timer, self.poll)
         with not_finite.ends_run(self.config, self.folder, step, collection.batch):
             groups, rollout_metrics = collection.collect(step)
@@ -379,8 +379,8 @@ class Trainer:
     def close(self) -> None:
         """Let the machine sleep, and close threads and files."""
         self.keep_awake.stop()
-        self.held.close()
-        self.checkpoint_writer.close()
+        for part in (self.held, self.timer, self.checkpoint_writer):
+            part.close()
         if self.has_parts:
             self.parts.close()
         for log in (self.diary, self.completions):

@@ -107,6 +107,11 @@ class Learner:
         last = {"learning_rate": updates[-1]["learning_rate"]}
         return blank | means | self.algorithm.step_metrics(optimizer_batches) | last
 
+    @on_one_core()
+    def held_out_metrics(self, batch: Batch, poll: Callable[[], None] = do_nothing) -> dict[str, float]:
+        """The algorithm's metrics of completions that are not learned from."""
+        return self.algorithm.held_out_metrics(batch, self.forward, poll)
+
     def _update(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> dict[str, float]:
         """One optimizer update: θ ← θ − optimizer(Σ over micro-batches of ∇ loss)."""
         model, split_model = self.policy.model, self.policy.split_model

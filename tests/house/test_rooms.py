@@ -74,7 +74,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "backend.run": (
         {SPEC, TYPES, "backend.rewards"}
         | {f"backend.{room}" for room in ("data", "models", "generation", "training", "engine")},
-        {*NUMBERS, "mlx_lm", "xxhash"},
+        {*NUMBERS, "mlx_lm", "psutil", "xxhash"},
     ),
     "backend.chat": (
         {SPEC, TYPES, *(f"backend.{room}" for room in ("data", "models", "generation", "engine"))},

@@ -29,7 +29,7 @@ from backend.spec.rewards.catalog import nearest
 from backend.spec.setting_aliases import translate
 from backend.spec.sweeps.sweep import ROUND_STEPS, Configuration, Halving, Member, SweepPlan
 from backend.spec.user_input.paths import user_path
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.text import cut_in_the_middle, shown
 from backend.spec.user_input.values import unusable
 
 KEYS = ("name", "base", "search", "over", "trials", "search_seed", "seeds", "halving", "metric", "round_steps")
@@ -286,7 +286,7 @@ def _sweep_faults(raw: Mapping[str, Any]) -> Iterator[Fault]:
 
 def _of_configuration(fault: Fault, configuration: Configuration) -> Fault:
     where = f"Configuration {configuration.number} ({shown(configuration.label, LABEL)}): "
-    return Fault(fault.setting, where + shown(fault.sentence, SENTENCE - len(where)))
+    return Fault(fault.setting, where + cut_in_the_middle(fault.sentence, SENTENCE - len(where)))
 
 
 def _halving_faults(plan: SweepPlan, halving: Halving) -> Iterator[Fault]:
