@@ -19,6 +19,7 @@ from backend.models.loading import check_opens
 from backend.models.model_folder import check_config, read_object
 from backend.models.own_tokenizer import run_tokenizer, tokenizer_folder
 from backend.models.policy import check_learns, check_same_tokens
+from backend.models.start_adapter import check_start
 from backend.models.supported_architectures import architecture_refusal
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.run.checkpoint_score import check_metric
@@ -131,6 +132,8 @@ def _check_learns(folder: Path, config: Config, faults: list[Fault]) -> Any:
     tokenizer = _caught(faults, lambda: run_tokenizer(config.tokenizer, own, model))
     if not faults:
         _caught(faults, lambda: check_learns(model, model_config, config))
+    if not faults and config.adapter:  # the model has the run's own adapters now
+        _caught(faults, lambda: check_start(model, config, config.adapter))
     return tokenizer
 
 

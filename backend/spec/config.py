@@ -98,7 +98,7 @@ NOT_BUILT = {
 """Keys of related programs for features that are not built yet → what they are, to be refused in a sentence."""
 
 
-TEXTS = ("text", "prose", "model", "dataset", "file", "choice")
+TEXTS = ("text", "prose", "model", "adapter", "dataset", "file", "choice")
 """Kinds of settings whose value is text even where YAML reads a number."""
 
 
@@ -154,19 +154,16 @@ def read(path: str | Path) -> dict[str, Any]:
     return beside(path.parent, cast("dict[str, Any]", raw))
 
 
+PATH_KEYS = (
+    "model", "adapter", "tokenizer", "data", "dataset", "valid_data", "test_data", "reference_model_path", "reward_functions_file",
+)  # fmt: skip
+"""Keys whose value may be a path, which is then relative to the file it stands in."""
+
+
 def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Raw settings with relative paths that exist in `folder` made absolute. Ids, absolute paths and ~ stay as they are."""
     resolved = dict(raw)
-    for key in (
-        "model",
-        "data",
-        "dataset",
-        "valid_data",
-        "test_data",
-        "tokenizer",
-        "reference_model_path",
-        "reward_functions_file",
-    ):
+    for key in PATH_KEYS:
         value = raw.get(key)
         if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
             value = value[0]  # pyright: ignore
