@@ -57,6 +57,7 @@ def app() -> typer.Typer:
         generate,
         help_page,
         hub,
+        import_settings,
         queue,
         replay,
         resume,
@@ -98,6 +99,9 @@ def app() -> typer.Typer:
     ):
         name = function.__name__
         verbs.command(rich_help_panel=help_page.group_of(name), epilog=help_page.epilog(name))(function)
+    verbs.command("import", rich_help_panel=help_page.group_of("import"), epilog=help_page.epilog("import"))(
+        import_settings.import_settings
+    )
     verbs.add_typer(rewards.rewards, name="rewards", rich_help_panel=help_page.group_of("rewards"))
     verbs.add_typer(bench.bench, name="bench", rich_help_panel=help_page.group_of("bench"))
     verbs.add_typer(queue.queue, name="queue", rich_help_panel=help_page.group_of("queue"))
