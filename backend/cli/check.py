@@ -24,10 +24,11 @@ def check(config: Annotated[Path, typer.Argument(help="The settings, a YAML file
     from backend.spec.config import parse, read
     from backend.spec.other_programs.account import account
     from backend.spec.other_programs.translation import read_words
+    from backend.spec.runs.adapter_source import with_adapter
     from backend.spec.unusual import unusual
 
     try:
-        raw = read(config)
+        raw = with_adapter(read(config))
         for line in account(read_words(raw)):
             print(line, file=sys.stderr)
         faults = preflight.check(raw)
@@ -41,5 +42,5 @@ def check(config: Annotated[Path, typer.Argument(help="The settings, a YAML file
         raise typer.Exit(MISTAKE)
     if not as_json:
         print("Nothing is wrong with these settings.")
-        for remark in unusual(parse(read(config))):
+        for remark in unusual(parse(with_adapter(read(config)))):
             print(f"{remark.setting}: {remark.sentence}")

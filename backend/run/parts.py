@@ -6,10 +6,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+import mlx.core as mx
+
 from backend.data.problems import PromptFormat
 from backend.data.prompt_stream import PromptStream
 from backend.data.prompts import BackgroundTokenizer, TokenizedPrompts, measure_first_rows
 from backend.data.rows import SPLITS, Rows, Splits, check_columns, data_seed
+from backend.engine.memory import release_cached_buffers
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.policy import Base, Policy, load_policy
@@ -28,7 +31,7 @@ from backend.spec.faults import Mistake
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
-from backend.types import Problem
+from backend.types import Group, Problem
 
 Note = Callable[[str], None]
 
@@ -84,6 +87,14 @@ class RunParts:
     def test_metrics(self, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
         """Held-out rewards after the last `step`, of the test split."""
         return self.held_out(self.test, config.test_batches, step, config, poll)
+
+    def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
+        """The updates of one step, from its scored groups."""
+        batch = pack(groups, pad_id=self.policy.pad_id, mask_truncated_completions=config.mask_truncated_completions)
+        metrics = self.learner.learn(batch, poll)
+        mx.synchronize()  # raises what has failed of this step on the GPU, before the step counts (`gpu_errors`)
+        release_cached_buffers()
+        return metrics
 
     def held_out(
         self, problems: list[Problem], count: int, step: int, config: Config, poll: Callable[[float], None]

@@ -71,6 +71,7 @@ def _can_be_a_path(key: str) -> None:
 
 for _key in (
     "model",
+    "adapter",
     "data",
     "reference_model_path",
     "reward_functions_file",
@@ -196,6 +197,15 @@ def _template_options_are_not_reserved(options: Mapping[str, Any]) -> Iterator[F
         yield Fault(
             "chat_template_kwargs", f"{shown(ours[0], 40)} is not an option to choose: the trainer sets it itself."
         )
+
+
+@_reads("adapter", "train_type")
+def _full_fine_tuning_has_no_adapter(adapter: str, train_type: str) -> Iterator[Fault]:
+    if adapter and train_type == "full":
+        sentence = (
+            "Full fine-tuning has no adapter to start from; fuse it into a model, and choose that as the Base model."
+        )
+        yield Fault("adapter", sentence)
 
 
 @_reads("train_type", "quantization")

@@ -196,7 +196,7 @@ BY_USE: dict[str, set[str]] = {
     },
     "duration": {"train_type", "max_completion_length", "num_layers", "grad_checkpoint", "num_iterations"},
     "task": {
-        "model", "data", "reference_model_path", "lm_studio_name", "run_name", "prompt_feature", "answer_feature", "type_feature",
+        "adapter", "model", "data", "reference_model_path", "lm_studio_name", "run_name", "prompt_feature", "answer_feature", "type_feature",
         "system_feature", "dataset_config", "train_split", "valid_split", "test_split", "reward_functions", "reward_weights",
         "reward_functions_file", "valid_data", "test_data", "eval_data", "streaming", "prompt_template", "answer_pattern",
         "map_function", "tokenizer",
