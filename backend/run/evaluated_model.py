@@ -17,8 +17,8 @@ from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import run_config
 
 MODEL_KEYS = (
-    "model", "quantization", "dtype", "train_type", "num_layers", "rank", "scale", "lora_alpha", "use_rslora", "dropout",
-    "lora_keys",
+    "model", "tokenizer", "quantization", "dtype", "train_type", "num_layers", "rank", "scale", "dropout", "lora_keys",
+    "lora_alpha", "use_rslora",
 )  # fmt: skip
 """Settings that a run's checkpoint fits; another config cannot change them."""
 

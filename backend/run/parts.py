@@ -6,10 +6,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+import mlx.core as mx
+
 from backend.data.problems import PromptFormat
 from backend.data.prompt_stream import PromptStream
 from backend.data.prompts import BackgroundTokenizer, TokenizedPrompts, measure_first_rows
-from backend.data.rows import SPLITS, Row, Splits, check_columns
+from backend.data.rows import SPLITS, Rows, Splits, check_columns, data_seed
+from backend.engine.memory import release_cached_buffers
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.policy import Base, Policy, load_policy
@@ -17,6 +20,7 @@ from backend.run.checkpoint import Checkpoint
 from backend.run.checkpoint_integrity import DamagedCheckpoint
 from backend.run.checkpoint_score import check_metric
 from backend.run.evaluate import held_out_rewards, sample_of
+from backend.run.evaluation_sets import EvaluationSets, named_prompts
 from backend.run.gpu_retries import StepSize
 from backend.run.memory_plan import WHOLE_STEP, learner_limits, plan_memory, refuse_too_large, rollout_limits
 from backend.run.run_inputs import RunInputs, read_inputs
@@ -27,7 +31,7 @@ from backend.spec.faults import Mistake
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
-from backend.types import Problem
+from backend.types import Group, Problem
 
 Note = Callable[[str], None]
 
@@ -46,7 +50,7 @@ class RunParts:
     scoring: ScoringStages
     prompt_stream: PromptStream
     background_tokenizer: BackgroundTokenizer
-    valid: list[Problem]
+    evaluation_sets: EvaluationSets
     test: list[Problem]
     sampling: Sampling
     steps: int
@@ -73,6 +77,24 @@ class RunParts:
         self.steps = self.scoring.steps
         self.sampling = sampling_of(config)
         self.learner.change(config, self.steps, keys)
+
+    def evaluate(self, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
+        """Held-out rewards after `step`, of every set to evaluate on."""
+        return self.evaluation_sets.metrics(
+            lambda problems, poll: self.held_out(problems, config.val_batches, step, config, poll), poll
+        )
+
+    def test_metrics(self, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
+        """Held-out rewards after the last `step`, of the test split."""
+        return self.held_out(self.test, config.test_batches, step, config, poll)
+
+    def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
+        """The updates of one step, from its scored groups."""
+        batch = pack(groups, pad_id=self.policy.pad_id, mask_truncated_completions=config.mask_truncated_completions)
+        metrics = self.learner.learn(batch, poll)
+        mx.synchronize()  # raises what has failed of this step on the GPU, before the step counts (`gpu_errors`)
+        release_cached_buffers()
+        return metrics
 
     def held_out(
         self, problems: list[Problem], count: int, step: int, config: Config, poll: Callable[[float], None]
@@ -153,7 +175,7 @@ class SharedParts:
     base: Base | None
     prompts: list[TokenizedPrompts] = field(default_factory=list)
 
-    def tokenized(self, rows: list[Row], tokenizer: Any, prompt_format: PromptFormat, source: str) -> TokenizedPrompts:
+    def tokenized(self, rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> TokenizedPrompts:
         """Those that another run has made of these very rows, or new ones."""
         for prompts in self.prompts:
             if prompts.are_of(rows, prompt_format):
@@ -179,6 +201,9 @@ def load_parts(
     policy = load_policy(config, note, shared.base if shared else None)
     make_prompts = shared.tokenized if shared else TokenizedPrompts
     prompts = _tokenized_prompts(inputs.splits, policy, config, make_prompts)
+    named = named_prompts(inputs.splits, policy.tokenizer, config, make_prompts)
+    for sentence in inputs.splits.notes:
+        note(sentence)
     if config.test and "test" not in prompts:
         raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
     check_metric(config, has_held_out=bool(inputs.splits.valid))
@@ -187,20 +212,21 @@ def load_parts(
     valid, test = (prompts[split].first(count) if split in prompts else [] for split, count in held_out.items())
     steps = -(-config.epochs * prompts["train"].fitting // per_step) if config.epochs else config.iters  # rounded up
     scoring = ScoringStages(config, inputs.scorer, steps)
-    background_tokenizer = BackgroundTokenizer(prompts)
+    prompts_of_all = prompts | named
+    background_tokenizer = BackgroundTokenizer(prompts_of_all)
     for sentence in background_tokenizer.new_notes():
         note(sentence)
-    plan = plan_memory(config, policy, [split.longest for split in prompts.values()], note)
+    plan = plan_memory(config, policy, [split.longest for split in prompts_of_all.values()], note)
     rollout = Rollout(policy, config.max_completion_length, stop=config.stop, **rollout_limits(plan, most))
-    of_prompts = [sentence for split in prompts.values() for sentence in split.slow_paths]
+    of_prompts = [sentence for split in prompts_of_all.values() for sentence in split.slow_paths]
     return RunParts(
         policy=policy,
         learner=LEARNERS[config.train_mode](policy, config, scoring.steps, **learner_limits(plan, most)),
         rollout=rollout,
         scoring=scoring,
-        prompt_stream=PromptStream(prompts["train"], config.seed),
+        prompt_stream=PromptStream(prompts["train"], data_seed(config)),
         background_tokenizer=background_tokenizer,
-        valid=valid,
+        evaluation_sets=EvaluationSets(valid, {name: each.first(held_out["valid"]) for name, each in named.items()}),
         test=test,
         sampling=sampling_of(config),
         steps=scoring.steps,

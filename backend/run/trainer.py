@@ -6,14 +6,15 @@ How a run's process begins and ends, errors included, is in `backend.run.run_pro
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
-from backend.engine.memory import release_cached_buffers
 from backend.models.saving import model_bytes, save_model
+from backend.models.start_adapter import load_start
 from backend.run import checkpoint, not_finite
 from backend.run.best_at_end import load_best
 from backend.run.checkpoint import TrainingState, first_start
@@ -40,9 +41,9 @@ from backend.spec.config import Config
 from backend.spec.events import Diary, JsonLines, read_events
 from backend.spec.places import RunFolder
 from backend.spec.runs.steering import Change
-from backend.training.batch import completion_metrics, pack
+from backend.training.batch import completion_metrics
 from backend.training.variety import variety_metrics
-from backend.types import Group, Problem
+from backend.types import Group
 
 
 class Trainer:
@@ -154,7 +155,7 @@ class Trainer:
             reward_metrics = self.parts.scoring.fill_advantages(groups, step)
             self.wait_for_checkpoint()  # the step before may still be on its way to disk, and the weights change now
             with self.timer.phase("train"):
-                learn_metrics = self.learn(groups)
+                learn_metrics = self.parts.learn(groups, self.config, self.poll_learning)
         weight_metrics = self.parts.scoring.update_weights(groups, step)
         self.write_step(
             step, groups, rollout_metrics | reward_metrics | learn_metrics | collection.logged | weight_metrics
@@ -167,18 +168,10 @@ class Trainer:
             self.wait_for_checkpoint()
         self.control.obey()
 
-    def learn(self, groups: list[Group]) -> dict[str, float]:
-        def poll() -> None:
-            self.phases.report("learning")
-            # Between two updates of one rollout a pause does no harm, but a stop would leave weights that belong to no step.
-            self.control.obey(may_stop=False)
-
-        masked = self.config.mask_truncated_completions
-        batch = pack(groups, pad_id=self.parts.policy.pad_id, mask_truncated_completions=masked)
-        metrics = self.parts.learner.learn(batch, poll)
-        mx.synchronize()  # raises what has failed of this step on the GPU, before the step counts (`gpu_errors`)
-        release_cached_buffers()
-        return metrics
+    def poll_learning(self) -> None:
+        self.phases.report("learning")
+        # Between two updates of one rollout a pause does no harm, but a stop would leave weights that belong to no step.
+        self.control.obey(may_stop=False)
 
     def write_step(self, step: int, groups: list[Group], metrics: dict[str, float]) -> None:
         """Write the step's completions, then its line in the diary. From then on the step is finished."""
@@ -236,9 +229,15 @@ class Trainer:
             refresh_adapters(self.folder, saved, parts.policy, self.config)
             self.state, self.saved_step = saved.state, saved.state.step
             self._begun = saved.state.step
+        elif self.config.adapter:
+            self.note(load_start(parts.policy, self.config, self.config.adapter, self.folder.path.parent))
         # Set only once restored: from here on a failure saves the run first, and half-restored parts must not be saved.
         self.parts = parts
         self.write_started(saved, command)
+        if (
+            saved is None and self.config.adapter
+        ):  # so that no later process needs the adapter, which may have changed by then
+            self.save_when_there_is_room()
 
     def write_started(self, saved: checkpoint.Checkpoint | None, command: str) -> None:
         # Of the settings of the next step: a resume may have lengthened the run.
@@ -258,7 +257,7 @@ class Trainer:
 
     @property
     def _has_evaluations(self) -> bool:
-        return bool(self.parts.valid and self.config.steps_per_eval)
+        return bool(self.parts.evaluation_sets and self.config.steps_per_eval)
 
     def _evaluation_due(self, step: int) -> bool:
         return self._has_evaluations and evaluation_is_due(self.config, step, self.parts.steps)
@@ -269,16 +268,15 @@ class Trainer:
             self.evaluate(self.state.step)
 
     def evaluate(self, step: int) -> None:
-        metrics = self._held_out("valid", self.parts.valid, self.config.val_batches)
+        metrics = self._held_out("valid", lambda poll: self.parts.evaluate(step, self.config, poll))
         self.score.take_evaluation(self.state, metrics, self.config)
 
-    def _held_out(self, split: str, problems: list[Problem], count: int) -> dict[str, float]:
+    def _held_out(self, split: str, measure: Callable[[Callable[[float], None]], dict[str, float]]) -> dict[str, float]:
         """Held-out rewards after the last finished step, written to the diary."""
-        step, began = self.state.step, self.clock()
-        metrics = self.parts.held_out(problems, count, step, self.config, lambda done: self.poll("evaluating", done))
-        mx.synchronize()  # as in `learn`
-        metrics |= {"time/eval": self.clock() - began}
-        self.metrics.take(self.diary.write("eval", step=step, split=split, metrics=metrics))
+        step, began, metrics = self.state.step, self.clock(), measure(lambda done: self.poll("evaluating", done))
+        mx.synchronize()  # as in `RunParts.learn`
+        took = {"time/eval": self.clock() - began}
+        self.metrics.take(self.diary.write("eval", step=step, split=split, metrics=metrics | took))
         return metrics
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -362,10 +360,10 @@ class Trainer:
         """After the last step: the test split, the model of full fine-tuning, the exports."""
         config = self.config
         if self.parts.test:
-            self._held_out("test", self.parts.test, config.test_batches)
+            self._held_out("test", lambda poll: self.parts.test_metrics(self.state.step, config, poll))
         if config.train_type == "full":
             self.room.wait(lambda: model_bytes(self.parts.policy))
-            save_model(self.parts.policy, config.model, self.folder.model)
+            save_model(self.parts.policy, config, self.folder.model)
         if not exports(config):
             return
         self.diary.write("phase", phase="exporting")

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from backend.spec.faults import Fault, Mistake
 from backend.spec.learning_rate import DEFAULT_FINAL
+from backend.spec.row_settings import evaluation_set_faults, pattern_faults, template_faults
 from backend.spec.runs.stop_conditions import EVALUATION, condition_fault, metric_fault
 from backend.spec.settings.optimizer import EIGHT_BIT
 from backend.spec.user_input.paths import user_path
@@ -70,14 +71,32 @@ def _can_be_a_path(key: str) -> None:
 
 for _key in (
     "model",
+    "adapter",
     "data",
     "reference_model_path",
     "reward_functions_file",
     "train_split",
     "valid_split",
     "test_split",
+    "valid_data",
+    "test_data",
+    "tokenizer",
 ):
     _can_be_a_path(_key)
+
+
+_reads("prompt_template")(template_faults)
+_reads("answer_pattern")(pattern_faults)
+_reads("eval_data")(evaluation_set_faults)
+
+
+@_reads("map_function", "reward_functions_file")
+def _map_function_has_a_file(function: str, file: str) -> Iterator[Fault]:
+    if function and not file:
+        yield Fault(
+            "map_function",
+            f"{shown(function, 40)} is to map the rows, but no reward functions file is given that has it.",
+        )
 
 
 @_reads("batch_size", "gradient_accumulation_steps", "steps_per_generation", "group_size")
@@ -137,18 +156,22 @@ def _weights_are_usable(weights: list[float]) -> Iterator[Fault]:
         yield Fault("reward_weights", f"A reward weight must lie within ±{LARGEST_WEIGHT:,}, not {large[0]:g}.")
 
 
-@_reads("stop_when", "reward_functions", "reward_functions_file")
-def _stop_conditions_can_be_read(conditions: list[str], functions: list[str], file: str) -> Iterator[Fault]:
+@_reads("stop_when", "reward_functions", "reward_functions_file", "eval_data")
+def _stop_conditions_can_be_read(
+    conditions: list[str], functions: list[str], file: str, eval_data: Mapping[str, Any]
+) -> Iterator[Fault]:
     has_own_code = bool(file) or any("::" in name for name in functions)
     for text in conditions:
-        if sentence := condition_fault(text, functions, may_log_metrics=has_own_code):
+        if sentence := condition_fault(text, functions, may_log_metrics=has_own_code, sets=list(eval_data)):
             yield Fault("stop_when", sentence)
 
 
-@_reads("best_metric", "steps_per_eval", "reward_functions", "reward_functions_file")
-def _best_metric_is_one(metric: str, steps_per_eval: int, functions: list[str], file: str) -> Iterator[Fault]:
+@_reads("best_metric", "steps_per_eval", "reward_functions", "reward_functions_file", "eval_data")
+def _best_metric_is_one(
+    metric: str, steps_per_eval: int, functions: list[str], file: str, eval_data: Mapping[str, Any]
+) -> Iterator[Fault]:
     has_own_code = bool(file) or any("::" in name for name in functions)
-    if metric and (sentence := metric_fault(metric, functions, may_log_metrics=has_own_code)):
+    if metric and (sentence := metric_fault(metric, functions, has_own_code, list(eval_data))):
         yield Fault("best_metric", sentence)
     elif metric.startswith(EVALUATION) and not steps_per_eval:
         yield Fault("best_metric", f"{shown(metric, 60)} is a metric of evaluations, and this run has none: Eval is 0.")
@@ -174,6 +197,15 @@ def _template_options_are_not_reserved(options: Mapping[str, Any]) -> Iterator[F
         yield Fault(
             "chat_template_kwargs", f"{shown(ours[0], 40)} is not an option to choose: the trainer sets it itself."
         )
+
+
+@_reads("adapter", "train_type")
+def _full_fine_tuning_has_no_adapter(adapter: str, train_type: str) -> Iterator[Fault]:
+    if adapter and train_type == "full":
+        sentence = (
+            "Full fine-tuning has no adapter to start from; fuse it into a model, and choose that as the Base model."
+        )
+        yield Fault("adapter", sentence)
 
 
 @_reads("train_type", "quantization")

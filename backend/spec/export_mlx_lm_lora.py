@@ -1,6 +1,6 @@
 """Our settings as a YAML file for mlx-lm-lora, and the settings that it has no key for.
 
-The other direction is `backend.spec.setting_aliases`: a file exported and read again is the same run, except for what was left out.
+The other direction is `backend.spec.other_programs.translation`: a file exported and read again is the same run, except for what was left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import yaml
 from backend.spec.adapters import ALL_LINEAR, adapter_scale
 from backend.spec.config import SETTINGS, Config
 from backend.spec.learning_rate import final_rate, warmup_updates
-from backend.spec.setting_aliases import QUANTIZATION_FLAGS
+from backend.spec.other_programs.mlx_lm_groups import QUANTIZATION_FLAGS
 
 _SHARED_KEYS = (
     *("model", "data", "train_type", "train_mode", "optimizer", "num_layers", "batch_size", "epochs", "iters", "seed"),

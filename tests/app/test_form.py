@@ -118,6 +118,7 @@ FILLED = {
     "reward_timeout": 5.0,
     "reward_isolation": "process",
     "reward_network": True,
+    "adapter": "first@best",
     "eval_delay": 20,
     "eval_batch_size": 16,
     "save_only_model": True,
