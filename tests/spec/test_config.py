@@ -194,7 +194,7 @@ BY_USE: dict[str, set[str]] = {
         "reward_functions", "reward_weights", "reward_functions_file", "scale_rewards", "multi_objective_aggregation",
         "advantage_baseline", "max_completion_length", "reward_timeout", "reward_network",
     },
-    "duration": {"train_type", "max_completion_length", "num_layers", "grad_checkpoint", "num_iterations"},
+    "duration": {"device", "neftune_noise_alpha", "train_type", "max_completion_length", "num_layers", "grad_checkpoint", "num_iterations"},
     "task": {
         "adapter", "model", "data", "reference_model_path", "lm_studio_name", "run_name", "prompt_feature", "answer_feature", "type_feature",
         "system_feature", "dataset_config", "train_split", "valid_split", "test_split", "reward_functions", "reward_weights",
@@ -634,7 +634,7 @@ LIMITS = {
     "[0, 10]": "lr_warmup_init lr_final",
     "[1, 1000000000]": "steps_per_report save_every keep_checkpoints ref_model_sync_steps",
     "[-1, 1000000000]": "val_batches test_batches",
-    "[0, 1000]": "retry_on_gpu_error",
+    "[0, 1000]": "neftune_noise_alpha retry_on_gpu_error",
     "[16, 10000000]": "seq_step_size",
     "(0, 100]": "lr_power",
     "(0, 1]": "adam_epsilon ref_model_mixup_alpha top_p",
