@@ -13,6 +13,7 @@ import mlx.nn as nn
 
 from backend.data.problems import PromptFormat, check_prompts
 from backend.data.rows import SPLITS, Splits, check_columns
+from backend.engine import device
 from backend.models.adapter_files import check_adapter
 from backend.models.hub_search import config_file
 from backend.models.loading import check_opens
@@ -95,6 +96,7 @@ def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> Splits:
 
 def _check_models(config: Config, runs_dir: Path, faults: list[Fault]) -> Any:
     """Adds the faults of the model and its reference. → the model's tokenizer, None where it cannot be read."""
+    _caught(faults, lambda: device.check(config.device))
     folder = _caught(faults, lambda: check_model(config.model, "model"))
     if folder is not None:
         _caught(faults, lambda: _check_quantised(folder, config))

@@ -226,6 +226,12 @@ def _full_fine_tuning_needs_range(train_type: str, dtype: str) -> Iterator[Fault
         )
 
 
+@_reads("train_type", "lora_alpha", "use_rslora")
+def _rslora_needs_alpha(train_type: str, alpha: float | None, rslora: bool) -> Iterator[Fault]:
+    if rslora and alpha is None and train_type != "full":
+        yield Fault("use_rslora", "rsLoRA divides LoRA alpha by the root of the rank; give LoRA alpha, or turn it off.")
+
+
 @_reads("train_type", "quantization")
 def _dora_lacks_6_bits(train_type: str, quantization: str) -> Iterator[Fault]:
     if train_type == "dora" and quantization == "6":
