@@ -6,11 +6,26 @@ running it a second time would repeat its side effects (a judge model loaded twi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from backend.data.files import Row
 from backend.data.rows import Splits, read_splits
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.spec.config import Config
+from backend.spec.faults import Mistake
+from backend.spec.stages import fault_of_stage, stage_data
+
+ROWS_OF = ("data", "dataset_config", "train_split", "validation_split", "valid_split", "test_split")
+"""Settings of a stage that decide which rows it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageRows:
+    """Training rows, and the file or split that they came from. Stages with the same rows have the same list of them."""
+
+    rows: Sequence[Row]
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +33,8 @@ class RunInputs:
     splits: Splits
     scorer: Scorer
     """The reward functions, loaded."""
+    stages: tuple[StageRows, ...] = ()
+    """The training rows of each stage; none where the run has no stages."""
 
 
 def read_inputs(config: Config, processes: SharedProcesses | None = None) -> RunInputs:
@@ -26,8 +43,32 @@ def read_inputs(config: Config, processes: SharedProcesses | None = None) -> Run
     scorer = begin_scorer(config, processes)
     try:
         splits = read_splits(config)
+        stages = read_stages(config, splits)
         scorer.load()
     except BaseException:
         scorer.close()
         raise
-    return RunInputs(splits, scorer)
+    return RunInputs(splits, scorer, stages)
+
+
+def read_stages(config: Config, splits: Splits) -> tuple[StageRows, ...]:
+    """The training rows of each stage; `splits`: the run's own. Raises Mistake, naming the stage."""
+    values, read = config.model_dump(), dict[str, StageRows]()
+    own = StageRows(splits.train, splits.source.get("train", config.data))
+    stages: list[StageRows] = []
+    for index in range(len(config.stages)):
+        of_stage = {key: value for key, value in stage_data(values, index).items() if key in ROWS_OF}
+        key = repr(sorted(of_stage.items()))
+        if of_stage and key not in read:
+            try:
+                found = read_splits(config.model_copy(update=of_stage))
+            except Mistake as mistake:
+                raise stage_mistake(index, mistake) from None
+            read[key] = StageRows(found.train, found.source.get("train", of_stage.get("data", config.data)))
+        stages.append(read[key] if of_stage else own)
+    return tuple(stages)
+
+
+def stage_mistake(index: int, mistake: Mistake) -> Mistake:
+    """The faults of a stage's rows, as faults of the stages."""
+    return Mistake([fault_of_stage(index + 1, fault.sentence) for fault in mistake.faults])

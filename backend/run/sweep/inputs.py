@@ -6,6 +6,8 @@ which costs memory once.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from backend.data.rows import SPLITS, Splits
 from backend.rewards.sandbox.process import ScoringProcess
 from backend.rewards.scorer import SharedProcesses
@@ -47,7 +49,9 @@ class SweepInputs:
     def _shared(self, inputs: RunInputs) -> RunInputs:
         """The same inputs with lists of rows that another run has already, where they are equal."""
         rows = {split: self._known(inputs.splits.rows(split)) for split in SPLITS}
-        return RunInputs(Splits(**rows, source=inputs.splits.source), inputs.scorer)  # pyright: ignore[reportArgumentType]
+        splits = Splits(**rows, source=inputs.splits.source)  # pyright: ignore[reportArgumentType]
+        stages = {id(stage): replace(stage, rows=self._known(list(stage.rows))) for stage in inputs.stages}
+        return RunInputs(splits, inputs.scorer, tuple(stages[id(stage)] for stage in inputs.stages))
 
     def _known(self, rows: list[dict[str, object]]) -> list[dict[str, object]]:
         for known in self._rows:
