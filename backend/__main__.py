@@ -13,6 +13,7 @@ from backend.cli.exit_codes import MISTAKE, print_faults
 from backend.engine.cpu import blas
 from backend.models import template_limits
 from backend.rewards.functions import math_equality
+from backend.rewards.programs import client as programs
 from backend.rewards.sandbox import wire
 from backend.spec.command import BUNDLED_PROGRAM
 from backend.spec.faults import Mistake
@@ -136,6 +137,10 @@ def main() -> int | None:
         from backend.rewards.functions import math_verify_process
 
         return math_verify_process.main()
+    if sys.argv[1:] == [programs.VERB]:
+        from backend.rewards.programs import server as program_server
+
+        return program_server.main()
     if sys.argv[1:2] == [wire.VERB]:
         from backend.rewards.sandbox import server
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backend.cli.gpu_timeout import relax_gpu_timeout
+from backend.run.gpu_timeout import relax_gpu_timeout
 from backend.spec.config import SETTINGS, TEXTS, Config, beside, dump, parse, read
 from backend.spec.disk_faults import DiskFault
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
+from backend.spec.other_programs.translation import translate
 from backend.spec.places import RunFolder, default_run_name, make_run_folder
 from backend.spec.rewards.allowed_code import allow_named, require_allowed
 from backend.spec.runs.adapter_source import with_adapter
-from backend.spec.setting_aliases import translate
 from backend.spec.user_input.documents import parse_yaml
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown

@@ -11,7 +11,7 @@ import mlx.core as mx
 from backend.data.problems import PromptFormat
 from backend.data.prompt_stream import PromptStream
 from backend.data.prompts import BackgroundTokenizer, TokenizedPrompts, measure_first_rows
-from backend.data.rows import SPLITS, Row, Splits, check_columns
+from backend.data.rows import SPLITS, Rows, Splits, check_columns, data_seed
 from backend.engine.memory import release_cached_buffers
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
@@ -20,6 +20,7 @@ from backend.run.checkpoint import Checkpoint
 from backend.run.checkpoint_integrity import DamagedCheckpoint
 from backend.run.checkpoint_score import check_metric
 from backend.run.evaluate import held_out_rewards, sample_of
+from backend.run.evaluation_sets import EvaluationSets, named_prompts
 from backend.run.gpu_retries import StepSize
 from backend.run.memory_plan import WHOLE_STEP, learner_limits, plan_memory, refuse_too_large, rollout_limits
 from backend.run.run_inputs import RunInputs, read_inputs, read_stages
@@ -51,7 +52,7 @@ class RunParts:
     scoring: ScoringStages
     prompt_stream: PromptStream
     background_tokenizer: BackgroundTokenizer
-    valid: list[Problem]
+    evaluation_sets: EvaluationSets
     test: list[Problem]
     sampling: Sampling
     steps: int
@@ -83,6 +84,16 @@ class RunParts:
         if self.stage_prompts is not None:
             self.stage_prompts.begin(step, self.prompt_stream)
         self.learner.change(config, self.steps, keys)
+
+    def evaluate(self, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
+        """Held-out rewards after `step`, of every set to evaluate on."""
+        return self.evaluation_sets.metrics(
+            lambda problems, poll: self.held_out(problems, config.val_batches, step, config, poll), poll
+        )
+
+    def test_metrics(self, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
+        """Held-out rewards after the last `step`, of the test split."""
+        return self.held_out(self.test, config.test_batches, step, config, poll)
 
     def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
         """The updates of one step, from its scored groups."""
@@ -173,7 +184,7 @@ class SharedParts:
     base: Base | None
     prompts: list[TokenizedPrompts] = field(default_factory=list)
 
-    def tokenized(self, rows: list[Row], tokenizer: Any, prompt_format: PromptFormat, source: str) -> TokenizedPrompts:
+    def tokenized(self, rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> TokenizedPrompts:
         """Those that another run has made of these very rows, or new ones."""
         for prompts in self.prompts:
             if prompts.are_of(rows, prompt_format):
@@ -201,16 +212,20 @@ def load_parts(
     refuse_too_large(config, stages)
     policy = load_policy(config, note, shared.base if shared else None)
     make_prompts = shared.tokenized if shared else TokenizedPrompts
-    prompts = _tokenized_prompts(inputs.splits, policy, _held_out_settings(config, stages), make_prompts)
+    held_out_settings = _held_out_settings(config, stages)
+    prompts = _tokenized_prompts(inputs.splits, policy, held_out_settings, make_prompts)
     stage_prompts = None
     if config.stages:
-        rows = inputs.stages or read_stages(config, inputs.splits)
+        rows = inputs.stages or read_stages(config, inputs.splits, inputs.scorer)
         stage_prompts = tokenized_stages(
             config, stages, rows, lambda rows, *about: make_prompts(rows, policy.tokenizer, *about)
         )
+    named = named_prompts(inputs.splits, policy.tokenizer, held_out_settings, make_prompts)
+    for sentence in inputs.splits.notes:
+        note(sentence)
     if config.test and "test" not in prompts:
         raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
-    check_metric(config, has_held_out=bool(inputs.splits.valid))
+    check_metric(config, has_held_out=bool(inputs.splits.valid or inputs.splits.evals))
     per_step, per_batch = config.prompts_per_step, config.prompts_per_evaluation_batch
     held_out = {"valid": config.val_batches * per_batch, "test": config.test_batches * per_batch}
     valid, test = (prompts[split].first(count) if split in prompts else [] for split, count in held_out.items())
@@ -218,21 +233,21 @@ def load_parts(
     steps = -(-config.epochs * prompts["train"].fitting // per_step) if of_epochs else config.iters  # rounded up
     scoring = ScoringStages(config, inputs.scorer, steps)
     training = stage_prompts.prompts[0] if stage_prompts is not None else prompts["train"]
-    prompts |= stage_prompts.named() if stage_prompts is not None else {}
-    background_tokenizer = BackgroundTokenizer(prompts)
+    prompts_of_all = prompts | named | (stage_prompts.named() if stage_prompts is not None else {})
+    background_tokenizer = BackgroundTokenizer(prompts_of_all)
     for sentence in background_tokenizer.new_notes():
         note(sentence)
-    plan = plan_memory(config, policy, [split.longest for split in prompts.values()], note, stages)
+    plan = plan_memory(config, policy, [split.longest for split in prompts_of_all.values()], note, stages)
     rollout = Rollout(policy, config.max_completion_length, stop=config.stop, **rollout_limits(plan, most))
-    of_prompts = [sentence for split in prompts.values() for sentence in split.slow_paths]
+    of_prompts = [sentence for split in prompts_of_all.values() for sentence in split.slow_paths]
     return RunParts(
         policy=policy,
         learner=LEARNERS[config.train_mode](policy, config, scoring.steps, **learner_limits(plan, most)),
         rollout=rollout,
         scoring=scoring,
-        prompt_stream=PromptStream(training, config.seed),
+        prompt_stream=PromptStream(training, data_seed(config)),
         background_tokenizer=background_tokenizer,
-        valid=valid,
+        evaluation_sets=EvaluationSets(valid, {name: each.first(held_out["valid"]) for name, each in named.items()}),
         test=test,
         sampling=sampling_of(config),
         steps=scoring.steps,

@@ -12,17 +12,19 @@ from typing import Any, TypeVar
 import mlx.nn as nn
 
 from backend.data.problems import PromptFormat, check_prompts
-from backend.data.rows import SPLITS, Splits, check_columns, read_splits
+from backend.data.rows import SPLITS, Splits, check_columns
 from backend.models.adapter_files import check_adapter
 from backend.models.hub_search import config_file
 from backend.models.loading import check_opens
 from backend.models.model_folder import check_config, read_object
+from backend.models.own_tokenizer import run_tokenizer, tokenizer_folder
 from backend.models.policy import check_learns, check_same_tokens
 from backend.models.start_adapter import check_start
 from backend.models.supported_architectures import architecture_refusal
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.run.checkpoint_score import check_metric
-from backend.run.run_inputs import RunInputs, StageRows, read_stages, stage_mistake
+from backend.run.evaluation_sets import check_evaluation_sets
+from backend.run.run_inputs import RunInputs, StageRows, read_rows, read_stages, stage_mistake
 from backend.run.scoring_stages import scoring_stages
 from backend.spec.config import Config, parse, problems
 from backend.spec.disk_space import require_room
@@ -51,18 +53,22 @@ def check(raw: Mapping[str, Any]) -> list[Fault]:
 
 
 def preflight(
-    raw: Mapping[str, Any], processes: SharedProcesses | None = None, runs_dir: Path | None = None
+    raw: Mapping[str, Any],
+    processes: SharedProcesses | None = None,
+    runs_dir: Path | None = None,
+    begin: Callable[[Config], Scorer] | None = None,
 ) -> RunInputs:
     """Check raw settings, then model, reference, dataset, columns, prompts and rewards, each independently of the others.
 
     Returns the rows and reward functions that were read. `processes`: those that are shared with other runs. `runs_dir`: where
-    the run will be, the folder of runs by default; its disk must have room. Raises Mistake with all faults.
+    the run will be, the folder of runs by default; its disk must have room. `begin`: what makes the scorer, where functions are objects of a
+    program. Raises Mistake with all faults.
     A reward file is executed to see what it registers: naming it on the command line is consent.
     """
     if faults := problems(raw):
         raise Mistake(faults)
     config = parse(raw)
-    scorer = begin_scorer(config, processes)
+    scorer = begin(config) if begin else begin_scorer(config, processes)
     try:
         splits, stages = _check_files(config, scorer, runs_dir or runs_folder())
     except BaseException:
@@ -75,8 +81,8 @@ def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> tuple[Splits
     """Everything that the settings point to. → the rows, and those of each stage. Raises Mistake with all faults."""
     faults: list[Fault] = []
     tokenizer = _check_models(config, runs_dir, faults)
-    splits = _caught(faults, lambda: _read_and_check_data(config, tokenizer))
-    stages = _caught(faults, lambda: _check_stages(config, splits, tokenizer)) if splits is not None else None
+    splits = _caught(faults, lambda: _read_and_check_data(config, tokenizer, scorer))
+    stages = _caught(faults, lambda: _check_stages(config, splits, tokenizer, scorer)) if splits is not None else None
     # Last: the process of the reward functions has been starting meanwhile.
     steps = config.iters
     if config.epochs and splits is not None:  # at most: rows that are too long are left out
@@ -100,6 +106,8 @@ def _check_models(config: Config, runs_dir: Path, faults: list[Fault]) -> Any:
     if folder is None:
         return None
     tokenizer = _check_learns(folder, config, faults)
+    if tokenizer is None and config.tokenizer:  # as far as it shows without the model's files
+        _caught(faults, lambda: tokenizer_folder(config.tokenizer))
     _caught(faults, lambda: _check_room(folder, config, runs_dir))
     if tokenizer is not None and reference_tokenizer is not None:
         _caught(faults, lambda: check_same_tokens(reference_tokenizer, tokenizer, config))
@@ -126,7 +134,8 @@ def _check_learns(folder: Path, config: Config, faults: list[Fault]) -> Any:
     opened = _caught(faults, lambda: _opened(folder, config.model, "model"))
     if opened is None:
         return None
-    model, tokenizer, model_config = opened
+    model, own, model_config = opened
+    tokenizer = _caught(faults, lambda: run_tokenizer(config.tokenizer, own, model))
     if not faults:
         _caught(faults, lambda: check_learns(model, model_config, config))
     if not faults and config.adapter:  # the model has the run's own adapters now
@@ -185,16 +194,17 @@ def _check_quantised(folder: Path, config: Config) -> None:
         )
 
 
-def _read_and_check_data(config: Config, tokenizer: Any) -> Splits:
+def _read_and_check_data(config: Config, tokenizer: Any, scorer: Scorer) -> Splits:
     """Rows, columns, and, where the model's tokenizer is on disk, whether any prompt leaves room for a completion."""
-    splits = read_splits(config)
+    splits = read_rows(config, scorer)
     for split in SPLITS:
         rows = splits.rows(split)
         if rows and (faults := check_columns(rows, config, splits.source.get(split, config.data))):
             raise Mistake(faults)
+    check_evaluation_sets(splits, config, tokenizer)
     if config.test and not splits.test:
         raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
-    check_metric(config, has_held_out=bool(splits.valid))
+    check_metric(config, has_held_out=bool(splits.valid or splits.evals))
     if tokenizer is not None:
         used = {"train": True, "valid": config.steps_per_eval > 0, "test": config.test}
         for split in (split for split in SPLITS if used[split] and splits.rows(split)):
@@ -202,9 +212,9 @@ def _read_and_check_data(config: Config, tokenizer: Any) -> Splits:
     return splits
 
 
-def _check_stages(config: Config, splits: Splits, tokenizer: Any) -> tuple[StageRows, ...]:
+def _check_stages(config: Config, splits: Splits, tokenizer: Any, scorer: Scorer) -> tuple[StageRows, ...]:
     """The training rows of each stage, their columns and prompts checked. Raises Mistake, naming the stage."""
-    stages = read_stages(config, splits)
+    stages = read_stages(config, splits, scorer)
     for index, (own, of_stage) in enumerate(zip(stages, stage_configs(config) if stages else [], strict=True)):
         try:
             if faults := check_columns(own.rows, of_stage, own.source):

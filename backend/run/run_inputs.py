@@ -6,25 +6,20 @@ running it a second time would repeat its side effects (a judge model loaded twi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from backend.data.files import Row
-from backend.data.rows import Splits, read_splits
+from backend.data.rows import Rows, Splits, read_splits
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
-from backend.spec.stages import fault_of_stage, stage_data
-
-ROWS_OF = ("data", "dataset_config", "train_split", "validation_split", "valid_split", "test_split")
-"""Settings of a stage that decide which rows it has."""
+from backend.spec.stages import fault_of_stage, stage_rows
 
 
 @dataclass(frozen=True, slots=True)
 class StageRows:
     """Training rows, and the file or split that they came from. Stages with the same rows have the same list of them."""
 
-    rows: Sequence[Row]
+    rows: Rows
     source: str
 
 
@@ -42,8 +37,8 @@ def read_inputs(config: Config, processes: SharedProcesses | None = None) -> Run
     Raises Mistake for either."""
     scorer = begin_scorer(config, processes)
     try:
-        splits = read_splits(config)
-        stages = read_stages(config, splits)
+        splits = read_rows(config, scorer)
+        stages = read_stages(config, splits, scorer)
         scorer.load()
     except BaseException:
         scorer.close()
@@ -51,17 +46,23 @@ def read_inputs(config: Config, processes: SharedProcesses | None = None) -> Run
     return RunInputs(splits, scorer, stages)
 
 
-def read_stages(config: Config, splits: Splits) -> tuple[StageRows, ...]:
+def read_rows(config: Config, scorer: Scorer) -> Splits:
+    """The rows of a run, or of a stage with a dataset of its own; their map function is called where the reward functions are. Raises
+    Mistake."""
+    return read_splits(config, scorer.map_rows)
+
+
+def read_stages(config: Config, splits: Splits, scorer: Scorer) -> tuple[StageRows, ...]:
     """The training rows of each stage; `splits`: the run's own. Raises Mistake, naming the stage."""
     values, read = config.model_dump(), dict[str, StageRows]()
     own = StageRows(splits.train, splits.source.get("train", config.data))
     stages: list[StageRows] = []
     for index in range(len(config.stages)):
-        of_stage = {key: value for key, value in stage_data(values, index).items() if key in ROWS_OF}
+        of_stage = stage_rows(values, index)
         key = repr(sorted(of_stage.items()))
         if of_stage and key not in read:
             try:
-                found = read_splits(config.model_copy(update=of_stage))
+                found = read_rows(config.model_copy(update=of_stage), scorer)
             except Mistake as mistake:
                 raise stage_mistake(index, mistake) from None
             read[key] = StageRows(found.train, found.source.get("train", of_stage.get("data", config.data)))

@@ -6,6 +6,7 @@ How a run's process begins and ends, errors included, is in `backend.run.run_pro
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,7 +43,7 @@ from backend.spec.places import RunFolder
 from backend.spec.runs.steering import Change
 from backend.training.batch import completion_metrics
 from backend.training.variety import variety_metrics
-from backend.types import Group, Problem
+from backend.types import Group
 
 
 class Trainer:
@@ -259,7 +260,7 @@ class Trainer:
 
     @property
     def _has_evaluations(self) -> bool:
-        return bool(self.parts.valid and self.config.steps_per_eval)
+        return bool(self.parts.evaluation_sets and self.config.steps_per_eval)
 
     def _evaluation_due(self, step: int) -> bool:
         return self._has_evaluations and evaluation_is_due(self.config, step, self.parts.steps)
@@ -270,16 +271,15 @@ class Trainer:
             self.evaluate(self.state.step)
 
     def evaluate(self, step: int) -> None:
-        metrics = self._held_out("valid", self.parts.valid, self.config.val_batches)
+        metrics = self._held_out("valid", lambda poll: self.parts.evaluate(step, self.config, poll))
         self.score.take_evaluation(self.state, metrics, self.config)
 
-    def _held_out(self, split: str, problems: list[Problem], count: int) -> dict[str, float]:
+    def _held_out(self, split: str, measure: Callable[[Callable[[float], None]], dict[str, float]]) -> dict[str, float]:
         """Held-out rewards after the last finished step, written to the diary."""
-        step, began = self.state.step, self.clock()
-        metrics = self.parts.held_out(problems, count, step, self.config, lambda done: self.poll("evaluating", done))
+        step, began, metrics = self.state.step, self.clock(), measure(lambda done: self.poll("evaluating", done))
         mx.synchronize()  # as in `RunParts.learn`
-        metrics |= {"time/eval": self.clock() - began}
-        self.metrics.take(self.diary.write("eval", step=step, split=split, metrics=metrics))
+        took = {"time/eval": self.clock() - began}
+        self.metrics.take(self.diary.write("eval", step=step, split=split, metrics=metrics | took))
         return metrics
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -363,10 +363,10 @@ class Trainer:
         """After the last step: the test split, the model of full fine-tuning, the exports."""
         config = self.config
         if self.parts.test:
-            self._held_out("test", self.parts.test, config.test_batches)
+            self._held_out("test", lambda poll: self.parts.test_metrics(self.state.step, config, poll))
         if config.train_type == "full":
             self.room.wait(lambda: model_bytes(self.parts.policy))
-            save_model(self.parts.policy, config.model, self.folder.model)
+            save_model(self.parts.policy, config, self.folder.model)
         if not exports(config):
             return
         self.diary.write("phase", phase="exporting")

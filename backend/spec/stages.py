@@ -11,8 +11,8 @@ from typing import Any
 
 from backend.spec.checks import cross_setting_faults, reference_is_needed
 from backend.spec.faults import Fault
+from backend.spec.other_programs.translation import translate
 from backend.spec.runs.changeable import STAGE_DATA, STAGE_OWN, STAGE_SETTINGS
-from backend.spec.setting_aliases import translate
 from backend.spec.user_input.text import shown
 
 Stages = Sequence[Mapping[str, Any]]
@@ -52,12 +52,33 @@ def stage_settings(values: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def stage_data(values: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """The settings of the training rows that a stage replaces in those of its run. Another dataset has splits of its own, of which the
-    training split alone is read."""
-    replaced = {key: value for key, value in values["stages"][index].items() if key in STAGE_DATA}
-    if replaced.keys() & {"data", "dataset_config", "train_split"}:
-        replaced |= {"validation_split": 0.0, "valid_split": "valid", "test_split": "test"}
-    return replaced
+    """The settings of the training rows that a stage replaces in those of its run. Of another dataset the training split alone is read."""
+    stage = values["stages"][index]
+    replaced = {key: stage[key] for key in STAGE_DATA if key in stage and stage[key] != values[key]}
+    return replaced | (TRAINING_SPLIT_ALONE if replaced.keys() & OF_DATASET else {})
+
+
+OF_DATASET = ("data", "dataset_config", "train_split")
+TRAINING_SPLIT_ALONE: Mapping[str, Any] = {
+    "valid_split": "valid",
+    "test_split": "test",
+    "validation_split": 0.0,
+    "valid_data": "",
+    "test_data": "",
+    "eval_data": {},
+}
+"""Settings of the splits that no stage reads, as they are where nothing is said of them."""
+
+
+def stage_rows(values: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """What of `stage_data` decides which rows there are, and what is in them; {} for the rows of the run."""
+    replaced = stage_data(values, index)
+    made = ("prompt_template", "answer_pattern", "map_function")
+    if replaced.keys() & {*OF_DATASET, *made}:
+        return replaced
+    if any(values[key] for key in made) and replaced.keys() & {"prompt_feature", "answer_feature"}:
+        return replaced  # the columns that they write into
+    return {}
 
 
 def scoring_of(values: Mapping[str, Any], index: int) -> dict[str, Any]:

@@ -7,8 +7,10 @@ which costs memory once.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from backend.data.rows import SPLITS, Splits
+from backend.data.row_views import LazyRows, Rows
+from backend.data.rows import SPLITS
 from backend.rewards.sandbox.process import ScoringProcess
 from backend.rewards.scorer import SharedProcesses
 from backend.run.preflight import preflight
@@ -23,7 +25,7 @@ class SweepInputs:
 
     def __init__(self) -> None:
         self._read: dict[str, RunInputs] = {}
-        self._rows: list[list[dict[str, object]]] = []
+        self._rows: list[Rows] = []
         self._processes: SharedProcesses = {network: ScoringProcess(network) for network in (False, True)}
         """Where the runs' reward functions are scored: one for all that may use the network, one for the others."""
 
@@ -48,12 +50,15 @@ class SweepInputs:
 
     def _shared(self, inputs: RunInputs) -> RunInputs:
         """The same inputs with lists of rows that another run has already, where they are equal."""
-        rows = {split: self._known(inputs.splits.rows(split)) for split in SPLITS}
-        splits = Splits(**rows, source=inputs.splits.source)  # pyright: ignore[reportArgumentType]
-        stages = {id(stage): replace(stage, rows=self._known(list(stage.rows))) for stage in inputs.stages}
-        return RunInputs(splits, inputs.scorer, tuple(stages[id(stage)] for stage in inputs.stages))
+        rows: dict[str, Any] = {split: self._known(inputs.splits.rows(split)) for split in SPLITS}
+        stages = {id(stage): replace(stage, rows=self._known(stage.rows)) for stage in inputs.stages}
+        return RunInputs(
+            replace(inputs.splits, **rows), inputs.scorer, tuple(stages[id(stage)] for stage in inputs.stages)
+        )
 
-    def _known(self, rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    def _known(self, rows: Rows) -> Rows:
+        if isinstance(rows, LazyRows):  # on the disk, and to compare them would mean to read them
+            return rows
         for known in self._rows:
             if known == rows:
                 return known

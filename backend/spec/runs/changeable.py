@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from backend.spec.row_settings import DATASET_KEYS
+
 STEERABLE: tuple[str, ...] = (
     "iters",
     "learning_rate",
@@ -38,9 +40,6 @@ STAGE_SETTINGS = (
 )
 """Settings that a stage may have of its own: those that may change during a run, and those that decide the memory of a step, since the
 stages are known when memory is planned."""
-STAGE_DATA = (
-    *("data", "dataset_config", "train_split", "prompt_feature", "answer_feature", "type_feature"),
-    *("system_feature", "system_prompt"),
-)
+STAGE_DATA = tuple(key for key in DATASET_KEYS if key not in ("valid_split", "test_split"))
 """Settings of a stage's training rows. Held-out rows are the run's own in every stage, so that evaluations can be compared."""
 STAGE_KEYS = (*STAGE_OWN, *STAGE_SETTINGS, *STAGE_DATA)

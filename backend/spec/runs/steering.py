@@ -18,9 +18,9 @@ from typing import Any, cast
 from backend.spec.config import SETTINGS, Config, load, parse, problems
 from backend.spec.diary_ends import first_and_last_events
 from backend.spec.faults import Fault, Mistake
+from backend.spec.other_programs.translation import translate
 from backend.spec.places import RunFolder
 from backend.spec.runs.changeable import STAGE_KEYS, STEERABLE
-from backend.spec.setting_aliases import translate
 from backend.spec.stages import faults_in_course, first_step, scoring_of, stage_at, stage_data, stage_settings
 from backend.spec.user_input.documents import read_json
 from backend.spec.user_input.text import shown

@@ -25,8 +25,8 @@ import yaml
 
 from backend.spec.config import SETTINGS, beside, dump, problems, read, valid_value
 from backend.spec.faults import Fault, Mistake
+from backend.spec.other_programs.translation import translate
 from backend.spec.rewards.catalog import nearest
-from backend.spec.setting_aliases import translate
 from backend.spec.sweeps.sweep import ROUND_STEPS, Configuration, Halving, Member, SweepPlan
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import cut_in_the_middle, shown
