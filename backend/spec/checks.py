@@ -12,6 +12,7 @@ from typing import Any, cast
 from backend.spec.faults import Fault, Mistake
 from backend.spec.learning_rate import DEFAULT_FINAL
 from backend.spec.row_settings import evaluation_set_faults, pattern_faults, template_faults
+from backend.spec.runs.changeable import STAGE_DATA, STAGE_KEYS, STAGE_OWN, STAGE_SETTINGS
 from backend.spec.runs.stop_conditions import EVALUATION, condition_fault, metric_fault
 from backend.spec.settings.optimizer import EIGHT_BIT
 from backend.spec.user_input.paths import user_path
@@ -338,9 +339,6 @@ def _gdpo_has_its_own_baseline(aggregation: str, baseline: str) -> Iterator[Faul
         yield Fault("advantage_baseline", "Normalise, then sum has a baseline of its own; set Baseline to Group mean.")
 
 
-STAGE_KEYS = ("iters", "reward_functions", "reward_weights")
-
-
 @_reads("stages", "reward_weight_schedule")
 def _stages_are_valid(stages: list[dict[str, Any]], schedule: str) -> Iterator[Fault]:
     if stages and schedule != "constant":
@@ -351,9 +349,11 @@ def _stages_are_valid(stages: list[dict[str, Any]], schedule: str) -> Iterator[F
 
 def _stage_faults(stage: Mapping[str, Any], name: str) -> Iterator[Fault]:
     strange = [key for key in stage if key not in STAGE_KEYS]
-    iters, functions, weights = (stage.get(key) for key in STAGE_KEYS)
+    iters, functions, weights = (stage.get(key) for key in STAGE_OWN)
     if strange:
-        yield Fault("stages", f"{name} has {shown(strange[0], 40)}; a stage has {', '.join(STAGE_KEYS)}.")
+        sentence = f"{name} has {shown(strange[0], 40)}, which no stage can have of its own; it can have "
+        listed = shown(", ".join((*STAGE_OWN, *STAGE_DATA[:1], *STAGE_SETTINGS)), 199 - len(sentence))
+        yield Fault("stages", f"{sentence}{listed}.")
     if not isinstance(iters, int) or isinstance(iters, bool) or iters < 1:
         yield Fault("stages", f"{name} needs iters, a whole number of steps above 0.")
     elif iters > MOST_STEPS:

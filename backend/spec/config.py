@@ -8,7 +8,7 @@ settings, tag the field (`used_by`) and ask `keys_used_by`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -33,6 +33,7 @@ from backend.spec.settings.objective import ObjectiveFields
 from backend.spec.settings.optimizer import OptimizerFields
 from backend.spec.settings.reference import ReferenceFields
 from backend.spec.settings.rewards import RewardFields
+from backend.spec.stages import validated_stages
 from backend.spec.user_input.documents import read_yaml
 from backend.spec.user_input.files import exists
 from backend.spec.user_input.paths import user_path
@@ -164,13 +165,7 @@ PATHS = (
 
 def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Raw settings with relative paths that exist in `folder` made absolute. Ids, absolute paths and ~ stay as they are."""
-    resolved = dict(raw)
-    for key in (*PATHS, *(word for word in raw if NAMES.get(word) in PATHS)):
-        value = raw.get(key)
-        if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
-            value = value[0]  # pyright: ignore
-        if isinstance(value, str) and value and not Path(value).is_absolute() and exists(folder / value):
-            resolved[key] = os.path.realpath(folder / value)
+    resolved = dict(raw) | _paths_beside(folder, raw, (*PATHS, *(word for word in raw if NAMES.get(word) in PATHS)))
     if isinstance(sets := raw.get("eval_data"), dict):
         resolved["eval_data"] = {
             name: _set_beside(folder, about) for name, about in cast("dict[Any, Any]", sets).items()
@@ -192,10 +187,25 @@ def _set_beside(folder: Path, about: Any) -> Any:
 
 
 def _stage_beside(folder: Path, stage: Any) -> Any:
-    if not isinstance(stage, dict) or "reward_functions" not in stage:
+    if not isinstance(stage, dict):
         return cast("Any", stage)
     stage = cast("dict[str, Any]", stage)
-    return stage | {"reward_functions": _rewards_beside(folder, stage["reward_functions"])}
+    paths = _paths_beside(folder, stage, PATHS)
+    if "reward_functions" in stage:
+        paths["reward_functions"] = _rewards_beside(folder, stage["reward_functions"])
+    return stage | paths
+
+
+def _paths_beside(folder: Path, raw: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Those of these keys whose relative paths exist in `folder`, made absolute."""
+    resolved: dict[str, Any] = {}
+    for key in keys:
+        value = raw.get(key)
+        if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
+            value = value[0]  # pyright: ignore
+        if isinstance(value, str) and value and not Path(value).is_absolute() and exists(folder / value):
+            resolved[key] = os.path.realpath(folder / value)
+    return resolved
 
 
 def _rewards_beside(folder: Path, rewards: Any) -> Any:
@@ -263,6 +273,9 @@ def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
             faults.append(Fault(key, sentence))
         else:
             values[key] = value
+    if values.get("stages"):
+        values["stages"], of_stages = validated_stages(values, lambda key, value: _validated(SETTINGS[key], value))
+        faults += of_stages
     faults += cross_setting_faults(values)
     order = list(SETTINGS)
     return values, sorted(faults, key=lambda fault: order.index(fault.setting) if fault.setting in order else -1)

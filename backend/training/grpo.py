@@ -264,6 +264,7 @@ class Grpo(Algorithm):
 
     def change(self, config: Config, keys: Collection[str]) -> None:
         self.loss = loss_settings(config)
+        self.rows_per_micro_batch = config.batch_size * config.group_size
         if "entropy_coef" in keys:  # otherwise an adaptive bonus goes on from where it is
             self.bonus.value = config.entropy_coef
 
