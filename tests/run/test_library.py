@@ -20,6 +20,7 @@ import backend
 from backend import Callback, Config, Mistake, RunFailed, StopTraining, TrainedRun, resume, train
 from backend.cli.exit_codes import MISTAKE
 from backend.run.library.own_functions import OwnFunctions
+from backend.run.stop_signals import handlers_restored
 from backend.spec.config import load
 from backend.spec.places import RunFolder
 from tests.support import small_run
@@ -144,7 +145,8 @@ def test_the_command_line_says_where_the_functions_are(trained: Any) -> None:
     run = trained(reward_functions=[lambda completions, **_: [0.0] * len(completions)], callbacks=[Told(_stop)])
     from backend.run import run_process
 
-    ending = run_process.train(load(run.folder / "config.yaml"), RunFolder(run.folder), command="resume")
+    with handlers_restored():
+        ending = run_process.train(load(run.folder / "config.yaml"), RunFolder(run.folder), command="resume")
     assert (ending.kind, ending.exit_code) == ("failed", MISTAKE) and len(ending.sentence) <= 200
     assert "lambda_1: of the program that called train(); resume with backend.resume" in ending.sentence
 
