@@ -163,15 +163,14 @@ class CompletionModel(QAbstractTableModel):
         return f"{header}, as a reward function logged it." if section in self._logged_at else TIPS.get(header)
 
     def _alignment(self, column: int) -> Qt.AlignmentFlag:
-        is_text = column in (0, len(self._headers) - 1) or not self._logged.get(self._logged_at.get(column, ""), True)
-        return LEFT if is_text else RIGHT
+        return LEFT if self.is_text(column) else RIGHT
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         line, column = self.lines[index.row()], index.column()
         if role == Qt.ItemDataRole.DisplayRole:
             return self._text(line, column)
         if role == Qt.ItemDataRole.ToolTipRole:
-            return plain_tip(str(self._text(line, column))) if column == 0 and line.completion is None else None
+            return plain_tip(str(self._text(line, column))) if self._is_cut(line, column) else None
         if role == Qt.ItemDataRole.ForegroundRole:
             return self._colour(line, column)
         if role == Qt.ItemDataRole.BackgroundRole:
@@ -183,6 +182,15 @@ class CompletionModel(QAbstractTableModel):
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return self._alignment(column)
         return None
+
+    def _is_cut(self, line: CompletionLine, column: int) -> bool:
+        """Whether a cell has more text than it may have room for: a prompt, and a text that a function logged."""
+        return column == 0 if line.completion is None else self.is_text(column) and column in self._logged_at
+
+    def is_text(self, column: int) -> bool:
+        """Whether a column's values are texts."""
+        is_ours = column in (0, len(self._headers) - 1)
+        return is_ours or not self._logged.get(self._logged_at.get(column, ""), True)
 
     def _bar(self, line: CompletionLine, column: int) -> tuple[float, QColor] | None:
         """A score divided by its function's largest score (by magnitude), and the bar's colour."""

@@ -197,6 +197,7 @@ class SearchLine(QLineEdit):
         super().__init__(parent)
         self.setPlaceholderText("Find text in prompts and completions")
         self.setAccessibleName("Find text in prompts and completions")
+        self.setToolTip("In prompts, completions, and texts that reward functions logged, over the whole run")
         self.setClearButtonEnabled(True)
         self.setProperty("role", "search")
         self.setMinimumWidth(theme.scaled(140))

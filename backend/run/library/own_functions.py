@@ -139,5 +139,12 @@ def begin_own_scorer(settings: RewardSettings, calls: OwnCalls) -> Scorer:
     return OwnFunctionsScorer(settings, calls) if named else begin_scorer(settings)
 
 
+def require_no_program(settings: RewardSettings) -> None:
+    """Raise Mistake for a run whose functions are objects of a program, before anything of it is touched."""
+    if names := ", ".join(filter(None, map(own_name, _all_entries(settings)))):
+        sentence = f"The run's reward functions {names[:60]} are objects of the program that called train(); go on there, with backend.resume()."
+        raise Mistake("reward_functions", sentence)
+
+
 def _all_entries(settings: RewardSettings) -> list[str]:
     return [entry for stage in reward_source(settings).stages for entry in stage]
