@@ -32,6 +32,7 @@ from backend.spec.model_and_data_names import check_reference, check_weights, mo
 from backend.spec.model_config import is_quantized_by_mlx
 from backend.spec.places import runs_folder
 from backend.spec.run_disk_use import RESERVE, run_bytes
+from backend.spec.trackers import chosen, missing_fault
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown
 
@@ -79,6 +80,7 @@ def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> Splits:
         steps = -(-config.epochs * len(splits.train) // config.prompts_per_step)
     # And whether weights fit the functions and the length of the run.
     _caught(faults, lambda: scoring_stages(config, scorer.load(), steps))
+    faults += filter(None, map(missing_fault, chosen(config.report_to)))
     if faults:
         raise Mistake(list(dict.fromkeys(faults)))
     assert splits is not None

@@ -320,8 +320,9 @@ def _is_text(value: Any) -> bool:
 
 
 def _listify_stop(values: Raw) -> list[Fault]:
-    if isinstance(values.get("stop"), str):
-        values["stop"] = [values["stop"]] if values["stop"] else []
+    for key in ("stop", "report_to"):
+        if isinstance(values.get(key), str):
+            values[key] = [values[key]] if values[key] else []
     return []
 
 
