@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.spec.events import read_events
+from backend.spec.runs.queue import FILE, QueueFile
 
 LEFT_OUT = re.compile(r"(^|/)(log\.txt|queue\.log|[^/]+\.lock|control)$|^prefs(/|$)")
 """Files that tell what happened on the way, and not what came of it."""
@@ -49,6 +50,8 @@ def _content(path: Path, home: Path) -> Any:
         return "a folder"
     if path.name == "events.jsonl":
         return _diary(path, home)
+    if path.name == FILE:  # what the file of a queue lists may be done already: its readers look at the runs
+        return [run.name for run in QueueFile(path.parent).read().waiting]
     if path.suffix == ".json":
         with contextlib.suppress(ValueError):  # half a file is compared as it is
             return _timeless(json.loads(path.read_text(encoding="utf-8")), home)
