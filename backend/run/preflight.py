@@ -38,6 +38,7 @@ from backend.spec.model_config import is_quantized_by_mlx
 from backend.spec.places import runs_folder
 from backend.spec.run_disk_use import RESERVE, run_bytes
 from backend.spec.runs.steering import stage_configs
+from backend.spec.trackers import chosen, missing_fault
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown
 
@@ -90,6 +91,7 @@ def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> tuple[Splits
         steps = -(-config.epochs * len(splits.train) // config.prompts_per_step)
     # And whether weights fit the functions and the length of the run.
     _caught(faults, lambda: scoring_stages(config, scorer.load(), steps))
+    faults += filter(None, map(missing_fault, chosen(config.report_to)))
     if faults:
         raise Mistake(list(dict.fromkeys(faults)))
     assert splits is not None and stages is not None

@@ -15,6 +15,7 @@ from backend.spec.row_settings import evaluation_set_faults, pattern_faults, tem
 from backend.spec.runs.changeable import STAGE_DATA, STAGE_KEYS, STAGE_OWN, STAGE_SETTINGS
 from backend.spec.runs.stop_conditions import EVALUATION, condition_fault, metric_fault
 from backend.spec.settings.optimizer import EIGHT_BIT
+from backend.spec.trackers import project_fault, report_to_fault
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown
 
@@ -376,3 +377,15 @@ def _is_list_of(value: Any, kind: type | tuple[type, ...]) -> bool:
     """Whether it is a list of these; true and false are no numbers."""
     items = cast("list[Any]", value) if isinstance(value, list) else [None]
     return all(isinstance(item, kind) and not isinstance(item, bool) for item in items)
+
+
+@_reads("report_to")
+def _trackers_exist(report_to: list[str]) -> Iterator[Fault]:
+    if fault := report_to_fault(report_to):
+        yield fault
+
+
+@_reads("tracker_project")
+def _project_is_a_name(project: str) -> Iterator[Fault]:
+    if fault := project_fault(project):
+        yield fault

@@ -33,6 +33,7 @@ from backend.spec.settings.objective import ObjectiveFields
 from backend.spec.settings.optimizer import OptimizerFields
 from backend.spec.settings.reference import ReferenceFields
 from backend.spec.settings.rewards import RewardFields
+from backend.spec.settings.trackers import TrackerFields
 from backend.spec.stages import validated_stages
 from backend.spec.user_input.documents import read_yaml
 from backend.spec.user_input.files import exists
@@ -58,7 +59,7 @@ LONGEST_LIST = 1_000
 
 class Config(
     # Pydantic collects fields from the last base to the first.
-    RewardFields, ObjectiveFields, GenerationFields, ReferenceFields, DataColumnFields, MachineFields, EvaluationFields, OptimizerFields,
+    RewardFields, ObjectiveFields, GenerationFields, ReferenceFields, TrackerFields, DataColumnFields, MachineFields, EvaluationFields, OptimizerFields,
     BatchFields, FineTuneFields, ModelAndDataFields,
 ):  # fmt: skip
     """The settings of one run, validated. Build it with `load` or `parse`, which explain what is wrong."""

@@ -483,7 +483,7 @@ def _another(about: Setting) -> Any:
         return [0.5] * len(DEFAULT_REWARDS)
     special = {
         "stop_when": ["kl > 0.8"], "best_metric": "eval/reward", "prompt_template": "{a}", "answer_pattern": "(a)",
-        "eval_data": {"a": "owner/rows"},
+        "eval_data": {"a": "owner/rows"}, "report_to": ["csv"],
     }  # fmt: skip
     if about.key in special:
         return special[about.key]
