@@ -72,7 +72,8 @@ def open_dataset(config: Config, map_rows: MapRows | None = None) -> LoadedDatas
     global _opened
     with _reading:
         files = [user_path(name, "data") for name in (config.data, config.valid_data, config.test_data) if name]
-        depends = (*READING, *COLUMNS_OF_STEPS)
+        makes = config.prompt_template or config.answer_pattern or config.map_function
+        depends = (*READING, *(COLUMNS_OF_STEPS if makes else ()))
         stamp = (*(getattr(config, key) for key in depends), map_rows is None, [_written(file) for file in files])
         if _opened is None or _opened[0] != stamp:
             _opened = None  # frees the old rows first: two datasets may not fit in memory
