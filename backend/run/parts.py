@@ -15,14 +15,17 @@ from backend.generation.sampler import Sampling
 from backend.models.policy import Base, Policy, load_policy
 from backend.run.checkpoint import Checkpoint
 from backend.run.checkpoint_integrity import DamagedCheckpoint
-from backend.run.evaluate import held_out_rewards
+from backend.run.checkpoint_score import check_metric
+from backend.run.evaluate import held_out_rewards, sample_of
 from backend.run.evaluation_sets import EvaluationSets, named_prompts
 from backend.run.gpu_retries import StepSize
 from backend.run.memory_plan import WHOLE_STEP, learner_limits, plan_memory, refuse_too_large, rollout_limits
 from backend.run.run_inputs import RunInputs, read_inputs
 from backend.run.scoring_stages import ScoringStages
 from backend.spec.config import Config
+from backend.spec.config_notes import config_notes
 from backend.spec.faults import Mistake
+from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
 from backend.types import Problem
@@ -50,6 +53,10 @@ class RunParts:
     steps: int
     slow_paths: list[str]
     """A sentence for each part that does not take its fastest path, with the reason."""
+
+    def first_notes(self, config: Config) -> list[str]:
+        """Sentences for the user about what was built."""
+        return self.learner.algorithm.notes() + self.scoring.notes() + config_notes(config) + self.slow_paths
 
     def new_notes(self) -> list[str]:
         """Sentences for the user that came up since the last call."""
@@ -81,7 +88,8 @@ class RunParts:
     def held_out(
         self, problems: list[Problem], count: int, step: int, config: Config, poll: Callable[[float], None]
     ) -> dict[str, float]:
-        """Held-out rewards after `step`, over the first `count` batches of `problems`."""
+        """Held-out rewards after `step`, over the first `count` batches of `problems`, with the entropy and the KL of some of the
+        completions."""
         stage = self.scoring.stage(step)
         return held_out_rewards(
             self.rollout,
@@ -91,11 +99,19 @@ class RunParts:
             stage.weights.at(step),
             sampling=self.sampling,
             group_size=config.num_generations_eval or config.group_size,
-            batch_size=config.prompts_per_step,
+            batch_size=config.prompts_per_evaluation_batch,
             count=count,
             poll=poll,
             # Reward functions that use mlx would share the device and its memory with sampling.
             overlap_scoring=not self.scoring.uses_mlx,
+            measure=lambda groups: self.learner.held_out_metrics(
+                pack(
+                    sample_of(groups),
+                    pad_id=self.policy.pad_id,
+                    mask_truncated_completions=config.mask_truncated_completions,
+                ),
+                lambda: poll(1.0),
+            ),
         )
 
     def step_size(self, config: Config) -> StepSize:
@@ -113,24 +129,29 @@ class RunParts:
 
     def checkpoint_bytes(self, config: Config) -> int:
         """What the arrays of a checkpoint take on disk, and the adapters that are published with it."""
-        arrays = [self.policy.trainable(), self.learner.state_arrays()]
+        arrays = [self.policy.trainable()] + ([] if config.save_only_model else [self.learner.state_arrays()])
         if config.sync_ref_model:
             arrays.append(self.policy.reference_arrays())
         if config.train_type != "full":
             arrays.append(self.policy.trainable())
         return sum(array.nbytes for group in arrays for array in group.values())
 
-    def restore(self, saved: Checkpoint) -> None:
+    def restore(self, saved: Checkpoint, note: Note) -> None:
         """Bring every part to the state of a checkpoint. Raises DamagedCheckpoint for arrays that are not this model's; the parts are of no
         use then."""
         state = saved.state
         try:
             self.policy.assign(saved.weights())
-            self.learner.restore(saved.optimizer(), state.updates, state.bonus)
+            self.learner.restore(saved.optimizer() if saved.has_optimizer else None, state.updates, state.bonus)
         except ValueError as error:
             raise DamagedCheckpoint(saved, str(error).rstrip(".")) from error
         self.scoring.restore(state.reward_weights)
         self.prompt_stream.cursor = state.cursor
+        if not saved.has_optimizer and state.updates:
+            note(
+                f"The checkpoint of step {state.step} has no optimizer state (Save weights only), so the optimizer begins anew: the run "
+                f"goes on a little differently than it would have without the break."
+            )
         if saved.has_reference:
             self.policy.restore_reference(saved.reference())
 
@@ -174,8 +195,9 @@ def load_parts(
         note(sentence)
     if config.test and "test" not in prompts:
         raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
-    per_step = config.prompts_per_step
-    held_out = {"valid": config.val_batches * per_step, "test": config.test_batches * per_step}
+    check_metric(config, has_held_out=bool(inputs.splits.valid))
+    per_step, per_batch = config.prompts_per_step, config.prompts_per_evaluation_batch
+    held_out = {"valid": config.val_batches * per_batch, "test": config.test_batches * per_batch}
     valid, test = (prompts[split].first(count) if split in prompts else [] for split, count in held_out.items())
     steps = -(-config.epochs * prompts["train"].fitting // per_step) if config.epochs else config.iters  # rounded up
     scoring = ScoringStages(config, inputs.scorer, steps)

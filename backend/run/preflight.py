@@ -21,6 +21,7 @@ from backend.models.own_tokenizer import run_tokenizer, tokenizer_folder
 from backend.models.policy import check_learns, check_same_tokens
 from backend.models.supported_architectures import architecture_refusal
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
+from backend.run.checkpoint_score import check_metric
 from backend.run.evaluation_sets import check_evaluation_sets
 from backend.run.run_inputs import RunInputs, read_rows
 from backend.run.scoring_stages import scoring_stages
@@ -194,6 +195,7 @@ def _read_and_check_data(config: Config, tokenizer: Any, scorer: Scorer) -> Spli
     check_evaluation_sets(splits, config, tokenizer)
     if config.test and not splits.test:
         raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
+    check_metric(config, has_held_out=bool(splits.valid))
     if tokenizer is not None:
         used = {"train": True, "valid": config.steps_per_eval > 0, "test": config.test}
         for split in (split for split in SPLITS if used[split] and splits.rows(split)):

@@ -1,7 +1,7 @@
 """Every setting of a run, declared once. Form, YAML, command line, checks and help are read from this list.
 
-The keys are those of the YAML file; a file written for mlx-lm-lora or TRL means the same here (`backend.spec.setting_aliases`
-translates its keys). To add a setting, add one field in the module of its subject (`backend.spec.settings`) and the line that uses it. Where other code depends on a group of
+The keys are those of the YAML file; a file written for mlx-lm-lora or TRL means the same here (`backend.spec.other_programs`
+translates its words). To add a setting, add one field in the module of its subject (`backend.spec.settings`) and the line that uses it. Where other code depends on a group of
 settings, tag the field (`used_by`) and ask `keys_used_by`.
 """
 
@@ -18,9 +18,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from backend.spec.checks import cross_setting_faults, reference_is_needed
 from backend.spec.faults import Fault, Mistake
+from backend.spec.other_programs.translation import FOREIGN_WORDS, translate
 from backend.spec.rewards.catalog import nearest, split_names, with_absolute_file
 from backend.spec.setting import Setting, Use, setting_from_field
-from backend.spec.setting_aliases import FOREIGN_KEYS, translate
 from backend.spec.settings.batches import BatchFields
 from backend.spec.settings.columns import DataColumnFields
 from backend.spec.settings.evaluation import EvaluationFields
@@ -68,6 +68,10 @@ class Config(
         return self.batch_size * self.gradient_accumulation_steps * self.steps_per_generation
 
     @property
+    def prompts_per_evaluation_batch(self) -> int:
+        return self.eval_batch_size or self.prompts_per_step
+
+    @property
     def updates_per_step(self) -> int:
         return self.num_iterations * self.steps_per_generation
 
@@ -89,7 +93,6 @@ NOT_BUILT = {
     "tools": "Tools",
     "environments": "Environments",
     "rollout_func": "A rollout function of your own",
-    "router_aux_loss_coef": "The router loss of mixture-of-experts models",
     "repetition_penalty": "The sampler's repetition penalty",
 }
 """Keys of related programs for features that are not built yet → what they are, to be refused in a sentence."""
@@ -330,7 +333,7 @@ def _quoted(value: Any) -> str:
 def _unknown(key: str) -> str:
     if key in NOT_BUILT:
         return f"{NOT_BUILT[key]} ({key}) is not built yet; take the key out to run without it."
-    near = nearest(key, [*SETTINGS, *FOREIGN_KEYS])
+    near = nearest(key, [*SETTINGS, *FOREIGN_WORDS])
     return f"There is no setting {shown(key, 40)}." + (f" Did you mean {near}?" if near else "")
 
 
