@@ -22,7 +22,7 @@ OWN = keys_used_by("task")
 """Settings of the user's task, which a preset may not change."""
 REPLACES = "Replaces: everything"
 """The third line of a preset that is a complete task of its own."""
-ORDER = ("demo", "fast_try", "reasoning", "small_memory", "gspo", "dapo", "dr_grpo", "full_small")
+ORDER = ("demo", "fast_try", "reasoning", "small_memory", "gspo", "dapo", "dr_grpo", "full_small", "as_documented")
 
 
 @dataclass(frozen=True, slots=True)

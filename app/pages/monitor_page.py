@@ -181,7 +181,7 @@ class MonitorPage(QWidget):
         for metric, tile in self.tiles.items():
             tile.show_value(run.latest(metric), run.first(metric))
         if run.latest("kl") is None and charts.kl_is_off(run.config):
-            self.tiles["kl"].show_value(None, instead="off: KL weight 0")
+            self.tiles["kl"].show_value(None, instead="off: Beta 0")
 
     def _show_note(self, run: Run) -> None:
         """Show the newest note; warnings are among the findings."""

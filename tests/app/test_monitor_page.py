@@ -204,7 +204,7 @@ def test_the_kl_chart_and_tile_say_that_kl_is_off(page: MonitorPage, show_run, t
     folder.events.write_text(text.replace('"kl": ', '"other": '), encoding="utf-8")
     show_run(folder)
     assert "KL is off" in plot(page, "KL from the reference")._waiting.text()
-    assert page.tiles["kl"].caption() == "off: KL weight 0"
+    assert page.tiles["kl"].caption() == "off: Beta 0"
 
 
 def test_a_failed_run_says_why_and_can_be_resumed(

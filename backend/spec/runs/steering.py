@@ -73,7 +73,7 @@ class Change:
 
     @property
     def sentence(self) -> str:
-        """“From step 13 on: Learning rate 1e-05 → 5e-06, KL weight 0.1 → 0.”"""
+        """“From step 13 on: Learning Rate 1e-05 → 5e-06, Beta (KL weight) 0.1 → 0.”"""
         parts = [f"{SETTINGS[key].label} {_shown(old)} → {_shown(new)}" for key, (old, new) in self.settings.items()]
         return f"From step {self.step:,} on: {', '.join(parts)}."
 
@@ -141,7 +141,7 @@ def _faults_in_course(config: Config, new: Config, changes: Mapping[str, Any], d
     if new.needs_reference and not config.needs_reference and config.train_type == "full":
         yield Fault(
             "beta",
-            "This run began with KL weight 0, so it keeps no reference model, and under full fine-tuning its weights are overwritten; "
+            "This run began with Beta (KL weight) 0, so it keeps no reference model, and under full fine-tuning its weights are overwritten; "
             "clone the run to add one.",
         )
 

@@ -14,7 +14,7 @@ class OptimizerFields(BaseModel):
     """How gradients become updates: the optimizer and its learning rate: the fields of `backend.spec.config.Config` about it."""
 
     # fmt: off
-    learning_rate: float = setting(1e-5, "training", "Learning rate", "Size of each update. LoRA wants roughly ten times "
+    learning_rate: float = setting(1e-5, "training", "Learning Rate", "Size of each update. LoRA wants roughly ten times "
                                    "what full fine-tuning wants.", gt=0, le=10)
     optimizer: str = setting(
         "adamw", "training", "Optimizer", "Turns gradients into updates.",
@@ -34,7 +34,7 @@ class OptimizerFields(BaseModel):
     max_grad_norm: float = setting(1.0, "training", "Max gradient norm", "Longer gradients are shortened to this length. "
                                    "0 never shortens.", ge=0, le=1_000_000, advanced=True)
     lr_schedule: str = setting(
-        "constant", "training", "LR schedule", "How the learning rate changes over the run.",
+        "constant", "training", "LR Schedule", "How the learning rate changes over the run.",
         choices=[("constant", "Constant", "The same from the first step to the last, without warm-up."),
                  ("cosine", "Cosine decay", "Warms up, then falls along a cosine to the final rate."),
                  ("linear", "Linear", "Warms up, then falls along a line to the final rate.")],
