@@ -24,14 +24,15 @@ from backend.spec.config import SETTINGS, Config
 from backend.spec.disk_faults import DiskFault
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import source_faults
+from backend.spec.other_programs.translation import ignored_keys
 from backend.spec.rewards import catalog
 from backend.spec.rewards.catalog import RewardEntry
-from backend.spec.setting_aliases import ignored_keys
+from backend.spec.runs.adapter_source import adapter_settings, find_adapter
 from backend.spec.whole_file import replace_file, save_as
 
 AUTOSAVE_MS = 400
 """How long typing must rest before the form is written to disk."""
-TYPED = ("int", "float", "text", "prose", "file", "model", "dataset", "list", "numbers", "mapping", "stages")
+TYPED = ("int", "float", "text", "prose", "file", "model", "adapter", "dataset", "list", "numbers", "mapping", "stages")
 """Kinds of settings that are typed letter by letter: typing without a pause is one undo step."""
 
 
@@ -301,6 +302,18 @@ class Draft(QObject):
         if weighed:
             change["reward_weights"] = [weighed.get(name, 1.0) for name in now]
         self.update(change, f"Reward file {Path(path).name}")
+
+    def use_adapter(self, text: str) -> None:
+        """Start from these adapters, with the settings that belong to them."""
+        try:
+            belonging = adapter_settings(find_adapter(text))
+        except Mistake:  # it is set all the same, and becomes a problem with its sentence
+            belonging = {}
+        if str(self._values["model"]).strip():
+            belonging.pop("model", None)  # the same weights may lie in another place here
+        if belonging:
+            belonging.setdefault("lora_keys", [])
+        self.update({"adapter": text, **belonging}, f"Adapter {Path(text).name}")
 
     def _known_rewards(self) -> list[RewardEntry]:
         own = self._user_rewards()[0]

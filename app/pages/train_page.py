@@ -175,6 +175,9 @@ class TrainPage(QWidget):
         data = self.form.fields["data"]
         assert isinstance(data, PathField)
         data.hand_over = self.session.use_data
+        adapter = self.form.fields["adapter"]
+        assert isinstance(adapter, PathField)
+        adapter.hand_over = self.draft.use_adapter
         file = self.form.fields["reward_functions_file"]
         assert isinstance(file, PathField)
         file.hand_over = self.draft.use_reward_file

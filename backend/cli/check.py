@@ -18,10 +18,12 @@ def check(config: Annotated[Path, typer.Argument(help="The settings, a YAML file
     """Say every problem with settings, model, dataset, columns and rewards, and what is unusual; loads no weights."""
     from backend.run import preflight
     from backend.spec.config import parse, read
+    from backend.spec.runs.adapter_source import with_adapter
     from backend.spec.unusual import unusual
 
     try:
-        faults = preflight.check(read(config))
+        raw = with_adapter(read(config))
+        faults = preflight.check(raw)
     except Mistake as mistake:
         faults = mistake.faults
     if as_json:
@@ -32,5 +34,5 @@ def check(config: Annotated[Path, typer.Argument(help="The settings, a YAML file
         raise typer.Exit(MISTAKE)
     if not as_json:
         print("Nothing is wrong with these settings.")
-        for remark in unusual(parse(read(config))):
+        for remark in unusual(parse(with_adapter(read(config)))):
             print(f"{remark.setting}: {remark.sentence}")

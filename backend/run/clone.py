@@ -30,6 +30,7 @@ from backend.spec.config import SETTINGS, Config, dump, keys_used_by, parse
 from backend.spec.disk_faults import cause, is_of_mlx
 from backend.spec.events import Diary
 from backend.spec.faults import Fault, Mistake
+from backend.spec.other_programs.translation import translate
 from backend.spec.places import RunFolder
 from backend.spec.private_files import make_private_folder
 from backend.spec.regular_file import refuse_links
@@ -37,11 +38,10 @@ from backend.spec.runs.lineage import Parent, write_parent
 from backend.spec.runs.run_format import check_format
 from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import run_config
-from backend.spec.setting_aliases import translate
 from backend.spec.user_input.text import shown
 from backend.spec.whole_file import replace_file
 from backend.training.learner import optimizer_of
-from backend.training.optimizer import state_arrays
+from backend.training.optimizers.state import state_arrays
 
 Reference = Literal["base", "clone"]
 
@@ -49,8 +49,10 @@ OF_THE_WEIGHTS = (
     *("model", "train_mode", "train_type", "num_layers", "rank", "scale", "lora_keys", "quantization", "dtype"),
 )
 """Settings that the weights were trained for: with others they would be another model, or none."""
-OF_THE_STATE = ("optimizer", "data", "dataset_config", "train_split", "validation_split")
+OF_THE_STATE = ("optimizer", "optimizer_bits", "data", "dataset_config", "train_split", "validation_split")
 """Settings that moments and the place in the data belong to: a warm clone keeps them."""
+OF_THE_PARENT: Mapping[str, Any] = {"run_name": "", "adapter": ""}
+"""Settings that a clone does not take over."""
 COPIED_AT_ONCE = 16 << 20
 """Bytes."""
 
@@ -64,7 +66,8 @@ def clone_settings(parent: RunFolder, which: str, changes: Mapping[str, Any], *,
     emptied = {key: SETTINGS[key].default for key, value in changes.items() if value is None and key in SETTINGS}
     if faults:
         raise Mistake(faults)
-    after = parse(before.model_dump() | {"run_name": ""} | emptied | values)
+    # The clone's weights are the parent's, whatever the parent started from.
+    after = parse(before.model_dump() | OF_THE_PARENT | emptied | values)
     if faults := [*_kept_faults(before, after, warm=warm), *_length_faults(before, after, step, warm=warm)]:
         raise Mistake(faults)
     return before, after
@@ -149,7 +152,7 @@ def _free_folder(runs_dir: Path, name: str, is_given: bool) -> RunFolder:
 
 
 def _changed(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
-    keys = [key for key in SETTINGS if key != "run_name" and getattr(before, key) != getattr(after, key)]
+    keys = [key for key in SETTINGS if key not in OF_THE_PARENT and getattr(before, key) != getattr(after, key)]
     return {key: (getattr(before, key), getattr(after, key)) for key in keys}
 
 

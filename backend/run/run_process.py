@@ -43,9 +43,10 @@ def train(
     inputs: RunInputs | None = None,
     may_restart: bool = False,
     changes: Mapping[str, Any] | None = None,
+    warnings: Sequence[str] = (),
 ) -> Ending:
     """Train `config` in `run`, from its newest checkpoint if it has one. `inputs` are what `preflight` read, if it did. `changes`: raw
-    settings to change from the step after that checkpoint on.
+    settings to change from the step after that checkpoint on. `warnings`: sentences for the diary.
 
     Errors of the run are written to the diary and returned in the Ending, never raised. Raises Mistake when another process
     holds the run, its log of GPU errors or its changes are damaged, or the settings of `changes` cannot be. With `may_restart` the Ending may be a RESTART: the run stays locked, the stop signals stay blocked, and the caller
@@ -56,7 +57,7 @@ def train(
     inherited = inherited_lock(run)
     lock = hold_lock(run) if inherited is None else inherited
     try:
-        notes: list[str] = []
+        notes = [*warnings]
         while True:
             trainer, saved = open_run(
                 config, run, echo, changes=changes, is_restarted=inherited is not None, notes=notes
@@ -194,7 +195,7 @@ def _save_before(trainer: Trainer, ending: Ending) -> Ending:
             trainer.save()
             trainer.wait_for_checkpoint()
         if ending.kind == "stopped" and trainer.config.train_type == "full" and trainer.has_parts:
-            save_model(trainer.parts.policy, trainer.config.model, trainer.folder.model)
+            save_model(trainer.parts.policy, trainer.config, trainer.folder.model)
         return ending
 
     result = ending_of(save_last_step, lambda: trainer.state.step)
