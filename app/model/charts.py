@@ -169,11 +169,15 @@ def placeholder(chart: Chart, config: Mapping[str, Any], *, is_live: bool = True
     return "Waits for the first step." if is_live else "The run ended before its first step was done."
 
 
+def ratio_is_always_1(config: Mapping[str, Any]) -> bool:
+    """Whether every update of a run with these settings meets the policy that sampled, so that nothing can be clipped."""
+    updates = [_setting(config, key) for key in ("num_iterations", "steps_per_generation")]
+    return updates == [1, 1] and _setting(config, "ratio_against") == "old"
+
+
 def flat_reason(chart: Chart, config: Mapping[str, Any]) -> str:
     """Why a chart of a run with these settings can only show 0; "" where it can move."""
-    is_of_clipping = any(curve.metric == "clip_ratio_total" for curve in chart.curves)
-    updates = [_setting(config, key) for key in ("num_iterations", "steps_per_generation")]
-    if not is_of_clipping or updates != [1, 1] or _setting(config, "ratio_against") != "old":
+    if not any(curve.metric == "clip_ratio_total" for curve in chart.curves) or not ratio_is_always_1(config):
         return ""
     return (
         "With one update per rollout the ratio of the policy to the one that sampled is always 1, so Epsilon clips nothing. With two, "

@@ -6,7 +6,7 @@ from backend.cli.exit_codes import BUG, FINISHED, MISTAKE, STOPPED
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Train": ("train", "resume", "change", "clone", "queue", "sweep", "demo"),
-    "Before training": ("check", "estimate", "rewards"),
+    "Before training": ("check", "import", "estimate", "rewards"),
     "What a run has learned": ("runs", "doctor", "compare", "evaluate", "generate", "chat", "export", "validate"),
     "This machine and this program": ("where", "hub", "bench", "replay", "serve"),
 }
@@ -26,6 +26,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "clone RUN --step best --cold --name second-stage",
     ),
     "check": ("check config.yaml",),
+    "import": ("import trl.yaml --output mine.yaml", "import mlx_lm_lora.yaml --our-defaults"),
     "estimate": ("estimate config.yaml --prompt 512",),
     "export": ("export RUN --to lmstudio", "export RUN --to folder --folder models --format 4bit --checkpoint best"),
     "generate": ('generate RUN --prompt "What is 17 plus 25?" --both',),

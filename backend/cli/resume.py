@@ -11,11 +11,11 @@ from backend.cli import sweep
 from backend.cli.completions import changes as changes_offered
 from backend.cli.completions import checkpoints, run_names
 from backend.cli.exit_codes import verb
-from backend.cli.gpu_timeout import relax_gpu_timeout
 from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.new_run import PreparedRun, parse_changes
 from backend.cli.options import AllowCode, Live, NewRunsDir, Stream
 from backend.cli.run_session import train_and_exit
+from backend.run.gpu_timeout import relax_gpu_timeout
 from backend.spec.config import load, read
 from backend.spec.diary_ends import has_finished
 from backend.spec.faults import Mistake

@@ -15,6 +15,7 @@ This module decides when a pause ends; what "save" and "stop" do is the trainer'
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -56,7 +57,7 @@ class Control:
         self.run = run
         self.diary = diary
         self._before_pause, self._after_pause = before_pause, after_pause
-        self._take_change, self._look = take_change, look
+        self._take_change, self._looks = take_change, [look]
         self.save_requested = False
         self.finish_step_requested = False
         self.stop_requested = False
@@ -78,8 +79,19 @@ class Control:
             sentence = "The change was not made: the run had come to its end."
             self.diary.write("note", level="warning", sentence=sentence, answers="change")
 
+    def also_look(self, look: Callable[[], None]) -> None:
+        """Call this too wherever the run may stop."""
+        self._looks.append(look)
+
+    def _look(self) -> None:
+        for look in self._looks:
+            look()
+
     def listen_to_signals(self) -> None:
-        """Make the stop signals mean "save and stop". To be called in the main thread, as `signal.signal` requires."""
+        """Make the stop signals mean "save and stop". In a thread other than the main one they stay what the program has made of them, as
+        `signal.signal` requires."""
+        if threading.current_thread() is not threading.main_thread():
+            return
         stop_signals.handle(self._on_signal)
         stop_signals.unblock()  # `hand_on_signals` of the program before has blocked them
 

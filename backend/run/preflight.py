@@ -52,18 +52,22 @@ def check(raw: Mapping[str, Any]) -> list[Fault]:
 
 
 def preflight(
-    raw: Mapping[str, Any], processes: SharedProcesses | None = None, runs_dir: Path | None = None
+    raw: Mapping[str, Any],
+    processes: SharedProcesses | None = None,
+    runs_dir: Path | None = None,
+    begin: Callable[[Config], Scorer] | None = None,
 ) -> RunInputs:
     """Check raw settings, then model, reference, dataset, columns, prompts and rewards, each independently of the others.
 
     Returns the rows and reward functions that were read. `processes`: those that are shared with other runs. `runs_dir`: where
-    the run will be, the folder of runs by default; its disk must have room. Raises Mistake with all faults.
+    the run will be, the folder of runs by default; its disk must have room. `begin`: what makes the scorer, where functions are objects of a
+    program. Raises Mistake with all faults.
     A reward file is executed to see what it registers: naming it on the command line is consent.
     """
     if faults := problems(raw):
         raise Mistake(faults)
     config = parse(raw)
-    scorer = begin_scorer(config, processes)
+    scorer = begin(config) if begin else begin_scorer(config, processes)
     try:
         splits = _check_files(config, scorer, runs_dir or runs_folder())
     except BaseException:

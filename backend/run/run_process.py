@@ -44,9 +44,11 @@ def train(
     may_restart: bool = False,
     changes: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
+    look: Callable[[], None] | None = None,
 ) -> Ending:
     """Train `config` in `run`, from its newest checkpoint if it has one. `inputs` are what `preflight` read, if it did. `changes`: raw
-    settings to change from the step after that checkpoint on. `warnings`: sentences for the diary.
+    settings to change from the step after that checkpoint on. `warnings`: sentences for the diary. `look` is called wherever the run may
+    stop, and may raise Stopped or Mistake.
 
     Errors of the run are written to the diary and returned in the Ending, never raised. Raises Mistake when another process
     holds the run, its log of GPU errors or its changes are damaged, or the settings of `changes` cannot be. With `may_restart` the Ending may be a RESTART: the run stays locked, the stop signals stay blocked, and the caller
@@ -62,6 +64,8 @@ def train(
             trainer, saved = open_run(
                 config, run, echo, changes=changes, is_restarted=inherited is not None, notes=notes
             )
+            if look is not None:
+                trainer.control.also_look(look)
             ending, damaged = _trained(trainer, saved, command, inputs)
             if damaged is None:
                 break

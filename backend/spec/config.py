@@ -19,7 +19,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from backend.spec.checks import cross_setting_faults, reference_is_needed
 from backend.spec.documented_form import in_form_order
 from backend.spec.faults import Fault, Mistake
-from backend.spec.other_programs.translation import FOREIGN_WORDS, translate
+from backend.spec.other_programs.translation import FOREIGN_WORDS, NAMES, translate
+from backend.spec.other_programs.trl_script import reward_entries
 from backend.spec.rewards.catalog import nearest, split_names, with_absolute_file
 from backend.spec.setting import Setting, Use, setting_from_field
 from backend.spec.settings.batches import BatchFields
@@ -157,16 +158,17 @@ def read(path: str | Path) -> dict[str, Any]:
     return beside(path.parent, cast("dict[str, Any]", raw))
 
 
-PATH_KEYS = (
-    "model", "adapter", "tokenizer", "data", "dataset", "valid_data", "test_data", "reference_model_path", "reward_functions_file",
-)  # fmt: skip
-"""Keys whose value may be a path, which is then relative to the file it stands in."""
+PATHS = (
+    *("model", "data", "dataset", "valid_data", "test_data", "tokenizer", "reference_model_path", "adapter"),
+    "reward_functions_file",
+)
+"""Keys whose value may be a path, relative to the file that it stands in."""
 
 
 def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Raw settings with relative paths that exist in `folder` made absolute. Ids, absolute paths and ~ stay as they are."""
     resolved = dict(raw)
-    for key in PATH_KEYS:
+    for key in (*PATHS, *(word for word in raw if NAMES.get(word) in PATHS)):
         value = raw.get(key)
         if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
             value = value[0]  # pyright: ignore
@@ -178,6 +180,8 @@ def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
         }
     if "reward_functions" in raw:
         resolved["reward_functions"] = _rewards_beside(folder, raw["reward_functions"])
+    if raw.get("reward_funcs") is not None:  # TRL's, where a function has an import path
+        resolved["reward_funcs"] = _rewards_beside(folder, reward_entries(raw["reward_funcs"]))
     if isinstance(stages := raw.get("stages"), list):
         resolved["stages"] = [_stage_beside(folder, stage) for stage in cast("list[Any]", stages)]
     return resolved

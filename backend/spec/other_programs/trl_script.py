@@ -68,7 +68,7 @@ def adapters(to: Rewriting) -> None:
 
 def dataset(to: Rewriting) -> None:
     """`datasets`, TRL's mixture, where it has one entry; prompts that are too long."""
-    listed = to.take("datasets")
+    listed = to.take("datasets") or None
     if listed is not None and not (isinstance(listed, list) and len(cast("list[Any]", listed)) == 1):
         return to.refuse(
             "datasets", "datasets must list one dataset here: mix several into one file first, and give it as data."
