@@ -127,8 +127,6 @@ def _completion_leaves_space_for_a_prompt(completion: int, sequence: int) -> Ite
 
 @_reads("reward_functions")
 def _reward_functions_are_listed_once(functions: list[str]) -> Iterator[Fault]:
-    if not functions:
-        yield Fault("reward_functions", "No reward function is ticked; a run needs at least one.")
     if twice := _duplicates(functions):
         yield Fault("reward_functions", f"{shown(', '.join(twice))} is listed twice; list each reward function once.")
 
@@ -298,7 +296,9 @@ def reference_is_needed(beta: float, log_kl: bool, ratio_against: str) -> bool:
 @_reads("sync_ref_model", "beta", "log_kl", "ratio_against")
 def _synced_reference_is_used(sync: bool, beta: float, log_kl: bool, against: str) -> Iterator[Fault]:
     if sync and not reference_is_needed(beta, log_kl, against):
-        yield Fault("sync_ref_model", "Reference follows is on, but KL weight is 0, so there is no reference to move.")
+        yield Fault(
+            "sync_ref_model", "Reference follows is on, but Beta (KL weight) is 0, so there is no reference to move."
+        )
 
 
 @_reads("sync_ref_model", "reference_model_path", "train_type")

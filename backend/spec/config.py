@@ -17,6 +17,7 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from backend.spec.checks import cross_setting_faults, reference_is_needed
+from backend.spec.documented_form import in_form_order
 from backend.spec.faults import Fault, Mistake
 from backend.spec.other_programs.translation import FOREIGN_WORDS, NAMES, translate
 from backend.spec.other_programs.trl_script import reward_entries
@@ -89,7 +90,9 @@ class Config(
         return reference_is_needed(self.beta, self.log_kl, self.ratio_against)
 
 
-SETTINGS: dict[str, Setting] = {key: setting_from_field(key, field) for key, field in Config.model_fields.items()}
+SETTINGS: dict[str, Setting] = dict(
+    in_form_order(SECTIONS, (setting_from_field(key, field) for key, field in Config.model_fields.items()))
+)
 """Every setting by key, in the order of the form."""
 
 NOT_BUILT = {
@@ -300,6 +303,8 @@ def _validated(about: Setting, value: Any) -> tuple[Any, str]:
     """(value, "") or (None, why not)."""
     if value == "" and about.optional:
         return None, ""
+    if value in ("", []) and about.empty_is_default:
+        return about.default, ""
     if isinstance(value, bool) and about.kind in ("int", "float"):
         return None, f"{about.label} must be a number, not {str(value).lower()}."
     if isinstance(value, list) and len(cast("list[Any]", value)) > LONGEST_LIST:

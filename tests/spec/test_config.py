@@ -381,10 +381,13 @@ def test_a_key_of_a_feature_not_built_yet_is_refused(key: str) -> None:
     assert one_sentence({key: 1}, key).endswith(f"({key}) is not built yet; take the key out to run without it.")
 
 
-def test_no_reward_function_means_the_defaults_and_an_empty_list_is_a_problem() -> None:
+def test_no_reward_function_means_the_defaults() -> None:
     assert parse(SOUND).reward_functions == list(DEFAULT_REWARDS) and parse(SOUND).weights == [1.0] * 5
-    assert parse(SOUND | {"reward_functions": ""}).reward_functions == list(DEFAULT_REWARDS)
-    assert one_sentence({"reward_functions": []}, "reward_functions").startswith("No reward function is ticked")
+    for empty in ("", [], "[]", None):
+        assert parse(SOUND | {"reward_functions": empty}).reward_functions == list(DEFAULT_REWARDS)
+    assert "2 reward weights for 5" in one_sentence(
+        {"reward_functions": [], "reward_weights": [1, 2]}, "reward_weights"
+    )
     assert "listed twice" in one_sentence({"reward_functions": ["a", "a"]}, "reward_functions")
 
 
@@ -408,7 +411,7 @@ def test_no_reward_function_means_the_defaults_and_an_empty_list_is_a_problem() 
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "tokenize is not an option to choose"),
         ({"temperature": 0}, "temperature", "Temp must be above 0, not 0."),
         ({"group_size": 1}, "group_size", "Group must be at least 2, not 1."),
-        ({"learning_rate": -1e-5}, "learning_rate", "Learning rate must be above 0, not -1e-05."),
+        ({"learning_rate": -1e-5}, "learning_rate", "Learning Rate must be above 0, not -1e-05."),
         ({"seed": 2**32}, "seed", "Seed must be at most 4294967295, not 4294967296."),
         ({"model": ""}, "model", "Choose a base model"),
         ({"data": " "}, "data", "Choose a dataset"),

@@ -31,8 +31,9 @@ def draft(tmp_path: Path, qapp) -> Draft:
 
 
 def test_the_documented_presets_exist():
-    assert [candidate.title for candidate in ALL][:8] == [
+    assert [candidate.title for candidate in ALL][:9] == [
         "Demo", "Fast try", "Reasoning", "Small memory", "GSPO", "DAPO", "Dr. GRPO", "Full, small model",
+        "As documented",
     ]  # fmt: skip
 
 
@@ -121,7 +122,7 @@ def test_the_panel_previews_and_changes_nothing_until_apply(panel: PresetPanel, 
     panel.list.setCurrentRow(4)
     rows = [tuple(panel.table.item(row, column).text() for column in range(3)) for row in range(panel.table.rowCount())]
     assert ("Importance", "Token", "Sequence (GSPO)") in rows or any(row[0] == "Importance" for row in rows)
-    assert ("KL weight", "0.1", "0") in rows
+    assert ("Beta (KL weight)", "0.1", "0") in rows
     assert "stay as they are" in panel.keeps.text()
     assert draft.value("beta") == 0.1
     panel.reject()
