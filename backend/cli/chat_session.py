@@ -65,7 +65,7 @@ class Asking:
             raise Mistake(faults)
         if limit < 1:
             raise Mistake("max_tokens", "Max tokens must be at least 1.")
-        of_run = Sampling(config.temperature, config.top_p, config.top_k, config.min_p)
+        of_run = Sampling.of(config)
         return ChatQuestion(
             prompt, sampling=replace(of_run, **changes), max_tokens=limit, seed=self.seed, system=self.system, **more
         )

@@ -64,7 +64,7 @@ class RunParts:
         self.policy.use_reference(config)
         self.scoring.change(config, self.steps_of(config))
         self.steps = self.scoring.steps
-        self.sampling = sampling_of(config)
+        self.sampling = Sampling.of(config)
         self.learner.change(config, self.steps, keys)
 
     def held_out(
@@ -180,14 +180,10 @@ def load_parts(
         background_tokenizer=background_tokenizer,
         valid=valid,
         test=test,
-        sampling=sampling_of(config),
+        sampling=Sampling.of(config),
         steps=scoring.steps,
         slow_paths=list(dict.fromkeys([*policy.split_model.slow_paths, *rollout.slow_paths, *of_prompts])),
     )
-
-
-def sampling_of(config: Config) -> Sampling:
-    return Sampling(config.temperature, config.top_p, config.top_k, config.min_p)
 
 
 def _tokenized_prompts(

@@ -13,6 +13,7 @@ import mlx.nn as nn
 
 from backend.data.problems import PromptFormat, check_prompts
 from backend.data.rows import SPLITS, Splits, check_columns, read_splits
+from backend.generation.grammar import check_grammar
 from backend.models.adapter_files import check_adapter
 from backend.models.hub_search import config_file
 from backend.models.loading import check_opens
@@ -72,6 +73,7 @@ def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> Splits:
     """Everything that the settings point to. → the rows. Raises Mistake with all faults."""
     faults: list[Fault] = []
     tokenizer = _check_models(config, runs_dir, faults)
+    _caught(faults, lambda: check_grammar(config, tokenizer))
     splits = _caught(faults, lambda: _read_and_check_data(config, tokenizer))
     # Last: the process of the reward functions has been starting meanwhile.
     steps = config.iters

@@ -18,6 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from backend.spec.checks import cross_setting_faults, reference_is_needed
 from backend.spec.faults import Fault, Mistake
+from backend.spec.output_grammar import is_schema
 from backend.spec.rewards.catalog import nearest, split_names, with_absolute_file
 from backend.spec.setting import Setting, Use, setting_from_field
 from backend.spec.setting_aliases import FOREIGN_KEYS, translate
@@ -77,6 +78,16 @@ class Config(
         return self.reward_weights or [1.0] * len(self.reward_functions)
 
     @property
+    def penalties(self) -> tuple[float, float, float]:
+        """Repetition, presence and frequency."""
+        return self.repetition_penalty, self.presence_penalty, self.frequency_penalty
+
+    @property
+    def holds_output(self) -> bool:
+        """Whether sampling is held to a regex or a JSON schema."""
+        return bool(self.output_regex or self.output_schema)
+
+    @property
     def needs_reference(self) -> bool:
         """Whether a step computes log-probabilities under the reference policy."""
         return reference_is_needed(self.beta, self.log_kl, self.ratio_against)
@@ -90,7 +101,6 @@ NOT_BUILT = {
     "environments": "Environments",
     "rollout_func": "A rollout function of your own",
     "router_aux_loss_coef": "The router loss of mixture-of-experts models",
-    "repetition_penalty": "The sampler's repetition penalty",
 }
 """Keys of related programs for features that are not built yet → what they are, to be refused in a sentence."""
 
@@ -154,10 +164,12 @@ def read(path: str | Path) -> dict[str, Any]:
 def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Raw settings with relative paths that exist in `folder` made absolute. Ids, absolute paths and ~ stay as they are."""
     resolved = dict(raw)
-    for key in ("model", "data", "dataset", "reference_model_path", "reward_functions_file"):
+    for key in ("model", "data", "dataset", "reference_model_path", "reward_functions_file", "output_schema"):
         value = raw.get(key)
         if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
             value = value[0]  # pyright: ignore
+        if key == "output_schema" and isinstance(value, str) and is_schema(value):
+            continue  # the schema itself, and no file's name
         if isinstance(value, str) and value and not Path(value).is_absolute() and exists(folder / value):
             resolved[key] = os.path.realpath(folder / value)
     if "reward_functions" in raw:

@@ -21,6 +21,7 @@ from backend.engine.device import on_gpu
 from backend.engine.forward import PrefilledPrompts
 from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.lm_head import TokenScores
+from backend.engine.penalties import Penalties
 from backend.models.policy import Policy
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
@@ -82,6 +83,7 @@ class Learner:
         learning rate follows the new curve from the present update on."""
         self.learning_rate = learning_rates(config, steps)
         self.forward.temperature = config.temperature
+        self.forward.penalties = Penalties(*config.penalties)
         self.max_grad_norm = config.max_grad_norm
         self.algorithm.change(config, keys)
 
@@ -275,6 +277,7 @@ def build_learner(
             chunk or seq_step_size or head_chunk(policy.split_model.vocab_size, on_gpu()),
             micro_batch_tokens or MICRO_BATCH_TOKENS[on_gpu()],
             has_dropout=config.dropout > 0,
+            penalties=Penalties(*config.penalties),
         ),
         max_grad_norm=config.max_grad_norm,
         seed=config.seed,
