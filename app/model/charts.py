@@ -84,11 +84,18 @@ CHARTS: tuple[Chart, ...] = (
           (Curve("sampling/logp_gap/mean", "Rounding", "accent"), Curve("sampling/sampling_logp_difference/mean", "With filters", "muted"))),
     Chart("Groups without signal", "% of groups", "share", "Share of groups whose completions all got the same reward: they have no "
           "advantage, and teach nothing.", (Curve("frac_reward_zero_std", "No signal", "clip"),)),
+    Chart("Spread of rewards", "std of the reward", "", "Standard deviation of the rewards within a group, averaged over the groups, and over the "
+          "whole step. GRPO learns from the first: near 0 the completions of a group are worth the same, whatever the second says.",
+          (Curve("reward_std_within_groups", "Within groups", "accent"), Curve("reward_std", "Over the step", "muted"))),
     Chart("Spread per function", "std of the score", "", "Standard deviation of each reward function's scores. A function that scores all alike "
           "guides nothing.", pattern="rewards/*/std"),
     Chart("Diversity of groups", "% of completions", "share", "Share of the completions of a group that differ from each other, and of their text "
           "that repeats itself. When all of a group are the same, there is nothing to compare, and nothing to learn.",
-          (Curve("completions/distinct_fraction", "Different", "accent"), Curve("completions/repetition", "Repeated text", "warning"))),
+          (Curve("completions/distinct_fraction", "Different", "accent"), Curve("completions/repetition", "Repeated text", "warning"),
+           Curve("completions/identical_fraction", "Identical to another", "clip"))),
+    Chart("Distinct words", "% of tokens", "share", "Distinct-1 and distinct-2: how many different tokens, and pairs of neighbours, the completions of "
+          "a group have, of all their tokens. Falling at the same length, the completions grow alike in wording before any two are the same.",
+          (Curve("completions/distinct_1", "Distinct-1", "length"), Curve("completions/distinct_2", "Distinct-2", "accent"))),
     Chart("Advantage", "advantage", "", "Advantages of the step's completions: how far their rewards lie above or below their group.",
           pattern="advantage*"),
     Chart("Loss", "loss", "", "Near 0 and rising is normal for GRPO: watch the reward, not the loss.", (Curve("loss", "Loss", "muted"),)),
@@ -103,6 +110,12 @@ CHARTS: tuple[Chart, ...] = (
           stacked=("time/rollout", "time/reward", "time/train", "time/save", "time/other")),
     Chart("Memory", "GB", "GB", "The most memory that was in use at once.", (Curve("peak_memory_gb", "Peak", "muted"),),
           pattern="peak_memory_gb/*"),
+    Chart("Memory of the processes", "GB", "GB", "Memory of the run's processes, the reward functions' included, at the end of a step, and how much of "
+          "the machine's memory is swapped out to disk. When swap grows, steps get slow: lower the memory limit.",
+          (Curve("process/memory_gb", "Processes", "accent"), Curve("machine/swap_gb", "Swapped out", "warning"))),
+    Chart("CPU", "cores", "", "Cores that the run's processes kept busy, averaged over a step.", (Curve("process/cpu_cores", "Busy", "accent"),)),
+    Chart("GPU", "% of the time", "share", "Share of a step in which the Mac's GPU was busy, with whatever program.",
+          (Curve("process/gpu_use", "Busy", "accent"),)),
     Chart("Tokens", "tokens", "", "Tokens seen since the run began.", (Curve("num_tokens", "Seen", "muted"),)),
     Chart("Other", "value", "", "Every other metric in the diary.", pattern="*"),
 )

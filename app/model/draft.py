@@ -24,9 +24,9 @@ from backend.spec.config import SETTINGS, Config
 from backend.spec.disk_faults import DiskFault
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import source_faults
+from backend.spec.other_programs.translation import ignored_keys
 from backend.spec.rewards import catalog
 from backend.spec.rewards.catalog import RewardEntry
-from backend.spec.setting_aliases import ignored_keys
 from backend.spec.whole_file import replace_file, save_as
 
 AUTOSAVE_MS = 400

@@ -9,9 +9,9 @@ from typing import Any
 from backend.spec import config
 from backend.spec.config import SETTINGS
 from backend.spec.faults import Fault
+from backend.spec.other_programs.translation import translate
 from backend.spec.rewards import catalog
 from backend.spec.setting import Setting
-from backend.spec.setting_aliases import translate
 
 Values = dict[str, Any]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from app.model.charts import CHARTS
 from backend.spec.config import SETTINGS
+from backend.spec.other_programs.translation import other_names
 from backend.spec.places import project_root
-from backend.spec.setting_aliases import other_names
 
 GLOSSARY = project_root() / "docs" / "glossary.md"
 CHART, SETTING = "Charts", "Settings"

@@ -15,8 +15,8 @@ from app.model.form_values import defaults, is_equivalent
 from backend.spec import config, places
 from backend.spec.config import SETTINGS, keys_used_by
 from backend.spec.faults import Mistake
+from backend.spec.other_programs.translation import translate
 from backend.spec.setting import Setting
-from backend.spec.setting_aliases import translate
 
 OWN = keys_used_by("task")
 """Settings of the user's task, which a preset may not change."""

@@ -18,9 +18,10 @@ import numpy as np
 from backend.chat.sides import SideName, Sides
 from backend.chat.source import ChatSource
 from backend.data.chat_tokens import Messages, tokenize
+from backend.data.files import Row
 from backend.data.preview import open_dataset
-from backend.data.problems import PromptFormat, messages_of, problem_of, row_name
-from backend.data.rows import Row
+from backend.data.problems import PromptFormat, messages_of, problem_of
+from backend.data.rows import row_name
 from backend.engine.cpu.affinity import on_one_core
 from backend.generation.cached_sequence import CachedSequence, SampledToken
 from backend.generation.grammar import CompiledGrammar, Grammar, HeldOutputs

@@ -19,6 +19,7 @@ from backend.chat.source import ChatSource
 from backend.engine.model_probe import split
 from backend.engine.shared_weights import copy_sharing_arrays
 from backend.engine.split_model import SplitModel
+from backend.models.own_tokenizer import run_tokenizer
 from backend.models.policy import cast, load_model, load_policy
 from backend.spec.faults import Mistake
 from backend.spec.machine import machine_bytes
@@ -87,6 +88,7 @@ def _with_adapters(source: ChatSource, note: Note) -> Sides:
 def _whole_models(source: ChatSource, wanted: Sequence[SideName], note: Note) -> Sides:
     """Models that share nothing: the base, and what full fine-tuning made of it, in the precision that the base came with."""
     base, tokenizer, _ = load_model(source.config.model, "model")
+    tokenizer = run_tokenizer(source.config.tokenizer, tokenizer, base)
     # A plain model comes as it is, and Config's default leaves its type as it is too.
     cast(base, source.config.dtype)
     models: dict[SideName, nn.Module] = {"base": base}

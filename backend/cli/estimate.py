@@ -80,7 +80,7 @@ def _texts(config: Config) -> Iterator[str]:
     from backend.data.rows import read_splits
 
     prompt_format = PromptFormat.of(config)
-    for row in islice(read_splits(config).train, ROWS):
+    for row in islice(read_splits(config, head=True).train, ROWS):
         yield "\n".join(str(message["content"]) for message in messages_of(row, prompt_format, "a row"))
 
 

@@ -17,9 +17,9 @@ from backend.spec.config import SETTINGS, TEXTS, Config, beside, dump, parse, re
 from backend.spec.disk_faults import DiskFault
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
+from backend.spec.other_programs.translation import translate
 from backend.spec.places import RunFolder, default_run_name, make_run_folder
 from backend.spec.rewards.allowed_code import allow_named, require_allowed
-from backend.spec.setting_aliases import translate
 from backend.spec.user_input.documents import parse_yaml
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown

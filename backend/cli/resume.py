@@ -18,10 +18,10 @@ from backend.cli.run_session import train_and_exit
 from backend.spec.config import load, read
 from backend.spec.diary_ends import has_finished
 from backend.spec.faults import Mistake
+from backend.spec.other_programs.translation import translate
 from backend.spec.places import find_run
 from backend.spec.rewards.allowed_code import require_allowed
 from backend.spec.runs.run_format import check_format
-from backend.spec.setting_aliases import translate
 from backend.spec.sweeps.sweep_results import find_sweep
 
 

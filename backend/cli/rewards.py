@@ -179,7 +179,7 @@ def _reward_settings(raw: dict[str, Any], faults: list[Any]) -> Config:
     relevant = [fault for fault in faults if fault.setting in keys or fault.setting.startswith("reward")]
     if relevant:
         raise Mistake(relevant)
-    from backend.spec.setting_aliases import translate
+    from backend.spec.other_programs.translation import translate
 
     used = {key: value for key, value in translate(raw)[0].items() if key in keys}
     return parse({"model": "-", "data": "-", **used})

@@ -11,7 +11,9 @@ import os
 import stat
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,6 +56,71 @@ def kind_of_path(path: Path, setting: str = "data") -> Literal["file", "folder",
     return "file"
 
 
+HEAD_ROWS, HEAD_BYTES = 10_000, 16 * 2**20
+"""A preview of a large file shows at most so many rows, from at most so many bytes."""
+LARGE_TEXT, LARGE_PARQUET = 64 * 2**20, 16 * 2**20
+"""Bytes above which a file is large: what takes seconds to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The first rows of a file, and about how many it has."""
+
+    rows: list[Row]
+    about: int
+
+
+def read_head(path: Path) -> Head | None:
+    """The first rows of a large file; None for a file that is not large, or of a kind that only opens as a whole. Raises Mistake."""
+    kind = path.suffix.lower()
+    try:
+        size = path.stat().st_size
+        if kind in (".jsonl", ".csv") and size > LARGE_TEXT:
+            return _head_of_text(path, kind, size)
+        if kind == ".parquet" and size > LARGE_PARQUET:
+            return _head_of_parquet(path)
+    except UnicodeDecodeError:
+        raise Mistake("data", f"{shown(path, PATH)} is not UTF-8 text.") from None
+    except OSError as error:
+        raise Mistake("data", f"{shown(path, PATH)} cannot be read: {reason(error)}.") from None
+    return None
+
+
+def _head_of_text(path: Path, kind: str, size: int) -> Head:
+    newline = "" if kind == ".csv" else None
+    read = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal read
+        for line in _lines(path, newline, whole=False):
+            if read > HEAD_BYTES:
+                return
+            read += len(line.encode(errors="replace"))
+            yield line
+
+    made = _csv_rows(lines(), path) if kind == ".csv" else _jsonl_rows(lines(), path)
+    rows = list(islice(made, HEAD_ROWS))
+    return Head(rows, max(len(rows), round(size / max(read, 1) * len(rows))))
+
+
+def _head_of_parquet(path: Path) -> Head:
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        refuse_equal_columns(list(file.schema_arrow.names), path)
+        rows: list[Row] = []
+        for batch in file.iter_batches(BATCH_ROWS):
+            rows += batch.to_pylist()
+            if len(rows) >= HEAD_ROWS:
+                break
+        return Head(rows[:HEAD_ROWS], file.metadata.num_rows)
+    except (MemoryError, Mistake):
+        raise
+    except Exception as error:  # as in `_read_parquet`
+        raise Mistake("data", f"{shown(path, PATH)} cannot be read as parquet: {first_line(error)}") from None
+
+
 def largest_file() -> int:
     """Bytes of the largest file of text: what it becomes in memory is several times as much."""
     return max(2 * 2**30, machine_bytes() // 8)
@@ -76,9 +143,9 @@ def read_file(path: Path) -> list[Row]:
 # ── text ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _lines(path: Path, newline: str | None = None) -> Iterator[str]:
-    """The lines of a text file, each of a limited length. Raises Mistake."""
-    if path.stat().st_size > (limit := largest_file()):
+def _lines(path: Path, newline: str | None = None, *, whole: bool = True) -> Iterator[str]:
+    """The lines of a text file, each of a limited length. `whole`: all of them will be kept in memory. Raises Mistake."""
+    if whole and path.stat().st_size > (limit := largest_file()):
         raise Mistake("data", f"{shown(path, PATH)} is larger than the {limit / 2**30:.3g} GB that can be read here.")
     # Not blocking: since it was looked at, a pipe may have taken the file's place.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -94,14 +161,17 @@ def _lines(path: Path, newline: str | None = None) -> Iterator[str]:
 
 
 def _read_jsonl(path: Path) -> list[Row]:
-    rows: list[Row] = []
-    for number, line in enumerate(_lines(path), 1):
+    return list(_jsonl_rows(_lines(path), path))
+
+
+def _jsonl_rows(lines: Iterable[str], path: Path) -> Iterator[Row]:
+    for number, line in enumerate(lines, 1):
         if line.strip():
-            rows.append(_json_object(line, f"line {number} of {shown(path, PATH)}"))
-    return rows
+            yield json_object(line, f"line {number} of {shown(path, PATH)}")
 
 
-def _json_object(text: str, where: str) -> Row:
+def json_object(text: str, where: str) -> Row:
+    """A row of a JSONL file; `where` names it. Raises Mistake."""
     try:
         value = loose_json.parse(text)
     except loose_json.BrokenJson as error:
@@ -124,23 +194,30 @@ def _read_json(path: Path) -> list[Row]:
 
 
 def _read_csv(path: Path) -> list[Row]:
+    return list(_csv_rows(_lines(path, newline=""), path))
+
+
+def _csv_rows(lines: Iterable[str], path: Path) -> Iterator[Row]:
     # The default refuses a cell over 128 KB; prompts that are too long are left out later.
     csv.field_size_limit(sys.maxsize)
-    rows: list[Row] = []
-    reader = csv.DictReader(_lines(path, newline=""), strict=True)
+    reader = csv.DictReader(lines, strict=True)
     try:
-        _check_columns_differ([name for name in reader.fieldnames or () if name], path)
+        refuse_equal_columns([name for name in reader.fieldnames or () if name], path)
         for row in reader:
             if None in row:
-                raise csv.Error("it has more fields than the header has columns")
-            rows.append(dict(row))
+                raise ragged()
+            yield dict(row)
     except csv.Error as error:
         line = reader.reader.line_num
         raise Mistake("data", f"The CSV in line {line} of {shown(path, PATH)} is broken: {shown(error)}.") from None
-    return rows
 
 
-def _check_columns_differ(names: Sequence[str], path: Path) -> None:
+def ragged() -> csv.Error:
+    """Of a record that is longer than the header."""
+    return csv.Error("it has more fields than the header has columns")
+
+
+def refuse_equal_columns(names: Sequence[str], path: Path) -> None:
     """Raise Mistake for a name that two columns have: of their values, all but the last column's would be lost."""
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
@@ -167,7 +244,7 @@ def _read_parquet(path: Path) -> list[Row]:
 def _unpacked(file: Any, path: Path) -> list[Row]:
     """The rows of an open parquet file, counted while they are unpacked: a small file may stand for any number of them."""
     names = list(file.schema_arrow.names)
-    _check_columns_differ(names, path)
+    refuse_equal_columns(names, path)
     limit = UNPACKED * path.stat().st_size + UNPACKED_FREE
     rows: list[Row] = []
     size = 0

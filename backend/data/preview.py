@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from backend.data.files import Row, kind_of_path
+from backend.data.row_steps import MapRows
+from backend.data.row_views import Rows
 from backend.data.rows import SPLITS, Splits, check_columns, read_splits
 from backend.spec.config import Config, keys_used_by, problems
 from backend.spec.dataset_columns import likeliest_column
@@ -27,6 +29,8 @@ READING = keys_used_by("rows")
 """Settings that decide which rows the dataset has."""
 MAPPING = keys_used_by("row_view", "prompt_limit")
 """Settings that decide how a row becomes a prompt."""
+COLUMNS_OF_STEPS = ("prompt_feature", "answer_feature", "reward_functions_file")
+"""Settings that the steps of rows depend on besides: the columns that they write, and the file of the map function."""
 KINDS_GUESSED = {"prompt_feature": ("text", "messages"), "answer_feature": ("text", "number", "yes or no")}
 """Settings whose column is guessed → the kinds that its cells may have. Type and system may be absent, and are not guessed."""
 INSPECTED_ROWS = 200
@@ -50,7 +54,7 @@ class LoadedDataset:
     splits: Splits
     computed: dict[Any, Any] = field(default_factory=dict)
 
-    def rows(self, split: str) -> list[Row]:
+    def rows(self, split: str) -> Rows:
         return self.splits.rows(split)
 
     def source(self, split: str, config: DatasetSettings) -> str:
@@ -62,14 +66,19 @@ _opened: tuple[Any, LoadedDataset] | None = None
 _reading = threading.Lock()
 
 
-def open_dataset(config: DatasetSettings) -> LoadedDataset:
-    """The rows of all splits; read again only when the settings or the files have changed. Raises Mistake."""
+def open_dataset(config: Config, map_rows: MapRows | None = None) -> LoadedDataset:
+    """The rows of all splits, of large files the first ones; read again only when the settings or the files have changed. `map_rows`: as in
+    `read_splits`. Raises Mistake."""
     global _opened
     with _reading:
-        stamp = (*(getattr(config, key) for key in READING), _written(user_path(config.data, "data")))
+        files = [user_path(name, "data") for name in (config.data, config.valid_data, config.test_data) if name]
+        depends = (*READING, *COLUMNS_OF_STEPS)
+        stamp = (*(getattr(config, key) for key in depends), map_rows is None, [_written(file) for file in files])
         if _opened is None or _opened[0] != stamp:
             _opened = None  # frees the old rows first: two datasets may not fit in memory
-            _opened = (stamp, LoadedDataset(read_splits(config)))
+            # The sets of `eval_data` are read when a run begins: the page shows the splits.
+            own = config.model_copy(update={"eval_data": {}})
+            _opened = (stamp, LoadedDataset(read_splits(own, map_rows, head=True)))
         return _opened[1]
 
 
@@ -199,17 +208,17 @@ def _identity(row: Row, config: ColumnSettings) -> Any:
     )
 
 
-def overview(config: Config) -> dict[str, Any]:
-    """Everything that the page shows of the dataset: {form, splits {split: {rows, source, unanswered, repeated}}, names
-    (of splits), columns, likely, faults, written (names, times and sizes of the files)}. A dataset that cannot be read gives
-    its faults beside what is known all the same."""
+def overview(config: Config, map_rows: MapRows | None = None) -> dict[str, Any]:
+    """Everything that the page shows of the dataset: {form, splits {split: {rows, about, source, unanswered, repeated}}, names (of splits),
+    columns, likely, faults, notes, written (names, times and sizes of the files)}. `about`: how many rows a large file has, of which `rows` were
+    read; else None. A dataset that cannot be read gives its faults beside what is known all the same."""
     known: dict[str, Any] = {
         "form": form_of(config.data), "names": split_names(config.data), "splits": {}, "columns": [], "likely": {},
-        "faults": [], "written": [],
+        "faults": [], "notes": [], "written": [],
     }  # fmt: skip
     try:
         known["written"] = _written(user_path(config.data, "data"))
-        opened = open_dataset(config)
+        opened = open_dataset(config, map_rows)
     except Mistake as mistake:
         return known | {"faults": [fault.to_dict() for fault in mistake.faults]}
     present = [split for split in SPLITS if opened.rows(split)]
@@ -219,6 +228,7 @@ def overview(config: Config) -> dict[str, Any]:
         "columns": columns,
         "likely": likely(columns, config),
         "faults": [fault.to_dict() for fault in column_faults(opened, config)],
+        "notes": opened.splits.notes,
     }
 
 
@@ -226,5 +236,5 @@ def _split(opened: LoadedDataset, split: str, config: ColumnSettings) -> dict[st
     key = ("gaps", split, config.prompt_feature, config.system_feature, config.answer_feature)
     if key not in opened.computed:
         opened.computed[key] = gaps(opened.rows(split), config)
-    source = opened.splits.source.get(split, "")
-    return {"rows": len(opened.rows(split)), "source": source, **opened.computed[key]}
+    source, about = opened.splits.source.get(split, ""), opened.splits.about.get(split)
+    return {"rows": len(opened.rows(split)), "about": about, "source": source, **opened.computed[key]}

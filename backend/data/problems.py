@@ -1,19 +1,24 @@
 """A dataset's row becomes a Problem: the prompt column as chat messages, rendered by the chat template, tokenised.
 
-A prompt is never truncated: a row whose prompt leaves no room for the completion is left out and counted. Reading the rows
-is `backend.data.rows`'s, choosing when a row is tokenised `backend.data.prompts`'s.
+A row whose prompt leaves no room for the completion is left out and counted; or, where the settings say so, the beginning of its last user
+message is cut off (`backend.data.cut_prompts`). Reading the rows is `backend.data.rows`'s, choosing when a row is tokenised
+`backend.data.prompts`'s.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backend.data.chat_tokens import Messages, check_unicode, count, tokenize_if_fits
+from backend.data.chat_tokens import Messages, TooLong, characters, check_unicode, count, tokenize_if_fits
+from backend.data.cut_prompts import cut_left
 from backend.data.files import Row
-from backend.data.rows import check_columns, shown_source
+from backend.data.row_views import LazyRows, Rows
+from backend.data.rows import check_columns, row_name
 from backend.spec.faults import Mistake
+from backend.spec.row_settings import prompt_limit
 from backend.spec.setting_groups import PromptSettings
 from backend.spec.user_input.text import shown
 from backend.types import Problem
@@ -32,10 +37,15 @@ class PromptFormat:
     template_variables: Mapping[str, Any]
     """Variables of the chat template beside the messages (`enable_thinking`, …)."""
     max_tokens: int
-    """Tokens of the longest prompt that leaves room for a completion."""
+    """Tokens of the longest prompt that is taken."""
+    cuts: bool = False
+    """Whether a longer prompt is cut on the left; else its row is left out."""
+    has_own_limit: bool = False
+    """Whether `max_tokens` is `max_prompt_length`, and not what Max Seq leaves beside the completion."""
 
     @classmethod
     def of(cls, config: PromptSettings) -> PromptFormat:
+        most = prompt_limit(config.max_seq_length, config.max_completion_length, config.max_prompt_length)
         return cls(
             prompt_column=config.prompt_feature,
             answer_column=config.answer_feature,
@@ -43,13 +53,10 @@ class PromptFormat:
             system_column=config.system_feature,
             system_prompt=config.system_prompt,
             template_variables=config.chat_template_kwargs,
-            max_tokens=config.max_seq_length - config.max_completion_length,
+            max_tokens=most,
+            cuts=config.long_prompts == "cut_left",
+            has_own_limit=most == config.max_prompt_length,
         )
-
-
-def row_name(index: int, source: str) -> str:
-    """How sentences call a row: "row 3 of train.jsonl", counted from 1."""
-    return f"row {index + 1} of {shown_source(source)}"
 
 
 # ── one row ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -99,12 +106,23 @@ def problem_of(index: int, row: Row, messages: Messages, tokens: list[int], prom
 
 def fitting_problem(index: int, row: Row, tokenizer: Any, prompt_format: PromptFormat, source: str) -> Problem | None:
     """Row `index` as a Problem; None where its prompt leaves no room for a completion. Raises Mistake naming the row."""
-    where, most = row_name(index, source), prompt_format.max_tokens
+    where = row_name(index, source)
     messages = messages_of(row, prompt_format, where)
-    tokens = tokenize_if_fits(messages, tokenizer, prompt_format.template_variables, where, most)
-    if not isinstance(tokens, list) or len(tokens) > most:
-        return None
-    return problem_of(index, row, messages, tokens, prompt_format)
+    chat, tokens = fitted(messages, tokenizer, prompt_format, where)
+    return problem_of(index, row, chat, tokens, prompt_format) if isinstance(tokens, list) else None
+
+
+def fitted(
+    messages: Messages, tokenizer: Any, prompt_format: PromptFormat, where: str
+) -> tuple[Messages, list[int] | TooLong]:
+    """A chat that fits with its tokens: as it is, or cut where the format says so. TooLong for one that does not fit. Raises Mistake."""
+    variables, most = prompt_format.template_variables, prompt_format.max_tokens
+    tokens = tokenize_if_fits(messages, tokenizer, variables, where, most)
+    if isinstance(tokens, list) and len(tokens) <= most:
+        return messages, tokens
+    if prompt_format.cuts and (cut := cut_left(messages, tokenizer, variables, where, most)) is not None:
+        return cut
+    return messages, TooLong(count(tokens))
 
 
 # ── all rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -120,7 +138,7 @@ class Prepared:
     """Tokens of the longest prompt that was left out; of one that was not tokenised, as many as it has at least."""
 
 
-def prepare(rows: Sequence[Row], tokenizer: Any, config: PromptSettings, source: str) -> Prepared:
+def prepare(rows: Rows, tokenizer: Any, config: PromptSettings, source: str) -> Prepared:
     """Every row as a Problem, tokenised one after the other. Raises Mistake naming the column or the row.
 
     Training does not wait for rows that it does not sample: it uses `backend.data.prompts`, which gives the same problems.
@@ -131,9 +149,8 @@ def prepare(rows: Sequence[Row], tokenizer: Any, config: PromptSettings, source:
     prepared = Prepared([])
     for index, row in enumerate(rows):
         where = row_name(index, source)
-        chat = messages_of(row, prompt_format, where)
-        tokens = tokenize_if_fits(chat, tokenizer, prompt_format.template_variables, where, prompt_format.max_tokens)
-        if isinstance(tokens, list) and len(tokens) <= prompt_format.max_tokens:
+        chat, tokens = fitted(messages_of(row, prompt_format, where), tokenizer, prompt_format, where)
+        if isinstance(tokens, list):
             prepared.problems.append(problem_of(index, row, chat, tokens, prompt_format))
         else:
             prepared.too_long += 1
@@ -141,18 +158,51 @@ def prepare(rows: Sequence[Row], tokenizer: Any, config: PromptSettings, source:
     return prepared
 
 
-def check_prompts(rows: Sequence[Row], tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
+def check_prompts(rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
     """Raises the Mistake of a row that is no chat, or `max_seq_length` when no prompt leaves room for a completion.
 
     Builds every row's chat, which is quick, and tokenises only until one prompt fits.
     """
-    variables, most = prompt_format.template_variables, prompt_format.max_tokens
-    names = [row_name(index, source) for index in range(len(rows))]
-    chats = [messages_of(row, prompt_format, name) for row, name in zip(rows, names, strict=True)]
-    for chat, name in zip(chats, names, strict=True):
-        check_unicode(chat, name)
-    lengths = (
-        count(tokenize_if_fits(chat, tokenizer, variables, name, most)) for chat, name in zip(chats, names, strict=True)
+    chat_sizes(rows, prompt_format, source)
+    for index, row in enumerate(rows):
+        name = row_name(index, source)
+        _, tokens = fitted(messages_of(row, prompt_format, name), tokenizer, prompt_format, name)
+        if isinstance(tokens, list):
+            return
+    raise no_prompt_fits(prompt_format, "Every prompt")
+
+
+def no_prompt_fits(prompt_format: PromptFormat, prompts: str) -> Mistake:
+    """Of a split without a prompt that fits; `prompts` begins the sentence."""
+    most = prompt_format.max_tokens
+    if prompt_format.has_own_limit:
+        return Mistake(
+            "max_prompt_length",
+            f"{prompts} is longer than Max prompt ({most} tokens); raise it, or cut prompts on the left.",
+        )
+    return Mistake(
+        "max_seq_length",
+        f"{prompts} is longer than the {most} tokens that Max Seq leaves beside the completion; raise Max Seq or lower Completion.",
     )
-    if not any(length <= most for length in lengths):
-        raise Mistake("max_seq_length", "Every prompt is longer than what Max Seq leaves beside the completion.")
+
+
+def chat_sizes(rows: Rows, prompt_format: PromptFormat, source: str) -> Sequence[int]:
+    """Characters of every row's chat. Builds every chat, and raises the Mistake of the first row that is none.
+
+    Of lazy rows it is remembered: going through them takes its time.
+    """
+    known = rows.known if isinstance(rows, LazyRows) else {}
+    key = ("chat sizes", str(prompt_format))
+    if key not in known:
+        sizes = array("I")
+        for index, row in enumerate(rows):
+            where = row_name(index, source)
+            chat = messages_of(row, prompt_format, where)
+            check_unicode(chat, where)
+            sizes.append(min(characters(chat), _LARGEST))
+        known[key] = sizes
+    return known[key]
+
+
+_LARGEST = 2**32 - 1
+"""The largest size that is kept: four bytes."""

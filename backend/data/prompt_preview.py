@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from backend.data.chat_tokens import TooLong, check_unicode, count, tokenize_if_fits
+from backend.data.cut_prompts import cut_left
 from backend.data.files import Row
-from backend.data.problems import PromptFormat, messages_of, problem_of, row_name
+from backend.data.problems import PromptFormat, messages_of, problem_of
+from backend.data.rows import row_name
+from backend.models.own_tokenizer import tokenizer_folder
 from backend.models.tokenizers import load_tokenizer
 from backend.spec.config import Config
 from backend.spec.faults import Fault, Mistake
@@ -39,9 +42,9 @@ _loading = threading.Lock()
 
 
 def tokenizer_for(config: Config) -> Any:
-    """The tokenizer of `config.model`, cached until its files change. Raises Mistake where this machine has none."""
+    """The run's tokenizer, its own or the model's, cached until its files change. Raises Mistake where this machine has none."""
     global _loaded
-    folder = _folder(config.model)
+    folder = _folder_of(config)
     with _loading:
         files = sorted(folder.glob("*token*")) + sorted(folder.glob("*.jinja"))
         stamp = (str(folder), [(file.name, file.stat().st_mtime_ns) for file in files])
@@ -53,13 +56,18 @@ def tokenizer_for(config: Config) -> Any:
 def is_warm(config: Config) -> bool:
     """Whether the tokenizer is loaded already, so that `tokenizer_for` returns without delay."""
     try:
-        return _loaded is not None and _loaded[0][0] == str(_folder(config.model))
+        return _loaded is not None and _loaded[0][0] == str(_folder_of(config))
     except Mistake:
         return False
 
 
-def _folder(model: str) -> Path:
+def _folder_of(config: Config) -> Path:
     """The folder with the tokenizer's files. Raises Mistake."""
+    return tokenizer_folder(config.tokenizer) if config.tokenizer else _folder(config.model)
+
+
+def _folder(model: str) -> Path:
+    """The folder with the tokenizer's files of a model. Raises Mistake."""
     if not model.strip():
         raise Mistake("model", "No model is chosen yet, so there are no tokens to show.")
     path = Path(model_source(model, "model"))
@@ -90,8 +98,8 @@ _tokenizer_lock = threading.Lock()
 
 
 def preview_problem(index: int, row: Row, tokenizer: Any, config: PromptSettings, source: str) -> tuple[Problem, int]:
-    """The problem that training makes of a row, and the number of its tokens; without a tokenizer it has none, and neither has one that
-    is so long that its tokens were only estimated from below (`backend.data.text_bounds`).
+    """The problem that training makes of a row whose prompt it does not cut, and the number of its tokens; without a tokenizer it has none,
+    and neither has one that is so long that its tokens were only estimated from below (`backend.data.text_bounds`).
 
     Raises Mistake for a row that training would refuse.
     """
@@ -106,6 +114,17 @@ def preview_problem(index: int, row: Row, tokenizer: Any, config: PromptSettings
         )
     ids = [] if isinstance(tokens, TooLong) else tokens
     return problem_of(index, row, messages, ids, prompt_format), count(tokens)
+
+
+def cut_problem(problem: Problem, tokens: int, tokenizer: Any, config: PromptSettings, source: str) -> Problem:
+    """The problem as it is trained on: its prompt of so many `tokens` cut, where the settings say so and it is too long. Raises Mistake."""
+    prompt_format = PromptFormat.of(config)
+    most, variables = prompt_format.max_tokens, prompt_format.template_variables
+    if not prompt_format.cuts or tokens <= most:
+        return problem
+    with _tokenizer_lock:
+        cut = cut_left(problem.messages, tokenizer, variables, row_name(problem.index, source), most)
+    return problem if cut is None else problem_of(problem.index, problem.row, *cut, prompt_format)
 
 
 def prompt_pieces(tokens: Sequence[int], tokenizer: Any) -> list[dict[str, Any]]:

@@ -6,8 +6,10 @@ Neither reads nor tokenises a row: `problems` makes each problem when it is take
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Sequence
 
+from backend.data.row_views import INDEX
 from backend.types import Problem
 
 
@@ -22,7 +24,7 @@ class PromptStream:
         self.problems = problems
         self.seed = seed
         self.cursor = cursor
-        self._epoch, self._order = -1, []
+        self._epoch, self._order = -1, array(INDEX)
 
     @property
     def epoch(self) -> float:
@@ -41,7 +43,19 @@ class PromptStream:
         epoch, position = divmod(self.cursor, len(self.problems))
         if epoch != self._epoch:
             # Seeded by the epoch's number, not by one generator for all epochs: a resumed run then shuffles as the first process did.
-            count = len(self.problems)
-            self._epoch, self._order = epoch, random.Random(f"{self.seed} {epoch}").sample(range(count), count)
+            self._epoch, self._order = epoch, shuffled(len(self.problems), random.Random(f"{self.seed} {epoch}"))
         self.cursor += 1
         return self.problems[self._order[position]]
+
+
+def shuffled(count: int, generator: random.Random) -> array[int]:
+    """The numbers below `count` in the order of `generator.sample(range(count), count)`, in four bytes each: as a list of Python's numbers the
+    order of some million rows would take more memory than the rows of a step."""
+    left = array(INDEX, range(count))
+    order = array(INDEX, bytes(left.itemsize * count))
+    for i in range(count):
+        # As `sample` draws: one of those that are left, whose place the last of them takes.
+        j = generator.randrange(count - i)
+        order[i] = left[j]
+        left[j] = left[count - i - 1]
+    return order

@@ -24,15 +24,13 @@ from backend.data.chat_tokens import (
     Messages,
     TooLong,
     apply_chat_template,
-    characters,
-    check_unicode,
     count,
-    tokenize_if_fits,
 )
 from backend.data.files import Row, first_line
-from backend.data.problems import PromptFormat, messages_of, problem_of, row_name
+from backend.data.problems import PromptFormat, chat_sizes, fitted, messages_of, no_prompt_fits, problem_of
+from backend.data.row_views import INDEX, Rows
+from backend.data.rows import row_name
 from backend.models.time_limit import TimeIsUp, time_limit
-from backend.spec.faults import Mistake
 from backend.types import Problem
 
 FIRST_ROWS = 512
@@ -60,26 +58,25 @@ class TokenizedPrompts(Sequence[Problem | None]):
     The constructor raises Mistake for a row that is no chat; access raises it for a row that the chat template refuses.
     """
 
-    def __init__(self, rows: Sequence[Row], tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
+    def __init__(self, rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
+        self.format = prompt_format
         self.max_tokens = prompt_format.max_tokens
         """Most tokens of a prompt."""
+        self.cut = 0
+        """Rows tokenised so far whose prompt was cut."""
         self.slow_paths: list[str] = []
         """A sentence for each way in which tokenising these rows is slower than it could be."""
-        self._rows, self._tokenizer, self._format, self._source = rows, tokenizer, prompt_format, source
+        self._rows, self._tokenizer, self._source = rows, tokenizer, source
         self._lengths = array("i", [-1]) * len(rows)  # tokens by row; −1 until the row is tokenised
-        self._characters = array("l", [0]) * len(rows)
-        for index in range(len(rows)):
-            chat = self._chat(index)
-            check_unicode(chat, row_name(index, source))
-            self._characters[index] = characters(chat)
+        self._characters = chat_sizes(rows, prompt_format, source)
         self._takes_batches = bool(rows) and self._try_batch()
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def are_of(self, rows: Sequence[Row], prompt_format: PromptFormat) -> bool:
+    def are_of(self, rows: Rows, prompt_format: PromptFormat) -> bool:
         """Whether these are the prompts of this very list of rows in this format."""
-        return rows is self._rows and prompt_format == self._format
+        return rows is self._rows and prompt_format == self.format
 
     def __getitem__(self, index: int) -> Problem | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self._problems([index])[0]
@@ -95,15 +92,19 @@ class TokenizedPrompts(Sequence[Problem | None]):
     def measure(self, indices: Iterable[int]) -> None:
         """Tokenise the rows among these that have no length yet, and store only their lengths."""
         for chunk in _chunks(index for index in indices if self._lengths[index] < 0):
-            self._tokens(chunk)
+            self._fitted(chunk, [self._rows[index] for index in chunk])
 
-    def unmeasured(self) -> list[int]:
+    def unmeasured(self) -> array[int]:
         """The rows that have not been tokenised yet."""
-        return [index for index, length in enumerate(self._lengths) if length < 0]
+        return array(INDEX, (index for index, length in enumerate(self._lengths) if length < 0))
 
     def longest_texts(self, count: int = LONGEST_TEXTS) -> list[int]:
         """The rows with the most characters."""
         return nlargest(count, range(len(self)), key=self._characters.__getitem__)
+
+    def fits(self, index: int) -> bool:
+        """Whether a row was tokenised and leaves room for the completion."""
+        return 0 <= self._lengths[index] <= self.max_tokens
 
     @property
     def fitting(self) -> int:
@@ -122,25 +123,33 @@ class TokenizedPrompts(Sequence[Problem | None]):
     # ── tokenising ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _problems(self, indices: Sequence[int]) -> list[Problem | None]:
+        rows = [self._rows[index] for index in indices]
         return [
-            problem_of(index, self._rows[index], self._chat(index), tokens, self._format)
-            if isinstance(tokens, list) and len(tokens) <= self.max_tokens
-            else None
-            for index, tokens in zip(indices, self._tokens(indices), strict=True)
+            problem_of(index, row, chat, tokens, self.format) if isinstance(tokens, list) else None
+            for index, row, (chat, tokens) in zip(indices, rows, self._fitted(indices, rows), strict=True)
         ]
 
-    def _tokens(self, indices: Sequence[int]) -> list[list[int]] | list[list[int] | TooLong]:
-        """Token ids of these rows' chats. Raises Mistake naming the row that the template refuses."""
-        chats = [self._chat(index) for index in indices]
-        variables = self._format.template_variables
+    def _fitted(self, indices: Sequence[int], rows: Sequence[Row]) -> list[tuple[Messages, list[int] | TooLong]]:
+        """These rows' chats, cut where the format says so, with their tokens. Raises Mistake naming the row that the template refuses."""
+        chats = [self._chat(index, row) for index, row in zip(indices, rows, strict=True)]
         with _tokenizer_lock:
-            tokens = self._tokenize_batch(chats, sum(self._characters[index] for index in indices)) or [
-                tokenize_if_fits(chat, self._tokenizer, variables, row_name(index, self._source), self.max_tokens)
-                for index, chat in zip(indices, chats, strict=True)
+            batch = self._tokenize_batch(chats, sum(self._characters[index] for index in indices)) or [None] * len(
+                chats
+            )
+            made = [
+                self._from_batch(chat, ids) or fitted(chat, self._tokenizer, self.format, row_name(index, self._source))
+                for index, chat, ids in zip(indices, chats, batch, strict=True)
             ]
-        for index, ids in zip(indices, tokens, strict=True):
-            self._lengths[index] = min(count(ids), _LONGEST)
-        return tokens
+        for index, whole, (chat, tokens) in zip(indices, chats, made, strict=True):
+            self.cut += self._lengths[index] < 0 and chat is not whole
+            self._lengths[index] = min(count(tokens), _LONGEST)
+        return made
+
+    def _from_batch(self, chat: Messages, ids: list[int] | None) -> tuple[Messages, list[int] | TooLong] | None:
+        """A chat that needs no more work once its batch is tokenised."""
+        if ids is None or (self.format.cuts and len(ids) > self.max_tokens):
+            return None
+        return chat, ids if len(ids) <= self.max_tokens else TooLong(len(ids))
 
     def _tokenize_batch(self, chats: list[Messages], characters: int) -> list[list[int]] | None:
         """All chats in one call, which takes a third off the time; None where that cannot be done."""
@@ -153,7 +162,7 @@ class TokenizedPrompts(Sequence[Problem | None]):
             return None  # chat by chat, the error names the row at fault
 
     def _apply_to_batch(self, chats: list[Messages]) -> list[list[int]]:
-        return self._tokenizer.apply_chat_template(chats, add_generation_prompt=True, **self._format.template_variables)
+        return self._tokenizer.apply_chat_template(chats, add_generation_prompt=True, **self.format.template_variables)
 
     def _try_batch(self) -> bool:
         """Whether a batch of chats gives the tokens that each chat gives alone. Some tokenizers render one chat only."""
@@ -165,11 +174,11 @@ class TokenizedPrompts(Sequence[Problem | None]):
             rows = [min(range(len(self)), key=self._characters.__getitem__)] * 2
         if self._characters[rows[-1]] > ALWAYS_EXACT:
             return False
-        chats = [self._chat(row) for row in rows]
+        chats = [self._chat(row, self._rows[row]) for row in rows]
         try:
             with time_limit(CHAT_S):
                 separately = [
-                    apply_chat_template(chat, self._tokenizer, self._format.template_variables) for chat in chats
+                    apply_chat_template(chat, self._tokenizer, self.format.template_variables) for chat in chats
                 ]
                 if self._apply_to_batch(chats) == separately:
                     return True
@@ -181,8 +190,8 @@ class TokenizedPrompts(Sequence[Problem | None]):
         self.slow_paths.append(f"Prompts are tokenised one at a time, which takes longer: {reason}")
         return False
 
-    def _chat(self, index: int) -> Messages:
-        return messages_of(self._rows[index], self._format, row_name(index, self._source))
+    def _chat(self, index: int, row: Row) -> Messages:
+        return messages_of(row, self.format, row_name(index, self._source))
 
 
 def _chunks(indices: Iterable[int]) -> Iterator[list[int]]:
@@ -194,29 +203,25 @@ def _chunks(indices: Iterable[int]) -> Iterator[list[int]]:
 def measure_first_rows(prompts: TokenizedPrompts, split: str, *, all_rows: bool = False) -> None:
     """Tokenise enough rows to begin with, or all. Raises Mistake when none of them leaves room for a completion."""
     prompts.measure(range(len(prompts) if all_rows else min(FIRST_ROWS, len(prompts))))
-    for chunk in _chunks(prompts.unmeasured()):
-        if prompts.fitting:
-            break
-        prompts.measure(chunk)
     if not prompts.fitting:
-        raise Mistake(
-            "max_seq_length",
-            f"Every prompt of the {split} split is longer than the {prompts.max_tokens} tokens that Max Seq leaves beside the "
-            f"completion; raise Max Seq or lower Completion.",
-        )
+        for chunk in _chunks(prompts.unmeasured()):
+            prompts.measure(chunk)
+            if any(prompts.fits(index) for index in chunk):
+                return
+    if not prompts.fitting:
+        raise no_prompt_fits(prompts.format, f"Every prompt of the {split} split")
 
 
 class BackgroundTokenizer:
     """Tokenises the rows that no step has used yet, split by split, in a thread of its own."""
 
     def __init__(self, splits: Mapping[str, TokenizedPrompts]) -> None:
-        unmeasured = {split: prompts.unmeasured() for split, prompts in splits.items()}
-        self._notes = deque(
-            _too_long_note(split, prompts) for split, prompts in splits.items() if not unmeasured[split]
-        )  # a deque: one thread appends, another takes
+        done = {split: prompts for split, prompts in splits.items() if not prompts.unmeasured()}
+        # A deque: one thread appends, another takes.
+        self._notes = deque(_too_long_note(split, prompts) for split, prompts in done.items())
         self._error: Exception | None = None
         self._closed = threading.Event()
-        work = [(split, splits[split], rows) for split, rows in unmeasured.items() if rows]
+        work = [(split, prompts) for split, prompts in splits.items() if split not in done]
         # A daemon, so that the process can end before the thread has finished.
         self._thread = threading.Thread(target=self._run, args=[work], name="background tokenizer", daemon=True)
         self._thread.start()
@@ -234,10 +239,10 @@ class BackgroundTokenizer:
         self._closed.set()
         self._thread.join()
 
-    def _run(self, work: list[tuple[str, TokenizedPrompts, list[int]]]) -> None:
+    def _run(self, work: list[tuple[str, TokenizedPrompts]]) -> None:
         try:
-            for split, prompts, rows in work:
-                for chunk in _chunks(rows):
+            for split, prompts in work:
+                for chunk in _chunks(prompts.unmeasured()):
                     began = time.perf_counter()
                     prompts.measure(chunk)
                     # Rendering holds the interpreter lock, which the steps need too: work half of the time only.
@@ -249,9 +254,15 @@ class BackgroundTokenizer:
 
 
 def _too_long_note(split: str, prompts: TokenizedPrompts) -> str:
-    if not prompts.too_long:
-        return ""
-    return (
-        f"{prompts.too_long} of {len(prompts)} rows of the {split} split are left out: their prompts (up to "
-        f"{prompts.longest} tokens) leave no room for a completion."
-    )
+    sentences: list[str] = []
+    if prompts.cut:
+        sentences.append(
+            f"{prompts.cut} of {len(prompts)} prompts of the {split} split are longer than {prompts.max_tokens} tokens, and cut on the left."
+        )
+    if prompts.too_long:
+        no_room = "are above Max prompt" if prompts.format.has_own_limit else "leave no room for a completion"
+        sentences.append(
+            f"{prompts.too_long} of {len(prompts)} rows of the {split} split are left out: their prompts (up to "
+            f"{prompts.longest} tokens) {no_room}."
+        )
+    return " ".join(sentences)

@@ -1,4 +1,4 @@
-"""A dataset's rows by split, from a file, a folder or the Hugging Face Hub, and whether they have the configured columns.
+"""The rows that a run has: those of its dataset by split, those of other datasets to evaluate on, and whether they have the configured columns.
 
 Every row is a dict of its columns. Prompts, chat templates and tokens are in `backend.data.problems`.
 """
@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backend.data.files import PATH, Row, first_line, kind_of_path, read_file
+from backend.data.files import PATH
+from backend.data.row_steps import MapRows, RowSteps
+from backend.data.row_views import LazyRows, PickedRows, Rows, SteppedRows, applied, column_names
+from backend.data.sources import Check, Found, Names, Reading, find_splits
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import DATA_SUFFIXES as SUFFIXES
-from backend.spec.model_and_data_names import check_data
 from backend.spec.rewards.catalog import COMPARING_REWARDS, metric_name
+from backend.spec.row_settings import evaluation_sets
 from backend.spec.setting_groups import ColumnSettings, DatasetSettings
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown
@@ -24,18 +27,35 @@ SOURCE = 50
 """Characters of a file's path, or of a dataset's name, in a sentence that names a row or columns."""
 SPLITS = ("train", "valid", "test")
 SPLIT_NAMES = {"valid": ("valid", "validation", "val", "dev"), "test": ("test",), "train": ("train",)}
+WHOLE = "rows"
+"""The split of a dataset of which one split is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRows:
+    """The rows of one dataset to evaluate on, and the settings of the run in which it differs (`eval_data`)."""
+
+    rows: Rows
+    source: str
+    settings: dict[str, Any]
 
 
 @dataclass(slots=True)
 class Splits:
-    """Raw rows by split; `source[split]` names the file or Hub split they came from."""
+    """Rows by split; `source[split]` names the file or Hub split they came from."""
 
-    train: list[Row]
-    valid: list[Row] = field(default_factory=list)
-    test: list[Row] = field(default_factory=list)
+    train: Rows
+    valid: Rows = field(default_factory=list)
+    test: Rows = field(default_factory=list)
     source: dict[str, str] = field(default_factory=dict)
+    evals: dict[str, EvaluationRows] = field(default_factory=dict)
+    """The sets of `eval_data` by name."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences on rows that were left out."""
+    about: dict[str, int] = field(default_factory=dict)
+    """Split → about how many rows it has, where only the first were read."""
 
-    def rows(self, split: str) -> list[Row]:
+    def rows(self, split: str) -> Rows:
         """The rows of `split`, one of SPLITS."""
         return {"train": self.train, "valid": self.valid, "test": self.test}[split]
 
@@ -43,80 +63,127 @@ class Splits:
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_splits(config: DatasetSettings) -> Splits:
-    """Rows of all splits of `config.data`: a file (all of it is train), a folder, or a Hub id. Raises Mistake."""
-    path = user_path(config.data, "data")
-    kind = kind_of_path(path)
-    if kind == "file":
-        splits = Splits(read_file(path), source={"train": str(path)})
-    elif kind == "folder":
-        splits = _read_folder(path, config)
-    else:
-        splits = _read_hub(config)
+def read_splits(config: DatasetSettings, map_rows: MapRows | None = None, *, head: bool = False) -> Splits:
+    """Rows of all splits of `config.data`, a file (all of it is train), a folder, or a Hub id, and of the datasets beside it.
+
+    `map_rows` calls the map function of the settings; without it that function is left undone. `head`: of large files only the first rows, for
+    a preview. Raises Mistake.
+    """
+    reading = Reading(config.streaming, head)
+    own = find_splits(config.data, config.dataset_config, "data", _names_by_split(config), reading, _checked(config))
+    found = own | {
+        split: _one(name, config, split, reading)
+        for split, name in (("valid", config.valid_data), ("test", config.test_data))
+        if name
+    }
+    splits = Splits([])
+    steps = RowSteps.of(config, map_rows)
+    for split, each in found.items():
+        rows = _stepped(each, steps, split, splits.notes)
+        setattr(splits, split, rows)
+        splits.source[split] = each.source
+        if each.about is not None:
+            splits.about[split] = each.about
     if not splits.train:
         raise Mistake("data", f"The dataset {shown_source(config.data)} has no rows to train on.")
+    splits.evals = _evaluation_rows(config, map_rows, reading, splits.notes)
     return _hold_out(splits, config)
 
 
-def _read_folder(folder: Path, config: DatasetSettings) -> Splits:
-    files = {split: _split_file(folder, names) for split, names in _names_by_split(config).items()}
-    if files["train"] is None:
-        expected = ", ".join(shown(config.train_split, 20) + suffix for suffix in SUFFIXES)
-        raise Mistake("data", f"The folder {shown(folder, PATH)} has none of {expected}.")
-    _check_named_splits(files, config, f"The folder {shown(folder, PATH)} has no file of that name.")
-    rows = {split: read_file(file) if file else [] for split, file in files.items()}
-    return Splits(**rows, source={split: str(file) for split, file in files.items() if file})
-
-
 def _names_by_split(config: DatasetSettings) -> dict[str, tuple[str, ...]]:
-    """Split → the names it may have in the dataset: the configured name, or all usual names where it is the default."""
+    """Split → the names it may have in the dataset: the configured name, or all usual names where it is the default. Without the splits that
+    another dataset takes the place of."""
     configured = {"train": config.train_split, "valid": config.valid_split, "test": config.test_split}
-    return {split: SPLIT_NAMES[split] if name == split else (name,) for split, name in configured.items()}
+    elsewhere = {"valid": config.valid_data, "test": config.test_data}
+    return {
+        split: SPLIT_NAMES[split] if name == split else (name,)
+        for split, name in configured.items()
+        if not elsewhere.get(split)
+    }
 
 
-def _check_named_splits(available: Mapping[str, Any], config: DatasetSettings, why: str) -> None:
-    """Raise Mistake for a missing split that the user named. Splits under their default name may be absent."""
-    for key in ("valid_split", "test_split"):
-        split, name = key.removesuffix("_split"), getattr(config, key)
-        if name != split and available[split] is None:
-            raise Mistake(key, f"There is no split {shown(name, 40)}. {why}")
+def _checked(config: DatasetSettings) -> Check:
+    """A check that raises Mistake for a missing training split, or a missing split that the user named. Others under their default name may
+    be absent."""
 
-
-def _split_file(folder: Path, names: Sequence[str]) -> Path | None:
-    for name in names:
-        for suffix in SUFFIXES:
-            path = user_path(name + suffix, "data", folder)
-            if kind_of_path(path) == "file":
-                return path
-    return None
-
-
-def _read_hub(config: DatasetSettings) -> Splits:
-    """A dataset on Hugging Face through `datasets`. Raises Mistake where it cannot be reached or does not exist."""
-    check_data(config.data)
-    from backend.data import hub_rows
-
-    name = shown(config.data, 50)
-    try:
-        dataset = hub_rows.load(config.data, config.dataset_config or None)
-        available = {str(split): split for split in dataset}
-        chosen = {
-            split: next((name for name in names if name in available), None)
-            for split, names in _names_by_split(config).items()
-        }
-        existing = shown(", ".join(available), 60)
-        if chosen["train"] is None:
+    def check(available: Mapping[str, Any], existing: str) -> None:
+        name = shown(config.data, 50)
+        folder = f"The folder {shown(user_path(config.data, 'data'), PATH)}"
+        if available["train"] is None and existing:
             raise Mistake("train_split", f"{name} has no split {shown(config.train_split, 40)}; it has {existing}.")
-        _check_named_splits(chosen, config, f"{name} has {existing}.")
-        rows = {
-            split: [dict(row) for row in dataset[available[name]]] if name else [] for split, name in chosen.items()
-        }
-    except Mistake:
-        raise
-    except Exception as error:  # `datasets` raises anything at all for rows it cannot read
-        raise Mistake("data", f"There is no file or folder {name}, and Hugging Face's dataset of that name "
-                      f"cannot be loaded: {shown(first_line(error).rstrip('.'), 60)}.") from error  # fmt: skip
-    return Splits(**rows, source={split: f"{config.data}, {name}" for split, name in chosen.items() if name})
+        if available["train"] is None:
+            expected = ", ".join(shown(config.train_split, 20) + suffix for suffix in SUFFIXES)
+            raise Mistake("data", f"{folder} has none of {expected}.")
+        why = f"{name} has {existing}." if existing else f"{folder} has no file of that name."
+        for key in ("valid_split", "test_split"):
+            split, named = key.removesuffix("_split"), getattr(config, key)
+            if split in available and named != split and available[split] is None:
+                raise Mistake(key, f"There is no split {shown(named, 40)}. {why}")
+
+    return check
+
+
+def _one(name: str, config: DatasetSettings, use: str, reading: Reading) -> Found:
+    """The rows of another dataset for one use: of a folder or a Hub id the split for that use, else another that is not for training, else
+    the training split."""
+    setting = {"valid": "valid_data", "test": "test_data"}.get(use, "eval_data")
+    own = {"valid": config.valid_split, "test": config.test_split}.get(use, "")
+    first, second = ("test", "valid") if use == "test" else ("valid", "test")
+    usual = (*SPLIT_NAMES[first], *SPLIT_NAMES[second], *SPLIT_NAMES["train"])
+    names = {WHOLE: (own,) if own not in ("", use) else usual}
+    # A configuration is one of a dataset; another dataset has it only where it is the same one.
+    of_same = config.dataset_config if name == config.data else ""
+    return _single(name, of_same, setting, names, reading)
+
+
+def _single(name: str, config_name: str, setting: str, names: Names, reading: Reading) -> Found:
+    """Raises Mistake for a dataset without rows."""
+
+    def check(available: Mapping[str, Any], existing: str) -> None:
+        if available[WHOLE] is None:
+            raise Mistake(setting, f"{shown_source(name)} has none of the splits {shown(', '.join(names[WHOLE]), 60)}.")
+
+    found = find_splits(name, config_name, setting, names, reading, check)[WHOLE]
+    if not found.rows:
+        raise Mistake(setting, f"The dataset {shown_source(name)} has no rows.")
+    return found
+
+
+def _evaluation_rows(
+    config: DatasetSettings, map_rows: MapRows | None, reading: Reading, notes: list[str]
+) -> dict[str, EvaluationRows]:
+    """The sets of `eval_data`, each with its own columns and steps where it says so."""
+    evals: dict[str, EvaluationRows] = {}
+    for name, about in evaluation_sets(config.eval_data).items():
+        own = config.model_copy(update=about)
+        wanted = about.get("valid_split") or about.get("test_split") or about.get("train_split")
+        usual = (*SPLIT_NAMES["test"], *SPLIT_NAMES["valid"], *SPLIT_NAMES["train"])
+        names = {WHOLE: (wanted,) if wanted else usual}
+        found = _single(about["data"], about.get("dataset_config", ""), "eval_data", names, reading)
+        rows = _stepped(found, RowSteps.of(own, map_rows), name, notes)
+        evals[name] = EvaluationRows(rows, found.source, about)
+    return evals
+
+
+def _stepped(found: Found, steps: RowSteps, split: str, notes: list[str]) -> Rows:
+    """What the steps make of rows, with a note on those that they leave out. Raises Mistake where they leave out all."""
+    if not steps or not found.rows:
+        return found.rows
+
+    def where(index: int) -> str:
+        return row_name(index, found.source)
+
+    if isinstance(found.rows, LazyRows):
+        rows: Rows = SteppedRows(found.rows, steps, where)
+    else:
+        rows = [row for _, row in applied(found.rows, steps, where) if row is not None]
+    left_out = len(found.rows) - len(rows)
+    if not rows:
+        setting = "answer_pattern" if steps.pattern else "map_function"
+        raise Mistake(setting, f"No row of {shown_source(found.source)} is left: {steps.left_out_words()}.")
+    if left_out:
+        notes.append(f"{left_out:,} of {len(found.rows):,} rows of {split} are left out: {steps.left_out_words()}.")
+    return rows
 
 
 def _hold_out(splits: Splits, config: DatasetSettings) -> Splits:
@@ -126,11 +193,25 @@ def _hold_out(splits: Splits, config: DatasetSettings) -> Splits:
     count = max(1, round(len(splits.train) * config.validation_split))
     if count >= len(splits.train):
         raise Mistake("validation_split", f"Holding out {count} of {len(splits.train)} rows leaves none to train on.")
-    order = random.Random(f"hold-out {config.seed}").sample(range(len(splits.train)), len(splits.train))
+    order = random.Random(f"hold-out {data_seed(config)}").sample(range(len(splits.train)), len(splits.train))
     held_out, remaining = sorted(order[:count]), sorted(order[count:])
     rows = splits.train
-    splits.valid, splits.train = [rows[i] for i in held_out], [rows[i] for i in remaining]
+    splits.valid, splits.train = _picked(rows, held_out), _picked(rows, remaining)
     return splits
+
+
+def _picked(rows: Rows, numbers: Sequence[int]) -> Rows:
+    return PickedRows(rows, numbers) if isinstance(rows, LazyRows) else [rows[i] for i in numbers]
+
+
+def data_seed(config: DatasetSettings) -> int:
+    """The seed of everything that is drawn about the data."""
+    return config.seed if config.data_seed is None else config.data_seed
+
+
+def row_name(index: int, source: str) -> str:
+    """How sentences call a row: "row 3 of train.jsonl", counted from 1."""
+    return f"row {index + 1} of {shown_source(source)}"
 
 
 # ── columns ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -145,9 +226,9 @@ def shown_source(source: str) -> str:
     return shown(Path(source), SOURCE)
 
 
-def check_columns(rows: Sequence[Row], config: ColumnSettings, source: str) -> list[Fault]:
+def check_columns(rows: Rows, config: ColumnSettings, source: str) -> list[Fault]:
     """Faults in the columns of `rows` (at least one row); the sentences name the columns that exist."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
+    columns = column_names(rows)
     existing = f"{shown_source(source)} has the columns {_listed(columns)}"
     faults: list[Fault] = []
     if config.prompt_feature not in columns:

@@ -17,7 +17,9 @@ from transformers import PreTrainedTokenizerFast
 
 from backend.demo.char_tokenizer import END
 from backend.demo.sums import Sum, careful, sloppy
-from backend.training.optimizer import clip_by_norm, optimizer, schedule
+from backend.training.optimizers.by_name import optimizer
+from backend.training.optimizers.clipping import clip_by_norm
+from backend.training.optimizers.schedules import schedule
 
 STEPS, ROWS = 400, 64
 CAREFUL_SHARE = 0.35
@@ -39,7 +41,7 @@ def train(
     rng = random.Random(f"warm-up {seed}")
     decay = max(0.0, 1 - RATE_WARMUP_STEPS / steps)
     rate = schedule(
-        "cosine", PEAK_RATE, steps, warmup_steps=RATE_WARMUP_STEPS, warmup_init=PEAK_RATE / RATE_WARMUP_STEPS,
+        "cosine", PEAK_RATE, steps, warmup_updates=RATE_WARMUP_STEPS, warmup_init=PEAK_RATE / RATE_WARMUP_STEPS,
         decay_fraction=decay,
     )  # fmt: skip
     adamw = optimizer("adamw", learning_rate=PEAK_RATE, betas=(0.9, 0.95))

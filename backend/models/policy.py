@@ -28,6 +28,7 @@ from backend.engine.shared_weights import SharedWeights, copy_sharing_arrays
 from backend.models.adapter_files import check_adapter
 from backend.models.adapters import attach_adapters, without_adapters
 from backend.models.loading import load_model
+from backend.models.own_tokenizer import run_tokenizer
 from backend.models.tokenizers import reason_of
 from backend.spec.faults import Mistake
 from backend.spec.setting_groups import ModelSettings
@@ -168,6 +169,9 @@ class Base:
 def load_base(config: ModelSettings, note: Callable[[str], None] = lambda sentence: None) -> Base:
     """Load, quantise and cast the model of a run. Raises Mistake, naming the setting, where that cannot be done."""
     model, tokenizer, model_config = load_model(config.model, "model")
+    tokenizer = run_tokenizer(config.tokenizer, tokenizer, model)
+    if config.tokenizer:  # who loads what is saved ends its texts at these tokens
+        model_config = model_config | {"eos_token_id": sorted(int(token) for token in tokenizer.eos_token_ids)}
     if config.quantization != "none":
         model, model_config = _quantize(model, model_config, config.quantization)
     is_full = config.train_type == "full"

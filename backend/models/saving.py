@@ -16,6 +16,7 @@ from mlx_lm import utils as mlx_lm_utils
 from backend.engine.shared_weights import copy_sharing_arrays
 from backend.models.adapters import adapted_layer_count, lora_parameters
 from backend.models.export.model_files import write_model
+from backend.models.own_tokenizer import tokenizer_folder
 from backend.models.policy import Policy
 from backend.spec.disk_space import require_room
 from backend.spec.setting_groups import ModelSettings
@@ -42,17 +43,18 @@ def save_arrays(path: Path, arrays: Arrays) -> None:
         mx.save_safetensors(file, arrays, metadata={"format": "mlx"})
 
 
-def save_model(policy: Policy, source: str, folder: Path) -> None:
+def save_model(policy: Policy, config: ModelSettings, folder: Path) -> None:
     """Replace `folder` by the whole model as `mlx_lm.load` opens it, in the precision that it was loaded with.
 
-    `source` is the base model's folder or id, from which the tokenizer's files are copied. Raises DiskFault; an older model in `folder`
+    The tokenizer's files are copied from the base model, or from the run's own tokenizer. Raises DiskFault; an older model in `folder`
     stays then, and both are on the disk for a moment.
     """
 
     require_room(folder, model_bytes(policy), "The model")
-    path = Path(source).expanduser()
+    path = Path(config.model).expanduser()
     # A folder, never an id: for an id mlx-lm requests a model card from the Hub, and a run must be able to end offline.
-    path = path if path.is_dir() else mlx_lm_utils.hf_repo_to_path(source)
+    path = path if path.is_dir() else mlx_lm_utils.hf_repo_to_path(config.model)
+    path = tokenizer_folder(config.tokenizer) if config.tokenizer else path
     with whole_folder(folder) as draft:
         write_model(_in_original_precision(policy), dict(policy.model_config), path, draft)
 

@@ -13,6 +13,11 @@ from backend.rewards.functions import answers as answers  # isort: skip
 from backend.rewards.functions import formats as formats  # isort: skip
 from backend.rewards.functions import texts as texts  # isort: skip
 from backend.rewards.functions import lengths as lengths  # isort: skip
-from backend.rewards.registry import RewardCallable, get_reward_function, register_reward_function
+from backend.rewards.registry import (
+    RewardCallable,
+    get_reward_function,
+    register_map_function,
+    register_reward_function,
+)
 
-__all__ = ["RewardCallable", "get_reward_function", "register_reward_function"]
+__all__ = ["RewardCallable", "get_reward_function", "register_map_function", "register_reward_function"]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 from backend.rewards import registry
 from backend.rewards.functions import r1
@@ -30,13 +31,19 @@ _lock = threading.RLock()
 
 
 @contextmanager
-def stand_in_library(table: dict[str, RewardCallable]) -> Iterator[None]:
-    """While open, a user's code may import the library, and what it registers goes into `table`.
+def stand_in_library(
+    table: dict[str, RewardCallable], maps: dict[str, Callable[..., Any]] | None = None
+) -> Iterator[None]:
+    """While open, a user's code may import the library, and what it registers goes into `table`, map functions into `maps`.
 
     `table` overlays the shipped functions: writes change only `table`, look-ups read both.
     """
     overlay = ChainMap(table, REWARD_REGISTRY)
-    with _lock, registry.registering_into(overlay), _in_sys_modules(_stand_in_modules(overlay)):
+    with (
+        _lock,
+        registry.registering_into(overlay, {} if maps is None else maps),
+        _in_sys_modules(_stand_in_modules(overlay)),
+    ):
         yield
 
 
@@ -76,6 +83,7 @@ def _contents(table: MutableMapping[str, RewardCallable]) -> dict[str, object]:
         "RewardFunctions": Callable[[list[str], list[str], list[str], list[str] | None], list[float]],
         "REWARD_REGISTRY": table,
         "register_reward_function": registry.register_reward_function,
+        "register_map_function": registry.register_map_function,
         "get_reward_function": registry.get_reward_function,
         "get_default_reward_functions": lambda: [REWARD_REGISTRY[name] for name in DEFAULT_REWARDS],
         "list_available_reward_functions": registry.list_reward_functions,

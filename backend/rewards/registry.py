@@ -1,4 +1,4 @@
-"""The table of reward functions by name, and the decorator that registers them.
+"""The table of reward functions by name, and the decorators that register them and map functions.
 
 It holds no weights and calls nothing. The functions of a user's file go into a table of that file (`registering_into`), so
 that a file that fails, or is replaced by another, leaves nothing among the shipped functions.
@@ -18,8 +18,11 @@ Call = TypeVar("Call", bound=RewardCallable)
 REWARD_REGISTRY: dict[str, RewardCallable] = {}
 """The shipped functions, in the order in which they are defined."""
 
+MapCall = TypeVar("MapCall", bound=Callable[[dict[str, Any]], Any])
+
 # Innermost last. Only `mlx_lm_lora.stand_in_library`, which holds a lock, pushes here.
 _tables: list[MutableMapping[str, RewardCallable]] = [REWARD_REGISTRY]
+_map_tables: list[MutableMapping[str, Callable[..., Any]]] = [{}]
 
 
 @overload
@@ -37,6 +40,23 @@ def register_reward_function(name: Any = None, *, label: str | None = None) -> A
 
     def decorate(call: Call) -> Call:
         _tables[-1][name or call.__name__] = call
+        return call
+
+    return decorate
+
+
+@overload
+def register_map_function(name: str | None = None) -> Callable[[MapCall], MapCall]: ...
+@overload
+def register_map_function(name: MapCall) -> MapCall: ...
+def register_map_function(name: Any = None) -> Any:
+    """Register the decorated function as the map function `name` (`map_function`), by default under its own name: it takes a row of the dataset
+    as a dict, and returns the row to train on, or None to leave it out."""
+    if callable(name):
+        return register_map_function()(name)
+
+    def decorate(call: MapCall) -> MapCall:
+        _map_tables[-1][name or call.__name__] = call
         return call
 
     return decorate
@@ -65,10 +85,14 @@ def require(sound: bool, sentence: str) -> None:
 
 
 @contextmanager
-def registering_into(table: MutableMapping[str, RewardCallable]) -> Iterator[None]:
-    """While open, the decorator registers in `table` and look-ups read from it."""
+def registering_into(
+    table: MutableMapping[str, RewardCallable], maps: MutableMapping[str, Callable[..., Any]]
+) -> Iterator[None]:
+    """While open, the decorators register in `table` and `maps`, and look-ups read from `table`."""
     _tables.append(table)
+    _map_tables.append(maps)
     try:
         yield
     finally:
         _tables.pop()
+        _map_tables.pop()

@@ -159,10 +159,14 @@ def resolve(
 
 
 def resolve_stages(
-    stages: Sequence[Sequence[str]], file: Path | None = None, base: Path | None = None
+    stages: Sequence[Sequence[str]],
+    file: Path | None = None,
+    base: Path | None = None,
+    executed: dict[Path, RewardFile] | None = None,
 ) -> list[list[RewardFunction]]:
-    """The functions of every stage; each reward file is executed once, however many stages name it. Raises Mistake as `resolve`."""
-    executed: dict[Path, RewardFile] = {}
+    """The functions of every stage; each reward file is executed once, however many stages name it, and `executed` is as in `resolve`.
+    Raises Mistake as `resolve`."""
+    executed = {} if executed is None else executed
     return [resolve(list(names), file, base, executed) for names in stages]
 
 

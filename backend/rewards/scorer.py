@@ -5,16 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from backend.rewards.description import FunctionDescription
+from backend.rewards.mlx_lm_lora_shim import stand_in_library
 from backend.rewards.resolve import RewardFunction, resolve_stages
+from backend.rewards.runner import row_mapping
 from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.runner.score import ScoreReport, score
+from backend.rewards.runner.step_calls import CallFailed, CallTimeout, timeout_words
+from backend.rewards.runner.timeout import call_with_timeout
 from backend.rewards.sandbox.process import ScoringProcess
 from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource
+from backend.rewards.user_files import RewardFile
 from backend.spec.rewards.catalog import locate_reward_file
 from backend.spec.rewards.user_code import code_files
 from backend.spec.setting_groups import RewardSettings
@@ -41,6 +46,12 @@ class Scorer(Protocol):
         completion is changed then."""
         ...
 
+    def map_rows(
+        self, function: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str]
+    ) -> list[dict[str, Any] | None]:
+        """What a map function of the reward functions file makes of each row; `where` names the i-th of them in sentences. Raises Mistake."""
+        ...
+
     def notes(self) -> list[str]:
         """Sentences on what keeps these functions from the rest of the system, where that does not hold."""
         ...
@@ -53,8 +64,9 @@ class Scorer(Protocol):
 class ThreadScorer:
     """Calls functions in this process, each in a thread with a time limit."""
 
-    def __init__(self, source: RewardSource) -> None:
-        self._source = source
+    def __init__(self, source: RewardSource, timeout_s: float) -> None:
+        self._source, self._timeout_s = source, timeout_s
+        self._executed: dict[Path, RewardFile] = {}
         self._stages: list[list[RewardFunction]] | None = None
 
     def load(self) -> list[list[FunctionDescription]]:
@@ -65,6 +77,28 @@ class ThreadScorer:
     ) -> ScoreReport:
         return score(groups, self._functions()[stage], weights, timeout_s, state)
 
+    def map_rows(
+        self, function: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str]
+    ) -> list[dict[str, Any] | None]:
+        self._functions()
+        file = self._executed.get(self._source.file.resolve()) if self._source.file else None
+        call = file.map_functions.get(function) if file else None
+        if file is None or call is None:
+            raise row_mapping.unknown(function, self._source.file, list(file.map_functions) if file else [])
+        with stand_in_library(file.functions):
+            try:
+                return call_with_timeout(
+                    self._timeout_s, lambda: row_mapping.map_each(call, rows, file.path), lambda mapped: mapped
+                )
+            except CallTimeout:
+                raise row_mapping.failure(
+                    function, timeout_words(self._timeout_s), f"one of the rows from {where(0)} on"
+                ) from None
+            except CallFailed as failed:
+                if not isinstance(failed.__cause__, row_mapping.RowFailed):
+                    raise
+                raise row_mapping.failure(function, failed.__cause__.what, where(failed.__cause__.index)) from None
+
     def notes(self) -> list[str]:
         return [NOT_ISOLATED] if self._source.files else []
 
@@ -73,7 +107,7 @@ class ThreadScorer:
 
     def _functions(self) -> list[list[RewardFunction]]:
         if self._stages is None:
-            self._stages = resolve_stages(self._source.stages, self._source.file, self._source.base)
+            self._stages = resolve_stages(self._source.stages, self._source.file, self._source.base, self._executed)
         return self._stages
 
 
@@ -86,7 +120,7 @@ def begin_scorer(settings: RewardSettings, processes: SharedProcesses | None = N
     waits for it. `processes`: those that are shared with other runs."""
     source = reward_source(settings)
     if settings.reward_isolation == "thread":
-        return ThreadScorer(source)
+        return ThreadScorer(source, settings.reward_timeout)
     network = settings.reward_network
     process = processes[network] if processes else ScoringProcess(network)
     return ProcessScorer(source, process, settings.reward_timeout)

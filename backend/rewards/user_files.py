@@ -11,9 +11,9 @@ from __future__ import annotations
 import ast
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +34,7 @@ class RewardFile:
     functions: dict[str, RewardCallable]
     notes: dict[str, str]
     module: ModuleType
+    map_functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
     def module_function(self, name: str) -> RewardCallable:
         """The module's global `name`, as TRL would import it. Raises Mistake on `reward_functions` if there is none."""
@@ -69,12 +70,13 @@ def load_plain_file(path: str | Path, base: Path | None = None) -> RewardFile:
 def _load(path: Path, setting: str, must_register: bool) -> RewardFile:
     tree = parse_reward_file(path, setting)
     functions: dict[str, RewardCallable] = {}
-    with stand_in_library(functions), _new_module(path) as module:
+    maps: dict[str, Callable[..., Any]] = {}
+    with stand_in_library(functions, maps), _new_module(path) as module:
         _run(tree, path, module, setting)
-        if must_register and not functions:
+        if must_register and not functions and not maps:
             sentence = f'{path.name} registers no reward function: put @register_reward_function("name") above each.'
             raise Mistake(setting, sentence)
-    return RewardFile(path, functions, _notes(path, functions), module)
+    return RewardFile(path, functions, _notes(path, functions), module, maps)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.regular_file import read_regular
 from backend.spec.runs.run_format import RUN_FORMAT
-from backend.spec.runs.saved_weights import best_of, saved_weights
+from backend.spec.runs.saved_weights import OPTIMIZER_FILE, best_of, has_optimizer, saved_weights
 from backend.spec.whole_file import clear_drafts, remove_folder, whole_folder
 
 
@@ -56,12 +56,18 @@ class TrainingState:
     elapsed_s: float = 0.0
     """Seconds of training, loading and pauses not counted."""
     score: float | None = None
-    """Held-out reward at the last evaluation, else mean training reward since the last checkpoint."""
+    """Held-out reward at the last evaluation, else mean training reward since the last checkpoint; of another metric with `best_metric`."""
+    score_metric: str = ""
+    """Which metric the score is; "" for the reward."""
+    best_is_lowest: bool = False
+    """Whether a lower score is a better one."""
+    score_series: int = 0
+    """Scores of one series are compared with one another; another begins where a stage has other rewards."""
     evaluated: int = -1
     """The step of the last evaluation."""
     best_score: float | None = None
     best_step: int = 0
-    """The highest score so far, and its step."""
+    """The best score so far, and its step."""
     gain: float | None = None
     """The last score that counted as a gain for early stopping."""
     scores_without_gain: int = 0
@@ -75,6 +81,10 @@ class TrainingState:
     events_bytes: int = 0
     completions_bytes: int = 0
     """Lengths of events.jsonl and completions.jsonl when this was saved: resuming truncates them to these."""
+
+
+NEUTRAL = ("began", "score_metric", "best_is_lowest", "score_series")
+"""Fields that a state of an earlier version lacks, and whose values at the beginning of a run are what it had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +111,13 @@ class Checkpoint:
         """The reference policy's arrays, of a run whose reference moves (`sync_ref_model`)."""
         return _load(self.path / "reference.safetensors")
 
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether it was saved with the optimizer's state (not so with `save_only_model`)."""
+        return (self.path / OPTIMIZER_FILE).exists()
+
     def optimizer(self) -> Arrays:
-        return _load(self.path / "optimizer.safetensors")
+        return _load(self.path / OPTIMIZER_FILE)
 
 
 def _weight_files(folder: Path) -> tuple[Path, Path]:
@@ -124,7 +139,7 @@ def save(
     run: RunFolder,
     state: TrainingState,
     weights: Arrays,
-    optimizer: Arrays,
+    optimizer: Arrays | None,
     reference: Arrays | None = None,
     *,
     is_full_model: bool,
@@ -140,7 +155,8 @@ def save(
     with whole_folder(final) as draft:
         adapters, model = _weight_files(draft)
         save_arrays(model if is_full_model else adapters, weights)
-        save_arrays(draft / "optimizer.safetensors", optimizer)
+        if optimizer is not None:
+            save_arrays(draft / OPTIMIZER_FILE, optimizer)
         if reference is not None:
             save_arrays(draft / "reference.safetensors", reference)
         content = {"v": RUN_FORMAT} | asdict(state) | {"files": file_sums(draft.iterdir())}
@@ -173,7 +189,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         saved = json.loads(read_regular(folder / "state.json"))
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(saved, dict) or not (folder / "optimizer.safetensors").exists():
+    if not isinstance(saved, dict) or (has_optimizer(saved) and not (folder / OPTIMIZER_FILE).exists()):
         return None
     if not any(file.exists() for file in _weight_files(folder)):
         return None
@@ -185,7 +201,7 @@ def state_of(saved: dict[str, Any]) -> tuple[TrainingState | None, tuple[str, ..
     """The state in the object of a state.json, and the names of the fields that it lacks, from before they were recorded; None for one
     with a value of another type."""
     state = TrainingState()
-    missing = tuple(field.name for field in fields(state) if field.name not in saved and field.name != "began")
+    missing = tuple(field.name for field in fields(state) if field.name not in saved and field.name not in NEUTRAL)
     if "step" in missing:
         return None, missing
     for known in fields(state):
@@ -202,6 +218,8 @@ def _fits(value: Any, type_: Any) -> bool:
     """Whether a value of JSON has the type that a field of TrainingState is annotated with."""
     if value is None:
         return "None" in type_
+    if type_ in ("str", "bool"):
+        return isinstance(value, str if type_ == "str" else bool)
     if type_.startswith("list"):
         items = (int, float, type(None)) if "float" in type_ else dict
         return isinstance(value, list) and all(isinstance(item, items) for item in value)

@@ -18,6 +18,7 @@ from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.regular_file import read_regular
+from backend.spec.runs.saved_weights import OPTIMIZER_FILE, has_optimizer
 
 ASIDE = "damaged-"
 """What the name of a checkpoint's folder begins with once it is set aside."""
@@ -99,7 +100,7 @@ def _examined(run: RunFolder, folder: Path) -> tuple[Checkpoint | None, str]:
 
 
 def _what_is_missing(folder: Path, content: Any) -> str:
-    if not (folder / "optimizer.safetensors").exists():
+    if not (folder / OPTIMIZER_FILE).exists() and not (isinstance(content, dict) and not has_optimizer(content)):
         return "optimizer.safetensors is missing"
     if isinstance(content, dict) and not any(
         (folder / f"{name}.safetensors").exists() for name in ("adapters", "model")

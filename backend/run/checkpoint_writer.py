@@ -46,7 +46,8 @@ class Snapshot:
 
     state: TrainingState
     weights: Arrays
-    optimizer: Arrays
+    optimizer: Arrays | None
+    """None with `save_only_model`."""
     reference: Arrays | None
     adapter_config: dict[str, Any] | None
     """adapter_config.json, as mlx-lm reads it beside the adapters; None under full fine-tuning."""
@@ -55,7 +56,8 @@ class Snapshot:
 def snapshot(state: TrainingState, policy: Policy, learner: Learner, config: Config) -> Snapshot:
     """References to everything that a checkpoint holds; nothing is copied. Raises Mistake for an array that is not finite."""
     full = config.train_type == "full"
-    arrays = policy.trainable(), learner.state_arrays(), policy.reference_arrays() if config.sync_ref_model else None
+    optimizer = None if config.save_only_model else learner.state_arrays()
+    arrays = policy.trainable(), optimizer, policy.reference_arrays() if config.sync_ref_model else None
     mx.eval(arrays)  # a lazy array can be evaluated only in the thread that made its graph
     if odd := not_finite_arrays((name, x) for named in arrays for name, x in (named or {}).items()):
         raise weights_fault(config, state.step, odd)

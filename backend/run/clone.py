@@ -30,6 +30,7 @@ from backend.spec.config import SETTINGS, Config, dump, keys_used_by, parse
 from backend.spec.disk_faults import cause, is_of_mlx
 from backend.spec.events import Diary
 from backend.spec.faults import Fault, Mistake
+from backend.spec.other_programs.translation import translate
 from backend.spec.places import RunFolder
 from backend.spec.private_files import make_private_folder
 from backend.spec.regular_file import refuse_links
@@ -37,11 +38,10 @@ from backend.spec.runs.lineage import Parent, write_parent
 from backend.spec.runs.run_format import check_format
 from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import run_config
-from backend.spec.setting_aliases import translate
 from backend.spec.user_input.text import shown
 from backend.spec.whole_file import replace_file
 from backend.training.learner import optimizer_of
-from backend.training.optimizer import state_arrays
+from backend.training.optimizers.state import state_arrays
 
 Reference = Literal["base", "clone"]
 
@@ -49,7 +49,7 @@ OF_THE_WEIGHTS = (
     *("model", "train_mode", "train_type", "num_layers", "rank", "scale", "lora_keys", "quantization", "dtype"),
 )
 """Settings that the weights were trained for: with others they would be another model, or none."""
-OF_THE_STATE = ("optimizer", "data", "dataset_config", "train_split", "validation_split")
+OF_THE_STATE = ("optimizer", "optimizer_bits", "data", "dataset_config", "train_split", "validation_split")
 """Settings that moments and the place in the data belong to: a warm clone keeps them."""
 COPIED_AT_ONCE = 16 << 20
 """Bytes."""

@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
+from backend.data.row_views import Rows
 from backend.data.rows import SPLITS, Splits, check_columns
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
@@ -41,6 +42,7 @@ from backend.spec.evaluation import (
     read_pass_rule,
 )
 from backend.spec.faults import Mistake
+from backend.spec.user_input.text import shown
 from backend.types import Completion, Group, Problem
 
 PROMPTS_AT_ONCE = 32
@@ -97,14 +99,15 @@ def evaluate_model(
     config = evaluated.config
     report(EvaluationProgress("Reading the dataset"))
     inputs = read_inputs(config)
-    rows, source = _rows(inputs.splits, choices.split, config)
+    notes += inputs.splits.notes
+    rows, source, of_rows = _rows(inputs.splits, choices.split, config)
     scoring = _scoring(evaluated, ScoringStages(config, inputs.scorer, evaluated.steps))
     rule = _pass_rule(evaluated, choices, scoring, notes)
     check()
     report(EvaluationProgress("Loading the model"))
     policy = load_policy(config, notes.append)
     check()
-    prompts = TokenizedPrompts(rows, policy.tokenizer, PromptFormat.of(config), source)
+    prompts = TokenizedPrompts(rows, policy.tokenizer, PromptFormat.of(of_rows), source)
     problems = prompts.first(choices.limit)
     if not problems:
         raise Mistake("max_seq_length", f"Every prompt of {source} leaves no room for a completion within Max Seq.")
@@ -122,7 +125,7 @@ def evaluate_model(
         versions=versions(),
         subject=evaluated.subject(),
         data=Data(
-            dataset=config.data, split=choices.split, source=source, rows=len(problems), rows_in_split=len(rows),
+            dataset=of_rows.data, split=choices.split, source=source, rows=len(problems), rows_in_split=len(rows),
             too_long=prompts.too_long,
         ),
         functions=[RewardFunctionUsed(name=name, weight=weight) for name, weight in weights.items()],
@@ -164,9 +167,17 @@ def sides_of(evaluated: EvaluatedModel, choices: EvaluationChoices) -> list[Side
 # ── before sampling ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _rows(splits: Splits, split: str, config: Config) -> tuple[list[dict], str]:
-    """(rows of the split, their source). Raises Mistake for a split without rows or columns."""
-    rows = splits.rows(split)
+def _rows(splits: Splits, split: str, config: Config) -> tuple[Rows, str, Config]:
+    """(rows of the split or of a named evaluation set, their source, the settings that they are read with). Raises Mistake for a split
+    without rows or columns."""
+    if split in splits.evals:
+        named = splits.evals[split]
+        rows, source, config = named.rows, named.source, config.model_copy(update=named.settings)
+    elif split in SPLITS:
+        rows, source = splits.rows(split), splits.source.get(split, config.data)
+    else:
+        known = ", ".join([*SPLITS, *splits.evals])
+        raise Mistake("split", f"There is no split {shown(split, 40)}; there are {shown(known, 100)}.")
     if not rows:
         ways = {
             "test": "put a test file into the dataset's folder, or name the split that is to serve in Test split",
@@ -176,10 +187,9 @@ def _rows(splits: Splits, split: str, config: Config) -> tuple[list[dict], str]:
         others = [f"--split {name}" for name in SPLITS if splits.rows(name) and name != "train"]
         instead = f", or evaluate {' or '.join(others)}" if others else ""
         raise Mistake(f"{split}_split", f"{config.data} has no {split} split: {ways[split]}{instead}.")
-    source = splits.source.get(split, config.data)
     if faults := check_columns(rows, config, source):
         raise Mistake(faults)
-    return rows, source
+    return rows, source, config
 
 
 def _scoring(evaluated: EvaluatedModel, scoring: ScoringStages) -> ScoringStages:

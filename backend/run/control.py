@@ -64,9 +64,19 @@ class Control:
         self.paused_s = 0.0
         """Seconds spent paused so far."""
         self._signal: int | None = None
-        # Commands to an earlier process: a "stop" that it did not live to read would end this one.
-        for leftover in () if keep_words else (run.control, run.control_taken, run.change_request):
+        if not keep_words:  # commands to an earlier process: a "stop" that it did not live to read would end this one
+            self.discard_commands()
+
+    def discard_commands(self) -> None:
+        """Delete what nobody is going to obey."""
+        for leftover in (self.run.control, self.run.control_taken, self.run.change_request):
             leftover.unlink(missing_ok=True)
+
+    def refuse_change(self) -> None:
+        """At the run's end: answer a request that came too late to be taken."""
+        if self.run.change_request.exists():
+            sentence = "The change was not made: the run had come to its end."
+            self.diary.write("note", level="warning", sentence=sentence, answers="change")
 
     def listen_to_signals(self) -> None:
         """Make the stop signals mean "save and stop". To be called in the main thread, as `signal.signal` requires."""

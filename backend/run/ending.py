@@ -35,6 +35,8 @@ class Ending:
     traceback: str = ""
     reason: str = ""
     """Of a finished run that was planned to end early: "stop_when" or "early_stopping"."""
+    ends_with: int | None = None
+    """Of a finished run that leaves the weights of another step than its last: that step."""
     gpu_error: GpuError | None = None
     gpu_text: str = ""
     """mlx's own words for it."""
@@ -69,6 +71,8 @@ def write_ending(diary: Diary, ending: Ending) -> Ending:
     """Write the diary's last line. → the ending, a failure if that line could not be written in LAST_LINE_PATIENCE_S seconds: the sentence then is
     for stderr alone, and the run, to its readers, one that has crashed; it is resumed as such."""
     event: dict[str, Any] = {"step": ending.step, "reason": ending.reason or ending.kind, "sentence": ending.sentence}
+    if ending.ends_with is not None:
+        event["ends_with"] = ending.ends_with
     if ending.traceback:
         event["traceback"] = ending.traceback
     before, until = diary.seq, time.monotonic() + LAST_LINE_PATIENCE_S

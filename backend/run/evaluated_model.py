@@ -17,7 +17,7 @@ from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import run_config
 
 MODEL_KEYS = (
-    "model", "quantization", "dtype", "train_type", "num_layers", "rank", "scale", "dropout", "lora_keys",
+    "model", "tokenizer", "quantization", "dtype", "train_type", "num_layers", "rank", "scale", "dropout", "lora_keys",
 )  # fmt: skip
 """Settings that a run's checkpoint fits; another config cannot change them."""
 

@@ -84,6 +84,10 @@ def _instead(label: str, key: str, value: float, better: float) -> str:
 # ── the files ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+MOST_LISTED = 20
+"""Completions and parameters that the summary names; the other files have all of them."""
+
+
 def write_inspection(folder: Path, sentence: str, found: NotFinite, groups: Sequence[Group]) -> None:
     """summary.txt, completions.jsonl and, where gradients were computed, gradients.tsv (docs/files.md). Raises OSError."""
     shutil.rmtree(folder, ignore_errors=True)  # of the same step, before the run was resumed
@@ -105,11 +109,13 @@ def _summary(sentence: str, found: NotFinite, rows: Sequence[dict[str, Any]]) ->
         yield f"Optimizer update {found.update}."
     broken = [(row["row"], name) for row in rows for name in row["tokens"] if _odd(row["tokens"][name])]
     yield f"{len(rows)} completions; not finite in {len({row for row, _ in broken})} of them" + (":" if broken else ".")
-    yield from (f"  completion {row}: {name}" for row, name in broken[:20])
+    yield from (f"  completion {row}: {name}" for row, name in broken[:MOST_LISTED])
     odd = [g for g in found.gradients if g.not_finite]
     if found.gradients:
         yield f"{len(found.gradients)} gradients; not finite in {len(odd)} of them:"
-        yield from (f"  {g.name}: {g.not_finite} of {g.size} numbers, largest finite {g.largest:g}" for g in odd[:20])
+        yield from (
+            f"  {g.name}: {g.not_finite} of {g.size} numbers, largest finite {g.largest:g}" for g in odd[:MOST_LISTED]
+        )
 
 
 def _rows(groups: Sequence[Group], tokens: dict[int, dict[str, list[float]]]) -> Iterator[dict[str, Any]]:

@@ -9,19 +9,23 @@ from typing import Any
 from backend.data.problems import PromptFormat
 from backend.data.prompt_stream import PromptStream
 from backend.data.prompts import BackgroundTokenizer, TokenizedPrompts, measure_first_rows
-from backend.data.rows import SPLITS, Row, Splits, check_columns
+from backend.data.rows import SPLITS, Rows, Splits, check_columns, data_seed
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.policy import Base, Policy, load_policy
 from backend.run.checkpoint import Checkpoint
 from backend.run.checkpoint_integrity import DamagedCheckpoint
-from backend.run.evaluate import held_out_rewards
+from backend.run.checkpoint_score import check_metric
+from backend.run.evaluate import held_out_rewards, sample_of
+from backend.run.evaluation_sets import EvaluationSets, named_prompts
 from backend.run.gpu_retries import StepSize
 from backend.run.memory_plan import WHOLE_STEP, learner_limits, plan_memory, refuse_too_large, rollout_limits
 from backend.run.run_inputs import RunInputs, read_inputs
 from backend.run.scoring_stages import ScoringStages
 from backend.spec.config import Config
+from backend.spec.config_notes import config_notes
 from backend.spec.faults import Mistake
+from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
 from backend.types import Problem
@@ -43,12 +47,16 @@ class RunParts:
     scoring: ScoringStages
     prompt_stream: PromptStream
     background_tokenizer: BackgroundTokenizer
-    valid: list[Problem]
+    evaluation_sets: EvaluationSets
     test: list[Problem]
     sampling: Sampling
     steps: int
     slow_paths: list[str]
     """A sentence for each part that does not take its fastest path, with the reason."""
+
+    def first_notes(self, config: Config) -> list[str]:
+        """Sentences for the user about what was built."""
+        return self.learner.algorithm.notes() + self.scoring.notes() + config_notes(config) + self.slow_paths
 
     def new_notes(self) -> list[str]:
         """Sentences for the user that came up since the last call."""
@@ -67,10 +75,21 @@ class RunParts:
         self.sampling = Sampling.of(config)
         self.learner.change(config, self.steps, keys)
 
+    def evaluate(self, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
+        """Held-out rewards after `step`, of every set to evaluate on."""
+        return self.evaluation_sets.metrics(
+            lambda problems, poll: self.held_out(problems, config.val_batches, step, config, poll), poll
+        )
+
+    def test_metrics(self, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
+        """Held-out rewards after the last `step`, of the test split."""
+        return self.held_out(self.test, config.test_batches, step, config, poll)
+
     def held_out(
         self, problems: list[Problem], count: int, step: int, config: Config, poll: Callable[[float], None]
     ) -> dict[str, float]:
-        """Held-out rewards after `step`, over the first `count` batches of `problems`."""
+        """Held-out rewards after `step`, over the first `count` batches of `problems`, with the entropy and the KL of some of the
+        completions."""
         stage = self.scoring.stage(step)
         return held_out_rewards(
             self.rollout,
@@ -80,11 +99,19 @@ class RunParts:
             stage.weights.at(step),
             sampling=self.sampling,
             group_size=config.num_generations_eval or config.group_size,
-            batch_size=config.prompts_per_step,
+            batch_size=config.prompts_per_evaluation_batch,
             count=count,
             poll=poll,
             # Reward functions that use mlx would share the device and its memory with sampling.
             overlap_scoring=not self.scoring.uses_mlx,
+            measure=lambda groups: self.learner.held_out_metrics(
+                pack(
+                    sample_of(groups),
+                    pad_id=self.policy.pad_id,
+                    mask_truncated_completions=config.mask_truncated_completions,
+                ),
+                lambda: poll(1.0),
+            ),
         )
 
     def step_size(self, config: Config) -> StepSize:
@@ -102,24 +129,29 @@ class RunParts:
 
     def checkpoint_bytes(self, config: Config) -> int:
         """What the arrays of a checkpoint take on disk, and the adapters that are published with it."""
-        arrays = [self.policy.trainable(), self.learner.state_arrays()]
+        arrays = [self.policy.trainable()] + ([] if config.save_only_model else [self.learner.state_arrays()])
         if config.sync_ref_model:
             arrays.append(self.policy.reference_arrays())
         if config.train_type != "full":
             arrays.append(self.policy.trainable())
         return sum(array.nbytes for group in arrays for array in group.values())
 
-    def restore(self, saved: Checkpoint) -> None:
+    def restore(self, saved: Checkpoint, note: Note) -> None:
         """Bring every part to the state of a checkpoint. Raises DamagedCheckpoint for arrays that are not this model's; the parts are of no
         use then."""
         state = saved.state
         try:
             self.policy.assign(saved.weights())
-            self.learner.restore(saved.optimizer(), state.updates, state.bonus)
+            self.learner.restore(saved.optimizer() if saved.has_optimizer else None, state.updates, state.bonus)
         except ValueError as error:
             raise DamagedCheckpoint(saved, str(error).rstrip(".")) from error
         self.scoring.restore(state.reward_weights)
         self.prompt_stream.cursor = state.cursor
+        if not saved.has_optimizer and state.updates:
+            note(
+                f"The checkpoint of step {state.step} has no optimizer state (Save weights only), so the optimizer begins anew: the run "
+                f"goes on a little differently than it would have without the break."
+            )
         if saved.has_reference:
             self.policy.restore_reference(saved.reference())
 
@@ -132,7 +164,7 @@ class SharedParts:
     base: Base | None
     prompts: list[TokenizedPrompts] = field(default_factory=list)
 
-    def tokenized(self, rows: list[Row], tokenizer: Any, prompt_format: PromptFormat, source: str) -> TokenizedPrompts:
+    def tokenized(self, rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> TokenizedPrompts:
         """Those that another run has made of these very rows, or new ones."""
         for prompts in self.prompts:
             if prompts.are_of(rows, prompt_format):
@@ -158,27 +190,32 @@ def load_parts(
     policy = load_policy(config, note, shared.base if shared else None)
     make_prompts = shared.tokenized if shared else TokenizedPrompts
     prompts = _tokenized_prompts(inputs.splits, policy, config, make_prompts)
+    named = named_prompts(inputs.splits, policy.tokenizer, config, make_prompts)
+    for sentence in inputs.splits.notes:
+        note(sentence)
     if config.test and "test" not in prompts:
         raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
-    per_step = config.prompts_per_step
-    held_out = {"valid": config.val_batches * per_step, "test": config.test_batches * per_step}
+    check_metric(config, has_held_out=bool(inputs.splits.valid))
+    per_step, per_batch = config.prompts_per_step, config.prompts_per_evaluation_batch
+    held_out = {"valid": config.val_batches * per_batch, "test": config.test_batches * per_batch}
     valid, test = (prompts[split].first(count) if split in prompts else [] for split, count in held_out.items())
     steps = -(-config.epochs * prompts["train"].fitting // per_step) if config.epochs else config.iters  # rounded up
     scoring = ScoringStages(config, inputs.scorer, steps)
-    background_tokenizer = BackgroundTokenizer(prompts)
+    prompts_of_all = prompts | named
+    background_tokenizer = BackgroundTokenizer(prompts_of_all)
     for sentence in background_tokenizer.new_notes():
         note(sentence)
-    plan = plan_memory(config, policy, [split.longest for split in prompts.values()], note)
+    plan = plan_memory(config, policy, [split.longest for split in prompts_of_all.values()], note)
     rollout = Rollout(policy, config.max_completion_length, stop=config.stop, **rollout_limits(plan, most))
-    of_prompts = [sentence for split in prompts.values() for sentence in split.slow_paths]
+    of_prompts = [sentence for split in prompts_of_all.values() for sentence in split.slow_paths]
     return RunParts(
         policy=policy,
         learner=LEARNERS[config.train_mode](policy, config, scoring.steps, **learner_limits(plan, most)),
         rollout=rollout,
         scoring=scoring,
-        prompt_stream=PromptStream(prompts["train"], config.seed),
+        prompt_stream=PromptStream(prompts["train"], data_seed(config)),
         background_tokenizer=background_tokenizer,
-        valid=valid,
+        evaluation_sets=EvaluationSets(valid, {name: each.first(held_out["valid"]) for name, each in named.items()}),
         test=test,
         sampling=Sampling.of(config),
         steps=scoring.steps,

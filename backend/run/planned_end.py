@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.run.checkpoint import TrainingState
+from backend.run.checkpoint_score import metric_of
 from backend.spec.config import Config
 from backend.spec.runs.stop_conditions import EVALUATION, WINDOW, StopCondition, parse_condition
 
@@ -89,40 +90,18 @@ def _number(value: Any) -> float:
 # ── early stopping ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def mean_score(rewards: Sequence[float]) -> float | None:
-    """The mean of those that are known; None where no function had an opinion."""
-    known = [reward for reward in rewards if not math.isnan(reward)]
-    return sum(known) / len(known) if known else None
-
-
-def observe_score(state: TrainingState, score: float | None, step: int, config: Config) -> bool:
-    """Count a score of `step` in the state. → whether it is the best of the run so far, so that its weights should be kept.
-
-    A score counts as a gain if it exceeds the last gain by more than `early_stopping_min_delta`: a slow rise is one as soon as it adds up.
-    """
-    if score is None:
-        return False
-    if state.gain is None or score > state.gain + config.early_stopping_min_delta:
-        state.gain, state.scores_without_gain = score, 0
-    else:
-        state.scores_without_gain += 1
-    is_best = state.best_score is None or score > state.best_score
-    if is_best:
-        state.best_score, state.best_step = score, step
-    return is_best
-
-
-def patience_is_over(state: TrainingState, config: Config, *, held_out: bool) -> PlannedEnd | None:
-    """The end that early stopping has planned. `held_out`: scores are of held-out prompts, else means of the training reward
-    between checkpoints."""
+def patience_is_over(state: TrainingState, config: Config, *, has_evaluations: bool) -> PlannedEnd | None:
+    """The end that early stopping has planned: its scores are those of `backend.run.checkpoint_score`."""
     patience = config.early_stopping_patience
     if not patience or state.scores_without_gain < patience or state.best_score is None:
         return None
-    what, times = ("Held-out reward", "evaluation") if held_out else ("Training reward", "checkpoint")
+    held_out = metric_of(config, has_evaluations=has_evaluations).startswith(EVALUATION)
+    what = config.best_metric or ("Held-out reward" if held_out else "Training reward")
+    verb, times = "fallen" if config.best_is_lowest else "risen", "evaluation" if held_out else "checkpoint"
     gain = f" by more than {config.early_stopping_min_delta:g}" if config.early_stopping_min_delta else ""
     count = f"{state.scores_without_gain} {times}{'' if state.scores_without_gain == 1 else 's'}"
     best = f"checkpoint {state.best_step}" if state.best_step else "the model before training"
     return PlannedEnd(
         "early_stopping",
-        f"{what} has not risen{gain} in {count}. The best, {state.best_score:.4g}, is that of {best}",
+        f"{what} has not {verb}{gain} in {count}. The best, {state.best_score:.4g}, is that of {best}",
     )

@@ -12,16 +12,19 @@ from typing import Any, TypeVar
 import mlx.nn as nn
 
 from backend.data.problems import PromptFormat, check_prompts
-from backend.data.rows import SPLITS, Splits, check_columns, read_splits
+from backend.data.rows import SPLITS, Splits, check_columns
 from backend.generation.grammar import check_grammar
 from backend.models.adapter_files import check_adapter
 from backend.models.hub_search import config_file
 from backend.models.loading import check_opens
 from backend.models.model_folder import check_config, read_object
+from backend.models.own_tokenizer import run_tokenizer, tokenizer_folder
 from backend.models.policy import check_learns, check_same_tokens
 from backend.models.supported_architectures import architecture_refusal
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
-from backend.run.run_inputs import RunInputs
+from backend.run.checkpoint_score import check_metric
+from backend.run.evaluation_sets import check_evaluation_sets
+from backend.run.run_inputs import RunInputs, read_rows
 from backend.run.scoring_stages import scoring_stages
 from backend.spec.config import Config, parse, problems
 from backend.spec.disk_space import require_room
@@ -74,7 +77,7 @@ def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> Splits:
     faults: list[Fault] = []
     tokenizer = _check_models(config, runs_dir, faults)
     _caught(faults, lambda: check_grammar(config, tokenizer))
-    splits = _caught(faults, lambda: _read_and_check_data(config, tokenizer))
+    splits = _caught(faults, lambda: _read_and_check_data(config, tokenizer, scorer))
     # Last: the process of the reward functions has been starting meanwhile.
     steps = config.iters
     if config.epochs and splits is not None:  # at most: rows that are too long are left out
@@ -98,6 +101,8 @@ def _check_models(config: Config, runs_dir: Path, faults: list[Fault]) -> Any:
     if folder is None:
         return None
     tokenizer = _check_learns(folder, config, faults)
+    if tokenizer is None and config.tokenizer:  # as far as it shows without the model's files
+        _caught(faults, lambda: tokenizer_folder(config.tokenizer))
     _caught(faults, lambda: _check_room(folder, config, runs_dir))
     if tokenizer is not None and reference_tokenizer is not None:
         _caught(faults, lambda: check_same_tokens(reference_tokenizer, tokenizer, config))
@@ -124,7 +129,8 @@ def _check_learns(folder: Path, config: Config, faults: list[Fault]) -> Any:
     opened = _caught(faults, lambda: _opened(folder, config.model, "model"))
     if opened is None:
         return None
-    model, tokenizer, model_config = opened
+    model, own, model_config = opened
+    tokenizer = _caught(faults, lambda: run_tokenizer(config.tokenizer, own, model))
     if not faults:
         _caught(faults, lambda: check_learns(model, model_config, config))
     return tokenizer
@@ -181,15 +187,17 @@ def _check_quantised(folder: Path, config: Config) -> None:
         )
 
 
-def _read_and_check_data(config: Config, tokenizer: Any) -> Splits:
+def _read_and_check_data(config: Config, tokenizer: Any, scorer: Scorer) -> Splits:
     """Rows, columns, and, where the model's tokenizer is on disk, whether any prompt leaves room for a completion."""
-    splits = read_splits(config)
+    splits = read_rows(config, scorer)
     for split in SPLITS:
         rows = splits.rows(split)
         if rows and (faults := check_columns(rows, config, splits.source.get(split, config.data))):
             raise Mistake(faults)
+    check_evaluation_sets(splits, config, tokenizer)
     if config.test and not splits.test:
         raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
+    check_metric(config, has_held_out=bool(splits.valid))
     if tokenizer is not None:
         used = {"train": True, "valid": config.steps_per_eval > 0, "test": config.test}
         for split in (split for split in SPLITS if used[split] and splits.rows(split)):

@@ -25,9 +25,15 @@ def read_inputs(config: Config, processes: SharedProcesses | None = None) -> Run
     Raises Mistake for either."""
     scorer = begin_scorer(config, processes)
     try:
-        splits = read_splits(config)
+        splits = read_rows(config, scorer)
         scorer.load()
     except BaseException:
         scorer.close()
         raise
     return RunInputs(splits, scorer)
+
+
+def read_rows(config: Config, scorer: Scorer) -> Splits:
+    """The rows of a run, or of a stage with a dataset of its own; their map function is called where the reward functions are. Raises
+    Mistake."""
+    return read_splits(config, scorer.map_rows)

@@ -156,8 +156,18 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0) -> Ending:
     except DiskFault as fault:
         ending = after_fault(ending, fault)
     if ending.kind != RESTART:
-        ending = write_ending(trainer.diary, ending)
+        ending = _write_end(trainer, ending)
     trainer.close()
+    return ending
+
+
+def _write_end(trainer: Trainer, ending: Ending) -> Ending:
+    """Answer what was asked too late, write the diary's last line, and leave no command behind. → the ending as `write_ending` has it."""
+    with contextlib.suppress(DiskFault):  # which `write_ending` will tell
+        trainer.control.refuse_change()
+    ending = write_ending(trainer.diary, ending)
+    with contextlib.suppress(OSError):  # deleted when the run is resumed
+        trainer.control.discard_commands()
     return ending
 
 
@@ -184,7 +194,7 @@ def _save_before(trainer: Trainer, ending: Ending) -> Ending:
             trainer.save()
             trainer.wait_for_checkpoint()
         if ending.kind == "stopped" and trainer.config.train_type == "full" and trainer.has_parts:
-            save_model(trainer.parts.policy, trainer.config.model, trainer.folder.model)
+            save_model(trainer.parts.policy, trainer.config, trainer.folder.model)
         return ending
 
     result = ending_of(save_last_step, lambda: trainer.state.step)

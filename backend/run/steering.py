@@ -5,10 +5,11 @@ A change is on disk before any step uses it. Otherwise a run killed just after w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from backend.spec.config import Config
+from backend.spec.events import Diary
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.runs.steering import Change, changed, config_at, read_changes, take_request, write_changes
@@ -20,6 +21,23 @@ class Steering:
     def __init__(self, run: RunFolder, config: Config) -> None:
         self._run, self._config = run, config
         self.changes = read_changes(run)
+        self._in_diary: list[Any] = []
+        """Those that the diary tells after its last step, as it tells them."""
+
+    def noting_changes(self, events: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        """Pass on the events of the diary so far, and keep in mind which changes of the coming step they tell. A checkpoint of the step
+        before may have been saved after that, by a stop or at the run's end, and a resume from it takes the change up once more."""
+        for event in events:
+            if event.get("kind") == "step":
+                self._in_diary.clear()
+            elif event.get("kind") == "change":
+                self._in_diary.append({key: event.get(key) for key in ("step", "settings")})
+            yield event
+
+    def tell(self, change: Change, diary: Diary) -> None:
+        """Write a change to the diary, where it does not stand yet."""
+        if change.to_dict() not in self._in_diary:
+            diary.write("change", **change.to_dict())
 
     def config_at(self, step: int) -> Config:
         """The settings of a step, counted from 1; those the run began with at 0."""

@@ -1,4 +1,4 @@
-"""Seconds and peak memory of a step, by phase. Measures; decides nothing."""
+"""Seconds and peak memory of a step, by phase, and what it used of the machine. Measures; decides nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import mlx.core as mx
 
+from backend.run.resource_use import ResourceUse
+
 TIMED_PHASES = ("rollout", "reward", "train")
 """Phases of a step; the rest of its time is `time/other`."""
 
@@ -14,12 +16,22 @@ TIMED_PHASES = ("rollout", "reward", "train")
 class StepTimer:
     """Times one step, from its construction. `clock` returns seconds; it may stop while the run is paused."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], use: ResourceUse | None = None) -> None:
         self._clock = clock
+        self._use = use or ResourceUse()
+        self._use.begin()
         self._began = clock()
         self.seconds: dict[str, float] = dict.fromkeys(TIMED_PHASES, 0.0)
         self._peaks: dict[str, int] = {}
         mx.reset_peak_memory()
+
+    def of_next_step(self) -> StepTimer:
+        """A timer of the step that begins now, in the same process."""
+        return StepTimer(self._clock, self._use)
+
+    def close(self) -> None:
+        """Read nothing more of the machine."""
+        self._use.close()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -47,13 +59,13 @@ class StepTimer:
         return count / max(self.seconds[name], 1e-9)
 
     def metrics(self) -> dict[str, float]:
-        """`time/<phase>` in seconds (the phases and `time/other` add up to `time/step`), and `peak_memory_gb` of the step, of
+        """The metrics of `ResourceUse`; `time/<phase>` in seconds (the phases and `time/other` add up to `time/step`), and `peak_memory_gb` of the step, of
         its rollout and of its training."""
         self._record_peak("other")
         elapsed = self.elapsed()
         times = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
         other = elapsed - sum(self.seconds[name] for name in TIMED_PHASES)
         peaks = {f"peak_memory_gb/{name}": self._peaks.get(name, 0) / 1e9 for name in ("rollout", "train")}
-        return times | peaks | {
+        return self._use.metrics(elapsed) | times | peaks | {
             "time/other": other, "time/step": elapsed, "peak_memory_gb": max(self._peaks.values()) / 1e9,
         }  # fmt: skip

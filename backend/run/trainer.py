@@ -6,6 +6,7 @@ How a run's process begins and ends, errors included, is in `backend.run.run_pro
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +16,12 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 from backend.engine.memory import release_cached_buffers
 from backend.models.saving import model_bytes, save_model
 from backend.run import checkpoint, not_finite
+from backend.run.best_at_end import load_best
 from backend.run.checkpoint import TrainingState, first_start
+from backend.run.checkpoint_score import CheckpointScore
 from backend.run.checkpoint_writer import CheckpointWriter, Snapshot, WrittenCheckpoint, refresh_adapters, snapshot
 from backend.run.control import Control, Stopped
+from backend.run.due import evaluation_is_due, is_best_worth_saving
 from backend.run.ending import Ending
 from backend.run.final_export import export_finished, exports
 from backend.run.gpu_retries import GpuErrorLog, StepSize
@@ -25,7 +29,7 @@ from backend.run.group_collection import GroupCollection
 from backend.run.held_folder import HeldFolder
 from backend.run.keep_awake import KeepAwake
 from backend.run.parts import RunParts, SharedParts, load_parts
-from backend.run.planned_end import MetricWatch, PlannedEnd, mean_score, observe_score, patience_is_over
+from backend.run.planned_end import MetricWatch, PlannedEnd, patience_is_over
 from backend.run.room_for_saving import RoomForSaving
 from backend.run.run_inputs import RunInputs
 from backend.run.slowdowns import SlowdownWatch
@@ -34,13 +38,12 @@ from backend.run.step_timer import StepTimer
 from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, of_process
 from backend.run.token_data import recorded_tokens
 from backend.spec.config import Config
-from backend.spec.config_notes import config_notes
 from backend.spec.events import Diary, JsonLines, read_events
 from backend.spec.places import RunFolder
 from backend.spec.runs.steering import Change
 from backend.training.batch import completion_metrics, pack
 from backend.training.variety import variety_metrics
-from backend.types import Group, Problem
+from backend.types import Group
 
 
 class Trainer:
@@ -82,9 +85,11 @@ class Trainer:
         self.phases = PhaseReporter(diary)
         # It follows the diary, which keeps it, and reads later changes of settings there.
         HealthReporter(diary, steering.config_at(0).model_dump())
-        self.metrics = MetricWatch(read_events(run.events))
+        self.metrics = MetricWatch(steering.noting_changes(read_events(run.events)))
         self.planned_end: PlannedEnd | None = None
-        self._rewards_since_save: list[float] = []
+        self.ends_with: int | None = None
+        """The step of the checkpoint that the run leaves at its end, where that is not the last."""
+        self.score = CheckpointScore()
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -110,6 +115,8 @@ class Trainer:
         if self.saved_step != self.state.step:
             self.save_when_there_is_room()
             self.wait_for_checkpoint()
+        if self.config.load_best_at_end:
+            self.ends_with = load_best(self.folder, self.parts.policy, self.config, self.state, self.note)
         return self.ended()
 
     def begin(self, step: int) -> bool:
@@ -119,7 +126,7 @@ class Trainer:
         if step > self.parts.steps:
             return False
         self.planned_end = patience_is_over(
-            self.state, self.config, held_out=self._has_evaluations
+            self.state, self.config, has_evaluations=self._has_evaluations
         ) or self.metrics.met(self.config.stop_when)
         if self.planned_end is not None:
             return False
@@ -132,7 +139,7 @@ class Trainer:
         """Go on with other settings, from the step that is about to begin."""
         self.config = self.steering.config_at(change.step)
         self.parts.change(self.config, change.settings)
-        self.diary.write("change", **change.to_dict())
+        self.steering.tell(change, self.diary)
 
     def take_change(self) -> None:
         """Record the change that was asked for, and answer in a note: from which step it holds, or why it cannot be."""
@@ -141,7 +148,7 @@ class Trainer:
 
     def step(self, step: int) -> None:
         """One rollout and its updates. A stop before the updates leaves the run at its last finished step."""
-        self.timer = StepTimer(self.clock)
+        self.timer = self.timer.of_next_step()
         collection = GroupCollection(self.parts, self.config, self.timer, self.poll)
         with not_finite.ends_run(self.config, self.folder, step, collection.batch):
             groups, rollout_metrics = collection.collect(step)
@@ -149,7 +156,6 @@ class Trainer:
             self.wait_for_checkpoint()  # the step before may still be on its way to disk, and the weights change now
             with self.timer.phase("train"):
                 learn_metrics = self.learn(groups)
-        self._rewards_since_save.append(reward_metrics["reward"])
         weight_metrics = self.parts.scoring.update_weights(groups, step)
         self.write_step(
             step, groups, rollout_metrics | reward_metrics | learn_metrics | collection.logged | weight_metrics
@@ -195,6 +201,7 @@ class Trainer:
         } | self.timer.metrics())  # fmt: skip
         self.state = state  # once its line is written: a step that the diary lacks is in no checkpoint
         self.metrics.take(event)
+        self.score.take_step(event["metrics"], self.config, has_evaluations=self._has_evaluations)
 
     def after_step(self, step: int) -> None:
         """Evaluate and save when due; obey commands that had to wait for the end of the step."""
@@ -202,11 +209,9 @@ class Trainer:
             self.evaluate(step)
         self.room.wait()
         is_due = step % self.config.save_every == 0
-        if is_due and not self._has_evaluations:
-            observe_score(self.state, mean_score(self._rewards_since_save), step, self.config)
-        # Early stopping names the best weights, so they are saved whenever it is due.
-        is_best = self.config.early_stopping_patience > 0 and self.state.best_step == step
-        if is_due or is_best or self.control.save_requested:
+        if is_due:
+            self.score.observe_save(self.state, self.config, has_evaluations=self._has_evaluations)
+        if is_due or is_best_worth_saving(self.config, self.state, step) or self.control.save_requested:
             self.control.save_requested = False
             self.save_when_there_is_room()
         for sentence in self.parts.new_notes():
@@ -228,7 +233,7 @@ class Trainer:
         maybe_set_recommended_wired_limit()  # on a Mac, keeps memory in use from being paged out; elsewhere it does nothing
         parts = load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, self.shared)
         if saved is not None:
-            parts.restore(saved)
+            parts.restore(saved, self.note)
             refresh_adapters(self.folder, saved, parts.policy, self.config)
             self.state, self.saved_step = saved.state, saved.state.step
             self._begun = saved.state.step
@@ -247,18 +252,17 @@ class Trainer:
         for error in self.gpu_errors.errors[self.state.gpu_errors_told :]:  # the diary was cut back before their notes
             self.warn(error.sentence)
         self.state.gpu_errors_told = len(self.gpu_errors.errors)
-        notes = self.parts.learner.algorithm.notes() + self.parts.scoring.notes() + config_notes(self.config)
-        for sentence in notes + self.parts.slow_paths:
+        for sentence in self.parts.first_notes(self.config):
             self.note(sentence)
 
     # ── evaluation ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def _has_evaluations(self) -> bool:
-        return bool(self.parts.valid and self.config.steps_per_eval)
+        return bool(self.parts.evaluation_sets and self.config.steps_per_eval)
 
     def _evaluation_due(self, step: int) -> bool:
-        return self._has_evaluations and (step % self.config.steps_per_eval == 0 or step == self.parts.steps)
+        return self._has_evaluations and evaluation_is_due(self.config, step, self.parts.steps)
 
     def evaluate_if_due(self) -> None:
         """Evaluate after the last finished step, unless that is done already."""
@@ -266,17 +270,15 @@ class Trainer:
             self.evaluate(self.state.step)
 
     def evaluate(self, step: int) -> None:
-        metrics = self._held_out("valid", self.parts.valid, self.config.val_batches)
-        self.state.score, self.state.evaluated = mean_score([metrics["reward"]]), step
-        observe_score(self.state, self.state.score, step, self.config)
+        metrics = self._held_out("valid", lambda poll: self.parts.evaluate(step, self.config, poll))
+        self.score.take_evaluation(self.state, metrics, self.config)
 
-    def _held_out(self, split: str, problems: list[Problem], count: int) -> dict[str, float]:
+    def _held_out(self, split: str, measure: Callable[[Callable[[float], None]], dict[str, float]]) -> dict[str, float]:
         """Held-out rewards after the last finished step, written to the diary."""
-        step, began = self.state.step, self.clock()
-        metrics = self.parts.held_out(problems, count, step, self.config, lambda done: self.poll("evaluating", done))
+        step, began, metrics = self.state.step, self.clock(), measure(lambda done: self.poll("evaluating", done))
         mx.synchronize()  # as in `learn`
-        metrics |= {"time/eval": self.clock() - began}
-        self.metrics.take(self.diary.write("eval", step=step, split=split, metrics=metrics))
+        took = {"time/eval": self.clock() - began}
+        self.metrics.take(self.diary.write("eval", step=step, split=split, metrics=metrics | took))
         return metrics
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -297,10 +299,7 @@ class Trainer:
     def _snapshot(self) -> Snapshot:
         """The last finished step, with the state of everything that a checkpoint holds."""
         self.diary.write("phase", phase="saving")
-        # None of them after a save that failed and is tried again: the score stands.
-        if self._rewards_since_save and not self._has_evaluations:
-            self.state.score = mean_score(self._rewards_since_save)
-        self._rewards_since_save = []
+        self.score.close_interval(self.state, self.config, has_evaluations=self._has_evaluations)
         # Read last: both files up to these lengths hold the steps of this checkpoint and nothing of later ones.
         self.state.events_bytes, self.state.completions_bytes = self.diary.size, self.completions.size
         self.state.bonus, self.state.reward_weights = self.parts.learner.algorithm.state(), self.parts.scoring.state()
@@ -357,16 +356,16 @@ class Trainer:
         of = f" of {self.parts.steps}" if early else ""
         sentence = f"Finished after {step}{of} steps{f'. {early.sentence}' if early else ''}."
         self.finish()
-        return Ending("finished", step, sentence, 0, reason=early.reason if early else "")
+        return Ending("finished", step, sentence, 0, reason=early.reason if early else "", ends_with=self.ends_with)
 
     def finish(self) -> None:
         """After the last step: the test split, the model of full fine-tuning, the exports."""
         config = self.config
         if self.parts.test:
-            self._held_out("test", self.parts.test, config.test_batches)
+            self._held_out("test", lambda poll: self.parts.test_metrics(self.state.step, config, poll))
         if config.train_type == "full":
             self.room.wait(lambda: model_bytes(self.parts.policy))
-            save_model(self.parts.policy, config.model, self.folder.model)
+            save_model(self.parts.policy, config, self.folder.model)
         if not exports(config):
             return
         self.diary.write("phase", phase="exporting")
@@ -382,8 +381,8 @@ class Trainer:
     def close(self) -> None:
         """Let the machine sleep, and close threads and files."""
         self.keep_awake.stop()
-        self.held.close()
-        self.checkpoint_writer.close()
+        for part in (self.held, self.timer, self.checkpoint_writer):
+            part.close()
         if self.has_parts:
             self.parts.close()
         for log in (self.diary, self.completions):

@@ -10,6 +10,7 @@ import time
 from itertools import islice
 from typing import Any
 
+from backend.data.files import Row
 from backend.data.preview import (
     LoadedDataset,
     cell_text,
@@ -22,13 +23,13 @@ from backend.data.preview import (
 )
 from backend.data.prompt_preview import (
     PromptLengths,
+    cut_problem,
     is_warm,
     preview_order,
     preview_problem,
     prompt_pieces,
     tokenizer_for,
 )
-from backend.data.rows import Row
 from backend.serve.question_call import QuestionCall
 from backend.spec.config import Config, keys_used_by
 from backend.spec.faults import Mistake
@@ -79,8 +80,8 @@ def _prompt_lengths(opened: LoadedDataset, split: str, indices: range, config: C
 
 
 def preview_row(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `split`, `index` → {cells, messages, answer, type, tokens, pieces, faults}: a row in full, and its
-    prompt as the model gets it. Without a tokenizer `tokens` is None, and a fault says why; while one is being loaded,
+    """`settings`, `split`, `index` → {cells, messages, answer, type, tokens, kept, pieces, faults}: a row in full, and its
+    prompt as the model gets it. `kept`: of a prompt that is cut, the tokens that are left. Without a tokenizer `tokens` is None, and a fault says why; while one is being loaded,
     the rest is reported with `loading`."""
     config = settings_of(request["settings"])
     opened = open_dataset(config)
@@ -90,7 +91,7 @@ def preview_row(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     row = opened.rows(split)[index]
     answer: dict[str, Any] = {
         "cells": [{"name": name, "kind": kind_of(value), "text": cell_text(value, FULL_CELL)} for name, value in row.items()],
-        "messages": [], "answer": "", "type": None, "tokens": None, "pieces": [], "has_template": True, "faults": [],
+        "messages": [], "answer": "", "type": None, "tokens": None, "kept": None, "pieces": [], "has_template": True, "faults": [],
     }  # fmt: skip
     if not is_warm(config):
         call.report(_with_prompt(answer, index, row, None, config, opened.source(split, config)) | {"loading": True})
@@ -107,9 +108,12 @@ def _with_prompt(
         problem, tokens = preview_problem(index, row, tokenizer, config, source)
     except Mistake as mistake:
         return answer | {"faults": [*answer["faults"], *(fault.to_dict() for fault in mistake.faults)]}
+    if tokenizer is not None:
+        problem = cut_problem(problem, tokens, tokenizer, config, source)
     answer = answer | {"messages": problem.messages, "answer": problem.answer, "type": problem.type}
     if tokenizer is not None:
         answer["tokens"] = tokens
+        answer["kept"] = len(problem.tokens) if 0 < len(problem.tokens) < tokens else None
         answer["pieces"] = prompt_pieces(problem.tokens[:FULL_PROMPT], tokenizer)
         answer["has_template"] = bool(getattr(tokenizer, "chat_template", None))
     return answer

@@ -19,9 +19,9 @@ from backend.rewards.sandbox.client import SandboxClient
 from backend.rewards.trial_scoring import ScoringSettings, score_lines
 from backend.serve.question_call import QuestionCall
 from backend.spec.completion_rows import GroupRow, ScoringRow, parse_group_row
-from backend.spec.config import DEFAULT_REWARDS, keys_used_by, parse, problems
+from backend.spec.config import keys_used_by, parse, problems
 from backend.spec.faults import Mistake
-from backend.spec.rewards.catalog import locate_reward_file
+from backend.spec.rewards.catalog import DEFAULT_REWARDS, locate_reward_file
 from backend.spec.rewards.user_code import code_files, read_code
 
 _sandbox = SandboxClient()

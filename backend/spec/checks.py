@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from backend.spec.faults import Fault, Mistake
-from backend.spec.runs.stop_conditions import condition_fault
+from backend.spec.learning_rate import DEFAULT_FINAL
+from backend.spec.row_settings import evaluation_set_faults, pattern_faults, template_faults
+from backend.spec.runs.stop_conditions import EVALUATION, condition_fault, metric_fault
+from backend.spec.settings.optimizer import EIGHT_BIT
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown
 
@@ -74,8 +77,25 @@ for _key in (
     "train_split",
     "valid_split",
     "test_split",
+    "valid_data",
+    "test_data",
+    "tokenizer",
 ):
     _can_be_a_path(_key)
+
+
+_reads("prompt_template")(template_faults)
+_reads("answer_pattern")(pattern_faults)
+_reads("eval_data")(evaluation_set_faults)
+
+
+@_reads("map_function", "reward_functions_file")
+def _map_function_has_a_file(function: str, file: str) -> Iterator[Fault]:
+    if function and not file:
+        yield Fault(
+            "map_function",
+            f"{shown(function, 40)} is to map the rows, but no reward functions file is given that has it.",
+        )
 
 
 @_reads("batch_size", "gradient_accumulation_steps", "steps_per_generation", "group_size")
@@ -135,12 +155,32 @@ def _weights_are_usable(weights: list[float]) -> Iterator[Fault]:
         yield Fault("reward_weights", f"A reward weight must lie within ±{LARGEST_WEIGHT:,}, not {large[0]:g}.")
 
 
-@_reads("stop_when", "reward_functions", "reward_functions_file")
-def _stop_conditions_can_be_read(conditions: list[str], functions: list[str], file: str) -> Iterator[Fault]:
+@_reads("stop_when", "reward_functions", "reward_functions_file", "eval_data")
+def _stop_conditions_can_be_read(
+    conditions: list[str], functions: list[str], file: str, eval_data: Mapping[str, Any]
+) -> Iterator[Fault]:
     has_own_code = bool(file) or any("::" in name for name in functions)
     for text in conditions:
-        if sentence := condition_fault(text, functions, may_log_metrics=has_own_code):
+        if sentence := condition_fault(text, functions, may_log_metrics=has_own_code, sets=list(eval_data)):
             yield Fault("stop_when", sentence)
+
+
+@_reads("best_metric", "steps_per_eval", "reward_functions", "reward_functions_file", "eval_data")
+def _best_metric_is_one(
+    metric: str, steps_per_eval: int, functions: list[str], file: str, eval_data: Mapping[str, Any]
+) -> Iterator[Fault]:
+    has_own_code = bool(file) or any("::" in name for name in functions)
+    if metric and (sentence := metric_fault(metric, functions, has_own_code, list(eval_data))):
+        yield Fault("best_metric", sentence)
+    elif metric.startswith(EVALUATION) and not steps_per_eval:
+        yield Fault("best_metric", f"{shown(metric, 60)} is a metric of evaluations, and this run has none: Eval is 0.")
+
+
+@_reads("eval_batch_size", "num_generations_eval", "group_size")
+def _an_evaluation_batch_can_be_sampled(prompts: int | None, group: int | None, training_group: int) -> Iterator[Fault]:
+    if prompts and (completions := prompts * (group or training_group)) > MOST_COMPLETIONS:
+        sentence = f"A batch would have {completions:,} completions; at most {MOST_COMPLETIONS:,} can be sampled."
+        yield Fault("eval_batch_size", sentence)
 
 
 @_reads("stop")
@@ -213,9 +253,22 @@ def _safe_name(setting: str, what: str, name: str) -> Iterator[Fault]:
 
 
 @_reads("learning_rate", "lr_final", "lr_schedule")
-def _learning_rate_decays(peak: float, final: float, schedule: str) -> Iterator[Fault]:
-    if schedule != "constant" and final > peak:
+def _learning_rate_decays(peak: float, final: float | None, schedule: str) -> Iterator[Fault]:
+    if final is None or schedule in ("constant", "constant_with_warmup", "inverse_sqrt"):
+        return
+    if final > peak and final != DEFAULT_FINAL:  # which gives way (`backend.spec.learning_rate`)
         yield Fault("lr_final", f"The final rate ({final:g}) is above the learning rate ({peak:g}).")
+    elif final == 0 and schedule in ("exponential", "step"):
+        yield Fault(
+            "lr_final", "A rate that falls by factors never reaches 0; give a final rate above 0, or leave it empty."
+        )
+
+
+@_reads("optimizer", "optimizer_bits")
+def _state_is_built_in_8_bits(name: str, bits: str) -> Iterator[Fault]:
+    if bits == "8" and name not in EIGHT_BIT:
+        built = ", ".join(EIGHT_BIT)
+        yield Fault("optimizer_bits", f"The state of {name} is not built in 8 bits; that of {built} is.")
 
 
 def reference_is_needed(beta: float, log_kl: bool, ratio_against: str) -> bool:

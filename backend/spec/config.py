@@ -1,7 +1,7 @@
 """Every setting of a run, declared once. Form, YAML, command line, checks and help are read from this list.
 
-The keys are those of the YAML file; a file written for mlx-lm-lora or TRL means the same here (`backend.spec.setting_aliases`
-translates its keys). To add a setting, add one field in the module of its subject (`backend.spec.settings`) and the line that uses it. Where other code depends on a group of
+The keys are those of the YAML file; a file written for mlx-lm-lora or TRL means the same here (`backend.spec.other_programs`
+translates its words). To add a setting, add one field in the module of its subject (`backend.spec.settings`) and the line that uses it. Where other code depends on a group of
 settings, tag the field (`used_by`) and ask `keys_used_by`.
 """
 
@@ -18,10 +18,10 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from backend.spec.checks import cross_setting_faults, reference_is_needed
 from backend.spec.faults import Fault, Mistake
+from backend.spec.other_programs.translation import FOREIGN_WORDS, translate
 from backend.spec.output_grammar import is_schema
 from backend.spec.rewards.catalog import nearest, split_names, with_absolute_file
 from backend.spec.setting import Setting, Use, setting_from_field
-from backend.spec.setting_aliases import FOREIGN_KEYS, translate
 from backend.spec.settings.batches import BatchFields
 from backend.spec.settings.columns import DataColumnFields
 from backend.spec.settings.evaluation import EvaluationFields
@@ -69,6 +69,10 @@ class Config(
         return self.batch_size * self.gradient_accumulation_steps * self.steps_per_generation
 
     @property
+    def prompts_per_evaluation_batch(self) -> int:
+        return self.eval_batch_size or self.prompts_per_step
+
+    @property
     def updates_per_step(self) -> int:
         return self.num_iterations * self.steps_per_generation
 
@@ -100,7 +104,6 @@ NOT_BUILT = {
     "tools": "Tools",
     "environments": "Environments",
     "rollout_func": "A rollout function of your own",
-    "router_aux_loss_coef": "The router loss of mixture-of-experts models",
 }
 """Keys of related programs for features that are not built yet → what they are, to be refused in a sentence."""
 
@@ -164,7 +167,17 @@ def read(path: str | Path) -> dict[str, Any]:
 def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Raw settings with relative paths that exist in `folder` made absolute. Ids, absolute paths and ~ stay as they are."""
     resolved = dict(raw)
-    for key in ("model", "data", "dataset", "reference_model_path", "reward_functions_file", "output_schema"):
+    for key in (
+        "model",
+        "data",
+        "dataset",
+        "valid_data",
+        "test_data",
+        "tokenizer",
+        "reference_model_path",
+        "reward_functions_file",
+        "output_schema",
+    ):
         value = raw.get(key)
         if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
             value = value[0]  # pyright: ignore
@@ -172,11 +185,22 @@ def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
             continue  # the schema itself, and no file's name
         if isinstance(value, str) and value and not Path(value).is_absolute() and exists(folder / value):
             resolved[key] = os.path.realpath(folder / value)
+    if isinstance(sets := raw.get("eval_data"), dict):
+        resolved["eval_data"] = {
+            name: _set_beside(folder, about) for name, about in cast("dict[Any, Any]", sets).items()
+        }
     if "reward_functions" in raw:
         resolved["reward_functions"] = _rewards_beside(folder, raw["reward_functions"])
     if isinstance(stages := raw.get("stages"), list):
         resolved["stages"] = [_stage_beside(folder, stage) for stage in cast("list[Any]", stages)]
     return resolved
+
+
+def _set_beside(folder: Path, about: Any) -> Any:
+    """An entry of `eval_data`, a name or a mapping with one, with its file made absolute."""
+    if isinstance(about, dict):
+        return beside(folder, cast("dict[str, Any]", about))
+    return beside(folder, {"data": about})["data"]
 
 
 def _stage_beside(folder: Path, stage: Any) -> Any:
@@ -322,7 +346,7 @@ def _quoted(value: Any) -> str:
 def _unknown(key: str) -> str:
     if key in NOT_BUILT:
         return f"{NOT_BUILT[key]} ({key}) is not built yet; take the key out to run without it."
-    near = nearest(key, [*SETTINGS, *FOREIGN_KEYS])
+    near = nearest(key, [*SETTINGS, *FOREIGN_WORDS])
     return f"There is no setting {shown(key, 40)}." + (f" Did you mean {near}?" if near else "")
 
 

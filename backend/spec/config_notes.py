@@ -4,7 +4,8 @@ when a run starts. Invalid combinations are faults: see `backend.spec.checks`.
 
 from __future__ import annotations
 
-from backend.spec.config import Config
+from backend.spec.config import SETTINGS, Config
+from backend.spec.learning_rate import DEFAULT_FINAL, final_rate
 
 
 def config_notes(config: Config) -> list[str]:
@@ -35,5 +36,10 @@ def config_notes(config: Config) -> list[str]:
     if config.num_iterations * config.steps_per_generation == 1 and config.ratio_against == "old":
         notes.append(
             "With one update per rollout the ratio is always 1, so epsilon clips nothing and the clip charts stay at 0."
+        )
+    if config.lr_final == DEFAULT_FINAL > config.learning_rate and SETTINGS["lr_final"].applies(config.model_dump()):
+        final = final_rate(config.learning_rate, config.lr_final)
+        notes.append(
+            f"The default final rate is above the learning rate, so the rate falls to a fifth of it: {final:g}."
         )
     return notes

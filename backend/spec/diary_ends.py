@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import BinaryIO
 
+from backend.spec.event_shape import is_step
 from backend.spec.events import Event, parse_line
 from backend.spec.places import RunFolder
 from backend.spec.regular_file import open_regular
@@ -16,6 +17,13 @@ def has_finished(run: RunFolder) -> bool:
     """Whether the run has taken all of its steps: its diary ends so."""
     _, last = first_and_last_events(run.events)
     return bool(last) and last[-1]["kind"] == "finished"
+
+
+def step_of_end(run: RunFolder) -> int | None:
+    """The step whose weights a finished run has left, where that is not its last (`load_best_at_end`)."""
+    _, last = first_and_last_events(run.events)
+    step = last[-1].get("ends_with") if last and last[-1]["kind"] == "finished" else None
+    return step if is_step(step) else None
 
 
 def first_and_last_events(path: Path) -> tuple[list[Event], list[Event]]:

@@ -259,10 +259,12 @@ def truncate_file(path: Path, size: int) -> None:
 
 
 METRICS = {
-    "loss": "", "reward": "", "reward_std": "", "frac_reward_zero_std": "share", "kl": "nats", "entropy": "nats",
+    "loss": "", "reward": "", "reward_std": "", "reward_std_within_groups": "", "frac_reward_zero_std": "share", "kl": "nats", "entropy": "nats",
     "clip_ratio_low": "share", "clip_ratio_high": "share", "clip_ratio_total": "share",
     "completions/mean_length": "tokens", "completions/min_length": "tokens", "completions/max_length": "tokens",
-    "hit_max_tokens_ratio": "share", "learning_rate": "", "grad_norm": "",
+    "completions/distinct_fraction": "share", "completions/identical_fraction": "share", "completions/distinct_1": "share",
+    "completions/distinct_2": "share", "completions/repetition": "share", "process/memory_gb": "GB", "process/cpu_cores": "cores",
+    "machine/swap_gb": "GB", "hit_max_tokens_ratio": "share", "learning_rate": "", "grad_norm": "",
     "rollout_tokens_per_second": "tokens/s", "train_tokens_per_second": "tokens/s",
     "time/rollout": "s", "time/reward": "s", "time/train": "s", "time/other": "s", "time/step": "s",
     "peak_memory_gb": "GB", "peak_memory_gb/rollout": "GB", "peak_memory_gb/train": "GB", "num_tokens": "tokens",

@@ -14,7 +14,7 @@ from backend.spec.exports import PUBLISHER, ExportFormat, exported_bytes
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, lm_studio_models, local_folder
 from backend.spec.runs.archive import raw_settings
-from backend.spec.runs.saved_weights import best_of, find_checkpoint, has_end, saved_weights
+from backend.spec.runs.saved_weights import SavedWeights, best_of, find_checkpoint, has_end, saved_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,14 @@ def weights_choices(run: RunFolder) -> list[WeightsChoice]:
     checkpoints = saved_weights(run)
     choices = [WeightsChoice("", "End of the run")] if has_end(run) else []
     if best := best_of(checkpoints):
-        choices.append(WeightsChoice("best", f"Best checkpoint: step {best.step}, reward {best.score:.3g}"))
+        choices.append(WeightsChoice("best", f"Best checkpoint: step {best.step}{_score(best)}"))
     for saved in reversed(checkpoints):
-        reward = "" if saved.score is None else f", reward {saved.score:.3g}"
-        choices.append(WeightsChoice(str(saved.step), f"Checkpoint of step {saved.step}{reward}"))
+        choices.append(WeightsChoice(str(saved.step), f"Checkpoint of step {saved.step}{_score(saved)}"))
     return choices
+
+
+def _score(saved: SavedWeights) -> str:
+    return "" if saved.score is None else f", {saved.metric or 'reward'} {saved.score:.3g}"
 
 
 def export_size(run: RunFolder, format_: ExportFormat, checkpoint: str) -> int | None:

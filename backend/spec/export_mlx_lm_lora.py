@@ -1,6 +1,6 @@
 """Our settings as a YAML file for mlx-lm-lora, and the settings that it has no key for.
 
-The other direction is `backend.spec.setting_aliases`: a file exported and read again is the same run, except for what was left out.
+The other direction is `backend.spec.other_programs.translation`: a file exported and read again is the same run, except for what was left out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from backend.spec.config import SETTINGS, Config
-from backend.spec.setting_aliases import QUANTIZATION_FLAGS
+from backend.spec.learning_rate import final_rate, warmup_updates
+from backend.spec.other_programs.mlx_lm_groups import QUANTIZATION_FLAGS
 
 _SHARED_KEYS = (
     *("model", "data", "train_type", "train_mode", "optimizer", "num_layers", "batch_size", "epochs", "iters", "seed"),
@@ -24,9 +25,10 @@ _SHARED_KEYS = (
 """Keys that mean the same in both programs."""
 
 _REGROUPED_KEYS = ("rank", "scale", "dropout", "lora_keys", "quantization", "weight_decay", "adam_beta1", "adam_beta2",
-            "lr_schedule", "lr_warmup_steps", "lr_warmup_init", "lr_decay_fraction", "lr_final",
+            "adam_epsilon", "lr_schedule", "lr_warmup_steps", "lr_warmup_ratio", "lr_warmup_init", "lr_decay_fraction", "lr_final",
             "reward_functions", "reward_weights")  # fmt: skip
 _SUPPORTED_LOSSES, _SUPPORTED_OPTIMIZERS = ("grpo", "bnpo", "dr_grpo"), ("adam", "adamw", "muon")
+_SUPPORTED_SCHEDULES = ("constant", "cosine", "linear")
 
 
 def mlx_lm_lora_yaml(config: Config) -> tuple[str, dict[str, Any]]:
@@ -60,7 +62,11 @@ def _untranslatable(config: Config) -> dict[str, Any]:
     }
     missing |= {"grpo_loss_type"} if config.grpo_loss_type not in _SUPPORTED_LOSSES else set()
     missing |= {"optimizer"} if config.optimizer not in _SUPPORTED_OPTIMIZERS else set()
-    missing |= {"lr_schedule"} if config.lr_schedule != "constant" and config.epochs else set()
+    has_schedule = config.lr_schedule in _SUPPORTED_SCHEDULES and (
+        config.lr_schedule == "constant" or not config.epochs
+    )
+    missing |= set() if has_schedule else {"lr_schedule"}
+    missing |= {"lr_warmup_ratio"} if config.lr_schedule == "constant" and config.lr_warmup_ratio else set()
     return {key: getattr(config, key) for key in SETTINGS if key in missing}
 
 
@@ -77,13 +83,13 @@ def _quantization_flags(config: Config) -> dict[str, Any]:
 
 def _schedule(config: Config) -> dict[str, Any]:
     """mlx-lm's `lr_schedule` mapping. It counts the decay in steps, so a run whose length is in epochs has none."""
-    if config.lr_schedule == "constant" or config.epochs:
+    if config.lr_schedule == "constant" or config.lr_schedule not in _SUPPORTED_SCHEDULES or config.epochs:
         return {}
-    steps = round(config.lr_decay_fraction * config.iters)
-    named = {"cosine": ("cosine_decay", [config.learning_rate, steps, config.lr_final]),
-             "linear": ("linear_schedule", [config.learning_rate, config.lr_final, steps])}  # fmt: skip
+    steps, final = round(config.lr_decay_fraction * config.iters), final_rate(config.learning_rate, config.lr_final)
+    named = {"cosine": ("cosine_decay", [config.learning_rate, steps, final]),
+             "linear": ("linear_schedule", [config.learning_rate, final, steps])}  # fmt: skip
     name, arguments = named[config.lr_schedule]
-    warmup = {"warmup": config.lr_warmup_steps, "warmup_init": config.lr_warmup_init}
+    warmup = {"warmup": warmup_updates(config, config.iters), "warmup_init": config.lr_warmup_init}
     return {"lr_schedule": {"name": name, "arguments": arguments, **warmup}}
 
 
@@ -91,7 +97,9 @@ def _optimizer(config: Config) -> dict[str, Any]:
     if config.optimizer not in _SUPPORTED_OPTIMIZERS:
         return {}
     own: dict[str, Any] = {"weight_decay": config.weight_decay} if config.optimizer != "adam" else {}
-    own |= {"betas": [config.adam_beta1, config.adam_beta2]} if config.optimizer != "muon" else {}
+    if config.optimizer != "muon":
+        own |= {"betas": [config.adam_beta1, config.adam_beta2]}
+        own |= {"eps": config.adam_epsilon} if config.adam_epsilon != SETTINGS["adam_epsilon"].default else {}
     return {"optimizer_config": {config.optimizer: own}}
 
 

@@ -53,25 +53,25 @@ def check_reference(name: str, setting: str = "reference_model_path") -> None:
         raise Mistake(setting, f"The adapter {shown(folder)} has no adapters.safetensors.")
 
 
-def check_data(name: str) -> None:
+def check_data(name: str, setting: str = "data") -> None:
     """Raises Mistake if `name` is neither a file of a known type, nor a folder, nor a possible id."""
-    path = user_path(name, "data")
+    path = user_path(name, setting)
     if is_folder(path):
         return
     if is_file(path):
         if path.suffix.lower() not in DATA_SUFFIXES:
-            raise of_no_known_type(path)
+            raise of_no_known_type(path, setting)
     elif name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(DATA_SUFFIXES):
-        raise Mistake("data", f"There is no file or folder {shown(name, 120)}.")
+        raise Mistake(setting, f"There is no file or folder {shown(name, 120)}.")
     elif exists(path):
-        raise Mistake("data", f"{shown(path)} is neither a file nor a folder.")
+        raise Mistake(setting, f"{shown(path)} is neither a file nor a folder.")
     else:
-        _check_id(name, "data")
+        _check_id(name, setting)
 
 
-def of_no_known_type(path: Path) -> Mistake:
+def of_no_known_type(path: Path, setting: str = "data") -> Mistake:
     """A file of rows whose name says no type that can be read."""
-    return Mistake("data", f"{shown(path)} must end in {', '.join(DATA_SUFFIXES[:-1])} or {DATA_SUFFIXES[-1]}.")
+    return Mistake(setting, f"{shown(path)} must end in {', '.join(DATA_SUFFIXES[:-1])} or {DATA_SUFFIXES[-1]}.")
 
 
 def _check_id(name: str, setting: str) -> None:

@@ -19,7 +19,11 @@ def run_bytes(config: Config, shape: ModelShape) -> int:
     memory = MemoryModel(config, shape, prompt=1, gpu=False)
     trainable = memory.trainable()
     sizes = {allocation.name: allocation.bytes for allocation in memory.persistent()}
-    checkpoint = trainable + sizes.get("optimizer", 0) + (trainable if config.sync_ref_model else 0)
+    checkpoint = (
+        trainable
+        + (0 if config.save_only_model else sizes.get("optimizer", 0))
+        + (trainable if config.sync_ref_model else 0)
+    )
     saves = -(-config.iters // config.save_every)
     checkpoints = min(saves, config.keep_checkpoints + 2) * checkpoint
     full = config.train_type == "full"

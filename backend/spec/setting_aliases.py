@@ -5,6 +5,7 @@ Works on the raw mapping of a YAML file or of the form. Values are renamed, move
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -35,6 +36,9 @@ CHOICE_ALIASES = {
         "cosine decay": "cosine",
         "linear_decay": "linear",
         "linear_schedule": "linear",
+        "cosine_with_min_lr": "cosine",
+        "exponential_decay": "exponential",
+        "step_decay": "step",
     },
     "quantization": {"": "none", "4-bit": "4", "6-bit": "6", "8-bit": "8", "4bit": "4", "6bit": "6", "8bit": "8"},
     "dtype": {
@@ -215,7 +219,11 @@ def _merge_flags(values: Raw, ours: str, choices: Mapping[str, str], default: st
     return []
 
 
-_OPTIMIZER_SETTINGS = {"weight_decay": ("weight_decay",), "betas": ("adam_beta1", "adam_beta2")}
+_OPTIMIZER_SETTINGS = {
+    "weight_decay": ("weight_decay",),
+    "betas": ("adam_beta1", "adam_beta2"),
+    "eps": ("adam_epsilon",),
+}
 
 
 def _ungroup_optimizer_config(values: Raw) -> list[Fault]:
@@ -229,6 +237,10 @@ def _ungroup_optimizer_config(values: Raw) -> list[Fault]:
     for name, value in cast("Mapping[str, Any]", own or {}).items():
         ours = _OPTIMIZER_SETTINGS.get(name)
         parts: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
+        if name == "bias_correction":
+            if _as_bool(value) is not True:
+                faults.append(Fault("optimizer", "Adam's bias correction is always on here; take bias_correction out."))
+            continue
         if ours is None or len(parts) != len(ours):
             faults.append(
                 Fault(
@@ -251,8 +263,13 @@ _GROUPS = (
 )
 """Translations of keys that hold several settings, or of several keys that hold one setting."""
 
-_SCHEDULES = {"cosine": ("peak", "steps", "end"), "linear": ("peak", "end", "steps")}
-"""Arguments of mlx's `cosine_decay` and `linear_schedule`, in order."""
+_SCHEDULES = {
+    "cosine": ("peak", "steps", "end"),
+    "linear": ("peak", "end", "steps"),
+    "exponential": ("peak", "factor"),
+    "step": ("peak", "factor", "every"),
+}
+"""Arguments of mlx's `cosine_decay`, `linear_schedule`, `exponential_decay` and `step_decay`, in order."""
 _MLX_LM_ITERS = 1000
 """Default of `iters`, here and in mlx-lm."""
 
@@ -278,9 +295,38 @@ def _ungroup_lr_schedule(values: Raw) -> list[Fault]:
     if "steps" in arguments_by_name and values.get("epochs") and values.get("lr_decay_fraction") is None:
         sentence = "lr_schedule counts the fall in steps, but the run is counted in epochs; give lr_decay_fraction too."
         return [Fault("lr_decay_fraction", sentence)]
-    if arguments_by_name:
-        values["learning_rate"] = arguments_by_name["peak"]
-        _fill_schedule(values, arguments_by_name, mapping)
+    if not arguments_by_name:
+        return []
+    values["learning_rate"] = arguments_by_name["peak"]
+    if kind in ("exponential", "step"):
+        return _fill_factors(values, arguments_by_name, mapping)
+    _fill_schedule(values, arguments_by_name, mapping)
+    return []
+
+
+def _fill_factors(values: Raw, arguments: Mapping[str, Any], mapping: Mapping[str, Any]) -> list[Fault]:
+    """Fill our schedule keys from mlx's factor an iteration, or every few of them: the rate that the run ends with, and its falls."""
+    try:
+        peak, factor, every = (float(arguments.get(name, 1)) for name in ("peak", "factor", "every"))
+        iters = int(values.get("iters") or _MLX_LM_ITERS)
+        falls = math.ceil(iters / every)
+        final = peak * factor**falls
+    except (TypeError, ValueError, ArithmeticError):
+        return [
+            Fault(
+                "lr_schedule",
+                "lr_schedule must have its arguments as numbers: the rate, the factor, and for steps their length.",
+            )
+        ]
+    if values.get("epochs"):
+        sentence = "lr_schedule counts the fall in steps, but the run is counted in epochs; give its name and lr_final in place of arguments."
+        return [Fault("lr_schedule", sentence)]
+    _fill(values, "lr_final", final)
+    _fill(values, "lr_decay_fraction", falls * every / iters)
+    if "every" in arguments:
+        _fill(values, "lr_cycles", falls)
+    _fill(values, "lr_warmup_steps", mapping.get("warmup", 0))
+    _fill(values, "lr_warmup_init", mapping.get("warmup_init", 0.0))
     return []
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from backend.spec.diary_ends import step_of_end
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.runs.saved_weights import WEIGHT_FILES, SavedWeights, best_of, saved_weights
@@ -65,9 +66,11 @@ def _of(saved: SavedWeights) -> WeightChoice:
 
 
 def _end(run: RunFolder, saved: list[SavedWeights]) -> WeightChoice | None:
-    """The newest checkpoint; where a person has deleted the checkpoints, what the run has left beside them."""
-    if saved:
-        return replace(_of(saved[-1]), key=END)
+    """The checkpoint that the run has left as its end, the newest as a rule; where a person has deleted it, what the run has left beside
+    its checkpoints."""
+    left = step_of_end(run)
+    if found := [each for each in saved if left in (None, each.step)]:
+        return replace(_of(found[-1]), key=END)
     adapters = run.adapters / WEIGHT_FILES[0]
     if adapters.is_file():
         return WeightChoice(END, adapters)

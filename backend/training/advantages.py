@@ -37,8 +37,8 @@ def advantages(
     the batch (GDPO, arXiv:2601.05242), and leaves `scale_rewards` out.
 
     A completion that no function scored is left out of every mean and gets advantage 0. Metrics: `reward`,
-    `reward_std`, `frac_reward_zero_std`, and `rewards/<name>/mean|std` for each of `names`. Computed in double
-    precision. Raises ValueError for shapes that do not fit and unknown option names.
+    `reward_std` over all completions, `reward_std_within_groups` (the mean of the groups' own, n − 1; not for groups of
+    one), `frac_reward_zero_std`, and `rewards/<name>/mean|std` for each of `names`. Computed in double precision. Raises ValueError for shapes that do not fit and unknown option names.
     """
     import mlx.core as mx
 
@@ -92,6 +92,8 @@ def advantage_values(
         # Groups without a signal: every completion scored the same. The NaN of an unscored group does not count.
         "frac_reward_zero_std": sum(abs(std) <= 1e-8 for std in stds) / len(stds),
     }
+    if group_size > 1:
+        metrics["reward_std_within_groups"] = _mean([_std(group) for group in _in_groups(totals, group_size)])
     for name, column in zip(names, zip(*rows, strict=True), strict=False):
         metrics |= {f"rewards/{name}/mean": _mean(column), f"rewards/{name}/std": _std(column)}
     return [0.0 if math.isnan(x) else x for x in values], metrics

@@ -8,7 +8,7 @@ tallies of micro-batches add up to those of the optimizer batch, so every averag
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -17,7 +17,7 @@ from backend.engine.lm_head import TokenScores
 from backend.spec.config import Config
 from backend.training.additive_metrics import Tally
 from backend.training.batch import Batch
-from backend.training.policy_forward import MicroBatch, PolicyForward
+from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 from backend.training.token_records import TokenRecord
 
 OptimizerBatch = list[MicroBatch]
@@ -64,6 +64,12 @@ class Algorithm(Protocol):
 
     def take_token_records(self) -> dict[int, TokenRecord]:
         """Row of the step's batch → what its last update saw of its tokens, of the last step; empty unless recorded."""
+        return {}
+
+    def held_out_metrics(
+        self, batch: Batch, forward: PolicyForward, poll: Callable[[], None] = do_nothing
+    ) -> dict[str, float]:
+        """Metrics of completions that are not learned from, by forward passes alone. `poll` is called after each micro-batch."""
         return {}
 
     def step_metrics(self, optimizer_batches: list[OptimizerBatch]) -> dict[str, float]:

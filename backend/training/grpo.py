@@ -9,7 +9,7 @@ themselves are the table in `losses.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -18,14 +18,14 @@ import mlx.core as mx
 from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy
 from backend.spec.config import Config
-from backend.training.additive_metrics import Tally
+from backend.training.additive_metrics import Tally, merge
 from backend.training.algorithm import Algorithm, OptimizerBatch
 from backend.training.batch import Batch
 from backend.training.entropy_bonus import EntropyBonus
 from backend.training.importance_sampling import importance_ratio, logp_gap
 from backend.training.learner import Learner, build_learner
 from backend.training.losses import Settings, entropy_quantile, policy_terms, token_values, token_weights
-from backend.training.policy_forward import MicroBatch, PolicyForward
+from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 from backend.training.token_records import TokenRecord, TokenRecords
 
 
@@ -234,6 +234,29 @@ class Grpo(Algorithm):
         if not self.has_dropout or self._needs_old_pass():
             metrics |= logp_gap(batch.old_logp_BT, batch.sampling_logp_BT, batch.log_kept_BT, batch.mask_BT)
         return {name: float(x) for name, x in metrics.items()}
+
+    def held_out_metrics(
+        self, batch: Batch, forward: PolicyForward, poll: Callable[[], None] = do_nothing
+    ) -> dict[str, float]:
+        """`entropy`, and `kl` where there is a reference, as a step measures them, over the tokens of `batch`. No clip ratio: without
+        an update the ratio is 1."""
+        policy, reference = self.policy, self.policy.reference
+        policy.model.eval()  # without dropout, as it sampled
+        # What is measured needs neither a bonus nor the quantile of an optimizer batch.
+        loss = replace(self.loss, beta=0.0, entropy_coef=0.0, top_entropy_quantile=1.0, off_policy_mask_threshold=None)
+        tallies: list[Tally] = []
+        for part in forward.micro_batches(policy.split_model, batch, self.rows_per_micro_batch):
+            scores = forward.scores(policy.split_model, part, with_gradient=False)
+            ref_logp_BT = forward.scores(reference, part, with_gradient=False).logp_N if reference is not None else None
+            rows, mask_BT = part.batch, part.batch.mask_BT
+            of_part = (scores.logp_N, None, ref_logp_BT, rows.advantage_B, mask_BT, loss)
+            _, tally = policy_terms(*of_part, weights=mask_BT, entropies=scores.entropy_N)
+            tallies.append({"mean": {name: tally["mean"][name] for name in ("entropy", "kl") if name in tally["mean"]}})
+            mx.eval(tallies[-1])  # one micro-batch's activations at a time
+            poll()
+        if not tallies or not float(batch.mask_BT.sum()):
+            return {}
+        return {name: float(value) for name, value in merge(tallies).items()}
 
     def notes(self) -> list[str]:
         return [self.chosen_correction] if self.chosen_correction else []

@@ -25,12 +25,16 @@ from backend.engine.penalties import Penalties
 from backend.models.policy import Policy
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
+from backend.spec.learning_rate import final_rate, warmup_updates
 from backend.spec.memory.chunking import MICRO_BATCH_TOKENS, head_chunk
 from backend.training.additive_metrics import Tally, merge
 from backend.training.algorithm import Algorithm, OptimizerBatch
 from backend.training.batch import Batch
 from backend.training.not_finite import NotFinite, gradient_norms, token_numbers
-from backend.training.optimizer import clip_by_norm, optimizer, restore, schedule, state_arrays
+from backend.training.optimizers.by_name import optimizer
+from backend.training.optimizers.clipping import clip_by_norm
+from backend.training.optimizers.schedules import schedule
+from backend.training.optimizers.state import restore, state_arrays
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 
 
@@ -73,8 +77,13 @@ class Learner:
     def state_arrays(self) -> dict[str, mx.array]:
         return state_arrays(self.optimizer)
 
-    def restore(self, arrays: dict[str, mx.array], updates: int, algorithm_state: Sequence[float | None] = ()) -> None:
-        restore(self.optimizer, arrays)
+    def restore(
+        self, arrays: dict[str, mx.array] | None, updates: int, algorithm_state: Sequence[float | None] = ()
+    ) -> None:
+        """Go on after `updates` updates, with the optimizer's state in `arrays`; without one it begins anew. Raises ValueError for a state
+        that is not of this optimizer."""
+        if arrays is not None:
+            restore(self.optimizer, arrays)
         self.updates = updates
         self.algorithm.restore(list(algorithm_state))
 
@@ -103,6 +112,11 @@ class Learner:
         blank = dict.fromkeys(self.algorithm.metric_names(), math.nan)
         last = {"learning_rate": updates[-1]["learning_rate"]}
         return blank | means | self.algorithm.step_metrics(optimizer_batches) | last
+
+    @on_one_core()
+    def held_out_metrics(self, batch: Batch, poll: Callable[[], None] = do_nothing) -> dict[str, float]:
+        """The algorithm's metrics of completions that are not learned from."""
+        return self.algorithm.held_out_metrics(batch, self.forward, poll)
 
     def _update(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> dict[str, float]:
         """One optimizer update: θ ← θ − optimizer(Σ over micro-batches of ∇ loss)."""
@@ -231,14 +245,17 @@ class Learner:
 
 def learning_rates(config: Config, steps: int) -> Callable[[int], float]:
     """The learning rate of every update of a run of `steps` steps."""
+    updates = steps * config.updates_per_step
     return schedule(
         config.lr_schedule,
         config.learning_rate,
-        steps * config.updates_per_step,
-        warmup_steps=config.lr_warmup_steps,
+        updates,
+        warmup_updates=warmup_updates(config, updates),
         warmup_init=config.lr_warmup_init,
         decay_fraction=config.lr_decay_fraction,
-        final=config.lr_final,
+        final=final_rate(config.learning_rate, config.lr_final),
+        cycles=config.lr_cycles,
+        power=config.lr_power,
     )
 
 
@@ -248,6 +265,8 @@ def optimizer_of(config: Config) -> Optimizer:
         learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,
         betas=(config.adam_beta1, config.adam_beta2),
+        epsilon=config.adam_epsilon,
+        bits=int(config.optimizer_bits),
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from backend.types import Completion, Group
 
@@ -13,16 +14,43 @@ circle repeats them all, however long the circle."""
 
 
 def variety_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """`completions/distinct_fraction` and `completions/repetition`, both shares from 0 to 1.
+    """Shares from 0 to 1, means over the groups, of which `completions/repetition` is one over the completions (`repetition`).
 
-    The first is the share of distinct completions of a group, mean over the groups: 1/G where all G are the same. The second is
-    `repetition` of a completion, mean over all.
+    `completions/distinct_fraction`: how many different completions a group has, over their number: 1/G where all G are the same.
+    `completions/identical_fraction`: completions that another one of their group equals, token for token.
+    `completions/distinct_1` and `completions/distinct_2`: `distinct_ngrams` of a group. They fall where completions of a group
+    grow alike in wording although no two are equal, which the first two do not see.
     """
     ids = [[_ids(completion) for completion in group.completions] for group in groups]
+    counts = [Counter(map(tuple, group)) for group in ids]
+    sizes = [len(group) for group in ids]
+    identical = [sum(count for count in copies.values() if count > 1) for copies in counts]
     return {
-        "completions/distinct_fraction": statistics.fmean(len(set(map(tuple, group))) / len(group) for group in ids),
+        "completions/distinct_fraction": _mean_share(map(len, counts), sizes),
+        "completions/identical_fraction": _mean_share(identical, sizes),
+        "completions/distinct_1": statistics.fmean(distinct_ngrams(group, 1) for group in ids),
+        "completions/distinct_2": statistics.fmean(distinct_ngrams(group, 2) for group in ids),
         "completions/repetition": statistics.fmean(repetition(tokens) for group in ids for tokens in group),
     }
+
+
+def _mean_share(parts: Iterable[int], wholes: Sequence[int]) -> float:
+    return statistics.fmean(part / whole for part, whole in zip(parts, wholes, strict=True))
+
+
+def distinct_ngrams(group: Sequence[Sequence[int]], n: int) -> float:
+    """distinct-n (Li et al. 2016, arXiv:1510.03055, section 5.2) of a group: its different n-grams of tokens over all of its tokens.
+
+    0 to 1. It falls with length, since long texts use words again, so only texts of about one length compare. 0 without tokens.
+    """
+    tokens = sum(map(len, group))
+    if not tokens:
+        return 0.0
+    # Shifted copies zipped, as in `repetition`; no n-gram reaches from one completion into the next.
+    different: set[tuple[int, ...]] = set()
+    for ids in group:
+        different.update(zip(*(ids[start:] for start in range(n)), strict=False))
+    return len(different) / tokens
 
 
 def repetition(tokens: Sequence[int]) -> float:

@@ -10,9 +10,10 @@ from app.model import draft as drafts
 from app.model.draft import Draft, values_from
 from app.widgets.form import value_text
 from backend.spec import config, places
-from backend.spec.config import DEFAULT_REWARDS, SETTINGS
+from backend.spec.config import SETTINGS
 from backend.spec.export_mlx_lm_lora import mlx_lm_lora_yaml
 from backend.spec.faults import Mistake
+from backend.spec.rewards.catalog import DEFAULT_REWARDS
 
 SEED_STYLE = """\
 train_mode: grpo

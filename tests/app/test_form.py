@@ -30,7 +30,8 @@ from app.widgets.form.setting_search import SettingSearch
 from app.widgets.rewards.reward_delegates import LABEL, USE, WEIGHT, WeightEdit
 from app.window import Window
 from backend.spec import config, places
-from backend.spec.config import DEFAULT_REWARDS, SETTINGS, parse
+from backend.spec.config import SETTINGS, parse
+from backend.spec.rewards.catalog import DEFAULT_REWARDS
 from backend.spec.throughput import CompletionTime
 from backend.spec.unusual import unusual
 
@@ -117,6 +118,12 @@ FILLED = {
     "reward_timeout": 5.0,
     "reward_isolation": "process",
     "reward_network": True,
+    "eval_delay": 20,
+    "eval_batch_size": 16,
+    "save_only_model": True,
+    "best_metric": "eval/completions/mean_length",
+    "best_is_lowest": True,
+    "load_best_at_end": True,
     "lora_keys": ["self_attn.q_proj"],
     "steps_per_generation": 2,
     "sync_ref_model": False,

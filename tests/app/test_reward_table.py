@@ -14,7 +14,7 @@ from app.model.draft import Draft
 from app.widgets.rewards.reward_delegates import LABEL, MEAN, SCORES, SOURCE, USE, WEIGHT, WeightEdit
 from app.widgets.rewards.reward_panel import RewardPanel
 from app.widgets.rewards.reward_table import NOT_FOUND
-from backend.spec.config import DEFAULT_REWARDS
+from backend.spec.rewards.catalog import DEFAULT_REWARDS
 
 A, B, C, D, E = DEFAULT_REWARDS
 

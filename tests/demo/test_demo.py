@@ -18,8 +18,9 @@ from backend.demo.build import rebuild
 from backend.demo.sums import NUMBERS, Sum, careful, pools, sloppy
 from backend.demo.warmup import encode
 from backend.rewards.functions import r1
-from backend.spec.config import DEFAULT_REWARDS, Config, load
+from backend.spec.config import Config, load
 from backend.spec.places import demo_config, resources
+from backend.spec.rewards.catalog import DEFAULT_REWARDS
 
 DEMO = resources() / "demo"
 EVERY_SUM = [Sum(a, b) for a in NUMBERS for b in NUMBERS]

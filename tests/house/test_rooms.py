@@ -63,7 +63,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "backend.models.publish": ({SPEC, "backend.models"}, {"huggingface_hub", "keyring", "PIL", "yaml"}),
     "backend.data": (
         {SPEC, TYPES, "backend.models"},
-        {"datasets", "huggingface_hub", "jinja2", "mlx_lm", "pyarrow", "tokenizers"},
+        {"datasets", "huggingface_hub", "jinja2", "mlx_lm", "pyarrow", "regex", "tokenizers"},
     ),
     "backend.generation": ({SPEC, TYPES, "backend.engine"}, {*NUMBERS, "mlx_lm", "llguidance"}),
     "backend.training.additive_metrics": (set(), {"mlx"}),
@@ -74,7 +74,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "backend.run": (
         {SPEC, TYPES, "backend.rewards"}
         | {f"backend.{room}" for room in ("data", "models", "generation", "training", "engine")},
-        {*NUMBERS, "mlx_lm", "xxhash"},
+        {*NUMBERS, "mlx_lm", "psutil", "xxhash"},
     ),
     "backend.chat": (
         {SPEC, TYPES, *(f"backend.{room}" for room in ("data", "models", "generation", "engine"))},
@@ -246,7 +246,7 @@ def test_every_import_keeps_to_the_rooms():
         ("backend.training.losses", "mlx_lm"),
         ("backend.training.losses", "backend.models.policy"),
         ("backend.generation.rollout", "backend.models.policy"),
-        ("backend.training.optimizer", "backend.run.trainer"),
+        ("backend.training.optimizers.schedules", "backend.run.trainer"),
         ("backend.run.trainer", "app.model.runs.run"),
         ("backend.__main__", "PySide6.QtCore"),
     ],

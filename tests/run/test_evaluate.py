@@ -13,7 +13,7 @@ import pytest
 
 from backend.generation.sampler import Sampling
 from backend.run.control import Stopped
-from backend.run.evaluate import batches, held_out_rewards
+from backend.run.evaluate import FORWARD_ROWS, batches, held_out_rewards, sample_of
 from backend.run.scoring_stages import MLX
 from backend.spec.events import read_events
 from backend.spec.places import RunFolder
@@ -161,3 +161,38 @@ def test_every_held_out_batch_has_random_numbers_of_its_own_and_the_same_at_ever
     first, seeds = seeds, []
     evaluate()
     assert seeds == first
+
+
+def test_an_evaluation_reports_what_a_step_does_but_for_learning(tmp_path: Path) -> None:
+    raw = small_run.settings_for(
+        tmp_path, iters=2, steps_per_eval=1, beta=0.1, data=str(tmp_path / "data"), val_batches=2, **small_run.low_half(tmp_path)
+    )  # fmt: skip
+    for split in ("train", "valid"):
+        small_run.write_rows(tmp_path / "data" / f"{split}.jsonl")
+    run = RunFolder(tmp_path / "run")
+    assert small_run.train_here(raw, run).kind == "finished"
+    events = list(read_events(run.events))
+    step = next(event["metrics"] for event in events if event["kind"] == "step")
+    (first, *_) = evaluations = [event["metrics"] for event in events if event["kind"] == "eval"]
+    of_learning = {"loss", "learning_rate", "grad_norm", "grad_clipped", "num_tokens", "epoch", "peak_memory_gb"}
+    prefixes = ("clip_ratio", "time/", "sampling/", "process/", "machine/", "peak_memory_gb/")
+    expected = {name for name in step if not name.startswith(prefixes) and not name.endswith("per_second")}
+    assert first.keys() == (expected - of_learning) | {"time/eval"}
+    assert all(value is not None for metrics in evaluations for value in metrics.values())
+    assert evaluations[-1]["kl"] > 0 and first["entropy"] > 1
+
+
+def test_an_evaluation_of_one_completion_a_prompt_reports_no_spread_within_groups() -> None:
+    one = held_out_rewards(
+        Sampled([]), PROBLEMS, scorer([], 0), ["r"], [1.0], sampling=SAMPLING, group_size=1, batch_size=2, count=-1
+    )
+    assert "frac_reward_zero_std" not in one and "reward_std_within_groups" not in one and one["reward"] == 3
+
+
+@pytest.mark.parametrize(("count", "read"), [(1, 1), (32, 32), (33, 17), (200, 29)])
+def test_the_model_reads_a_bounded_sample_of_an_evaluation(count: int, read: int) -> None:
+    """One completion of a group, and groups from the beginning to the end."""
+    groups = [Group(PROBLEMS[0], [Completion([n], [0.0], str(n), "eos") for n in (i, -1)]) for i in range(count)]
+    sample = [int(group.completions[0].text) for group in sample_of(groups)]
+    assert len(sample) == read <= FORWARD_ROWS and all(len(group.completions) == 1 for group in sample_of(groups))
+    assert sample == sorted(set(sample)) and sample[-1] >= count - 4 and -1 not in sample

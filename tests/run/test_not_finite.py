@@ -14,12 +14,19 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
 from backend.run import checkpoint
-from backend.run.not_finite import likely_cause
+from backend.run.not_finite import likely_cause, write_inspection
 from backend.spec.config import Config, parse
 from backend.spec.events import read_events
 from backend.spec.places import RunFolder
 from backend.training.learner import Learner
-from backend.training.not_finite import NotFinite, check_sampled, check_scores, gradient_norms, not_finite_arrays
+from backend.training.not_finite import (
+    GradientNorm,
+    NotFinite,
+    check_sampled,
+    check_scores,
+    gradient_norms,
+    not_finite_arrays,
+)
 from backend.types import Completion, Group, Problem
 from tests.support import small_run
 
@@ -171,6 +178,17 @@ def test_scores_up_to_the_largest_count() -> None:
     for scores, reward in (({"a": 2e30}, 1.0), ({"a": 1.0}, math.inf), ({"a": 1.0}, math.nan)):
         with pytest.raises(NotFinite):
             check_scores(of([], scores=scores, reward=reward))
+
+
+def test_the_summary_names_twenty_of_each_and_counts_all(tmp_path: Path) -> None:
+    found = NotFinite("gradient", "layers.0")
+    found.gradients = [GradientNorm(f"layers.{n}", math.nan, 1.0, 1, 4) for n in range(25)]
+    found.tokens = {row: {"learned_logp": [math.nan]} for row in range(23)}
+    write_inspection(tmp_path / "step", "A sentence.", found, [group for _ in range(30) for group in of([-1.0])])
+    lines = (tmp_path / "step" / "summary.txt").read_text().splitlines()
+    assert "30 completions; not finite in 23 of them:" in lines and "25 gradients; not finite in 25 of them:" in lines
+    assert sum(line.startswith("  completion ") for line in lines) == 20
+    assert sum(line.startswith("  layers.") for line in lines) == 20
 
 
 def test_every_array_is_looked_at() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from backend.run.checkpoint import TrainingState
+from backend.run.checkpoint_score import observe_score
 from backend.run.parts import RunParts
-from backend.run.planned_end import MetricWatch, observe_score, patience_is_over
+from backend.run.planned_end import MetricWatch, patience_is_over
 from backend.spec.config import parse, problems
 from backend.spec.events import read_events
 from backend.spec.places import RunFolder
@@ -111,7 +112,7 @@ def test_small_gains_count_once_they_add_up(raw: dict[str, Any]) -> None:
     for at, score in enumerate([1.0, 1.06, 1.12, 1.2, None, 1.2]):
         observe_score(state, score, at, config)
     assert (state.scores_without_gain, state.best_step) == (2, 3)
-    end = patience_is_over(state, config, held_out=True)
+    end = patience_is_over(state, config, has_evaluations=True)
     assert end is not None and end.sentence.endswith("in 2 evaluations. The best, 1.2, is that of checkpoint 3")
 
 

@@ -259,6 +259,39 @@ def test_finish_step_ends_after_the_step_in_flight(
     assert_equals(run, unchanged)
 
 
+def test_a_change_of_the_step_in_which_a_run_is_stopped_is_told_once(
+    raw: dict[str, Any], changed: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stop saves step 3 once more, if need be with a diary that tells the change of step 4 already; the resume takes it up again."""
+    monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
+    raw |= {"save_every": 100}
+    ask = asking(run, CHANGED)
+
+    def echo(event: dict[str, Any]) -> None:
+        ask(event)
+        if event.get("phase") == "sampling" and small_run.steps(run)[-1:] == [3]:
+            run.say("stop")
+
+    assert small_run.train_here(raw, run, echo).kind == "stopped"
+    assert len(events(run, "change")) == 1
+    trained(raw, run)
+    assert len(events(run, "change")) == 1
+    assert_equals(run, changed)
+
+
+def test_a_change_asked_for_at_the_very_end_is_answered_and_leaves_nothing(raw: dict[str, Any], run: RunFolder) -> None:
+    def echo(event: dict[str, Any]) -> None:
+        if event["kind"] == "checkpoint" and event["step"] == 6:
+            request_change(run, {"learning_rate": 1e-4})
+        if event["kind"] == "finished":
+            run.say("stop")
+
+    trained(raw, run, echo)
+    (answer,) = (event for event in events(run, "note") if event.get("answers") == "change")
+    assert answer["sentence"] == "The change was not made: the run had come to its end."
+    assert not run.change_request.exists() and not run.control.exists() and not run.changes.exists()
+
+
 def test_a_damaged_list_of_changes_is_told_and_left_alone(raw: dict[str, Any], run: RunFolder) -> None:
     run.path.mkdir(parents=True)
     run.changes.write_text('{"changes": [{"step": 2, "sett')

@@ -176,13 +176,16 @@ def test_documented_keys_have_their_documented_defaults() -> None:
 
 
 BY_USE: dict[str, set[str]] = {
-    "rows": {"data", "dataset_config", "train_split", "valid_split", "test_split", "validation_split", "seed"},
+    "rows": {
+        "data", "dataset_config", "train_split", "valid_split", "test_split", "validation_split", "seed", "data_seed", "valid_data",
+        "test_data", "eval_data", "streaming", "prompt_template", "answer_pattern", "map_function",
+    },
     "row_view": {
         "prompt_feature", "answer_feature", "type_feature", "system_feature", "system_prompt", "chat_template_kwargs", "model",
-        "reward_functions",
+        "reward_functions", "tokenizer", "long_prompts",
     },
-    "prompt_text": {"prompt_feature", "system_feature", "system_prompt", "chat_template_kwargs"},
-    "prompt_limit": {"max_seq_length", "max_completion_length"},
+    "prompt_text": {"prompt_feature", "system_feature", "system_prompt", "chat_template_kwargs", "tokenizer"},
+    "prompt_limit": {"max_seq_length", "max_completion_length", "max_prompt_length"},
     "rewards": {
         "reward_functions", "reward_weights", "reward_weight_schedule", "reward_weights_final", "reward_functions_file",
         "reward_timeout", "reward_isolation", "reward_network",
@@ -195,7 +198,8 @@ BY_USE: dict[str, set[str]] = {
     "task": {
         "model", "data", "reference_model_path", "lm_studio_name", "run_name", "prompt_feature", "answer_feature", "type_feature",
         "system_feature", "dataset_config", "train_split", "valid_split", "test_split", "reward_functions", "reward_weights",
-        "reward_functions_file",
+        "reward_functions_file", "valid_data", "test_data", "eval_data", "streaming", "prompt_template", "answer_pattern",
+        "map_function", "tokenizer",
     },
 }  # fmt: skip
 """The lists that were kept by hand in the dataset page, the preview, the reward bench, the command line, `serve`, the presets
@@ -320,9 +324,9 @@ def _meant(**raw: Any) -> Any:
         ({"arguments": [1e-4]}, "lr_schedule", "a mapping with a name and arguments"),
         ({"name": "cosine_decay"}, "lr_schedule", "a list of at most three numbers"),
         (
-            {"name": "exponential_decay", "arguments": [1e-4, 0.9]},
+            {"name": "one_cycle", "arguments": [1e-4, 0.9]},
             "lr_schedule",
-            "it is one of constant, cosine, linear",
+            "it is one of constant, constant_with_warmup, cosine, linear",
         ),
         ({"name": "cosine_decay", "arguments": ["fast", 10]}, "learning_rate", "must be a number, not 'fast'"),
         ({"name": "cosine_decay", "arguments": [1e-4, "soon"]}, "lr_decay_fraction", "must be a number, not 'soon'"),
@@ -361,7 +365,7 @@ def test_contradicting_keys_are_one_fault(raw: dict[str, Any], key: str, says: s
 @pytest.mark.parametrize(
     ("key", "nearest"),
     [("temprature", "temperature"), ("learning-rate", "learning_rate"), ("lora_paramters", "lora_parameters"),
-     ("load_in_4bit", "load_in_4bits"), ("reward_function", "reward_functions"), ("datset", "dataset")],
+     ("load_in_4bitss", "load_in_4bits"), ("reward_function", "reward_functions"), ("datset", "dataset")],
 )  # fmt: skip
 def test_a_misspelt_key_is_a_fault_that_names_the_nearest(key: str, nearest: str) -> None:
     assert one_sentence({key: 1}, key) == f"There is no setting {key}. Did you mean {nearest}?"
@@ -462,7 +466,8 @@ def written(folder: Path, text: str | bytes, name: str = "config.yaml") -> Path:
 def test_a_value_in_the_file_replaces_the_default(about: Setting) -> None:
     """In mlx-lm-lora, command-line defaults silently override the file."""
     other = _another(about)
-    assert getattr(parse(SOUND | {about.key: other}), about.key) == other
+    beside = {"reward_functions_file": "f.py"} if about.key == "map_function" else {}
+    assert getattr(parse(SOUND | beside | {about.key: other}), about.key) == other
     assert other != about.default or len(about.choices) == 1
 
 
@@ -470,12 +475,18 @@ def _another(about: Setting) -> Any:
     """A valid value other than the default."""
     if about.key == "reward_weights":
         return [0.5] * len(DEFAULT_REWARDS)
-    if about.key == "stop_when":
-        return ["kl > 0.8"]
+    special = {
+        "stop_when": ["kl > 0.8"], "best_metric": "eval/reward", "prompt_template": "{a}", "answer_pattern": "(a)",
+        "eval_data": {"a": "owner/rows"},
+    }  # fmt: skip
+    if about.key in special:
+        return special[about.key]
     if about.kind == "choice":
         return about.choices[-1].value
     if isinstance(about.default, bool):
         return not about.default
+    if about.key == "lr_warmup_ratio":
+        return 0.1
     if about.kind in ("int", "float"):
         return 3 if about.default is None else about.default + 1 if about.kind == "int" else about.default * 0.5 + 0.01
     values = {"list": ["x"], "numbers": [1.0], "rewards": ["x"], "mapping": {"a": 1}, "stages": [{"iters": 3}]}
@@ -607,22 +618,23 @@ LIMITS = {
     "[0, 1)": "dropout adam_beta1 adam_beta2 validation_split",
     "[1, 100000000]": "iters",
     "[0, 1000000]": "epochs max_grad_norm early_stopping_min_delta memory_limit beta",
-    "[1, 1000000]": "batch_size gradient_accumulation_steps num_generations_eval",
+    "[1, 1000000]": "lr_cycles eval_batch_size batch_size gradient_accumulation_steps num_generations_eval",
     "[1, 10000]": "num_iterations steps_per_generation dynamic_sampling_rounds",
     "[2, 10000000]": "max_seq_length",
-    "[0, 4294967295]": "seed",
+    "[0, 4294967295]": "seed data_seed",
     "(0, 10]": "learning_rate lr_decay_fraction temperature repetition_penalty",
     "[-10, 10]": "presence_penalty frequency_penalty",
-    "[0, 1]": "weight_decay min_p top_entropy_quantile entropy_coef",
-    "[0, 1000000000]": "lr_warmup_steps steps_per_eval early_stopping_patience",
+    "[0, 1]": "lr_warmup_ratio weight_decay min_p top_entropy_quantile entropy_coef",
+    "[0, 1000000000]": "eval_delay lr_warmup_steps steps_per_eval early_stopping_patience",
     "[0, 10]": "lr_warmup_init lr_final",
     "[1, 1000000000]": "steps_per_report save_every keep_checkpoints ref_model_sync_steps",
     "[-1, 1000000000]": "val_batches test_batches",
     "[0, 1000]": "retry_on_gpu_error",
     "[16, 10000000]": "seq_step_size",
-    "(0, 1]": "ref_model_mixup_alpha top_p",
+    "(0, 100]": "lr_power",
+    "(0, 1]": "adam_epsilon ref_model_mixup_alpha top_p",
     "[2, 1000000]": "group_size",
-    "[1, 10000000]": "max_completion_length",
+    "[1, 10000000]": "max_completion_length max_prompt_length",
     "[0, 10000000]": "top_k",
     "(0, 1)": "epsilon",
     "(1, 1000000]": "delta",

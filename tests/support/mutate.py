@@ -101,7 +101,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/spec",
         "tests/cli",
     ),
-    "backend/spec/setting_aliases.py": ("tests/spec/test_config.py", "tests/spec"),
+    "backend/spec/other_programs/translation.py": ("tests/spec/test_config.py", "tests/spec"),
 }
 """What is mutated, and the tests that should notice, the likeliest first; a folder stands for its remaining files."""
 

@@ -324,7 +324,7 @@ def _rewards(raw: Raw, rng: random.Random, place: Place) -> None:
 
 
 def _alias(raw: Raw, rng: random.Random, place: Place) -> None:
-    from backend.spec.setting_aliases import FOREIGN_KEYS, IGNORED
+    from backend.spec.other_programs.translation import FOREIGN_WORDS
 
     groups = {
         "lora_parameters": lambda: {rng.choice(["rank", "scale", "dropout", "keys", "alpha"]): _value(rng, place)},
@@ -341,7 +341,7 @@ def _alias(raw: Raw, rng: random.Random, place: Place) -> None:
         key = rng.choice(list(groups))
         raw[key] = groups[key]()
     else:
-        raw[rng.choice([*FOREIGN_KEYS, *IGNORED])] = _value(rng, place)
+        raw[rng.choice(FOREIGN_WORDS)] = _value(rng, place)
 
 
 def _unknown(raw: Raw, rng: random.Random, place: Place) -> None:
@@ -628,7 +628,7 @@ def _known_settings(case: Case) -> set[str] | None:
     """What a fault may name: our settings, and what the case itself has as keys. None where the file's keys are unknown."""
     from backend.spec.config import SETTINGS
     from backend.spec.faults import Fault
-    from backend.spec.setting_aliases import FOREIGN_KEYS
+    from backend.spec.other_programs.translation import FOREIGN_WORDS
 
     if case.content is not None:
         return None
@@ -641,7 +641,7 @@ def _known_settings(case: Case) -> set[str] | None:
     )
     return {
         *SETTINGS,
-        *FOREIGN_KEYS,
+        *FOREIGN_WORDS,
         *_SETTING_OF_ANOTHER,
         *(Fault(_plain(key), "").setting for key in [*keys, *nested, *deeper]),
     }

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from backend.spec.events import read_events
+from backend.spec.runs.queue import FILE, QueueFile
 
-LEFT_OUT = re.compile(r"(^|/)(log\.txt|queue\.log|[^/]+\.lock|control)$|^prefs/")
+LEFT_OUT = re.compile(r"(^|/)(log\.txt|queue\.log|[^/]+\.lock|control)$|^prefs(/|$)")
 """Files that tell what happened on the way, and not what came of it."""
 
 COMPARED_EVENTS = ("step", "eval", "checkpoint", "change", "health", "finished", "stopped", "failed")
@@ -18,7 +19,7 @@ COMPARED_EVENTS = ("step", "eval", "checkpoint", "change", "health", "finished",
 
 OF_TIME = re.compile(
     r"^(t|mono|seq|pid|elapsed_s|events_bytes|completions_bytes|began|updated|completions|created|seconds|.*_s"
-    r"|time/.*|.*per_second|peak_memory.*)$"
+    r"|time/.*|.*per_second|peak_memory.*|process/.*|machine/.*)$"
 )
 """Keys whose values tell of processes: their times, lengths of files that hold times, what was sampled twice."""
 
@@ -49,6 +50,8 @@ def _content(path: Path, home: Path) -> Any:
         return "a folder"
     if path.name == "events.jsonl":
         return _diary(path, home)
+    if path.name == FILE:  # what the file of a queue lists may be done already: its readers look at the runs
+        return [run.name for run in QueueFile(path.parent).read().waiting]
     if path.suffix == ".json":
         with contextlib.suppress(ValueError):  # half a file is compared as it is
             return _timeless(json.loads(path.read_text(encoding="utf-8")), home)

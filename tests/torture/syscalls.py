@@ -103,7 +103,8 @@ class Syscalls:
         run, blow = RunFolder(home / "runs" / "mine"), case.blow
         told = ended.output + (run.events.read_text(errors="replace") if run.events.exists() else "")
         told += run.log.read_text(errors="replace") if run.log.exists() else ""
-        allowed = (-9,) if blow.action.startswith("kill") else (0, 2)
+        # 0 after a kill: it never came, for how often a diary is written depends on the time that things take.
+        allowed = (-9, 0) if blow.action.startswith("kill") else (0, 2)
         faults: list[str] = []
         if ended.hung or ended.left:
             faults.append(f"hung: {ended.hung}, left behind: {ended.left}")

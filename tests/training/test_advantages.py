@@ -31,7 +31,7 @@ def test_advantages_and_metrics_equal_trls(case: dict[str, Any]) -> None:
     )
     np.testing.assert_allclose(np.array(actual), case["out"]["advantages"], **CLOSE)
     expected = {name: float(value) for name, value in case["out"]["metrics"].items()}
-    assert set(metrics) == set(expected)
+    assert set(metrics) - {"reward_std_within_groups"} == set(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(metrics[name], value, err_msg=name, **CLOSE)
 
@@ -40,7 +40,26 @@ def test_the_formula_computed_by_hand() -> None:
     # Rewards 1, 0, 0, 1: mean ½, std with n − 1 is √(4·¼ / 3) = 0.57735.
     actual, metrics = advantages([[1.0], [0.0], [0.0], [1.0]], 4)
     assert actual.tolist() == pytest.approx([s * 0.5 / (math.sqrt(1 / 3) + 1e-4) for s in (1, -1, -1, 1)])
-    assert metrics == pytest.approx({"reward": 0.5, "reward_std": math.sqrt(1 / 3), "frac_reward_zero_std": 0})
+    stds = {"reward_std": math.sqrt(1 / 3), "reward_std_within_groups": math.sqrt(1 / 3)}
+    assert metrics == pytest.approx({"reward": 0.5, "frac_reward_zero_std": 0} | stds)
+
+
+def test_the_std_within_groups_is_the_mean_of_the_groups_own() -> None:
+    """Groups (0, 0) and (4, 6): stds 0 and √2; over all four √9. It falls to 0 where every group is of one mind, and the std over the
+    step does not."""
+    rewards = [[0.0], [0.0], [4.0], [6.0]]
+    for scale in ("group", "batch", "none"):
+        metrics = advantages(rewards, 2, scale_rewards=scale)[1]
+        assert metrics["reward_std_within_groups"] == pytest.approx(2**0.5 / 2)
+        assert metrics["reward_std"] == pytest.approx(3.0)
+    alike = advantages([[0.0], [0.0], [4.0], [4.0]], 2)[1]
+    assert alike["reward_std_within_groups"] == 0 and alike["reward_std"] > 2
+    assert "reward_std_within_groups" not in advantages([[1.0], [2.0]], 1)[1]
+
+
+def test_the_std_within_groups_is_over_the_scored_completions() -> None:
+    rewards = [[0.0], [None], [2.0], [None], [None], [5.0]]  # of the second group one is scored: it has no std
+    assert advantages(rewards, 3)[1]["reward_std_within_groups"] == pytest.approx(2**0.5)
 
 
 def test_each_way_of_scaling_computed_by_hand() -> None:

@@ -53,6 +53,7 @@ def test_pack_pads_on_the_right() -> None:
     assert batch.completion_BT.tolist() == [[4, 5, PAD, PAD], [6, PAD, PAD, PAD], [8, 9, 10, 11], [PAD] * 4]
     assert batch.mask_BT.tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]]
     np.testing.assert_allclose(np.array(batch.sampling_logp_BT)[0], [-0.4, -0.5, 0, 0])
+    assert batch.log_kept_BT.tolist() == [[0.0] * 4] * 4, "nothing was cut, and padding weighs nothing"
     assert batch.prompt_length_B.tolist() == [3, 3, 1, 1]
     assert batch.length_B.tolist() == [2, 1, 4, 0]
     assert batch.advantage_B.tolist() == [0.5, -0.5, 0, 2]

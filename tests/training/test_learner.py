@@ -516,3 +516,44 @@ def test_seq_step_size_is_the_logit_chunk_of_efficient_long_context_alone(model:
         for on in (True, False)
     ]
     assert chunks[0] == 16 < chunks[1]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"beta": 0.05},
+        {"beta": 0.0, "log_kl": True, "epsilon": 0.2},
+        {"beta": 0.05, "entropy_coef": 0.01, "top_entropy_quantile": 0.5},
+        {"beta": 0.0, "dropout": 0.3},
+    ],
+    ids=["kl", "kl-measured", "other-terms", "dropout"],
+)
+def test_entropy_and_kl_of_completions_that_are_not_learned_from_are_those_of_a_step(
+    model: Path, settings: dict[str, Any]
+) -> None:
+    """In the second step, where the policy has left the reference; and measuring changes no weight and no later step."""
+    config = config_of(model, **settings)
+    first, second = random_steps()
+    policy = load_policy(config)
+    learner = grpo_learner(policy, config, 10, micro_batch_tokens=40)
+    learner.learn(pack(first.groups(config), pad_id=0))
+    batch = pack(second.groups(config), pad_id=0)
+    before = {name: np.array(array) for name, array in policy.trainable().items()}
+    polled: list[int] = []
+    held_out = learner.held_out_metrics(batch, lambda: polled.append(1))
+    assert held_out.keys() == ({"entropy", "kl"} if config.needs_reference else {"entropy"}) and len(polled) > 1
+    assert_same_weights(before, {name: np.array(array) for name, array in policy.trainable().items()})
+    if config.dropout:  # a step's entropy is that of what dropout left
+        assert held_out == learner.held_out_metrics(batch)
+        return
+    step = learner.learn(batch)
+    assert held_out == pytest.approx({name: step[name] for name in held_out}, rel=1e-5)
+    assert held_out.get("kl", 1.0) > 0
+
+
+def test_of_completions_that_are_all_masked_nothing_is_measured(model: Path) -> None:
+    groups = random_steps()[0].groups(config := config_of(model))
+    for completion in (completion for group in groups for completion in group.completions):
+        completion.stop = "length"
+    learner = grpo_learner(load_policy(config), config, 10)
+    assert learner.held_out_metrics(pack(groups, pad_id=0, mask_truncated_completions=True)) == {}

@@ -1,4 +1,4 @@
-"""Optimizers, learning rates and clipping against numbers computed independently."""
+"""Optimizers and clipping against numbers computed independently."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.optimizers import schedulers
 from mlx.utils import tree_flatten, tree_map
 
-from backend.training.optimizer import OPTIMIZERS, clip_by_norm, optimizer, restore, schedule, state_arrays
+from backend.training.optimizers.by_name import OPTIMIZERS, optimizer
+from backend.training.optimizers.clipping import clip_by_norm
+from backend.training.optimizers.state import restore, state_arrays
 
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
@@ -88,7 +89,7 @@ def test_every_optimizer_minimises_a_quadratic(name: str) -> None:
 
 
 @every_optimizer
-def test_weight_decay_and_betas_reach_the_optimizers_that_have_them(name: str) -> None:
+def test_weight_decay_betas_and_epsilon_reach_the_optimizers_that_have_them(name: str) -> None:
     def updated(**settings: Any) -> list[Any]:
         tuned, params = optimizer(name, learning_rate=1e-2, **settings), parameters()
         for step in range(3):
@@ -98,6 +99,7 @@ def test_weight_decay_and_betas_reach_the_optimizers_that_have_them(name: str) -
     recipe = OPTIMIZERS[name]
     assert (updated(weight_decay=0.3) != updated(weight_decay=0.0)) == recipe.has_decay
     assert (updated(betas=(0.5, 0.6)) != updated(betas=(0.9, 0.999))) == recipe.has_betas
+    assert (updated(epsilon=0.1) != updated(epsilon=1e-8)) == recipe.has_epsilon
 
 
 def test_an_unknown_optimizer_raises_an_error_that_lists_them() -> None:
@@ -140,39 +142,6 @@ def test_an_incomplete_state_raises_an_error_that_names_the_array() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             restore(tuned, broken)
-
-
-# ── learning rate ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_constant_has_no_warm_up() -> None:
-    rate = schedule("constant", 1e-5, 100, warmup_steps=40, warmup_init=1e-7, decay_fraction=0.8, final=2e-6)
-    assert {rate(update) for update in (0, 20, 99, 1000)} == {1e-5}
-
-
-@pytest.mark.parametrize("kind", ["linear", "cosine"])
-@pytest.mark.parametrize("warmup", [0, 1, 40])
-def test_the_schedule_equals_mlx_lms(kind: str, warmup: int) -> None:
-    peak, init, final, steps = 1e-3, 1e-5, 2e-4, 200
-    if kind == "cosine":
-        fall = schedulers.cosine_decay(peak, 160, final)
-    else:
-        fall = schedulers.linear_schedule(peak, final, 160)
-    if warmup:
-        rise = schedulers.linear_schedule(init, peak, warmup)
-        fall = schedulers.join_schedules([rise, fall], [warmup + 1])
-    rate = schedule(kind, peak, steps, warmup_steps=warmup, warmup_init=init, decay_fraction=0.8, final=final)
-    for update in (0, 1, 2, 20, 39, 40, 41, 42, 100, 160, 161, 200, 201, 202, 500):
-        assert rate(update) == pytest.approx(float(fall(mx.array(update))), rel=1e-4), update
-
-
-def test_the_schedule_at_its_ends() -> None:
-    rate = schedule("cosine", 1.0, 100, warmup_steps=10, warmup_init=0.1, decay_fraction=0.5, final=0.2)
-    assert (rate(0), rate(10), rate(61), rate(99)) == pytest.approx((0.1, 1.0, 0.2, 0.2))
-    assert rate(11 + 25) == pytest.approx(0.6)
-    assert all(rate(u) >= rate(u + 1) for u in range(10, 99)) and all(rate(u) < rate(u + 1) for u in range(10))
-    with pytest.raises(ValueError, match="lr_schedule is constant, linear or cosine"):
-        schedule("step", 1.0, 10)
 
 
 # ── clipping ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from backend.training.variety import NGRAM, repetition, variety_metrics
+from backend.training.variety import NGRAM, distinct_ngrams, repetition, variety_metrics
 from backend.types import Completion, Group, Problem
 
 
@@ -23,6 +23,29 @@ def test_distinct_completions_are_counted_within_each_group() -> None:
     assert variety_metrics([same])["completions/distinct_fraction"] == 0.25
     assert variety_metrics([same, different])["completions/distinct_fraction"] == pytest.approx((0.25 + 0.75) / 2)
     assert variety_metrics([group([1]), group([1])])["completions/distinct_fraction"] == 1.0
+
+
+def test_identical_completions_are_those_that_another_one_equals() -> None:
+    assert variety_metrics([group([1, 2], [1, 2], [3], [3])])["completions/identical_fraction"] == 1.0
+    assert variety_metrics([group([1, 2], [1, 2], [3], [4])])["completions/identical_fraction"] == 0.5
+    assert variety_metrics([group([1]), group([1])])["completions/identical_fraction"] == 0.0
+
+
+def test_distinct_n_counts_the_different_ngrams_of_a_group_over_its_tokens() -> None:
+    """By hand: (1 2 3) and (1 2 4) have 4 different tokens and the bigrams 12, 23, 24; 6 tokens in all."""
+    metrics = variety_metrics([group([1, 2, 3], [1, 2, 4])])
+    assert metrics["completions/distinct_1"] == pytest.approx(4 / 6)
+    assert metrics["completions/distinct_2"] == pytest.approx(3 / 6)
+    assert (
+        distinct_ngrams([[1], [2]], 2) == distinct_ngrams([[], []], 1) == 0.0
+    )  # no bigram reaches into the next completion
+
+
+def test_distinct_n_falls_where_wordings_grow_alike_and_no_two_are_equal() -> None:
+    open_, alike = group([1, 2, 3, 4], [5, 6, 7, 8]), group([1, 2, 3, 4], [1, 2, 3, 5])
+    before, after = variety_metrics([open_]), variety_metrics([alike])
+    assert before["completions/distinct_fraction"] == after["completions/distinct_fraction"] == 1.0
+    assert after["completions/distinct_2"] < before["completions/distinct_2"]
 
 
 def test_repetition_is_the_share_of_ngrams_that_stood_before() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from html import escape
 
 from app.widgets.form.value_text import limits_text
+from backend.spec.other_programs.translation import other_names
 from backend.spec.setting import Setting
-from backend.spec.setting_aliases import other_names
 
 
 def help_lines(setting: Setting) -> list[str]:

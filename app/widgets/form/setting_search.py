@@ -13,8 +13,8 @@ from PySide6.QtWidgets import QCompleter, QLineEdit, QWidget
 
 from app import theme
 from app.widgets.basic import icons
+from backend.spec.other_programs.translation import other_names
 from backend.spec.setting import Setting
-from backend.spec.setting_aliases import other_names
 
 KEY = Qt.ItemDataRole.UserRole
 """Item role: the setting's key."""

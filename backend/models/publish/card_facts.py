@@ -17,6 +17,7 @@ from huggingface_hub.errors import HTTPError
 from backend.models.publish.privacy import public_name, public_settings, public_text
 from backend.spec.completion_rows import CompletionRow, GroupRow, parse_group_row
 from backend.spec.config import SETTINGS, Config
+from backend.spec.diary_ends import step_of_end
 from backend.spec.evaluation import (
     EvaluatedRow,
     Evaluation,
@@ -129,7 +130,8 @@ def read_facts(
     events = list(read_events(run.events))
     steps = [event for event in events if event["kind"] == "step"]
     started = next((event for event in reversed(events) if event["kind"] == "started"), {})
-    step = find_checkpoint(run, checkpoint).step if checkpoint else (steps[-1].get("step") if steps else None)
+    of_end = step_of_end(run) or (steps[-1].get("step") if steps else None)
+    step = find_checkpoint(run, checkpoint).step if checkpoint else of_end
     config = run_config(run, step)
     curves = {name: curve for name in CURVES if (curve := _curve(steps, name))}
     evaluation, rows = _evaluation(run, step)

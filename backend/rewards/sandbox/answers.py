@@ -77,6 +77,24 @@ def read_scored(answer: Mapping[str, Any], functions: int, completions: int) -> 
     )
 
 
+@dataclass(frozen=True, slots=True)
+class MappedRows:
+    """The answer to a request to map rows: one row for each, or the index and words of the one that failed, or the map functions there are."""
+
+    rows: list[dict[str, Any] | None] = field(default_factory=list)
+    failed: tuple[int, str] | None = None
+    known: list[str] | None = None
+
+
+def read_mapped(answer: Mapping[str, Any], count: int) -> MappedRows:
+    """Raises Untrusted."""
+    if "unknown" in answer:
+        return MappedRows(known=[_line(name) for name in _list(answer["unknown"])])
+    if "what" in answer:
+        return MappedRows(failed=(_whole(answer.get("row"), count - 1), _line(answer["what"])))
+    return MappedRows([None if row is None else _mapping(row) for row in _list(answer.get("rows"), count)])
+
+
 def read_loaded(
     answer: Mapping[str, Any], stages: Sequence[Sequence[str]], files: Collection[Path]
 ) -> list[list[FunctionDescription]]:

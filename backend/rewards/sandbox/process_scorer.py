@@ -10,14 +10,23 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from backend.rewards.description import FunctionDescription
+from backend.rewards.runner import row_mapping
 from backend.rewards.runner.inputs import Sample, TrainerState
 from backend.rewards.runner.reward_errors import RewardError, reward_error
 from backend.rewards.runner.score import ScoreReport, fill_scores, samples_of
 from backend.rewards.runner.user_traceback import LoadError, UserError
-from backend.rewards.sandbox.answers import Failure, Scored, Untrusted, read_loaded, read_scored, read_sentences
+from backend.rewards.sandbox.answers import (
+    Failure,
+    Scored,
+    Untrusted,
+    read_loaded,
+    read_mapped,
+    read_scored,
+    read_sentences,
+)
 from backend.rewards.sandbox.process import EXIT_S, ChildFailed, ScoringProcess
 from backend.rewards.sandbox.wire import packed
 from backend.spec.faults import Fault
@@ -112,6 +121,25 @@ class ProcessScorer:
             if scored.failure is not None and scored.failure.is_timeout:
                 self.process.stop()  # the call goes on in it
             return scored
+
+    def map_rows(
+        self, function: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str], poll: Poll = _no_poll
+    ) -> list[dict[str, Any] | None]:
+        """What the map function of the reward functions file makes of each row; `where` names the i-th of them. Raises Mistake."""
+        with self.process.lock:
+            self.load(poll)
+            request = {"map": self._key, "function": function, "rows": list(rows), "timeout": self._timeout_s}
+            try:
+                answer = self.process.request(request, self._timeout_s, 1, poll)
+                mapped = self._checked(lambda: read_mapped(answer, len(rows)))
+            except ChildFailed as failed:
+                raise row_mapping.failure(function, failed.what, f"one of the rows from {where(0)} on") from None
+        if mapped.known is not None:
+            raise row_mapping.unknown(function, self._source.file, mapped.known)
+        if mapped.failed is not None:
+            index, what = mapped.failed
+            raise row_mapping.failure(function, what, where(index))
+        return mapped.rows
 
     def notes(self) -> list[str]:
         """What the process could not be kept from, where a file of the user's is executed."""

@@ -6,6 +6,8 @@ Requests, each with the number under which it is answered ("id"):
         → {"stages": [[a function's description]], "confined": sentences} or {"faults": […], "user_error": {…}}
     {"score": key, "stage", "functions": indices, "groups", "timeout", "state", "captures": bool}
         → {"scores", "seconds", "columns", "metrics", "printed"} or {"failure": {…}, "printed"}
+    {"map": key, "function", "rows", "timeout"}
+        → {"rows": [a row or null]} or {"row": index, "what"} or {"unknown": names of the map functions that there are}
 What user code prints goes to the parent's log, or with "captures" into the answer. The working directory is a folder for this
 process alone.
 """
@@ -24,10 +26,12 @@ from typing import Any, NoReturn
 
 from backend.confinement import confine, guard
 from backend.rewards.description import FunctionDescription
+from backend.rewards.mlx_lm_lora_shim import stand_in_library
 from backend.rewards.resolve import RewardFunction, resolve_stages
 from backend.rewards.runner.error_text import describe_error
+from backend.rewards.runner.row_mapping import RowFailed, map_each
 from backend.rewards.runner.score import samples_of
-from backend.rewards.runner.step_calls import FunctionFailed, ScoringStep
+from backend.rewards.runner.step_calls import CallFailed, FunctionFailed, ScoringStep
 from backend.rewards.runner.user_traceback import UserError
 from backend.rewards.sandbox.main_thread_calls import MainThreadCaller
 from backend.rewards.sandbox.wire import (
@@ -41,6 +45,7 @@ from backend.rewards.sandbox.wire import (
     StatusPage,
     unpacked,
 )
+from backend.rewards.user_files import RewardFile
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import locate_reward_file
 from backend.spec.user_input.text import shown
@@ -55,12 +60,16 @@ class ScoringServer:
         """`confined`: sentences on what this process could not be kept from."""
         self._page = page
         self._loaded: dict[int, list[list[RewardFunction]]] = {}
+        self._files: dict[int, RewardFile] = {}
+        """The file of `reward_functions_file` by key: its map functions are called."""
         self._confined = confined
         self._caller = MainThreadCaller(self._mark)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if "load" in request:
             return self._load(request)
+        if "map" in request:
+            return self._map(request)
         return self._score(request)
 
     def _mark(self, mark: int) -> None:
@@ -72,15 +81,40 @@ class ScoringServer:
         file = Path(request["file"]) if request["file"] else None
         linecache.checkcache()
         self._mark(LOADING)
+        executed: dict[Path, RewardFile] = {}
         try:
-            stages = resolve_stages(request["stages"], file, Path(request["base"]))
+            stages = resolve_stages(request["stages"], file, Path(request["base"]), executed)
         except Mistake as mistake:
             return _load_failure(mistake, file, request)
         finally:
             self._mark(IDLE)
         self._loaded[request["load"]] = stages
+        if file is not None:
+            self._files[request["load"]] = executed[locate_reward_file(file).resolve()]
         described = [[_description(function.description) for function in stage] for stage in stages]
         return {"stages": described, "confined": self._confined}
+
+    # ── mapping rows ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _map(self, request: dict[str, Any]) -> dict[str, Any]:
+        file = self._files.get(request["map"])
+        functions = file.map_functions if file is not None else {}
+        call = functions.get(request["function"])
+        if file is None or call is None:
+            return {"unknown": [_cut(name) for name in functions if isinstance(name, str)][:100]}
+        with stand_in_library(file.functions):
+            try:
+                rows = self._caller.call(
+                    0, request["timeout"], lambda: map_each(call, request["rows"], file.path), lambda rows: rows
+                )
+            except CallFailed as failed:
+                cause = failed.__cause__
+                if not isinstance(cause, RowFailed):
+                    raise cause or failed from None
+                return {"row": cause.index, "what": _cut(cause.what)}
+            finally:
+                self._mark(IDLE)
+        return {"rows": rows}
 
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

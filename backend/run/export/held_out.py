@@ -17,7 +17,8 @@ import mlx.core as mx
 
 from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
-from backend.data.rows import Row, Splits, check_columns
+from backend.data.row_views import Rows
+from backend.data.rows import Splits, check_columns
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.export.trained_weights import TrainedWeights
@@ -118,7 +119,7 @@ def held_out_split(splits: Splits) -> str:
     return next((split for split in ("test", "valid") if splits.rows(split)), "")
 
 
-def _problems(rows: list[Row], policy: Policy, config: Config, source: str, count: int) -> list[Problem]:
+def _problems(rows: Rows, policy: Policy, config: Config, source: str, count: int) -> list[Problem]:
     problems = TokenizedPrompts(rows, policy.tokenizer, PromptFormat.of(config), source).first(count)
     if not problems:
         raise Mistake("max_seq_length", f"No prompt of {source} leaves room for a completion.")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from backend.models.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.models.export.verify import SAMPLES, AnsweredPrompt
+from backend.models.own_tokenizer import tokenizer_folder
 from backend.spec.completion_rows import parse_group_row
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
@@ -24,18 +25,21 @@ def run_weights(run: RunFolder, config: Config, checkpoint: str = "") -> Trained
         _check_has_end(run)
         # Complete by itself: the base is needed only for its tokenizer files, and to tell what training changed.
         base = local_folder(config.model)
-        return TrainedWeights(run.model, config.model, tokenizer=base or run.model, untrained=base)
+        # With a tokenizer of its own the run's model has that one's files already.
+        tokenizer = run.model if config.tokenizer or base is None else base
+        return TrainedWeights(run.model, config.model, tokenizer=tokenizer, untrained=base)
     arrays = find_checkpoint(run, checkpoint).arrays if checkpoint else run.adapters / "adapters.safetensors"
     if not checkpoint:
         _check_has_end(run)
     base = local_folder(config.model)
     if base is None:
         raise Mistake("model", f"The base model {config.model} is not on this disk any more, and an export needs it.")
+    tokenizer = tokenizer_folder(config.tokenizer) if config.tokenizer else base
     if config.train_type == "full":
-        return TrainedWeights(base, config.model, tokenizer=base, arrays=arrays, untrained=base)
+        return TrainedWeights(base, config.model, tokenizer=tokenizer, arrays=arrays, untrained=base)
     adapters = AdapterFiles(arrays, run.adapters / "adapter_config.json")
     return TrainedWeights(
-        base, config.model, tokenizer=base, adapters=adapters, quantization=config.quantization, untrained=base
+        base, config.model, tokenizer=tokenizer, adapters=adapters, quantization=config.quantization, untrained=base
     )
 
 

@@ -6,7 +6,11 @@ which costs memory once.
 
 from __future__ import annotations
 
-from backend.data.rows import SPLITS, Splits
+from dataclasses import replace
+from typing import Any
+
+from backend.data.row_views import LazyRows, Rows
+from backend.data.rows import SPLITS
 from backend.rewards.sandbox.process import ScoringProcess
 from backend.rewards.scorer import SharedProcesses
 from backend.run.preflight import preflight
@@ -21,7 +25,7 @@ class SweepInputs:
 
     def __init__(self) -> None:
         self._read: dict[str, RunInputs] = {}
-        self._rows: list[list[dict[str, object]]] = []
+        self._rows: list[Rows] = []
         self._processes: SharedProcesses = {network: ScoringProcess(network) for network in (False, True)}
         """Where the runs' reward functions are scored: one for all that may use the network, one for the others."""
 
@@ -46,10 +50,12 @@ class SweepInputs:
 
     def _shared(self, inputs: RunInputs) -> RunInputs:
         """The same inputs with lists of rows that another run has already, where they are equal."""
-        rows = {split: self._known(inputs.splits.rows(split)) for split in SPLITS}
-        return RunInputs(Splits(**rows, source=inputs.splits.source), inputs.scorer)  # pyright: ignore[reportArgumentType]
+        rows: dict[str, Any] = {split: self._known(inputs.splits.rows(split)) for split in SPLITS}
+        return RunInputs(replace(inputs.splits, **rows), inputs.scorer)
 
-    def _known(self, rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    def _known(self, rows: Rows) -> Rows:
+        if isinstance(rows, LazyRows):  # on the disk, and to compare them would mean to read them
+            return rows
         for known in self._rows:
             if known == rows:
                 return known

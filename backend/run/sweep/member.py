@@ -119,7 +119,7 @@ class MemberRun:
             saved = checkpoint.newest(self.folder)
             if saved is None:
                 raise Mistake("run", f"The checkpoints of {self.folder.name} were deleted while it waited.")
-            parts.restore(saved)
+            parts.restore(saved, trainer.note)
             trainer.parts = parts
 
         self._guarded(load)

@@ -33,6 +33,9 @@ OPTIMIZER_COPIES = {
 }  # fmt: skip
 """State arrays of a weight's size per optimizer. Adafactor keeps row and column statistics only (arXiv:1804.04235)."""
 
+EIGHT_BIT_BYTES = 1 + 4 / 256
+"""A number of an optimizer's state in 8 bits: its byte, and its part of the float32 that a block of 256 shares."""
+
 QUANTIZED = {"4": (4, 64, "affine"), "6": (6, 64, "affine"), "8": (8, 64, "affine"), "mxfp4": (4, 32, "mxfp4")}
 
 
@@ -165,7 +168,8 @@ class MemoryModel:
 
     def _optimizer(self) -> int:
         if self.config.optimizer in OPTIMIZER_COPIES:
-            return OPTIMIZER_COPIES[self.config.optimizer] * self.trainable()
+            width = EIGHT_BIT_BYTES if self.config.optimizer_bits == "8" else FLOAT_BYTES
+            return round(OPTIMIZER_COPIES[self.config.optimizer] * self.trainable() * width / FLOAT_BYTES)
         # What remains is Adafactor: row and column sums of a matrix, full-size state for vectors such as those of the norms.
         if self.full:
             vectors = self.weights() - FLOAT_BYTES * sum(linear.numbers for linear in self.shape.matrices)

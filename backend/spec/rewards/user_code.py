@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from backend.spec.faults import Mistake
+from backend.spec.other_programs.translation import translate
 from backend.spec.rewards.entry import read_call, split_names
 from backend.spec.rewards.parse import functions, locate_reward_file
-from backend.spec.setting_aliases import translate
 from backend.spec.user_input.files import read_bytes
 
 RISKY_MODULES = ("ctypes", "ftplib", "http", "httpx", "multiprocessing", "os", "pathlib", "requests", "shutil", "smtplib",

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from backend.spec.config import SETTINGS
 from backend.spec.faults import Mistake
+from backend.spec.other_programs.translation import translate
 from backend.spec.places import RunFolder
 from backend.spec.runs import archive
 from backend.spec.runs.archive import Summary, raw_settings
@@ -19,7 +20,6 @@ from backend.spec.runs.disk_use import disk_use
 from backend.spec.runs.lineage import read_parent
 from backend.spec.runs.reward_curve import newest_evaluation, reward_curve
 from backend.spec.runs.run_notes import RunNotes, read_notes
-from backend.spec.setting_aliases import translate
 
 _NO_VALUES: dict[str, Any] = {}
 

@@ -16,10 +16,10 @@ from typing import Any
 from backend.spec.config import SETTINGS
 from backend.spec.events import METRICS
 from backend.spec.faults import Mistake
+from backend.spec.other_programs.translation import NAMES
 from backend.spec.rewards.catalog import nearest
 from backend.spec.runs.run_fields import FIELDS, HELD_OUT, field_of
 from backend.spec.runs.run_record import RunRecord
-from backend.spec.setting_aliases import KEY_ALIASES
 
 Test = Callable[[RunRecord], bool]
 
@@ -27,7 +27,8 @@ HINT = "Words, and conditions such as lr>1e-5  tag:math  loss:dapo  state:failed
 SHORT_NAMES = {
     "lr": "learning_rate", "loss": "grpo_loss_type", "batch": "batch_size", "group": "group_size", "rewards": "reward_functions",
     "tag": "tags", "title": "name", "run": "name", "hours": "worked", "gb": "disk", "step": "steps",
-    "heldout": "held_out", "held-out": "held_out", **KEY_ALIASES,
+    "heldout": "held_out", "held-out": "held_out",
+    **{word: key for word, key in NAMES.items() if key in SETTINGS},
 }  # fmt: skip
 """What may be typed for a field or setting → its key."""
 FLAGS: dict[str, Test] = {

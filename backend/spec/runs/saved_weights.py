@@ -5,7 +5,7 @@ Reads state.json of each checkpoint; opens no arrays (`backend.run.checkpoint` d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -17,16 +17,22 @@ from backend.spec.user_input.documents import read_json
 
 WEIGHT_FILES = ("adapters.safetensors", "model.safetensors")
 """A checkpoint's trained arrays: those of adapters, or of full fine-tuning."""
+OPTIMIZER_FILE = "optimizer.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class SavedWeights:
-    """A complete checkpoint. `score` is the run's held-out reward at that step, else the mean training reward before it; None where
-    neither is known."""
+    """A complete checkpoint. `score` is the run's held-out reward at that step, else the mean training reward before it, or another metric
+    that the settings name; None where it is not known."""
 
     path: Path
     step: int
     score: float | None
+    metric: str = ""
+    """Which metric the score is; "" for the reward."""
+    is_lowest_best: bool = False
+    series: int = 0
+    """Scores of different series are of different rewards, and not compared."""
 
     @property
     def arrays(self) -> Path:
@@ -46,22 +52,40 @@ def _read(folder: Path) -> SavedWeights | None:
     except Mistake:
         return None
     has_arrays = any((folder / name).exists() for name in WEIGHT_FILES)
-    if not has_arrays or not (folder / "optimizer.safetensors").exists() or not isinstance(state, dict):
+    if not has_arrays or not isinstance(state, dict):
         return None
     state = cast("dict[str, Any]", state)
+    if not (folder / OPTIMIZER_FILE).exists() and has_optimizer(state):
+        return None
     step, score = state.get("step", 0), state.get("score")
     if not is_step(step):
         return None
-    return SavedWeights(folder, step, float(score) if is_number(score) else None)
+    metric, series = str(state.get("score_metric", "")), state.get("score_series", 0)
+    known = float(score) if is_number(score) else None
+    return SavedWeights(
+        folder, step, known, metric, state.get("best_is_lowest") is True, series if is_step(series) else 0
+    )
+
+
+def has_optimizer(state: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint with this state.json was written with the optimizer's arrays (not so with `save_only_model`)."""
+    files = state.get("files")  # absent in the checkpoints of earlier versions, which always wrote them
+    return not isinstance(files, dict) or OPTIMIZER_FILE in files
 
 
 def best_of(checkpoints: Iterable[SavedWeights]) -> SavedWeights | None:
-    """The one with the highest score; None where none has one.
+    """The one with the best score of the newest series of scores; None where none has one.
 
     The score of an evaluation is repeated until the next one: the checkpoint that was evaluated is the first that has it.
     """
-    scored = [saved for saved in checkpoints if saved.score is not None]
-    return max(scored, key=lambda saved: (saved.score, -saved.step), default=None)
+    scored = [(saved, saved.score) for saved in checkpoints if saved.score is not None]
+    newest = max((saved.series for saved, _ in scored), default=0)
+    of_series = [
+        (-score if saved.is_lowest_best else score, -saved.step, saved)
+        for saved, score in scored
+        if saved.series == newest
+    ]
+    return max(of_series, key=lambda entry: entry[:2])[2] if of_series else None
 
 
 def find_checkpoint(run: RunFolder, which: str) -> SavedWeights:

@@ -17,8 +17,8 @@ from typing import Any, cast
 
 from backend.spec.config import SETTINGS, Config, load, parse, problems
 from backend.spec.faults import Fault, Mistake
+from backend.spec.other_programs.translation import translate
 from backend.spec.places import RunFolder
-from backend.spec.setting_aliases import translate
 from backend.spec.user_input.documents import read_json
 from backend.spec.user_input.text import shown
 from backend.spec.whole_file import replace_file

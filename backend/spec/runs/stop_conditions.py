@@ -64,8 +64,9 @@ def parse_condition(text: str) -> StopCondition:
     return StopCondition(match[1], match[2], limit)
 
 
-def condition_fault(text: str, rewards: Sequence[str], may_log_metrics: bool) -> str:
-    """Why a condition cannot be used, or "". `rewards`: the run's reward functions as the settings name them.
+def condition_fault(text: str, rewards: Sequence[str], may_log_metrics: bool, sets: Sequence[str] = ()) -> str:
+    """Why a condition cannot be used, or "". `rewards`: the run's reward functions as the settings name them; `sets`: its named
+    evaluation sets, whose metrics are eval/<name>/….
 
     `may_log_metrics`: reward functions of the user's own may log any metric, so that a name is only refused if it is nearly a known one.
     """
@@ -73,13 +74,21 @@ def condition_fault(text: str, rewards: Sequence[str], may_log_metrics: bool) ->
         condition = parse_condition(text)
     except ValueError as error:
         return str(error)
+    return metric_fault(condition.metric, rewards, may_log_metrics, sets)
+
+
+def metric_fault(metric: str, rewards: Sequence[str], may_log_metrics: bool, sets: Sequence[str] = ()) -> str:
+    """Why there is no such metric, or ""; arguments as of `condition_fault`."""
     known = known_metrics(rewards)
-    bare = condition.metric.removeprefix(EVALUATION)
+    bare = metric.removeprefix(EVALUATION)
+    of_set, _, rest = bare.partition("/")
+    if bare != metric and of_set in sets and rest in known:
+        return ""
     near = difflib.get_close_matches(bare, known, n=1, cutoff=0.6)
     if bare in known or (may_log_metrics and not near):
         return ""
-    prefix = EVALUATION if condition.metric != bare else ""
-    return f"There is no metric {shown(condition.metric, 60)}." + (f" Did you mean {prefix}{near[0]}?" if near else "")
+    prefix = EVALUATION if metric != bare else ""
+    return f"There is no metric {shown(metric, 60)}." + (f" Did you mean {prefix}{near[0]}?" if near else "")
 
 
 def known_metrics(rewards: Iterable[str]) -> list[str]:

@@ -32,4 +32,7 @@ class BatchFields(BaseModel):
                                   used_by=("prompt_limit",))
     seed: int = setting(0, "training", "Seed", "The same seed on the same machine gives the same run.", ge=0, le=2**32 - 1,
                         used_by=("rows",))
+    data_seed: int | None = setting(None, "training", "Data seed", "Seed of the order in which prompts are taken and of the rows held out. Empty "
+                                    "takes Seed; another one tries the same run on the same data in another order.", ge=0, le=2**32 - 1,
+                                    advanced=True, used_by=("rows",))
     # fmt: on

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from backend.spec.checks import MOST_COMPLETIONS
 from backend.spec.setting import setting
+from backend.spec.settings.limits import MOST_TOKENS
 
 
 class DataColumnFields(BaseModel):
@@ -24,6 +25,25 @@ class DataColumnFields(BaseModel):
                                   used_by=("task", "row_view", "prompt_text"))
     system_prompt: str = setting("", "columns", "System prompt", "Used for rows without a system message of their own.",
                                  kind="prose", used_by=("row_view", "prompt_text"))
+    prompt_template: str = setting("", "columns", "Prompt template", "Text that becomes the prompt of each row; {question} stands for the column "
+                                   "of that name, {{ and }} for braces. Empty takes the prompt column as it is.", kind="prose", advanced=True,
+                                   used_by=("task", "rows"))
+    answer_pattern: str = setting("", "columns", "Answer pattern", "A regular expression with one group, searched in the answer column; what "
+                                  "the group matches is the answer, such as #### (.*). Rows without a match are left out, and counted.",
+                                  advanced=True, used_by=("task", "rows"))
+    map_function: str = setting("", "columns", "Map function", "A function of the reward functions file that @register_map_function names. It "
+                                "takes each row and returns the row to train on, or None to leave it out.", advanced=True,
+                                used_by=("task", "rows"))
+    valid_data: str = setting("", "columns", "Validation dataset", "A file, folder or id on Hugging Face with the rows to evaluate on, in place "
+                              "of the dataset's own valid split.", kind="dataset", advanced=True, used_by=("task", "rows"))
+    test_data: str = setting("", "columns", "Test dataset", "A file, folder or id on Hugging Face with the rows of the test at the end, in "
+                             "place of the dataset's own test split.", kind="dataset", advanced=True, used_by=("task", "rows"))
+    eval_data: dict[str, Any] = setting({}, "columns", "Evaluation sets", "More datasets to evaluate on, each under a name of its own: gsm8k: "
+                                        "openai/gsm8k, or a mapping with data and what differs, such as dataset_config or answer_pattern.",
+                                        advanced=True, used_by=("task", "rows"))
+    streaming: bool = setting(False, "columns", "Streaming", "Reads rows from the disk when they are needed, for datasets larger than memory. "
+                              "The order and the run are the same. Needs jsonl, csv or parquet files, or a dataset on Hugging Face.",
+                              advanced=True, used_by=("task", "rows"))
     dataset_config: str = setting("", "columns", "Dataset config", "Which configuration of a Hugging Face dataset.", advanced=True,
                                   used_by=("task", "rows"))
     train_split: str = setting("train", "columns", "Train split", "Split to train on.", advanced=True, used_by=("task", "rows"))
@@ -36,6 +56,19 @@ class DataColumnFields(BaseModel):
     chat_template_kwargs: dict[str, Any] = setting({}, "columns", "Chat template options", "Passed to the tokenizer's chat "
                                                    "template, such as enable_thinking: false.", advanced=True,
                                                    used_by=("row_view", "prompt_text"))
+    max_prompt_length: int | None = setting(None, "columns", "Max prompt", "Most tokens of a prompt, where that is less than what Max Seq leaves "
+                                            "beside the completion. Empty sets no limit of its own.", ge=1, le=MOST_TOKENS, unit="tokens",
+                                            advanced=True, used_by=("prompt_limit",))
+    long_prompts: str = setting(
+        "leave_out", "columns", "Long prompts", "What becomes of a row whose prompt has too many tokens.", advanced=True,
+        choices=[("leave_out", "Leave out", "The row is not trained on, and counted."),
+                 ("cut_left", "Cut on the left", "The beginning of the last user message is cut off until the prompt fits; system message and "
+                  "chat template stay whole.")],
+        used_by=("row_view",),
+    )
+    tokenizer: str = setting("", "columns", "Tokenizer", "A folder or an id on Hugging Face whose tokenizer and chat template take the place of "
+                             "the model's own, in the run and in all that is saved of it.", kind="model", advanced=True,
+                             used_by=("task", "row_view", "prompt_text"))
     stop: list[str] = setting([], "columns", "Stop strings", "A completion ends once it contains one of these.", advanced=True)
     num_generations_eval: int | None = setting(None, "columns", "Group in evaluation", "Completions per held-out prompt. "
                                                "Empty means the same as Group.", ge=1, le=MOST_COMPLETIONS, advanced=True)

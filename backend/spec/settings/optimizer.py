@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
+from backend.spec.learning_rate import DEFAULT_FINAL
 from backend.spec.setting import setting
 from backend.spec.settings.limits import NEVER
 
-_DECAYING = ("lr_schedule", ("cosine", "linear"))
+EIGHT_BIT = ("adamw", "adam", "lion", "muon")
+"""Optimizers whose state may take 8 bits. A test holds it against those that the engine builds."""
+_FALLING = (
+    "cosine", "linear", "cosine_with_restarts", "polynomial", "exponential", "step", "warmup_stable_decay",
+)  # fmt: skip
+_WARMING = ("constant_with_warmup", *_FALLING, "inverse_sqrt")
+_RISES, _FALLS = ("lr_schedule", _WARMING), ("lr_schedule", _FALLING)
 
 
 class OptimizerFields(BaseModel):
@@ -24,6 +31,12 @@ class OptimizerFields(BaseModel):
                  ("adafactor", "Adafactor", "Little memory."), ("rmsprop", "RMSprop", ""), ("adagrad", "Adagrad", ""),
                  ("adadelta", "AdaDelta", ""), ("adamax", "Adamax", "")],
     )
+    optimizer_bits: str = setting(
+        "32", "training", "Optimizer state", "The precision of what the optimizer remembers of every weight that learns.",
+        choices=[("32", "32-bit", "Exact. AdamW remembers twice the size of the weights that learn."),
+                 ("8", "8-bit", "A quarter of the memory, rounded block by block. Matters under full fine-tuning; adapters are small.")],
+        advanced=True, when=("optimizer", EIGHT_BIT),
+    )
     weight_decay: float = setting(0.01, "training", "Weight decay", "Pulls weights towards zero at each update, in the "
                                   "optimizers that have it.", ge=0, le=1, advanced=True,
                                   when=("optimizer", ("adamw", "muon", "sgd", "lion", "adafactor")))
@@ -31,19 +44,36 @@ class OptimizerFields(BaseModel):
                                 when=("optimizer", ("adam", "adamw", "adamax", "lion")))
     adam_beta2: float = setting(0.999, "training", "Beta 2", "Memory of the squared gradient.", ge=0, lt=1, advanced=True,
                                 when=("optimizer", ("adam", "adamw", "adamax", "lion")))
+    adam_epsilon: float = setting(1e-8, "training", "Adam epsilon", "Added to the root of the squared gradient before it divides: keeps "
+                                  "updates of weights with hardly any gradient small. Larger is calmer.", gt=0, le=1, advanced=True,
+                                  when=("optimizer", ("adam", "adamw", "adamax")))
     max_grad_norm: float = setting(1.0, "training", "Max gradient norm", "Longer gradients are shortened to this length. "
                                    "0 never shortens.", ge=0, le=1_000_000, advanced=True)
     lr_schedule: str = setting(
         "constant", "training", "LR schedule", "How the learning rate changes over the run.",
-        choices=[("constant", "Constant", "The same from the first step to the last, without warm-up."),
+        choices=[("constant", "Constant", "The same from the first step to the last; warms up only where a warm-up ratio is given."),
+                 ("constant_with_warmup", "Constant with warm-up", "Warms up, then stays."),
                  ("cosine", "Cosine decay", "Warms up, then falls along a cosine to the final rate."),
-                 ("linear", "Linear", "Warms up, then falls along a line to the final rate.")],
+                 ("linear", "Linear", "Warms up, then falls along a line to the final rate."),
+                 ("cosine_with_restarts", "Cosine with restarts", "The cosine several times over, each from the full rate."),
+                 ("polynomial", "Polynomial", "As Linear, with the share that is left raised to a power."),
+                 ("exponential", "Exponential", "Falls by the same factor at every update, to the final rate."),
+                 ("step", "Step", "Falls to the final rate in equal factors, at equal distances."),
+                 ("inverse_sqrt", "Inverse square root", "Falls as one over the root of the updates, whatever the length of the run."),
+                 ("warmup_stable_decay", "Warm-up, stable, decay", "Warms up, stays, and falls along a cosine at the end of the run.")],
     )
     lr_warmup_steps: int = setting(40, "training", "Warm-up", "Updates over which the rate rises to its peak.", ge=0, le=NEVER,
-                                   unit="updates", when=_DECAYING)
-    lr_warmup_init: float = setting(1e-7, "training", "Warm-up start", "The rate of the first update.", ge=0, le=10, when=_DECAYING)
+                                   unit="updates", when=_RISES)
+    lr_warmup_ratio: float | None = setting(None, "training", "Warm-up ratio", "Warm-up as a share of the run's updates, in place of their "
+                                            "number, and under every schedule. Empty: the number counts.", ge=0, le=1, advanced=True)
+    lr_warmup_init: float = setting(1e-7, "training", "Warm-up start", "The rate of the first update.", ge=0, le=10, when=_RISES)
     lr_decay_fraction: float = setting(0.8, "training", "Decay fraction", "Share of the run over which the rate falls, "
-                                       "counted from the end of the warm-up. Above 1 the run ends on the way down.",
-                                       gt=0, le=10, when=_DECAYING)
-    lr_final: float = setting(2e-6, "training", "Final rate", "The rate once it has fallen.", ge=0, le=10, when=_DECAYING)
+                                       "counted from the end of the warm-up (in Warm-up, stable, decay: back from the end of the run). "
+                                       "Above 1 the run ends on the way down.", gt=0, le=10, when=_FALLS)
+    lr_final: float | None = setting(DEFAULT_FINAL, "training", "Final rate", "The rate once it has fallen. Empty: a fifth of the learning "
+                                     "rate, which also takes the default's place under a learning rate below it.", ge=0, le=10, when=_FALLS)
+    lr_cycles: int = setting(1, "training", "Schedule cycles", "How often the cosine is run through, or in how many steps the rate falls.",
+                             ge=1, le=1_000_000, advanced=True, when=("lr_schedule", ("cosine_with_restarts", "step")))
+    lr_power: float = setting(1.0, "training", "Schedule power", "1 falls along a line; above 1 quickly at first, below 1 late.",
+                              gt=0, le=100, advanced=True, when=("lr_schedule", ("polynomial",)))
     # fmt: on

@@ -25,11 +25,11 @@ import yaml
 
 from backend.spec.config import SETTINGS, beside, dump, problems, read, valid_value
 from backend.spec.faults import Fault, Mistake
+from backend.spec.other_programs.translation import translate
 from backend.spec.rewards.catalog import nearest
-from backend.spec.setting_aliases import translate
 from backend.spec.sweeps.sweep import ROUND_STEPS, Configuration, Halving, Member, SweepPlan
 from backend.spec.user_input.paths import user_path
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.text import cut_in_the_middle, shown
 from backend.spec.user_input.values import unusable
 
 KEYS = ("name", "base", "search", "over", "trials", "search_seed", "seeds", "halving", "metric", "round_steps")
@@ -267,7 +267,8 @@ def _check_plan(plan: SweepPlan) -> None:
     of_base = problems(plan.base)
     for configuration in plan.configurations:
         first = Member(configuration, plan.seeds[0], "")
-        for fault in problems(plan.raw_settings(first)):
+        raw = plan.raw_settings(first)
+        for fault in [*problems(raw), *_sweep_faults(raw)]:
             told = fault if fault in of_base else _of_configuration(fault, configuration)
             faults[told] = None
     if not faults and plan.halving is not None:
@@ -276,9 +277,16 @@ def _check_plan(plan: SweepPlan) -> None:
         raise Mistake(faults)
 
 
+def _sweep_faults(raw: Mapping[str, Any]) -> Iterator[Fault]:
+    """Faults of settings that a run may have by itself."""
+    if raw.get("save_only_model") in (True, "true"):
+        sentence = "A run of a sweep waits at a checkpoint for its turn, which needs the optimizer; turn this off."
+        yield Fault("save_only_model", sentence)
+
+
 def _of_configuration(fault: Fault, configuration: Configuration) -> Fault:
     where = f"Configuration {configuration.number} ({shown(configuration.label, LABEL)}): "
-    return Fault(fault.setting, where + shown(fault.sentence, SENTENCE - len(where)))
+    return Fault(fault.setting, where + cut_in_the_middle(fault.sentence, SENTENCE - len(where)))
 
 
 def _halving_faults(plan: SweepPlan, halving: Halving) -> Iterator[Fault]:

@@ -34,7 +34,9 @@ def user_path(text: str, setting: str, base: Path | None = None) -> Path:
     path = path if base is None else base / path
     too_long = next((part for part in path.parts if len(os.fsencode(part)) > LONGEST_NAME), None)
     if too_long is not None:
-        raise Mistake(setting, f"{shown(too_long)} cannot be a file's name: it is longer than {LONGEST_NAME} bytes.")
+        raise Mistake(
+            setting, f"{shown(too_long, 40)} cannot be a file's name: it is longer than {LONGEST_NAME} bytes."
+        )
     if len(os.fsencode(path)) > LONGEST_PATH:
         raise Mistake(setting, f"{shown(text)} cannot be a path: it is longer than {LONGEST_PATH} bytes.")
     return path

@@ -1,0 +1,215 @@
+"""Puts the keys and values of TRL, mlx-lm-lora, mlx-lm and mlx-grpo into our settings, and says what it did.
+
+Works on the raw mapping of a YAML file or of the form. Values are renamed, moved, regrouped and counted in our units here, never
+validated. What a word becomes stands in the tables of the programs; where two programs have a word, and where a word is ours too,
+the program that the file is written for decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from backend.spec.faults import Fault
+from backend.spec.other_programs import spellings
+from backend.spec.other_programs.mlx_grpo import MLX_GRPO
+from backend.spec.other_programs.mlx_lm_groups import PRECISION_FLAGS, QUANTIZATION_FLAGS
+from backend.spec.other_programs.mlx_lm_lora import MLX_LM_LORA
+from backend.spec.other_programs.rewriting import Raw, Rewriting
+from backend.spec.other_programs.spellings import KEY_ALIASES
+from backend.spec.other_programs.trl import TRL
+from backend.spec.other_programs.words import OtherProgram, Refused, Translated, WithoutEffect, Word
+from backend.spec.user_input.text import shown
+
+PROGRAMS: tuple[OtherProgram, ...] = (TRL, MLX_LM_LORA, MLX_GRPO)
+_OWN_REGROUPS = (spellings.one_dataset, spellings.split_lists)
+
+
+@dataclass(frozen=True, slots=True)
+class WordRead:
+    """What one word of another program was made of. `sentence` begins in lower case, to follow the word."""
+
+    word: str
+    fate: Literal["translated", "without effect", "refused"]
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """A file in our words.
+
+    Attributes:
+        values – our key → value, without keys that have a fault. A word that nobody knows is left as it stands.
+        faults – what could not be translated.
+        program – the program that the file is written for, where its words say so.
+        words – what was made of each word that is not ours, in the order of the file.
+    """
+
+    values: Raw
+    faults: list[Fault]
+    program: OtherProgram | None = None
+    words: list[WordRead] = field(default_factory=list[WordRead])
+
+
+def _marks() -> dict[str, OtherProgram]:
+    """Words by which a file is recognised: those of one program alone that are no key of ours."""
+    owners: dict[str, list[OtherProgram]] = {}
+    for program in PROGRAMS:
+        for word in program.words:
+            owners.setdefault(word, []).append(program)
+    return {word: owner[0] for word, owner in owners.items() if len(owner) == 1 and not is_ours(word)}
+
+
+def is_ours(word: str) -> bool:
+    """Whether a word of a table is a key of ours too: some program's word for the setting of that name."""
+    fates = (program.words.get(word) for program in PROGRAMS)
+    return any(isinstance(fate, Translated) and word in fate.settings for fate in fates)
+
+
+MARKS = _marks()
+FOREIGN_WORDS: tuple[str, ...] = tuple(
+    dict.fromkeys(
+        [*KEY_ALIASES, "dataset", *(word for program in PROGRAMS for word in program.words if not is_ours(word))]
+    )
+)
+"""Every word that is read and is none of ours: suggested for a misspelt key."""
+
+
+def _names() -> dict[str, str]:
+    """Each word that stands for one setting alone → that setting."""
+    fates = {word: fate_of(word, None) for word in FOREIGN_WORDS}
+    return {
+        word: fate.settings[0]
+        for word, fate in fates.items()
+        if isinstance(fate, Translated) and len(fate.settings) == 1
+    }
+
+
+def program_of(raw: Mapping[str, Any]) -> OtherProgram | None:
+    """The program that a file is written for: the only one whose own words stand in it. None for a file of ours, and for one that
+    mixes the words of several, in which a word that is ours too means what it means here."""
+    found = {MARKS[word].key: MARKS[word] for word, value in raw.items() if value is not None and word in MARKS}
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def translate(raw: Mapping[str, Any]) -> tuple[Raw, list[Fault]]:
+    """(`raw` in our keys and values, faults for what could not be translated). See `read_words`."""
+    translation = read_words(raw)
+    return translation.values, translation.faults
+
+
+def read_words(raw: Mapping[str, Any]) -> Translation:
+    """`raw` in our keys and values. A key with the value None counts as absent, and so does every key with a fault."""
+    program = program_of(raw)
+    to = Rewriting(raw, program.key if program else "")
+    words = {word: fate for word in to.values if (fate := fate_of(word, program)) and not _is_plain(word, program)}
+    _drop_words(to, words)
+    for regroup in _regroups(program):
+        regroup(to)
+    _rename(to, program)
+    spellings.menus_and_empty_names(to)
+    faulty = {fault.setting for fault in to.faults}
+    values = {key: value for key, value in to.values.items() if value is not None and key not in faulty}
+    read = [_told(word, fate, to, values) for word, fate in words.items()]
+    return Translation(values, to.faults, program, [word for word in read if word is not None])
+
+
+def fate_of(word: str, program: OtherProgram | None) -> Word | None:
+    """What a word becomes in a file for `program`; None for one that no table has."""
+    for reader in _readers(program):
+        if word in reader.words:
+            return reader.words[word]
+    return Translated((KEY_ALIASES[word],)) if word in KEY_ALIASES else None
+
+
+def _readers(program: OtherProgram | None) -> Iterable[OtherProgram]:
+    """Whose table is asked first: the program's own."""
+    return PROGRAMS if program is None else (program, *(other for other in PROGRAMS if other is not program))
+
+
+def _is_plain(word: str, program: OtherProgram | None) -> bool:
+    """Whether a word is ours, and means what it means here in this file."""
+    return is_ours(word) and (program is None or word not in program.words or program.shares_meaning(word))
+
+
+def _regroups(program: OtherProgram | None) -> Iterable[Any]:
+    """The functions that read words together; those of the file's own program first."""
+    for reader in _readers(program):
+        if reader is not MLX_LM_LORA:
+            yield from reader.regroups
+    yield from _OWN_REGROUPS
+    yield from MLX_LM_LORA.regroups  # last: the others leave flags and a schedule mapping in its words
+
+
+def _drop_words(to: Rewriting, words: Mapping[str, Word]) -> None:
+    """Take out what has no effect, and what is refused; a fault for a refused word that asks for something."""
+    for word, fate in words.items():
+        if isinstance(fate, Translated):
+            continue
+        value = to.take(word)
+        if isinstance(fate, Refused) and fate.asks(value):
+            to.refuse(word, f"{shown(word, 40)} ({shown(value, 30)}) has no counterpart here. {fate.nearest}")
+
+
+def _rename(to: Rewriting, program: OtherProgram | None) -> None:
+    """Words that no function took become our keys; a fault where two of them say two things."""
+    written_as: dict[str, str] = {}
+    renamed: Raw = {}
+    for word, value in to.values.items():
+        fate = fate_of(word, program)
+        ours = fate.settings[0] if isinstance(fate, Translated) and not is_ours(word) else word
+        before = renamed.get(ours)
+        if before is not None and value is not None and value != before:
+            both = f"{shown(written_as[ours], 30)} is {shown(before, 40)} and {shown(word, 30)} is {shown(value, 40)}"
+            to.refuse(ours, f"{both}; give one of them.")
+        if before is None:
+            renamed[ours], written_as[ours] = value, word
+    to.values = renamed
+
+
+def _told(word: str, fate: Word, to: Rewriting, values: Raw) -> WordRead | None:
+    """What was made of one word; None for one that has a fault, or that asks for nothing."""
+    if any(fault.setting == word for fault in to.faults):
+        return None
+    remark = to.remarks.get(word, "")
+    if isinstance(fate, WithoutEffect):
+        return WordRead(word, "without effect", fate.reason)
+    if isinstance(fate, Refused):
+        return WordRead(word, "without effect", "it asks for nothing that is missing here")
+    if remark.startswith("without effect: "):
+        return WordRead(word, "without effect", remark.removeprefix("without effect: "))
+    made = [f"{key}: {shown(values[key], 40)}" for key in fate.settings if key in values]
+    if not made:
+        return WordRead(word, "without effect", remark or "it asks for nothing that is missing here")
+    return WordRead(word, "translated", "; ".join([", ".join(made), *([remark] if remark else [])]))
+
+
+NAMES = _names()
+"""Another program's word → the setting of ours that it is another name of."""
+
+
+def other_names(key: str) -> list[str]:
+    """Names of one of our settings in other programs."""
+    grouped = {"lora_keys": ["keys"]} | {name: [f"lora_parameters {name}"] for name in ("rank", "scale", "dropout")}
+    flags = {"quantization": list(QUANTIZATION_FLAGS), "dtype": list(PRECISION_FLAGS), "data": ["dataset"]}
+    words = [
+        word for word in FOREIGN_WORDS if isinstance(fate := fate_of(word, None), Translated) and key in fate.settings
+    ]
+    listed = [word for word in words if not _is_one_of_many(word)]
+    return list(dict.fromkeys([*flags.get(key, []), *listed, *grouped.get(key, [])]))
+
+
+def _is_one_of_many(word: str) -> bool:
+    """Whether a word holds so many settings that it is no name for one."""
+    fate = fate_of(word, None)
+    return isinstance(fate, Translated) and len(fate.settings) > 2
+
+
+def ignored_keys(raw: Mapping[str, Any]) -> dict[str, str]:
+    """Keys of `raw` that are accepted and have no effect → why. Keys without a value (null, "") are left out."""
+    return {
+        word.word: word.sentence
+        for word in read_words({key: value for key, value in raw.items() if value not in (None, "")}).words
+        if word.fate == "without effect"
+    }

@@ -1,0 +1,116 @@
+"""Streamed rows are the rows that are read into memory, in the same order, with the same sentences about what is wrong."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from backend.data.files import Row, read_file
+from backend.data.prompt_stream import shuffled
+from backend.data.rows import read_splits
+from backend.data.streamed_files import stream_file
+from backend.spec.faults import Mistake
+from tests.data.test_rows import ROWS, mistake, settings, write
+
+TEXTS: dict[str, bytes] = {
+    "lines.jsonl": b'{"prompt": "a"}\n{"prompt": "b"}\n',
+    "no end.jsonl": b'{"prompt": "a"}\n{"prompt": "b"}',
+    "blank lines.jsonl": b'\n\n{"prompt": "a"}\n \t\n\xc2\xa0\n{"prompt": "b", "answer": 3}\n\n',
+    "windows.jsonl": b'{"prompt": "a"}\r\n\r\n{"prompt": "b"}\r\n',
+    "old mac.jsonl": b'{"prompt": "a"}\r{"prompt": "b"}\r\r{"prompt": "c"}',
+    "mark.jsonl": b'\xef\xbb\xbf{"prompt": "\xc3\xa9"}\n',
+    "inner returns.jsonl": b'{"prompt":\r"a"}\n',
+    "separators.jsonl": '{"prompt": "a\u2028b\x85c"}\n{"prompt": "d"}\n'.encode(),
+    "list.jsonl": b'{"prompt": "a"}\n[1]\n',
+    "broken.jsonl": b'{"prompt": "a"}\n{"prompt": \n',
+    "latin.jsonl": b'{"prompt": "\xe9"}\n',
+    "empty.jsonl": b"",
+    "plain.csv": b"prompt,answer\na,1\nb,2\n",
+    "quoted.csv": b'prompt,answer\n"a\nb, c",1\r\n"say ""hi""",2\n\n\nlast,3',
+    "short.csv": b"prompt,answer\na\nb,2\n",
+    "ragged.csv": b"prompt,answer\na,1,2\n",
+    "twice.csv": b"prompt,prompt\na,1\n",
+    "open quote.csv": b'prompt,answer\n"a,1\nb,2\n',
+    "mark.csv": b"\xef\xbb\xbfprompt,answer\na,1\n",
+    "old mac.csv": b"prompt,answer\ra,1\rb,2\r",
+    "header.csv": b"prompt,answer\n",
+    "blank header.csv": b"\nprompt,answer\n",
+    "empty.csv": b"",
+}
+
+
+def outcome(read: Any, path: Path) -> list[Row] | str:
+    try:
+        return list(read(path))
+    except Mistake as mistake:
+        return str(mistake)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_text_file_streams_as_it_reads(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(TEXTS[name])
+    whole = outcome(read_file, path)
+    assert outcome(stream_file, path) == whole
+    if isinstance(whole, list):
+        rows = stream_file(path)
+        assert [rows[i] for i in reversed(range(len(rows)))] == whole[::-1]
+        assert rows[:1] == whole[:1] and (not whole or rows[-1] == whole[-1])
+        assert rows.columns == list(dict.fromkeys(column for row in whole for column in row)) or not whole
+        with pytest.raises(IndexError):
+            rows[len(rows)]
+
+
+def test_parquet_streams_in_any_order_over_groups_and_batches(tmp_path: Path) -> None:
+    rows = [{"prompt": f"question {n}", "answer": n, "tags": [str(n)] * (n % 3)} for n in range(1000)]
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=300)
+    streamed = stream_file(path)
+    assert list(streamed) == rows
+    order = random.Random(0).sample(range(1000), 60)
+    assert [streamed[i] for i in order] == [rows[i] for i in order]
+    path.write_bytes(path.read_bytes()[:-100])
+    assert outcome(stream_file, path) == outcome(read_file, path)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_splits_and_the_share_held_out_are_the_same_rows(tmp_path: Path, suffix: str) -> None:
+    rows = [{"prompt": str(n), "answer": "x"} for n in range(50)]
+    path = write(tmp_path / f"rows{suffix}", rows)
+    for raw in ({}, {"validation_split": 0.2}, {"validation_split": 0.2, "data_seed": 3}):
+        here, there = (read_splits(settings(path, streaming=streaming, **raw)) for streaming in (False, True))
+        assert list(there.train) == here.train and list(there.valid) == here.valid
+    folder = tmp_path / "folder"
+    write(folder / f"train{suffix}", rows)
+    write(folder / f"test{suffix}", rows[:3])
+    splits = read_splits(settings(folder, streaming=True))
+    assert len(splits.train) == 50 and list(splits.test) == rows[:3]
+
+
+def test_what_cannot_be_streamed_is_refused_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.json", ROWS)
+    setting, sentence = mistake(read_splits, settings(path, streaming=True))
+    assert setting == "streaming"
+    assert sentence.endswith(
+        "rows.json cannot be streamed: only .jsonl, .csv, .parquet files can; make it one of them."
+    )
+
+
+def test_a_file_that_changes_under_a_run_is_noticed(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", ROWS)
+    rows = stream_file(path)
+    with path.open("a") as file:
+        file.write('{"prompt": "new"}\n')
+    with pytest.raises(Mistake, match="has been changed since its rows were counted"):
+        rows[0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 6, 21, 22, 1000])
+def test_the_order_is_that_of_pythons_own_sample(count: int) -> None:
+    """The order of the runs that there are: another one would train another model."""
+    assert list(shuffled(count, random.Random("0 3"))) == random.Random("0 3").sample(range(count), count)

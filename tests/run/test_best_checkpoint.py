@@ -1,0 +1,215 @@
+"""Which checkpoint is the best, the run that ends with it, evaluations in batches of their own, and checkpoints without an optimizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from backend.run import checkpoint
+from backend.run.checkpoint import TrainingState
+from backend.run.checkpoint_score import observe_score
+from backend.run.parts import RunParts
+from backend.run.planned_end import patience_is_over
+from backend.run.preflight import check
+from backend.spec.config import parse, problems
+from backend.spec.events import read_events
+from backend.spec.places import RunFolder
+from backend.spec.runs.saved_weights import best_of, find_checkpoint, saved_weights
+from backend.spec.weight_choices import find_choice
+from tests.support import small_run
+
+HELD_OUT = {"validation_split": 0.25, "val_batches": 1, "steps_per_eval": 1, "save_every": 1, "keep_checkpoints": 1}
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("inputs")
+    return small_run.settings_for(folder, **small_run.low_half(folder), learning_rate=1e-3, iters=5)
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    loaded: Any = mx.load(str(path))
+    return {name: np.array(x) for name, x in loaded.items()}
+
+
+def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
+    return first.keys() == second.keys() and all(np.array_equal(x, second[name]) for name, x in first.items())
+
+
+def evaluated(monkeypatch: pytest.MonkeyPatch, scores: dict[int, dict[str, float]]) -> None:
+    """Evaluations with these metrics, by step."""
+    monkeypatch.setattr(RunParts, "held_out", lambda self, problems, count, step, *_: scores[step])
+
+
+def notes(run: RunFolder) -> list[str]:
+    return [event["sentence"] for event in read_events(run.events) if event["kind"] == "note"]
+
+
+def stop_after(run: RunFolder, step: int) -> Any:
+    def echo(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == step:
+            run.say("stop")
+
+    return echo
+
+
+# ── which one is the best ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("metric", "lowest", "best"), [("", False, 2), ("eval/completions/mean_length", True, 4), ("eval/reward", True, 1)]
+)
+def test_the_metric_of_the_settings_decides_and_its_best_checkpoint_is_kept(
+    raw: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch, metric: str, lowest: bool, best: int
+) -> None:
+    rewards, lengths = [0.5, 0.1, 0.9, 0.3, 0.2, 0.4], [9, 8, 7, 6, 3, 5]
+    pairs = zip(rewards, lengths, strict=True)
+    evaluated(monkeypatch, {i: {"reward": r, "completions/mean_length": n} for i, (r, n) in enumerate(pairs)})
+    small_run.train_here(raw | HELD_OUT | {"best_metric": metric, "best_is_lowest": lowest}, run)
+    assert [saved.step for saved in saved_weights(run)] == [best, 5]
+    found = best_of(saved_weights(run))
+    assert found is not None and found.step == best and found.metric == metric
+    assert found.score == (lengths if "length" in metric else rewards)[best]
+
+
+def test_a_metric_of_the_steps_is_averaged_between_two_checkpoints(raw: dict[str, Any], run: RunFolder) -> None:
+    """Evaluations go on beside it and decide nothing."""
+    lengths = {"best_metric": "grad_norm", "best_is_lowest": True, "save_every": 2, "keep_checkpoints": 9, "iters": 4}
+    small_run.train_here(raw | HELD_OUT | lengths, run)
+    norms = [event["metrics"]["grad_norm"] for event in read_events(run.events) if event["kind"] == "step"]
+    means = {2: (norms[0] + norms[1]) / 2, 4: (norms[2] + norms[3]) / 2}
+    assert {saved.step: saved.score for saved in saved_weights(run)} == pytest.approx(means)
+    found = best_of(saved_weights(run))
+    assert found is not None and found.step == min(means, key=lambda step: means[step])
+
+
+def test_scores_of_another_series_are_not_compared() -> None:
+    from backend.spec.runs.saved_weights import SavedWeights
+
+    old, new = SavedWeights(Path("1"), 1, 9.0), SavedWeights(Path("2"), 2, 0.5, series=1)
+    assert best_of([old, new]) is new and best_of([old]) is old
+
+
+def test_early_stopping_follows_a_metric_that_should_fall(raw: dict[str, Any]) -> None:
+    config = parse(raw | {"early_stopping_patience": 2, "best_metric": "kl", "best_is_lowest": True})
+    state = TrainingState()
+    for step, score in enumerate([0.5, 0.4, 0.4, 0.6]):
+        observe_score(state, score, step, config)
+    end = patience_is_over(state, config, has_evaluations=True)
+    assert end is not None
+    assert end.sentence == "kl has not fallen in 2 checkpoints. The best, 0.4, is that of checkpoint 1"
+
+
+def test_a_metric_that_cannot_be_scored_is_refused(raw: dict[str, Any]) -> None:
+    def says(**changes: Any) -> list[str]:
+        return [fault.sentence for fault in problems(raw | changes) if fault.setting == "best_metric"]
+
+    assert says(best_metric="eval/rewrd", steps_per_eval=1) == [
+        "There is no metric eval/rewrd. Did you mean eval/reward?"
+    ]
+    assert says(best_metric="eval/reward")[0].startswith(
+        "eval/reward is a metric of evaluations, and this run has none"
+    )
+    (fault,) = check(raw | {"best_metric": "eval/reward", "steps_per_eval": 1})
+    assert fault.setting == "best_metric" and "has none" in fault.sentence
+
+
+# ── a run that ends with its best checkpoint ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("train_type", ["lora", "full"])
+def test_a_run_ends_with_its_best_checkpoint_and_goes_on_from_its_last(
+    raw: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch, train_type: str
+) -> None:
+    evaluated(monkeypatch, {step: {"reward": 1.0 if step == 2 else 0.1 * step} for step in range(8)})
+    # Saved every 3 steps, so that the best is saved for being the best.
+    best = raw | HELD_OUT | {"load_best_at_end": True, "save_every": 3, "train_type": train_type}
+    small_run.train_here(best, run)
+    assert "The run ends with the weights of step 2, its best checkpoint, with reward 1." in notes(run)
+    *_, last = read_events(run.events)
+    assert (last["kind"], last["step"], last["ends_with"]) == ("finished", 5, 2)
+    weights = find_checkpoint(run, "2").arrays
+    assert find_choice(run).step == 2 and find_checkpoint(run, "last").step == 5
+    if train_type == "lora":
+        assert same(arrays(run.adapters / "adapters.safetensors"), arrays(weights))
+    else:
+        kept = arrays(run.model / "model.safetensors")
+        trained = arrays(weights)
+        assert all(np.array_equal(kept[name], x.astype(kept[name].dtype)) for name, x in trained.items())
+    small_run.train_here(best | {"iters": 7, "load_best_at_end": False}, run)
+    assert small_run.steps(run) == list(range(1, 8))
+    if train_type == "lora":
+        assert same(arrays(run.adapters / "adapters.safetensors"), arrays(find_checkpoint(run, "7").arrays))
+
+
+def test_a_run_whose_last_step_is_the_best_says_so(
+    raw: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated(monkeypatch, {step: {"reward": 0.1 * step} for step in range(6)})
+    small_run.train_here(raw | HELD_OUT | {"load_best_at_end": True}, run)
+    assert "The last step is the best, with reward 0.5: the run ends with its weights." in notes(run)
+    *_, last = read_events(run.events)
+    assert "ends_with" not in last
+
+
+# ── evaluations ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_evaluations_wait_for_their_first_step_but_for_the_baseline(raw: dict[str, Any], run: RunFolder) -> None:
+    small_run.train_here(raw | HELD_OUT | {"eval_delay": 4, "iters": 6}, run)
+    assert [event["step"] for event in read_events(run.events) if event["kind"] == "eval"] == [0, 4, 5, 6]
+
+
+def test_evaluation_batches_have_a_size_of_their_own(
+    raw: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The held-out rows and the noise are the same, so only rounding may differ."""
+    sizes: list[int] = []
+    from backend.generation.rollout import Rollout
+
+    sample = Rollout.sample
+    monkeypatch.setattr(
+        Rollout, "sample", lambda self, batch, *rest: sizes.append(len(batch)) or sample(self, batch, *rest)
+    )
+    about = {"validation_split": 0.5, "val_batches": 2, "steps_per_eval": 9, "iters": 1}
+    rewards: list[list[float]] = []
+    for size in (2, None):
+        sizes.clear()
+        folder = RunFolder(run.path / str(size))
+        small_run.train_here(raw | about | {"eval_batch_size": size, "batch_size": 2 if size is None else 1}, folder)
+        assert sizes[:2] == [2, 2]
+        rewards.append([e["metrics"]["reward"] for e in read_events(folder.events) if e["kind"] == "eval"][:1])
+    assert rewards[0] == pytest.approx(rewards[1])
+
+
+# ── checkpoints without an optimizer ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_checkpoint_without_the_optimizer_is_smaller_and_says_what_a_resume_lacks(
+    raw: dict[str, Any], run: RunFolder, tmp_path: Path, optimizer: str
+) -> None:
+    """Plain SGD has no moments, so its run goes on as if nothing had been left out; AdamW's does not."""
+    light = raw | {"save_only_model": True, "optimizer": optimizer, "learning_rate": 1e-2}
+    whole = RunFolder(tmp_path / "whole")
+    small_run.train_here(light, whole)
+    assert small_run.train_here(light, run, stop_after(run, 2)).kind == "stopped"
+    (saved,) = saved_weights(run)
+    assert sorted(file.name for file in saved.path.iterdir()) == ["adapters.safetensors", "state.json"]
+    assert set(json.loads((saved.path / "state.json").read_text())["files"]) == {"adapters.safetensors"}
+    assert small_run.train_here(light, run).kind == "finished"
+    assert any(note.startswith("The checkpoint of step 2 has no optimizer state") for note in notes(run))
+    first, second = (checkpoint.newest(each) for each in (run, whole))
+    assert first is not None and second is not None and first.state.updates == second.state.updates
+    assert same(arrays(first.weights_file), arrays(second.weights_file)) == (optimizer == "sgd")
+
+
+def test_a_checkpoint_that_lost_its_optimizer_is_still_damaged(raw: dict[str, Any], run: RunFolder) -> None:
+    small_run.train_here(raw | {"iters": 2, "save_every": 1}, run)
+    (find_checkpoint(run, "2").path / "optimizer.safetensors").unlink()
+    assert [saved.step for saved in saved_weights(run)] == [1]

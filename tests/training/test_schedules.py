@@ -1,0 +1,141 @@
+"""Learning rates against transformers' and mlx's own numbers, and the settings that they come from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.optimizers import schedulers
+
+from backend.spec.config import SETTINGS, parse
+from backend.spec.config_notes import config_notes
+from backend.spec.faults import Mistake
+from backend.training.learner import learning_rates
+from backend.training.optimizers.schedules import SCHEDULES, schedule
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "schedules.json").read_text())
+
+
+def config_of(**settings: Any) -> Any:
+    return parse({"model": "m", "data": "d", "num_iterations": 1} | settings)
+
+
+def rates(steps: int, **settings: Any) -> list[float]:
+    rate = learning_rates(config_of(**settings), steps)
+    return [rate(update) for update in range(steps)]
+
+
+# ── shapes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: f"{case['transformers']}-{case['warmup']}")
+def test_the_rates_are_those_of_transformers(case: dict[str, Any]) -> None:
+    warmup, updates = case["warmup"], case["updates"]
+    ours = {"decay_fraction": (updates - warmup) / updates} | case["ours"]
+    rate = schedule(case["kind"], case["peak"], updates, warmup_updates=warmup, **ours)
+    # mlx-lm, whose join we have, stays at the peak for one update more than transformers, where there is a warm-up.
+    # What falls at the end of the run is counted from there.
+    late = 1 if warmup and case["kind"] != "warmup_stable_decay" else 0
+    for update, theirs in enumerate(case["rates"][:updates]):
+        assert rate(update if update <= warmup else update + late) == pytest.approx(theirs, rel=1e-6, abs=1e-12), update
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 40])
+@pytest.mark.parametrize("kind", ["linear", "cosine", "exponential", "step"])
+def test_the_rates_are_those_of_mlx_lm(kind: str, warmup: int) -> None:
+    peak, init, final, steps = 1e-3, 1e-5, 2e-4, 200
+    fall: Any = {
+        "cosine": lambda: schedulers.cosine_decay(peak, 160, final),
+        "linear": lambda: schedulers.linear_schedule(peak, final, 160),
+        "exponential": lambda: schedulers.exponential_decay(peak, (final / peak) ** (1 / 160)),
+        "step": lambda: schedulers.step_decay(peak, (final / peak) ** (1 / 4), 40),
+    }[kind]()
+    if warmup:
+        rise = schedulers.linear_schedule(init, peak, warmup)
+        fall = schedulers.join_schedules([rise, fall], [warmup + 1])
+    rate = schedule(
+        kind, peak, steps, warmup_updates=warmup, warmup_init=init, decay_fraction=0.8, final=final, cycles=4
+    )
+    for update in (0, 1, 2, 20, 39, 40, 41, 42, 100, 159, 160):
+        assert rate(update) == pytest.approx(float(fall(mx.array(update))), rel=1e-4), update
+    assert rate(500) == pytest.approx(final)  # mlx's factors go on falling
+
+
+def test_a_schedule_at_its_ends() -> None:
+    rate = schedule("cosine", 1.0, 100, warmup_updates=10, warmup_init=0.1, decay_fraction=0.5, final=0.2)
+    assert (rate(0), rate(10), rate(61), rate(99)) == pytest.approx((0.1, 1.0, 0.2, 0.2))
+    assert rate(11 + 25) == pytest.approx(0.6)
+    assert all(rate(u) >= rate(u + 1) for u in range(10, 99)) and all(rate(u) < rate(u + 1) for u in range(10))
+    with pytest.raises(ValueError, match="lr_schedule is one of constant"):
+        schedule("plateau", 1.0, 10)
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_every_schedule_reaches_its_peak_and_stays_between_its_ends(kind: str) -> None:
+    settings = {"decay_fraction": 0.6, "final": 0.1, "cycles": 3, "power": 2.0}
+    rate = schedule(kind, 1.0, 50, warmup_updates=10, **settings)
+    assert rate(10) == 1.0 and all(0.1 <= rate(update) <= 1 for update in range(11, 200))
+    falls = kind not in ("constant", "constant_with_warmup", "inverse_sqrt")
+    assert (rate(60) == pytest.approx(0.1, abs=1e-3)) == falls
+
+
+# ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_menu_has_every_schedule() -> None:
+    assert {choice.value for choice in SETTINGS["lr_schedule"].choices} == SCHEDULES.keys()
+
+
+def test_constant_warms_up_only_by_a_ratio() -> None:
+    assert set(rates(100, lr_warmup_steps=40)) == {1e-5}
+    warmed = rates(100, lr_warmup_ratio=0.1, lr_warmup_init=0)
+    assert warmed[5] == pytest.approx(5e-6) and set(warmed[10:]) == {1e-5}
+    assert rates(100, lr_schedule="constant_with_warmup", lr_warmup_steps=10, lr_warmup_init=0) == warmed
+
+
+def test_a_warm_up_ratio_counts_updates_and_is_rounded_up() -> None:
+    settings = {"lr_schedule": "linear", "lr_warmup_ratio": 0.1, "num_iterations": 3, "lr_warmup_steps": 1}
+    rate = learning_rates(config_of(**settings), 7)  # 21 updates: a warm-up of 3
+    assert rate(2) < rate(3) == 1e-5 > rate(5)
+    assert rates(10, **settings | {"lr_warmup_ratio": 0.0, "num_iterations": 1})[0] == 1e-5
+
+
+def test_the_final_rate_follows_the_learning_rate() -> None:
+    linear = {"lr_schedule": "linear", "lr_warmup_steps": 0, "lr_decay_fraction": 0.5}
+    for peak, final in ((1e-5, 2e-6), (5e-5, 2e-6), (2e-6, 2e-6), (1e-6, 2e-7)):
+        assert rates(10, learning_rate=peak, **linear)[-1] == pytest.approx(final, rel=1e-12), peak
+    assert "a fifth of it: 2e-07" in config_notes(config_of(learning_rate=1e-6, **linear))[-1]
+    assert rates(10, learning_rate=5e-5, lr_final="", **linear)[-1] == pytest.approx(1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "words"),
+    [
+        ({"lr_schedule": "cosine", "lr_final": 1e-4}, "lr_final", "above the learning rate"),
+        ({"lr_schedule": "step", "lr_final": 0}, "lr_final", "never reaches 0"),
+        ({"lr_schedule": "reduce_lr_on_plateau"}, "lr_schedule", "it is one of constant"),
+        ({"optimizer": "sgd", "optimizer_bits": 8}, "optimizer_bits", "The state of sgd is not built in 8 bits"),
+        ({"optimizer_config": {"adamw": {"bias_correction": False}}}, "optimizer", "always on"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(settings: dict[str, Any], key: str, words: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        config_of(**settings)
+    (fault,) = caught.value.faults
+    assert fault.setting == key and words in fault.sentence and len(fault.sentence) <= 200
+
+
+def test_trl_and_mlx_lm_files_mean_what_they_say() -> None:
+    trl = config_of(learning_rate=1e-6, lr_scheduler_type="linear")  # TRL's defaults, once refused
+    assert trl.lr_schedule == "linear"
+    theirs = {"name": "exponential_decay", "arguments": [1e-3, 0.97], "warmup": 0}
+    assert rates(100, iters=100, lr_schedule=theirs) == pytest.approx([1e-3 * 0.97**u for u in range(100)])
+    theirs = {"name": "step_decay", "arguments": [1e-3, 0.5, 30], "warmup": 0}
+    assert rates(100, iters=100, lr_schedule=theirs) == pytest.approx([1e-3 * 0.5 ** (u // 30) for u in range(100)])
+    adam = {"adamw": {"eps": 1e-6, "betas": [0.9, 0.98], "bias_correction": True}}
+    config = config_of(optimizer="adamw", optimizer_config=adam)
+    assert (config.adam_epsilon, config.adam_beta2) == (1e-6, 0.98)
