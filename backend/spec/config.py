@@ -87,6 +87,11 @@ class Config(
         return self.repetition_penalty, self.presence_penalty, self.frequency_penalty
 
     @property
+    def penalises(self) -> bool:
+        """Whether a penalty changes any logit."""
+        return self.penalties != (1.0, 0.0, 0.0)
+
+    @property
     def holds_output(self) -> bool:
         """Whether sampling is held to a regex or a JSON schema."""
         return bool(self.output_regex or self.output_schema)

@@ -92,7 +92,6 @@ class Learner:
         learning rate follows the new curve from the present update on."""
         self.learning_rate = learning_rates(config, steps)
         self.forward.temperature = config.temperature
-        self.forward.penalties = Penalties(*config.penalties)
         self.max_grad_norm = config.max_grad_norm
         self.algorithm.change(config, keys)
 

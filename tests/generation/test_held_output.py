@@ -21,10 +21,14 @@ from backend.generation.grammar import CompiledGrammar, Grammar, HeldOutputs, ch
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling, keyed_uniforms, sample_tokens
 from backend.models.policy import Policy, load_policy
+from backend.run.preflight import check
 from backend.spec.config import parse
+from backend.spec.config_notes import config_notes
+from backend.spec.events import read_events
 from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
 from backend.types import Completion, Problem
-from tests.support import random_models
+from tests.support import random_models, small_run
 
 REGEX = Grammar("regex", r"<think>[a-z ]{0,6}</think><answer>([0-9]{1,3}|none)</answer>")
 SCHEMA = {
@@ -286,3 +290,53 @@ def test_what_can_be_held_is_not(settings: dict[str, str]) -> None:
 def test_a_schema_may_be_a_file(tmp_path: Path) -> None:
     (tmp_path / "schema.json").write_text(JSON.source)
     assert Grammar.of(parse({"model": "m", "data": "d", "output_schema": str(tmp_path / "schema.json")})) == JSON
+
+
+# ── a run ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_check_refuses_what_train_would(tmp_path: Path) -> None:
+    def faults(**settings: Any) -> dict[str, str]:
+        return {fault.setting: fault.sentence for fault in check(small_run.settings_for(tmp_path, **settings))}
+
+    assert faults(output_regex=REGEX.source) == {}
+    assert "unclosed group" in faults(output_regex="(")["output_regex"]
+    assert "not to both" in faults(output_regex="a", output_schema=JSON.source)["output_schema"]
+    assert "Held output is corrected for" in faults(output_regex="a", ratio_against="reference")["ratio_against"]
+
+
+def test_a_run_holds_its_output_and_corrects_for_it(tmp_path: Path) -> None:
+    """Through trainer, diary and evaluation: the ratio is the chance of so much luck, and completions that end are valid."""
+    raw = small_run.settings_for(
+        tmp_path, output_regex="[0-9]{1,2}[ab]", iters=2, top_p=1.0, steps_per_eval=2, record_tokens=True, skip_zero_signal=False, **small_run.low_half(tmp_path)
+    )  # fmt: skip
+    run = RunFolder(tmp_path / "run")
+    small_run.train_here(raw, run)
+    rows = [json.loads(line) for line in run.completions.read_text().splitlines()]
+    texts = [(c["text"], c["stop"]) for row in rows for c in row["completions"]]
+    assert len(texts) == 4 and all(re.fullmatch("[0-9]{1,2}[ab]", text) for text, stop in texts if stop == "eos")
+    assert any(stop == "eos" for _, stop in texts)
+    steps = [event for event in read_events(run.events) if event["kind"] == "step"]
+    ratios = [event["metrics"]["sampling/importance_sampling_ratio/max"] for event in steps]
+    assert all(0 < ratio < 0.01 for ratio in ratios)
+    assert all(event["metrics"]["sampling/logp_gap/max"] < 1e-4 for event in steps)
+
+
+@pytest.mark.parametrize(
+    ("correction", "words"), [("none", "chosen them freely"), ("token_mask", "by token"), ("auto", None)]
+)
+def test_a_correction_that_was_turned_off_is_told(correction: str, words: str | None) -> None:
+    notes = config_notes(
+        parse({"model": "m", "data": "d", "num_iterations": 2, "output_regex": "a", "sampling_correction": correction})
+    )
+    assert [words in note for note in notes] == [True] if words else notes == []
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("grammar", [REGEX, JSON], ids=["regex", "schema"])
+def test_of_a_thousand_samples_all_are_valid(policies: Any, grammar: Grammar) -> None:
+    rollout = Rollout(policies(), 400, rows=100)
+    groups = rollout.sample(problems(), 500, Sampling(grammar=grammar), seed=0, first_number=0)
+    done = [completion for group in groups for completion in group.completions]
+    assert len(done) == 1000 and {completion.stop for completion in done} == {"eos"}
+    assert all(is_valid(grammar, completion.text) for completion in done)
