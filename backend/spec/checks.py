@@ -317,6 +317,18 @@ def _sampling_correction_needs_the_old_policy(correction: str, against: str) -> 
         )
 
 
+@_reads("output_regex", "output_schema", "ratio_against")
+def _held_output_can_be_corrected_for(regex: str, schema: str, against: str) -> Iterator[Fault]:
+    if regex and schema:
+        yield Fault("output_schema", "Output is held to a regex or to a schema, not to both; clear one of the two.")
+    if (regex or schema) and against == "reference":
+        yield Fault(
+            "ratio_against",
+            "Held output is corrected for against the policy that sampled, but Ratio against is the reference model; turn one of the two "
+            "back.",
+        )
+
+
 @_reads("sampling_correction", "sampling_correction_min", "sampling_correction_max")
 def _correction_limits_are_ordered(correction: str, low: float | None, high: float | None) -> Iterator[Fault]:
     if correction != "none" and low is not None and high is not None and low > high:

@@ -153,6 +153,6 @@ def faults_in_course(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
         if has and not had:
             yield Fault(
                 "beta",
-                "This run began with KL weight 0, so it keeps no reference model, and under full fine-tuning its weights are overwritten; "
+                "This run began with Beta (KL weight) 0, so it keeps no reference model, and under full fine-tuning its weights are overwritten; "
                 "clone the run to add one.",
             )
