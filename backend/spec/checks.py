@@ -10,7 +10,7 @@ from typing import Any
 
 from backend.spec.faults import Fault, Mistake
 from backend.spec.learning_rate import DEFAULT_FINAL
-from backend.spec.row_settings import evaluation_set_faults, pattern_faults, template_faults
+from backend.spec.row_settings import evaluation_set_faults, map_function_faults, pattern_faults, template_faults
 from backend.spec.runs.stop_conditions import EVALUATION, condition_fault, metric_fault
 from backend.spec.settings.limits import LARGEST_WEIGHT, MOST_COMPLETIONS
 from backend.spec.settings.optimizer import EIGHT_BIT
@@ -84,15 +84,7 @@ for _key in (
 _reads("prompt_template")(template_faults)
 _reads("answer_pattern")(pattern_faults)
 _reads("eval_data")(evaluation_set_faults)
-
-
-@_reads("map_function", "reward_functions_file")
-def _map_function_has_a_file(function: str, file: str) -> Iterator[Fault]:
-    if function and not file:
-        yield Fault(
-            "map_function",
-            f"{shown(function, 40)} is to map the rows, but no reward functions file is given that has it.",
-        )
+_reads("map_function", "reward_functions_file")(map_function_faults)
 
 
 @_reads("batch_size", "gradient_accumulation_steps", "steps_per_generation", "group_size")
