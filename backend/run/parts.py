@@ -12,6 +12,7 @@ from backend.data.problems import PromptFormat
 from backend.data.prompt_stream import PromptStream
 from backend.data.prompts import BackgroundTokenizer, TokenizedPrompts, measure_first_rows
 from backend.data.rows import SPLITS, Rows, Splits, check_columns, data_seed
+from backend.engine import device
 from backend.engine.memory import release_cached_buffers
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
@@ -208,6 +209,7 @@ def load_parts(
     `note` is called with each sentence for the user. Raises Mistake for settings or files that cannot be used.
     """
     inputs = inputs or read_inputs(config)
+    device.use(config.device)
     stages = stages or stage_configs(config)
     refuse_too_large(config, stages)
     policy = load_policy(config, note, shared.base if shared else None)

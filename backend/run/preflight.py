@@ -13,6 +13,7 @@ import mlx.nn as nn
 
 from backend.data.problems import PromptFormat, check_prompts
 from backend.data.rows import SPLITS, Splits, check_columns
+from backend.engine import device
 from backend.models.adapter_files import check_adapter
 from backend.models.hub_search import config_file
 from backend.models.loading import check_opens
@@ -37,6 +38,7 @@ from backend.spec.model_config import is_quantized_by_mlx
 from backend.spec.places import runs_folder
 from backend.spec.run_disk_use import RESERVE, run_bytes
 from backend.spec.runs.steering import stage_configs
+from backend.spec.trackers import chosen, missing_fault
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown
 
@@ -89,6 +91,7 @@ def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> tuple[Splits
         steps = -(-config.epochs * len(splits.train) // config.prompts_per_step)
     # And whether weights fit the functions and the length of the run.
     _caught(faults, lambda: scoring_stages(config, scorer.load(), steps))
+    faults += filter(None, map(missing_fault, chosen(config.report_to)))
     if faults:
         raise Mistake(list(dict.fromkeys(faults)))
     assert splits is not None and stages is not None
@@ -97,6 +100,7 @@ def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> tuple[Splits
 
 def _check_models(config: Config, runs_dir: Path, faults: list[Fault]) -> Any:
     """Adds the faults of the model and its reference. → the model's tokenizer, None where it cannot be read."""
+    _caught(faults, lambda: device.check(config.device))
     folder = _caught(faults, lambda: check_model(config.model, "model"))
     if folder is not None:
         _caught(faults, lambda: _check_quantised(folder, config))

@@ -17,8 +17,10 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from backend.spec.checks import cross_setting_faults, reference_is_needed
+from backend.spec.documented_form import in_form_order
 from backend.spec.faults import Fault, Mistake
-from backend.spec.other_programs.translation import FOREIGN_WORDS, translate
+from backend.spec.other_programs.translation import FOREIGN_WORDS, NAMES, translate
+from backend.spec.other_programs.trl_script import reward_entries
 from backend.spec.rewards.catalog import nearest, split_names, with_absolute_file
 from backend.spec.setting import Setting, Use, setting_from_field
 from backend.spec.settings.batches import BatchFields
@@ -32,6 +34,7 @@ from backend.spec.settings.objective import ObjectiveFields
 from backend.spec.settings.optimizer import OptimizerFields
 from backend.spec.settings.reference import ReferenceFields
 from backend.spec.settings.rewards import RewardFields
+from backend.spec.settings.trackers import TrackerFields
 from backend.spec.stages import validated_stages
 from backend.spec.user_input.documents import read_yaml
 from backend.spec.user_input.files import exists
@@ -57,7 +60,7 @@ LONGEST_LIST = 1_000
 
 class Config(
     # Pydantic collects fields from the last base to the first.
-    RewardFields, ObjectiveFields, GenerationFields, ReferenceFields, DataColumnFields, MachineFields, EvaluationFields, OptimizerFields,
+    RewardFields, ObjectiveFields, GenerationFields, ReferenceFields, TrackerFields, DataColumnFields, MachineFields, EvaluationFields, OptimizerFields,
     BatchFields, FineTuneFields, ModelAndDataFields,
 ):  # fmt: skip
     """The settings of one run, validated. Build it with `load` or `parse`, which explain what is wrong."""
@@ -87,7 +90,9 @@ class Config(
         return reference_is_needed(self.beta, self.log_kl, self.ratio_against)
 
 
-SETTINGS: dict[str, Setting] = {key: setting_from_field(key, field) for key, field in Config.model_fields.items()}
+SETTINGS: dict[str, Setting] = dict(
+    in_form_order(SECTIONS, (setting_from_field(key, field) for key, field in Config.model_fields.items()))
+)
 """Every setting by key, in the order of the form."""
 
 NOT_BUILT = {
@@ -155,21 +160,24 @@ def read(path: str | Path) -> dict[str, Any]:
     return beside(path.parent, cast("dict[str, Any]", raw))
 
 
-PATH_KEYS = (
-    "model", "adapter", "tokenizer", "data", "dataset", "valid_data", "test_data", "reference_model_path", "reward_functions_file",
-)  # fmt: skip
-"""Keys whose value may be a path, which is then relative to the file it stands in."""
+PATHS = (
+    *("model", "data", "dataset", "valid_data", "test_data", "tokenizer", "reference_model_path", "adapter"),
+    "reward_functions_file",
+)
+"""Keys whose value may be a path, relative to the file that it stands in."""
 
 
 def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Raw settings with relative paths that exist in `folder` made absolute. Ids, absolute paths and ~ stay as they are."""
-    resolved = dict(raw) | _paths_beside(folder, raw, PATH_KEYS)
+    resolved = dict(raw) | _paths_beside(folder, raw, (*PATHS, *(word for word in raw if NAMES.get(word) in PATHS)))
     if isinstance(sets := raw.get("eval_data"), dict):
         resolved["eval_data"] = {
             name: _set_beside(folder, about) for name, about in cast("dict[Any, Any]", sets).items()
         }
     if "reward_functions" in raw:
         resolved["reward_functions"] = _rewards_beside(folder, raw["reward_functions"])
+    if raw.get("reward_funcs") is not None:  # TRL's, where a function has an import path
+        resolved["reward_funcs"] = _rewards_beside(folder, reward_entries(raw["reward_funcs"]))
     if isinstance(stages := raw.get("stages"), list):
         resolved["stages"] = [_stage_beside(folder, stage) for stage in cast("list[Any]", stages)]
     return resolved
@@ -186,7 +194,7 @@ def _stage_beside(folder: Path, stage: Any) -> Any:
     if not isinstance(stage, dict):
         return stage
     stage = cast("dict[str, Any]", stage)
-    paths = _paths_beside(folder, stage, PATH_KEYS)
+    paths = _paths_beside(folder, stage, PATHS)
     if "reward_functions" in stage:
         paths["reward_functions"] = _rewards_beside(folder, stage["reward_functions"])
     return stage | paths
@@ -295,6 +303,8 @@ def _validated(about: Setting, value: Any) -> tuple[Any, str]:
     """(value, "") or (None, why not)."""
     if value == "" and about.optional:
         return None, ""
+    if value in ("", []) and about.empty_is_default:
+        return about.default, ""
     if isinstance(value, bool) and about.kind in ("int", "float"):
         return None, f"{about.label} must be a number, not {str(value).lower()}."
     if isinstance(value, list) and len(cast("list[Any]", value)) > LONGEST_LIST:

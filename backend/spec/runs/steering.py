@@ -48,7 +48,7 @@ class Change:
 
     @property
     def sentence(self) -> str:
-        """“From step 13 on: Learning rate 1e-05 → 5e-06, KL weight 0.1 → 0.”"""
+        """“From step 13 on: Learning Rate 1e-05 → 5e-06, Beta (KL weight) 0.1 → 0.”"""
         parts = [f"{SETTINGS[key].label} {_shown(old)} → {_shown(new)}" for key, (old, new) in self.settings.items()]
         return f"From step {self.step:,} on: {', '.join(parts)}."
 
