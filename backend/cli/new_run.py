@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backend.cli.gpu_timeout import relax_gpu_timeout
+from backend.run.gpu_timeout import relax_gpu_timeout
 from backend.spec.config import SETTINGS, TEXTS, Config, beside, dump, parse, read
 from backend.spec.disk_faults import DiskFault
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
-from backend.spec.other_programs.translation import translate
+from backend.spec.other_programs.translation import with_changes
 from backend.spec.places import RunFolder, default_run_name, make_run_folder
 from backend.spec.rewards.allowed_code import allow_named, require_allowed
+from backend.spec.runs.adapter_source import with_adapter
 from backend.spec.user_input.documents import parse_yaml
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown
@@ -38,6 +39,8 @@ class PreparedRun:
     inputs: RunInputs | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Settings of a resumed run to change from its next step on."""
+    warnings: tuple[str, ...] = ()
+    """Sentences for its diary."""
 
 
 def check_settings(raw: Mapping[str, Any], runs_dir: Path | None = None) -> tuple[Config, RunInputs]:
@@ -52,7 +55,7 @@ def check_settings(raw: Mapping[str, Any], runs_dir: Path | None = None) -> tupl
 def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> PreparedRun:
     """Check the settings, then make a run folder and write them into it. Raises Mistake."""
     # Paths in `raw` are relative to the working directory; config.yaml will be read again in the run's folder.
-    raw = beside(Path.cwd(), raw) | ({} if name is None else {"run_name": name})
+    raw = with_adapter(beside(Path.cwd(), raw), runs_dir) | ({} if name is None else {"run_name": name})
     settings, inputs = check_settings(raw, runs_dir)
     allow_named(raw)
     folder_name = settings.run_name or default_run_name(settings.model, settings.train_type, settings.train_mode)
@@ -78,7 +81,7 @@ def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
     if folder.has_diary:
         raise Mistake("run", f"The run {folder.name} has a diary already; resume it, or start another.")
     try:
-        raw = read(folder.config)
+        raw = with_adapter(read(folder.config), folder.path.parent)
         require_allowed(raw, allow=allow_code)
         return PreparedRun(folder, *check_settings(raw, folder.path))
     except Mistake as mistake:
@@ -90,17 +93,15 @@ def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
 
 
 def apply_changes(raw: dict[str, Any], changes: list[str]) -> dict[str, Any]:
-    """The raw settings with every `--set key=value` over them; both may use any name that a setting goes by.
+    """The raw settings with every `--set key=value` over them, in our words (`with_changes`).
 
     A key without a value takes the setting out of the file. Raises Mistake for a change that cannot be read.
     """
     changed = parse_changes(changes)
-    translated_changes, unreadable_changes = translate(changed)
-    translated, unreadable = translate(raw)
-    if unreadable_changes or unreadable:
+    translation = with_changes(raw, changed)
+    if translation.faults:
         return raw | changed  # the check reports what is wrong
-    emptied = {key for key, value in changed.items() if value is None}
-    return {key: value for key, value in translated.items() if key not in emptied} | translated_changes
+    return translation.values
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:

@@ -1,27 +1,30 @@
-"""The verb `resume`: continue a run from its newest complete checkpoint."""
+"""The verb `resume`: continue a run from its newest complete checkpoint, or from one that is named."""
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
 from backend.cli import sweep
 from backend.cli.completions import changes as changes_offered
-from backend.cli.completions import run_names
+from backend.cli.completions import checkpoints, run_names
 from backend.cli.exit_codes import verb
-from backend.cli.gpu_timeout import relax_gpu_timeout
 from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.new_run import PreparedRun, parse_changes
 from backend.cli.options import AllowCode, Live, NewRunsDir, Stream
 from backend.cli.run_session import train_and_exit
+from backend.run.gpu_timeout import relax_gpu_timeout
+from backend.run.library.own_functions import require_no_program
 from backend.spec.config import load, read
 from backend.spec.diary_ends import has_finished
 from backend.spec.faults import Mistake
 from backend.spec.other_programs.translation import translate
-from backend.spec.places import find_run
+from backend.spec.places import RunFolder, find_run
 from backend.spec.rewards.allowed_code import require_allowed
 from backend.spec.runs.run_format import check_format
+from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.sweeps.sweep_results import find_sweep
 
 
@@ -34,29 +37,59 @@ def resume(
         list[str] | None,
         typer.Option("--set", help="key=value, from the next step on.", autocompletion=changes_offered),
     ] = None,
+    step: Annotated[
+        str | None,
+        typer.Option(
+            "--step",
+            help="Go back to this checkpoint, a step or best, and take back what came after it.",
+            autocompletion=checkpoints,
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="With --step: take the later steps back without asking.")] = False,
     allow_code: AllowCode = False,
     stream: Stream = False,
     progress: Live = None,
 ) -> None:
     """Go on from the newest whole checkpoint; without one, start over. With --set iters=N a finished run goes on too.
 
-    A sweep goes on with all of its runs.
+    With --step it goes back first; to keep both, clone the run at that step instead. A sweep goes on with all of its runs.
     """
     if find_sweep(run, runs_dir) is not None:
         if changes:
             raise Mistake("set", "The settings of a sweep are those of its file; change those of a single run.")
+        if step is not None:
+            raise Mistake("step", "The runs of a sweep go on together; go back in a clone of a single one.")
         return sweep.resume_sweep(run, runs_dir, allow_code=allow_code)
     folder = find_run(run, runs_dir)
     check_format(folder)  # before its settings, of which a newer version may have others
-    if has_finished(folder) and not changes:
+    is_over = has_finished(folder) and step is None
+    if is_over and not changes:
         print(f"The run {folder.name} has finished; there is nothing to resume. More steps: --set iters=N.")
         return
     require_allowed(read(folder.config), allow=allow_code)
     settings, asked = load(folder.config), parse_changes(changes or [])
-    if has_finished(folder) and not translate(asked)[0].keys() & LENGTHENING:
+    require_no_program(settings)
+    if is_over and not translate(asked)[0].keys() & LENGTHENING:
         raise Mistake("iters", f"The run {folder.name} has finished; give it more steps as well, with --set iters=N.")
     relax_gpu_timeout(settings)
-    train_and_exit(PreparedRun(folder, settings, changes=asked), stream, progress)
+    warnings = () if step is None else _taken_back(folder, step, yes=yes)
+    train_and_exit(PreparedRun(folder, settings, changes=asked, warnings=warnings), stream, progress)
+
+
+def _taken_back(run: RunFolder, which: str, *, yes: bool) -> tuple[str, ...]:
+    """Go back to a checkpoint, if that was meant. → the sentence for the diary; none where there is nothing after it. Raises Mistake."""
+    from backend.run.go_back import go_back, last_step
+
+    chosen, last = find_checkpoint(run, which).step, last_step(run)
+    if last <= chosen:
+        return ()
+    taken = f"step {last}" if last == chosen + 1 else f"steps {chosen + 1} to {last}"
+    sentence = f"Going on from step {chosen} deletes {taken} of this run for good"
+    if not yes and not sys.stdin.isatty():
+        raise Mistake("step", f"{sentence}; add --yes, or keep both: clone {run.name} --step {chosen} --start.")
+    if not yes:
+        typer.confirm(f"{sentence} (a clone would keep both). Go on?", abort=True)
+    return (go_back(run, which),)
 
 
 LENGTHENING = {"iters", "stop_when", "early_stopping_patience"}

@@ -59,6 +59,7 @@ def train_or_exit(
                 inputs=run.inputs,
                 may_restart=True,
                 changes=run.changes,
+                warnings=run.warnings,
             )
         afterwards.process_ends = ending.exit_code != 0 and ending.kind != RESTART
         if ending.kind == RESTART:  # with the handlers that the trainer has left

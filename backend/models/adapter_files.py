@@ -16,13 +16,17 @@ LARGEST_RANK = 2**16
 
 def check_adapter(folder: Path, setting: str) -> None:
     """Raises Mistake where mlx-lm cannot load the adapter: its settings are of the wrong kind, or its arrays are not whole."""
-    file = folder / "adapter_config.json"
-    if wrong := _wrong_setting(read_object(file, setting)):
-        raise Mistake(setting, f"{shown(file, PATH)} is not mlx-lm's: {wrong}.")
+    check_adapter_config(folder / "adapter_config.json", setting)
     try:
         read_header(folder / "adapters.safetensors")
     except BrokenFile as error:
         raise Mistake(setting, f"{shown(folder / 'adapters.safetensors', PATH)} {error}.") from None
+
+
+def check_adapter_config(file: Path, setting: str) -> None:
+    """Raises Mistake where an adapter_config.json has settings of the wrong kind."""
+    if wrong := _wrong_setting(read_object(file, setting)):
+        raise Mistake(setting, f"{shown(file, PATH)} is not mlx-lm's: {wrong}.")
 
 
 def _wrong_setting(config: dict[str, Any]) -> str:

@@ -84,6 +84,11 @@ def set_aside(damaged: Damaged) -> str:
     )
 
 
+def examine(run: RunFolder, folder: Path) -> str:
+    """Why the checkpoint in a folder cannot be used, in words that follow its name; "" for one that is as it was written."""
+    return _examined(run, folder)[1]
+
+
 def _examined(run: RunFolder, folder: Path) -> tuple[Checkpoint | None, str]:
     """The checkpoint in a folder, or (None, why it is none)."""
     try:

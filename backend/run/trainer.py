@@ -13,8 +13,8 @@ from pathlib import Path
 import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
-from backend.engine.memory import release_cached_buffers
 from backend.models.saving import model_bytes, save_model
+from backend.models.start_adapter import load_start
 from backend.run import checkpoint, not_finite
 from backend.run.best_at_end import load_best
 from backend.run.checkpoint import TrainingState, first_start
@@ -41,7 +41,7 @@ from backend.spec.config import Config
 from backend.spec.events import Diary, JsonLines, read_events
 from backend.spec.places import RunFolder
 from backend.spec.runs.steering import Change
-from backend.training.batch import completion_metrics, pack
+from backend.training.batch import completion_metrics
 from backend.training.variety import variety_metrics
 from backend.types import Group
 
@@ -138,7 +138,8 @@ class Trainer:
     def apply(self, change: Change) -> None:
         """Go on with other settings, from the step that is about to begin."""
         self.config = self.steering.config_at(change.step)
-        self.parts.change(self.config, change.settings)
+        self.parts.change(self.config, change.settings, change.step)
+        self.score.begin_stage(self.state, change.settings, self.config, has_evaluations=self._has_evaluations)
         self.steering.tell(change, self.diary)
 
     def take_change(self) -> None:
@@ -155,7 +156,7 @@ class Trainer:
             reward_metrics = self.parts.scoring.fill_advantages(groups, step)
             self.wait_for_checkpoint()  # the step before may still be on its way to disk, and the weights change now
             with self.timer.phase("train"):
-                learn_metrics = self.learn(groups)
+                learn_metrics = self.parts.learn(groups, self.config, self.poll_learning)
         weight_metrics = self.parts.scoring.update_weights(groups, step)
         self.write_step(
             step, groups, rollout_metrics | reward_metrics | learn_metrics | collection.logged | weight_metrics
@@ -168,18 +169,10 @@ class Trainer:
             self.wait_for_checkpoint()
         self.control.obey()
 
-    def learn(self, groups: list[Group]) -> dict[str, float]:
-        def poll() -> None:
-            self.phases.report("learning")
-            # Between two updates of one rollout a pause does no harm, but a stop would leave weights that belong to no step.
-            self.control.obey(may_stop=False)
-
-        masked = self.config.mask_truncated_completions
-        batch = pack(groups, pad_id=self.parts.policy.pad_id, mask_truncated_completions=masked)
-        metrics = self.parts.learner.learn(batch, poll)
-        mx.synchronize()  # raises what has failed of this step on the GPU, before the step counts (`gpu_errors`)
-        release_cached_buffers()
-        return metrics
+    def poll_learning(self) -> None:
+        self.phases.report("learning")
+        # Between two updates of one rollout a pause does no harm, but a stop would leave weights that belong to no step.
+        self.control.obey(may_stop=False)
 
     def write_step(self, step: int, groups: list[Group], metrics: dict[str, float]) -> None:
         """Write the step's completions, then its line in the diary. From then on the step is finished."""
@@ -189,6 +182,7 @@ class Trainer:
             self.completions.append(group_row(step, group, token_data))
         state = replace(
             self.state, step=step, updates=self.parts.learner.updates, cursor=self.parts.prompt_stream.cursor,
+            stream_first=self.parts.prompt_stream.first,
             num_tokens=self.state.num_tokens + int(lengths["num_tokens"]),
             elapsed_s=self.state.elapsed_s + self.timer.elapsed(),
         )  # fmt: skip
@@ -231,15 +225,22 @@ class Trainer:
         self.diary.write("phase", phase="loading")
         self.keep_awake.start()
         maybe_set_recommended_wired_limit()  # on a Mac, keeps memory in use from being paged out; elsewhere it does nothing
-        parts = load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, self.shared)
+        stages = self.steering.stage_configs()
+        parts = load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, self.shared, stages)
         if saved is not None:
             parts.restore(saved, self.note)
             refresh_adapters(self.folder, saved, parts.policy, self.config)
             self.state, self.saved_step = saved.state, saved.state.step
             self._begun = saved.state.step
+        elif self.config.adapter:
+            self.note(load_start(parts.policy, self.config, self.config.adapter, self.folder.path.parent))
         # Set only once restored: from here on a failure saves the run first, and half-restored parts must not be saved.
         self.parts = parts
         self.write_started(saved, command)
+        if (
+            saved is None and self.config.adapter
+        ):  # so that no later process needs the adapter, which may have changed by then
+            self.save_when_there_is_room()
 
     def write_started(self, saved: checkpoint.Checkpoint | None, command: str) -> None:
         # Of the settings of the next step: a resume may have lengthened the run.
@@ -276,7 +277,7 @@ class Trainer:
     def _held_out(self, split: str, measure: Callable[[Callable[[float], None]], dict[str, float]]) -> dict[str, float]:
         """Held-out rewards after the last finished step, written to the diary."""
         step, began, metrics = self.state.step, self.clock(), measure(lambda done: self.poll("evaluating", done))
-        mx.synchronize()  # as in `learn`
+        mx.synchronize()  # as in `RunParts.learn`
         took = {"time/eval": self.clock() - began}
         self.metrics.take(self.diary.write("eval", step=step, split=split, metrics=metrics | took))
         return metrics

@@ -9,9 +9,11 @@ from typing import Any
 
 import yaml
 
+from backend.spec.adapters import ALL_LINEAR, adapter_scale
 from backend.spec.config import SETTINGS, Config
 from backend.spec.learning_rate import final_rate, warmup_updates
 from backend.spec.other_programs.mlx_lm_groups import QUANTIZATION_FLAGS
+from backend.spec.settings.limits import NEVER
 
 _SHARED_KEYS = (
     *("model", "data", "train_type", "train_mode", "optimizer", "num_layers", "batch_size", "epochs", "iters", "seed"),
@@ -24,7 +26,7 @@ _SHARED_KEYS = (
 )
 """Keys that mean the same in both programs."""
 
-_REGROUPED_KEYS = ("rank", "scale", "dropout", "lora_keys", "quantization", "weight_decay", "adam_beta1", "adam_beta2",
+_REGROUPED_KEYS = ("rank", "scale", "lora_alpha", "use_rslora", "dropout", "lora_keys", "quantization", "weight_decay", "adam_beta1", "adam_beta2",
             "adam_epsilon", "lr_schedule", "lr_warmup_steps", "lr_warmup_ratio", "lr_warmup_init", "lr_decay_fraction", "lr_final",
             "reward_functions", "reward_weights")  # fmt: skip
 _SUPPORTED_LOSSES, _SUPPORTED_OPTIMIZERS = ("grpo", "bnpo", "dr_grpo"), ("adam", "adamw", "muon")
@@ -45,6 +47,7 @@ def mlx_lm_lora_yaml(config: Config) -> tuple[str, dict[str, Any]]:
         | _optimizer(config)
         | _rewards(config)
     )
+    values |= _in_batches(config)
     if config.epochs:
         del values["iters"]
     missing = _untranslatable(config)
@@ -53,6 +56,15 @@ def mlx_lm_lora_yaml(config: Config) -> tuple[str, dict[str, Any]]:
     lines = [f"#   {key}: {value}\n".replace("\n", " ").rstrip() for key, value in missing.items()]
     note = "\n".join(["", "# Left out, because mlx-lm-lora has no such setting:", *lines, ""]) if lines else ""
     return text + note, missing
+
+
+def _in_batches(config: Config) -> dict[str, int]:
+    """What mlx-lm-lora counts in iterations, each of which is one batch: a step of ours is as many as it accumulates."""
+    accumulated = config.gradient_accumulation_steps
+    return {
+        key: min(getattr(config, key) * accumulated, NEVER)
+        for key in ("iters", "steps_per_report", "steps_per_eval", "save_every")
+    }
 
 
 def _untranslatable(config: Config) -> dict[str, Any]:
@@ -73,8 +85,10 @@ def _untranslatable(config: Config) -> dict[str, Any]:
 def _lora_parameters(config: Config) -> dict[str, Any]:
     if config.train_type == "full":
         return {}
-    parameters: dict[str, Any] = {"rank": config.rank, "scale": config.scale, "dropout": config.dropout}
-    return {"lora_parameters": parameters | ({"keys": list(config.lora_keys)} if config.lora_keys else {})}
+    parameters: dict[str, Any] = {"rank": config.rank, "scale": adapter_scale(config), "dropout": config.dropout}
+    # mlx-lm has whole names alone, and none for all linear layers, which it adapts without names.
+    keys = [key for key in config.lora_keys if key != ALL_LINEAR]
+    return {"lora_parameters": parameters | ({"keys": keys} if keys else {})}
 
 
 def _quantization_flags(config: Config) -> dict[str, Any]:

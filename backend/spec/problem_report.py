@@ -52,10 +52,12 @@ def _public(settings: Mapping[str, Any]) -> dict[str, Any]:
         setting = SETTINGS.get(key)
         if setting is None or value == setting.default:
             continue
-        if setting.kind in ("file", "model", "dataset") or (
+        if setting.kind in ("file", "model", "adapter", "dataset") or (
             isinstance(value, str) and os.sep in value and "~" in value[:1]
         ):
             shown[key] = _name(str(value))
+        elif setting.kind == "stages":  # with paths and texts inside
+            shown[key] = f"({len(value)} stages)"
         elif setting.kind in ("prose", "mapping") or (setting.kind == "list" and value):
             shown[key] = f"({len(str(value))} characters)"
         else:

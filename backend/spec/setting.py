@@ -24,6 +24,7 @@ Kind = Literal[
     "choice",
     "file",
     "model",
+    "adapter",
     "dataset",
     "list",
     "numbers",

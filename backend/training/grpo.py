@@ -69,6 +69,8 @@ class Grpo(Algorithm):
     correction: ImportanceCorrection | None
     reference_sync: ReferenceSync | None
     has_dropout: bool
+    has_noise: bool = False
+    """Whether embeddings have noise (`backend.engine.embedding_noise`)."""
     token_records: TokenRecords | None = None
     """Where each token's values are kept; None, unless a run records them, keeps none."""
     chosen_correction: str = ""
@@ -230,8 +232,9 @@ class Grpo(Algorithm):
     def _sampler_metrics(self, batch: Batch) -> dict[str, float]:
         assert batch.old_logp_BT is not None  # recorded in the first update at the latest
         metrics = _importance(batch, batch.old_logp_BT, self.correction or UNCLIPPED)[1]
-        # A pass with dropout is another policy than the one that sampled: the distance would be dropout's.
-        if not self.has_dropout or self._needs_old_pass():
+        # A pass with dropout is another policy than the one that sampled: the distance would be dropout's. So is one with noise, which
+        # the old pass has too.
+        if not self.has_noise and (not self.has_dropout or self._needs_old_pass()):
             metrics |= logp_gap(batch.old_logp_BT, batch.sampling_logp_BT, batch.log_kept_BT, batch.mask_BT)
         return {name: float(x) for name, x in metrics.items()}
 
@@ -263,6 +266,7 @@ class Grpo(Algorithm):
 
     def change(self, config: Config, keys: Collection[str]) -> None:
         self.loss = loss_settings(config)
+        self.rows_per_micro_batch = config.batch_size * config.group_size
         if "entropy_coef" in keys:  # otherwise an adaptive bonus goes on from where it is
             self.bonus.value = config.entropy_coef
 
@@ -323,6 +327,7 @@ def grpo(policy: Policy, config: Config) -> Grpo:
         if config.sync_ref_model
         else None,
         has_dropout=config.train_type != "full" and config.dropout > 0,
+        has_noise=config.neftune_noise_alpha > 0,
         token_records=TokenRecords() if config.record_tokens else None,
         chosen_correction=sentence,
     )

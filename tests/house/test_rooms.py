@@ -76,6 +76,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         | {f"backend.{room}" for room in ("data", "models", "generation", "training", "engine")},
         {*NUMBERS, "mlx_lm", "psutil", "xxhash"},
     ),
+    "backend.run.trackers": (
+        {SPEC, "backend.child_process", "backend.models.publish.privacy"},
+        {"tensorboardX", "trackio", "wandb"},
+    ),
     "backend.chat": (
         {SPEC, TYPES, *(f"backend.{room}" for room in ("data", "models", "generation", "engine"))},
         NUMBERS,

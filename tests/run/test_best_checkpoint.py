@@ -1,4 +1,5 @@
-"""Which checkpoint is the best, the run that ends with it, evaluations in batches of their own, and checkpoints without an optimizer."""
+"""Which checkpoint is the best, the run that ends with it or goes back to one, evaluations in batches of their own, and checkpoints
+without an optimizer."""
 
 from __future__ import annotations
 
@@ -9,20 +10,25 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from backend.__main__ import app as verbs
 from backend.run import checkpoint
 from backend.run.checkpoint import TrainingState
 from backend.run.checkpoint_score import observe_score
+from backend.run.go_back import go_back, last_step
 from backend.run.parts import RunParts
 from backend.run.planned_end import patience_is_over
 from backend.run.preflight import check
 from backend.spec.config import parse, problems
 from backend.spec.events import read_events
+from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.runs.saved_weights import best_of, find_checkpoint, saved_weights
 from backend.spec.weight_choices import find_choice
 from tests.support import small_run
 
+VERBS = verbs()
 HELD_OUT = {"validation_split": 0.25, "val_batches": 1, "steps_per_eval": 1, "save_every": 1, "keep_checkpoints": 1}
 
 
@@ -213,3 +219,48 @@ def test_a_checkpoint_that_lost_its_optimizer_is_still_damaged(raw: dict[str, An
     small_run.train_here(raw | {"iters": 2, "save_every": 1}, run)
     (find_checkpoint(run, "2").path / "optimizer.safetensors").unlink()
     assert [saved.step for saved in saved_weights(run)] == [1]
+
+
+# ── going back within a run ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_run_goes_back_to_a_checkpoint_and_repeats_what_came_after_it(raw: dict[str, Any], run: RunFolder) -> None:
+    """Without changes it becomes what it was, to the last bit."""
+    small_run.train_here(raw | {"save_every": 1, "keep_checkpoints": 9}, run)
+    before, completions = arrays(find_checkpoint(run, "5").arrays), run.completions.read_text()
+    assert last_step(run) == 5
+    sentence = go_back(run, "2")
+    assert sentence == "The run was taken back from step 5 to its checkpoint of step 2, and goes on from there."
+    assert [saved.step for saved in saved_weights(run)] == [1, 2] and not run.is_locked()
+    assert small_run.train_here(raw | {"save_every": 1, "keep_checkpoints": 9}, run).kind == "finished"
+    assert small_run.steps(run) == [1, 2, 3, 4, 5] and run.completions.read_text() == completions
+    assert same(arrays(find_checkpoint(run, "5").arrays), before)
+
+
+def test_a_run_does_not_go_back_to_a_damaged_checkpoint_or_to_none(raw: dict[str, Any], run: RunFolder) -> None:
+    small_run.train_here(raw | {"save_every": 1, "keep_checkpoints": 9, "iters": 3}, run)
+    with pytest.raises(Mistake, match="there are 1, 2, 3, best and last"):
+        go_back(run, "9")
+    with (find_checkpoint(run, "2").arrays).open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(Mistake, match="The checkpoint of step 2 cannot be used"):
+        go_back(run, "2")
+    assert [saved.step for saved in saved_weights(run)] == [1, 2, 3]
+
+
+def test_resume_names_a_checkpoint_and_asks_before_it_deletes(raw: dict[str, Any], run: RunFolder) -> None:
+    small_run.train_here(raw | {"save_every": 1, "keep_checkpoints": 9, "iters": 3}, run)
+    small_run.prepare(run, raw | {"save_every": 1, "keep_checkpoints": 9, "iters": 3})
+    resume = ["resume", str(run.path), "--step", "1"]
+    refused = CliRunner().invoke(VERBS, resume)
+    assert refused.exit_code == 2 and [saved.step for saved in saved_weights(run)] == [1, 2, 3]
+    assert (
+        f"deletes steps 2 to 3 of this run for good; add --yes, or keep both: clone {run.name} --step 1"
+        in refused.output
+    )
+    assert CliRunner().invoke(VERBS, [*resume, "--yes", "--set", "learning_rate=1e-4"]).exit_code == 0
+    assert small_run.steps(run) == [1, 2, 3] and "taken back from step 3 to its checkpoint of step 1" in " ".join(
+        notes(run)
+    )
+    rates = [event["metrics"]["learning_rate"] for event in read_events(run.events) if event["kind"] == "step"]
+    assert rates == pytest.approx([1e-3, 1e-4, 1e-4])

@@ -65,6 +65,7 @@ ACTIONS: tuple[RunAction | None, ...] = (
     RunAction("evaluate", _fixed("Evaluate"), _has_trained),
     None,
     RunAction("clone", _fixed("New run from here…"), lambda runs: _one(runs) and (runs[0].summary.step or 0) > 0),
+    RunAction("use_adapter", _fixed("Start a new run from its adapters"), _has_trained),
     RunAction("use_settings", _fixed("Use its settings"), _one),
     None,
     RunAction("favourite", _toggled("favourite", "Favourite", "No favourite"), bool, "Ctrl+Shift+F"),
@@ -159,6 +160,11 @@ class RunActions(QObject):
 
     def clone(self) -> None:
         self.clone_requested.emit(self._selected()[0])
+
+    def use_adapter(self) -> None:
+        """Name the run as the start of the one in the form."""
+        self.session.draft.use_adapter(str(self._path()))
+        self.session.field_requested.emit("adapter")
 
     def use_settings(self) -> None:
         """Load the run's settings into the form."""

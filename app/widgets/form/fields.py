@@ -11,6 +11,7 @@ from app import theme
 from app.widgets.basic.controls import ComboBox, LinkButton, NumberEdit, ProseEdit, Switch
 from app.widgets.basic.labels_and_buttons import PlainLabel
 from app.widgets.form import value_text
+from app.widgets.form.adapter_field import AdapterField
 from app.widgets.form.field import Field, LineField
 from app.widgets.form.path_field import PathField
 from backend.spec import first_choices
@@ -249,6 +250,7 @@ _KINDS: dict[str, type[Field]] = {
     "choice": MenuField,
     "file": PathField,
     "model": PathField,
+    "adapter": AdapterField,
     "dataset": PathField,
     "list": ListField,
     "numbers": NumbersField,

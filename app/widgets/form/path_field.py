@@ -22,6 +22,7 @@ from backend.spec import first_choices, places
 
 _ACCEPTS: dict[str, Callable[[Path], bool]] = {
     "model": Path.is_dir,
+    "adapter": lambda path: path.is_dir() or path.suffix.lower() == ".safetensors",
     "dataset": lambda path: False,
     "file": lambda path: path.suffix.lower() in (".py", ".txt"),
 }
@@ -29,6 +30,7 @@ _ACCEPTS: dict[str, Callable[[Path], bool]] = {
 _PLACEHOLDERS = {
     "model": f"such as {first_choices.MODEL}, or drop a folder here",
     "data": f"such as {first_choices.DATASET}, or drop a file here",
+    "adapter": "none: starts from the base model",
     "reward_functions_file": "drop a Python file here",
 }
 

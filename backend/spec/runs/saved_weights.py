@@ -99,7 +99,7 @@ def find_checkpoint(run: RunFolder, which: str) -> SavedWeights:
         if (best := best_of(checkpoints)) is None:
             raise Mistake("checkpoint", f"No checkpoint of the run {run.name} has a score; name a step, or last.")
         return best
-    found = next((saved for saved in checkpoints if str(saved.step) == which.strip().lstrip("0")), None)
+    found = next((saved for saved in checkpoints if str(saved.step) == (which.strip().lstrip("0") or "0")), None)
     if found is None:
         steps = ", ".join(str(saved.step) for saved in checkpoints)
         raise Mistake("checkpoint", f"The run {run.name} has no checkpoint {which}; there are {steps}, best and last.")

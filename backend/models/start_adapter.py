@@ -1,0 +1,86 @@
+"""A run that starts from trained adapters: whether they fit the run's own, and loading them in their place.
+
+The run keeps the adapters' shape and scale: another scale would make another model of the same arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from backend.models.adapter_files import check_adapter_config
+from backend.models.adapters import lora_parameters
+from backend.models.model_folder import PATH
+from backend.models.policy import Policy
+from backend.spec.faults import Fault, Mistake
+from backend.spec.runs.adapter_source import SETTING, AdapterSource, adapter_settings, find_adapter
+from backend.spec.safetensors import BrokenFile, read_header
+from backend.spec.setting_groups import AdapterSettings, ModelSettings
+from backend.spec.user_input.text import shown
+
+LABELS = {"train_type": "Fine-tune", "rank": "Rank", "scale": "Scale"}
+"""What an adapter and its run must agree on → the setting's label."""
+
+
+def check_start(model: nn.Module, config: AdapterSettings, adapter: str, runs_dir: Path | None = None) -> None:
+    """Raises Mistake where the run cannot start from `adapter`. `model`: with the run's own adapters attached, its weights not read."""
+    own: list[tuple[str, mx.array]] = tree_flatten(model.trainable_parameters())
+    _check(find_adapter(adapter, runs_dir), config, {name: tuple(array.shape) for name, array in own})
+
+
+def load_start(policy: Policy, config: ModelSettings, adapter: str, runs_dir: Path | None = None) -> str:
+    """Put `adapter` in the place of the policy's own adapters. → a sentence for the diary. Raises Mistake."""
+    source, own = find_adapter(adapter, runs_dir), policy.trainable()
+    _check(source, config, {name: tuple(array.shape) for name, array in own.items()})
+    try:
+        arrays = cast("dict[str, mx.array]", mx.load(str(source.weights)))
+        policy.assign({name: arrays[name].astype(own[name].dtype) for name in own})
+        mx.eval(policy.arrays())
+    except (RuntimeError, KeyError) as error:  # changed since its header was read
+        raise Mistake(
+            SETTING, f"The adapter {shown(source.weights, PATH)} cannot be read: {shown(error, 60)}."
+        ) from error
+    base = adapter_settings(source).get("model", config.model)
+    other = "" if base == config.model else f" They were trained on {shown(base, 60)}."
+    return f"The adapters start from {source.text}.{other}"
+
+
+def _check(source: AdapterSource, config: AdapterSettings, own: Mapping[str, tuple[int, ...]]) -> None:
+    if source.about is not None:
+        check_adapter_config(source.about, SETTING)
+    if faults := list(_disagreements(source, config)):
+        raise Mistake(faults)
+    try:
+        stored = {name: array.shape for name, array in read_header(source.weights).items()}
+    except BrokenFile as error:
+        raise Mistake(SETTING, f"{shown(source.weights, PATH)} {error}.") from None
+    if why := _misfit(stored, own):
+        raise Mistake(SETTING, f"The adapter {shown(source.text, 50)} does not fit this run: {why}.")
+
+
+def _disagreements(source: AdapterSource, config: AdapterSettings) -> Iterable[Fault]:
+    theirs = adapter_settings(source)
+    ours: dict[str, Any] = lora_parameters(config, []) | {"train_type": config.train_type}
+    for key, label in LABELS.items():
+        if key in theirs and theirs[key] != ours[key]:
+            told = shown(theirs[key], 20)
+            yield Fault(
+                key, f"{label} is {shown(ours[key], 20)}, and the adapter to start from has {told}; set it to {told}."
+            )
+
+
+def _misfit(stored: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]) -> str:
+    """Why arrays of these shapes are not the run's, as the end of a sentence; "" where they are."""
+    other = sorted(name for name in own.keys() & stored.keys() if own[name] != stored[name])
+    if other:
+        return f"{shown(other[0], 40)} is {stored[other[0]]} there and {own[other[0]]} here"
+    if extra := sorted(stored.keys() - own.keys()):
+        return f"it has {shown(extra[0], 40)}, which this run does not train (Layers, Target modules)"
+    if missing := sorted(own.keys() - stored.keys()):
+        return f"it lacks {shown(missing[0], 40)}, which this run trains (Layers, Target modules)"
+    return ""

@@ -1,0 +1,59 @@
+"""The field for adapters to start from: its list of runs, and the settings that come with a chosen one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.model.prefs import Prefs
+from app.model.session import Session
+from app.pages.train_page import TrainPage
+from app.widgets.form.adapter_field import AdapterField
+from backend.spec import places
+from backend.spec.places import RunFolder
+
+
+@pytest.fixture
+def run(apart: Path) -> RunFolder:
+    """A run with two checkpoints, as its files look."""
+    run = RunFolder(places.runs_folder() / "first")
+    for step, score in ((2, 0.9), (4, 0.1)):
+        folder = run.checkpoints / f"{step:06d}"
+        folder.mkdir(parents=True)
+        for name in ("adapters.safetensors", "optimizer.safetensors"):
+            (folder / name).write_bytes(b"x")
+        (folder / "state.json").write_text(json.dumps({"step": step, "score": score}))
+    run.adapters.mkdir()
+    (run.adapters / "adapters.safetensors").write_bytes(b"x")
+    about = {"fine_tune_type": "dora", "num_layers": 3, "model": "someone/base",
+             "lora_parameters": {"rank": 5, "scale": 7.0, "keys": ["self_attn.q_proj"]}}  # fmt: skip
+    (run.adapters / "adapter_config.json").write_text(json.dumps(about))
+    run.config.write_text("model: someone/base\n")
+    return run
+
+
+def test_a_run_is_chosen_with_the_settings_that_belong_to_its_adapters(qtbot, tmp_path: Path, run: RunFolder) -> None:
+    page = TrainPage(session := Session(Prefs(tmp_path / "prefs")))
+    qtbot.addWidget(page)
+    session.draft.update({"model": "", "rank": 8})
+    field = page.form.fields["adapter"]
+    assert isinstance(field, AdapterField)
+    menu = field.browse.menu()
+    assert menu is not None
+    menu.aboutToShow.emit()
+    of_run = next(action.menu() for action in menu.actions() if action.text() == "first")
+    of_run.aboutToShow.emit()
+    labels = {action.text(): action for action in of_run.actions()}
+    assert list(labels) == ["End, step 4", "Best, step 2", "Step 4", "Step 2"]
+    labels["Best, step 2"].trigger()
+    values = {
+        key: session.draft.value(key) for key in ("adapter", "train_type", "rank", "scale", "num_layers", "lora_keys")
+    }
+    assert values == {
+        "adapter": "first@best", "train_type": "dora", "rank": 5, "scale": 7.0, "num_layers": 3, "lora_keys": ["self_attn.q_proj"]
+    }  # fmt: skip
+    assert field.control.text() == "first@best" and session.draft.value("model") == "someone/base"
+    session.draft.use_adapter("gone")
+    assert session.draft.value("adapter") == "gone" and session.draft.value("rank") == 5
