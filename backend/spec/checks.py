@@ -10,6 +10,7 @@ from typing import Any
 
 from backend.spec.faults import Fault, Mistake
 from backend.spec.learning_rate import DEFAULT_FINAL
+from backend.spec.output_grammar import held_output_faults
 from backend.spec.row_settings import evaluation_set_faults, map_function_faults, pattern_faults, template_faults
 from backend.spec.runs.stop_conditions import EVALUATION, condition_fault, metric_fault
 from backend.spec.settings.limits import LARGEST_WEIGHT, MOST_COMPLETIONS
@@ -299,16 +300,7 @@ def _sampling_correction_needs_the_old_policy(correction: str, against: str) -> 
         )
 
 
-@_reads("output_regex", "output_schema", "ratio_against")
-def _held_output_can_be_corrected_for(regex: str, schema: str, against: str) -> Iterator[Fault]:
-    if regex and schema:
-        yield Fault("output_schema", "Output is held to a regex or to a schema, not to both; clear one of the two.")
-    if (regex or schema) and against == "reference":
-        yield Fault(
-            "ratio_against",
-            "Held output is corrected for against the policy that sampled, but Ratio against is the reference model; turn one of the two "
-            "back.",
-        )
+_reads("output_regex", "output_schema", "ratio_against")(held_output_faults)
 
 
 @_reads("sampling_correction", "sampling_correction_min", "sampling_correction_max")
