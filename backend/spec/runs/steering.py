@@ -138,11 +138,11 @@ def _faults_in_course(config: Config, new: Config, changes: Mapping[str, Any], d
             "steps_per_eval",
             "This run began without evaluations and has read no held-out prompts; clone it to add them.",
         )
-    if new.needs_reference and not config.needs_reference and config.train_type == "full":
+    if new.needs_reference and not config.needs_reference and (config.train_type == "full" or config.modules_to_save):
+        how = "under full fine-tuning its weights" if config.train_type == "full" else "its Modules to save"
         yield Fault(
             "beta",
-            "This run began with KL weight 0, so it keeps no reference model, and under full fine-tuning its weights are overwritten; "
-            "clone the run to add one.",
+            f"This run began with KL weight 0, so it keeps no reference model, and {how} are overwritten; clone the run to add one.",
         )
 
 
