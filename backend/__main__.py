@@ -13,7 +13,9 @@ from backend.cli.exit_codes import MISTAKE, print_faults
 from backend.engine.cpu import blas
 from backend.models import template_limits
 from backend.rewards.functions import math_equality
+from backend.rewards.programs import client as programs
 from backend.rewards.sandbox import wire
+from backend.run.trackers import process as tracker_process
 from backend.spec.command import BUNDLED_PROGRAM
 from backend.spec.faults import Mistake
 
@@ -56,6 +58,7 @@ def app() -> typer.Typer:
         generate,
         help_page,
         hub,
+        import_settings,
         queue,
         replay,
         resume,
@@ -64,6 +67,7 @@ def app() -> typer.Typer:
         self_test,
         serve,
         sweep,
+        track,
         train,
         validate,
         where,
@@ -93,10 +97,14 @@ def app() -> typer.Typer:
         evaluate.evaluate,
         where.where,
         replay.replay,
+        track.track,
         serve.serve,
     ):
         name = function.__name__
         verbs.command(rich_help_panel=help_page.group_of(name), epilog=help_page.epilog(name))(function)
+    verbs.command("import", rich_help_panel=help_page.group_of("import"), epilog=help_page.epilog("import"))(
+        import_settings.import_settings
+    )
     verbs.add_typer(rewards.rewards, name="rewards", rich_help_panel=help_page.group_of("rewards"))
     verbs.add_typer(bench.bench, name="bench", rich_help_panel=help_page.group_of("bench"))
     verbs.add_typer(queue.queue, name="queue", rich_help_panel=help_page.group_of("queue"))
@@ -136,10 +144,16 @@ def main() -> int | None:
         from backend.rewards.functions import math_verify_process
 
         return math_verify_process.main()
+    if sys.argv[1:] == [programs.VERB]:
+        from backend.rewards.programs import server as program_server
+
+        return program_server.main()
     if sys.argv[1:2] == [wire.VERB]:
         from backend.rewards.sandbox import server
 
         server.main(sys.argv[2:])
+    if sys.argv[1:2] == [tracker_process.VERB]:
+        return tracker_process.main(sys.argv[2:])
     if sys.argv[1:] == [device_child.VERB]:
         return device_child.main()
     if sys.argv[1:] == [template_limits.VERB]:

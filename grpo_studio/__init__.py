@@ -9,7 +9,9 @@ processes that they start find our modules by PYTHONPATH (`backend.spec.command.
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 HOME = next(folder for folder in Path(__file__).resolve().parents if (folder / "backend").is_dir())
 """The folder that holds `app/`, `backend/` and `resources/`: this package when installed, the top of a checkout."""
@@ -17,3 +19,11 @@ HOME = next(folder for folder in Path(__file__).resolve().parents if (folder / "
 # First, as another package called `app` or `backend` may be installed beside us.
 if sys.path[:1] != [str(HOME)]:
     sys.path.insert(0, str(HOME))
+
+
+def __getattr__(name: str) -> Any:
+    """What the trainer offers as a library, under this package's name too: `from grpo_studio import Config, train`."""
+    library = import_module("backend")
+    if name not in library.__all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(library, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,14 +16,21 @@ from backend.spec.faults import Mistake
 
 @verb
 def check(config: Annotated[Path, typer.Argument(help="The settings, a YAML file.")], as_json: AsJson = False) -> None:
-    """Say every problem with settings, model, dataset, columns and rewards, and what is unusual; loads no weights."""
+    """Say every problem with settings, model, dataset, columns and rewards, and what is unusual; loads no weights.
+
+    Of a file for TRL, mlx-lm-lora or mlx-grpo, say what was made of each of its words.
+    """
     from backend.run import preflight
     from backend.spec.config import parse, read
+    from backend.spec.other_programs.account import account
+    from backend.spec.other_programs.translation import read_words
     from backend.spec.runs.adapter_source import with_adapter
     from backend.spec.unusual import unusual
 
     try:
         raw = with_adapter(read(config))
+        for line in account(read_words(raw)):
+            print(line, file=sys.stderr)
         faults = preflight.check(raw)
     except Mistake as mistake:
         faults = mistake.faults

@@ -16,9 +16,9 @@ import typer
 from backend.cli.completions import checkpoints, run_names
 from backend.cli.evaluation_table import print_evaluation
 from backend.cli.exit_codes import STOPPED, verb
-from backend.cli.gpu_timeout import relax_gpu_timeout
 from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.options import AllowCode, ExistingRunsDir
+from backend.run.gpu_timeout import relax_gpu_timeout
 from backend.run.stop_signals import handle, handlers_restored
 from backend.spec.config import Config, load
 from backend.spec.evaluation import Evaluation, free_name, write_evaluation

@@ -6,8 +6,18 @@ from backend.cli.exit_codes import BUG, FINISHED, MISTAKE, STOPPED
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Train": ("train", "resume", "change", "clone", "queue", "sweep", "demo"),
-    "Before training": ("check", "estimate", "rewards"),
-    "What a run has learned": ("runs", "doctor", "compare", "evaluate", "generate", "chat", "export", "validate"),
+    "Before training": ("check", "import", "estimate", "rewards"),
+    "What a run has learned": (
+        "runs",
+        "doctor",
+        "compare",
+        "evaluate",
+        "generate",
+        "chat",
+        "export",
+        "validate",
+        "track",
+    ),
     "This machine and this program": ("where", "hub", "bench", "replay", "serve"),
 }
 """Title → verbs. A verb of no group is listed under Commands."""
@@ -26,12 +36,14 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "clone RUN --step best --cold --name second-stage",
     ),
     "check": ("check config.yaml",),
+    "import": ("import trl.yaml --output mine.yaml", "import mlx_lm_lora.yaml --our-defaults"),
     "estimate": ("estimate config.yaml --prompt 512",),
     "export": ("export RUN --to lmstudio", "export RUN --to folder --folder models --format 4bit --checkpoint best"),
     "generate": ('generate RUN --prompt "What is 17 plus 25?" --both',),
     "doctor": ("doctor RUN", "doctor RUN --json"),
     "evaluate": ("evaluate RUN --n 8", "evaluate owner/model config.yaml --limit 100"),
     "replay": ("replay RUN", "replay RUN --speed 10 --name demonstration"),
+    "track": ("track RUN --to csv", "track RUN --to wandb --upload"),
     "where": ("where", "where --remove settings"),
 }
 """Verb ("" for the whole program) → what could be typed after the program's name."""

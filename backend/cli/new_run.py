@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backend.cli.gpu_timeout import relax_gpu_timeout
+from backend.run.gpu_timeout import relax_gpu_timeout
 from backend.spec.config import SETTINGS, TEXTS, Config, beside, dump, parse, read
 from backend.spec.disk_faults import DiskFault
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
-from backend.spec.other_programs.translation import translate
+from backend.spec.other_programs.translation import with_changes
 from backend.spec.places import RunFolder, default_run_name, make_run_folder
 from backend.spec.rewards.allowed_code import allow_named, require_allowed
 from backend.spec.runs.adapter_source import with_adapter
@@ -93,17 +93,15 @@ def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
 
 
 def apply_changes(raw: dict[str, Any], changes: list[str]) -> dict[str, Any]:
-    """The raw settings with every `--set key=value` over them; both may use any name that a setting goes by.
+    """The raw settings with every `--set key=value` over them, in our words (`with_changes`).
 
     A key without a value takes the setting out of the file. Raises Mistake for a change that cannot be read.
     """
     changed = parse_changes(changes)
-    translated_changes, unreadable_changes = translate(changed)
-    translated, unreadable = translate(raw)
-    if unreadable_changes or unreadable:
+    translation = with_changes(raw, changed)
+    if translation.faults:
         return raw | changed  # the check reports what is wrong
-    emptied = {key for key, value in changed.items() if value is None}
-    return {key: value for key, value in translated.items() if key not in emptied} | translated_changes
+    return translation.values
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:

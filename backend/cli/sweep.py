@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from backend.cli.exit_codes import verb
-from backend.cli.gpu_timeout import relax_gpu_timeout
 from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.options import AllowCode, AsJson, NewRunsDir
 from backend.cli.restart import restart
 from backend.cli.run_log import logging_to
 from backend.cli.sweep_table import plan_lines, print_results
+from backend.run.gpu_timeout import relax_gpu_timeout
 from backend.run.stop_signals import handlers_restored
 from backend.spec.command import shell_line
 from backend.spec.config import parse

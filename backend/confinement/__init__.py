@@ -3,5 +3,15 @@
 from backend.confinement.confine import Confinement, confine
 from backend.confinement.environment import confined_environment
 from backend.confinement.guard import END_SIGNAL, guard
+from backend.confinement.untrusted_program import confine_program, readable_by_programs, tell_children
 
-__all__ = ["END_SIGNAL", "Confinement", "confine", "confined_environment", "guard"]
+__all__ = [
+    "END_SIGNAL",
+    "Confinement",
+    "confine",
+    "confine_program",
+    "confined_environment",
+    "guard",
+    "readable_by_programs",
+    "tell_children",
+]

@@ -18,6 +18,7 @@ from backend.data.sources import Check, Found, Names, Reading, find_splits
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import DATA_SUFFIXES as SUFFIXES
 from backend.spec.rewards.catalog import COMPARING_REWARDS, metric_name
+from backend.spec.rewards.code_tests import without_tests
 from backend.spec.row_settings import evaluation_sets
 from backend.spec.setting_groups import ColumnSettings, DatasetSettings
 from backend.spec.user_input.paths import user_path
@@ -235,6 +236,11 @@ def check_columns(rows: Rows, config: ColumnSettings, source: str) -> list[Fault
         faults.append(Fault("prompt_feature", f"There is no column {shown(config.prompt_feature, 24)}; {existing}."))
     if config.answer_feature not in columns and _needs_answer(config):
         faults.append(Fault("answer_feature", f"There is no column {shown(config.answer_feature, 24)}; {existing}."))
+    for name in without_tests(config.reward_functions, [*columns, "answer"]):
+        sentence = (
+            f"code_tests finds no column {shown(name, 24)} with tests; {existing}. Name it: code_tests(column=…)."
+        )
+        faults.append(Fault("reward_functions", sentence))
     for key, default in (("type_feature", "type"), ("system_feature", "system")):
         name = getattr(config, key)
         if name not in (default, "") and name not in columns:

@@ -40,16 +40,20 @@ class Arguments:
     required: tuple[str, ...]
     optional: tuple[str, ...]
     has_kwargs: bool
+    excluded: frozenset[str] = frozenset()
+    """Parameters that get no input, whatever a column is called."""
 
     @classmethod
     def of(cls, call: Callable[..., Any], excluded: Iterable[str] = ()) -> Arguments:
         """`excluded` parameters get no input. Raises TypeError or ValueError for what has no signature."""
         parameters = inspect.signature(call).parameters.values()
-        named = [p for p in parameters if p.kind in _NAMED and p.name not in set(excluded)]
+        left_out = frozenset(excluded)
+        named = [p for p in parameters if p.kind in _NAMED and p.name not in left_out]
         return cls(
             required=tuple(p.name for p in named if p.default is p.empty),
             optional=tuple(p.name for p in named if p.default is not p.empty),
             has_kwargs=any(p.kind is p.VAR_KEYWORD for p in parameters),
+            excluded=left_out,
         )
 
     def missing(self, inputs: Iterable[str]) -> list[str]:
@@ -59,7 +63,8 @@ class Arguments:
     def select(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs that this function takes. `**kwargs` takes all but the column `prompt`, as in TRL."""
         if self.has_kwargs:
-            return {name: value for name, value in inputs.items() if name != "prompt" or name in self.required}
+            kept = {name: value for name, value in inputs.items() if name not in self.excluded}
+            return {name: value for name, value in kept.items() if name != "prompt" or name in self.required}
         return {name: inputs[name] for name in (*self.required, *self.optional) if name in inputs}
 
 

@@ -15,6 +15,7 @@ This module decides when a pause ends; what "save" and "stop" do is the trainer'
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -56,7 +57,7 @@ class Control:
         self.run = run
         self.diary = diary
         self._before_pause, self._after_pause = before_pause, after_pause
-        self._take_change, self._look = take_change, look
+        self._take_change, self._looks = take_change, [look]
         self.save_requested = False
         self.finish_step_requested = False
         self.stop_requested = False
@@ -72,6 +73,14 @@ class Control:
         for leftover in (self.run.control, self.run.control_taken, self.run.change_request):
             leftover.unlink(missing_ok=True)
 
+    def also_look(self, look: Callable[[], None]) -> None:
+        """Call this too wherever the run may stop."""
+        self._looks.append(look)
+
+    def _look(self) -> None:
+        for look in self._looks:
+            look()
+
     def refuse_change(self) -> None:
         """At the run's end: answer a request that came too late to be taken."""
         if self.run.change_request.exists():
@@ -79,7 +88,10 @@ class Control:
             self.diary.write("note", level="warning", sentence=sentence, answers="change")
 
     def listen_to_signals(self) -> None:
-        """Make the stop signals mean "save and stop". To be called in the main thread, as `signal.signal` requires."""
+        """Make the stop signals mean "save and stop". In a thread other than the main one they stay what the program has made of them, as
+        `signal.signal` requires."""
+        if threading.current_thread() is not threading.main_thread():
+            return
         stop_signals.handle(self._on_signal)
         stop_signals.unblock()  # `hand_on_signals` of the program before has blocked them
 

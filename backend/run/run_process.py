@@ -25,6 +25,7 @@ from backend.run.held_folder import FolderPlace
 from backend.run.parts import SharedParts
 from backend.run.run_inputs import RunInputs
 from backend.run.steering import Steering
+from backend.run.trackers.launch import start_trackers
 from backend.run.trainer import Trainer
 from backend.spec.config import Config
 from backend.spec.disk_faults import DiskFault
@@ -44,9 +45,11 @@ def train(
     may_restart: bool = False,
     changes: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
+    look: Callable[[], None] | None = None,
 ) -> Ending:
     """Train `config` in `run`, from its newest checkpoint if it has one. `inputs` are what `preflight` read, if it did. `changes`: raw
-    settings to change from the step after that checkpoint on. `warnings`: sentences for the diary.
+    settings to change from the step after that checkpoint on. `warnings`: sentences for the diary. `look` is called wherever the run may
+    stop, and may raise Stopped or Mistake.
 
     Errors of the run are written to the diary and returned in the Ending, never raised. Raises Mistake when another process
     holds the run, its log of GPU errors or its changes are damaged, or the settings of `changes` cannot be. With `may_restart` the Ending may be a RESTART: the run stays locked, the stop signals stay blocked, and the caller
@@ -62,6 +65,10 @@ def train(
             trainer, saved = open_run(
                 config, run, echo, changes=changes, is_restarted=inherited is not None, notes=notes
             )
+            if not notes:  # the first time
+                start_trackers(run, config.report_to, trainer.note)
+            if look is not None:
+                trainer.control.also_look(look)
             ending, damaged = _trained(trainer, saved, command, inputs)
             if damaged is None:
                 break

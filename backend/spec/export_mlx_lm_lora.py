@@ -13,6 +13,7 @@ from backend.spec.adapters import ALL_LINEAR, adapter_scale
 from backend.spec.config import SETTINGS, Config
 from backend.spec.learning_rate import final_rate, warmup_updates
 from backend.spec.other_programs.mlx_lm_groups import QUANTIZATION_FLAGS
+from backend.spec.settings.limits import NEVER
 
 _SHARED_KEYS = (
     *("model", "data", "train_type", "train_mode", "optimizer", "num_layers", "batch_size", "epochs", "iters", "seed"),
@@ -46,6 +47,7 @@ def mlx_lm_lora_yaml(config: Config) -> tuple[str, dict[str, Any]]:
         | _optimizer(config)
         | _rewards(config)
     )
+    values |= _in_batches(config)
     if config.epochs:
         del values["iters"]
     missing = _untranslatable(config)
@@ -54,6 +56,15 @@ def mlx_lm_lora_yaml(config: Config) -> tuple[str, dict[str, Any]]:
     lines = [f"#   {key}: {value}\n".replace("\n", " ").rstrip() for key, value in missing.items()]
     note = "\n".join(["", "# Left out, because mlx-lm-lora has no such setting:", *lines, ""]) if lines else ""
     return text + note, missing
+
+
+def _in_batches(config: Config) -> dict[str, int]:
+    """What mlx-lm-lora counts in iterations, each of which is one batch: a step of ours is as many as it accumulates."""
+    accumulated = config.gradient_accumulation_steps
+    return {
+        key: min(getattr(config, key) * accumulated, NEVER)
+        for key in ("iters", "steps_per_report", "steps_per_eval", "save_every")
+    }
 
 
 def _untranslatable(config: Config) -> dict[str, Any]:

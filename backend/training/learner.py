@@ -23,6 +23,7 @@ from backend.engine.embedding_noise import EmbeddingNoise, input_embedding
 from backend.engine.forward import PrefilledPrompts
 from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.lm_head import TokenScores
+from backend.engine.penalties import Penalties
 from backend.models.policy import Policy
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
@@ -317,6 +318,7 @@ def build_learner(
             has_dropout=config.dropout > 0,
             noise=_noise_of(policy, config),
             noisy_model=policy.split_model,
+            penalties=Penalties(*config.penalties),
         ),
         max_grad_norm=config.max_grad_norm,
         seed=config.seed,

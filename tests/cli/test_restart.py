@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from app.model.runs.run_state import RunState
-from backend.cli import gpu_timeout, restart
+from backend.cli import restart
+from backend.run import gpu_timeout
 from backend.run.gpu_errors import gpu_error
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.config import parse
@@ -163,7 +164,7 @@ def test_it_is_relaxed_before_mlx_is_imported(run: RunFolder, verb: str) -> None
     )
     code = (
         "import sys\n"
-        "from backend.cli import gpu_timeout, new_run, resume\n"
+        "from backend.cli import new_run, resume\nfrom backend.run import gpu_timeout\n"
         "def look(config):\n"
         "    print(config.relax_gpu_timeout, 'mlx.core' in sys.modules)\n"
         "    sys.exit()\n"

@@ -1,4 +1,4 @@
-"""What the reward functions' own process costs: a step of 64 completions under all 17 shipped functions, against calls in this one."""
+"""What the reward functions' own process costs: a step of 64 completions under all shipped functions, against calls in this one."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_each_entry_has_one_canonical_spelling_and_one_metric_name(text: str, wr
 ARGUMENT_MISTAKES = [
     ("keyword", ["keyword needs word, as in keyword(word=…)."]),
     ("keyword(wrod=so)", ["keyword has no parameter wrod; the nearest is word, and its parameters are word, case.", "keyword needs word, as in keyword(word=…)."]),
-    ("r1_int(scale=2)", ["r1_int_reward_func has no parameter scale; it has none."]),
+    ("r1_soft_format(scale=2)", ["r1_soft_format_reward_func has no parameter scale; it has none."]),
     ("keyword(word=3)", ["word of keyword must be text, not 3."]),
     ("keyword(word=so, case=1)", ["case of keyword must be true or false, not 1."]),
     ("length_target(target=true)", ["target of length_target must be a whole number, not True."]),

@@ -19,11 +19,14 @@ from backend.rewards.functions import math_equality
 from backend.rewards.functions.answer_text import answer_part, final_answer
 from backend.rewards.functions.arithmetic import value
 from backend.rewards.functions.math_equality import correct
+from backend.rewards.resolve import resolve
 from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.runner.reward_errors import RewardError
+from backend.rewards.runner.score import score
 from backend.spec.command import backend_environment
+from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import COMPARING_REWARDS, builtin_rewards
-from tests.support.scoring import score_of, scores_of
+from tests.support.scoring import make_group, score_of, scores_of
 
 # Extracting the answer
 
@@ -481,6 +484,57 @@ def test_a_missing_length_limit_is_refused(entry: str) -> None:
         score_of(entry, "4", ids=[1])
 
 
+# diversity, choice_correctness, r1_int(sign=false)
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["a b c", "a b c"], [0.0, 0.0]),
+        (["a b", "c d"], [1.0, 1.0]),
+        (["a b c", "a b c", "d e f"], [0.5, 0.5, 1.0]),
+        (["a b c", "A B D"], [2 / 3, 2 / 3]),  # ab in {ab, bc, bd}
+        (["", ""], [0.0, 0.0]),
+        (["", "a"], [1.0, 1.0]),
+        (["a"], [None]),
+    ],
+)
+def test_diversity_is_one_minus_the_mean_similarity_with_the_others(texts: list[str], expected: list) -> None:
+    assert scores_of("diversity", texts) == pytest.approx(expected)
+
+
+def test_diversity_knows_the_groups_by_their_prompts() -> None:
+    first, second = make_group("a b", "a b"), make_group("a b", "c d")
+    second.problem.prompt = "another"
+    score([first, second], resolve(["diversity"]), [1.0], 20)
+    assert [c.reward for group in (first, second) for c in group.completions] == [0.0, 0.0, 1.0, 1.0]
+    assert scores_of("diversity(ngram_size=1)", ["b a", "a b"]) == [0.0, 0.0]
+    with pytest.raises(Mistake, match="ngram_size must be from 1 to 20"):
+        resolve(["diversity(ngram_size=0)"])
+
+
+def test_diversity_of_64_huge_completions_takes_bounded_time() -> None:
+    began = time.perf_counter()
+    texts = [" ".join(str(n * k) for n in range(20_000)) for k in range(1, 65)]
+    assert all(score is not None and 0 <= score <= 1 for score in scores_of("diversity", texts))
+    assert time.perf_counter() - began < 8
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "expected"),
+    [("B", "The answer is B", 1.0), ("B", "C", 0.0), ("A, C", "<answer>A</answer>", 0.5), ("B", "", 0.0), ("Paris", "B", None)],
+)  # fmt: skip
+def test_choice_correctness_is_the_overlap_of_the_options(answer: str, text: str, expected: float | None) -> None:
+    assert score_of("choice_correctness", text, answer) == expected
+    assert score_of("multiple_choice(partial=true)", text, answer) == expected
+
+
+def test_an_integer_answer_without_a_sign_is_digits_only() -> None:
+    texts = ["<answer>-3</answer>", "<answer>3</answer>", "<answer></answer>"]
+    assert scores_of("r1_int", texts) == [0.5, 0.5, 0.0]
+    assert scores_of("r1_int(sign=false)", texts) == [0.0, 0.5, 0.0]
+
+
 # All of them
 
 
@@ -515,7 +569,7 @@ def test_huge_and_hostile_texts_are_scored_in_bounded_time(entry: str, monkeypat
     scores = scores_of(entry, HUGE, "7/2", [[1] * min(len(text), 2048) for text in HUGE], trainer_state=state)
     assert time.perf_counter() - began < 10
     assert len(scores) == len(HUGE) and all(score is None or math.isfinite(score) for score in scores)
-    if entry not in ("cosine_scaled_reward", "multiple_choice"):
+    if entry not in ("cosine_scaled_reward", "multiple_choice", "choice_correctness", "code_tests", "diversity"):
         assert scores[0] == 0
 
 

@@ -245,7 +245,7 @@ def test_trl_functions_get_columns_as_they_are() -> None:
         [[0, 1]],
         [{"a": 1}],
     )
-    assert columns["trainer_state"] is state and "prompt" not in columns
+    assert columns["trainer_state"] == replace(state, reward_timeout=5.0) and "prompt" not in columns
     columns.clear()
     score([group], [reward_function("mine", takes_columns)], [1.0], 5.0, state)
     assert (columns["answer"], columns["types"]) == (["four"], ["sum"])

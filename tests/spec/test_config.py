@@ -381,10 +381,13 @@ def test_a_key_of_a_feature_not_built_yet_is_refused(key: str) -> None:
     assert one_sentence({key: 1}, key).endswith(f"({key}) is not built yet; take the key out to run without it.")
 
 
-def test_no_reward_function_means_the_defaults_and_an_empty_list_is_a_problem() -> None:
+def test_no_reward_function_means_the_defaults() -> None:
     assert parse(SOUND).reward_functions == list(DEFAULT_REWARDS) and parse(SOUND).weights == [1.0] * 5
-    assert parse(SOUND | {"reward_functions": ""}).reward_functions == list(DEFAULT_REWARDS)
-    assert one_sentence({"reward_functions": []}, "reward_functions").startswith("No reward function is ticked")
+    for empty in ("", [], "[]", None):
+        assert parse(SOUND | {"reward_functions": empty}).reward_functions == list(DEFAULT_REWARDS)
+    assert "2 reward weights for 5" in one_sentence(
+        {"reward_functions": [], "reward_weights": [1, 2]}, "reward_weights"
+    )
     assert "listed twice" in one_sentence({"reward_functions": ["a", "a"]}, "reward_functions")
 
 
@@ -408,7 +411,7 @@ def test_no_reward_function_means_the_defaults_and_an_empty_list_is_a_problem() 
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "tokenize is not an option to choose"),
         ({"temperature": 0}, "temperature", "Temp must be above 0, not 0."),
         ({"group_size": 1}, "group_size", "Group must be at least 2, not 1."),
-        ({"learning_rate": -1e-5}, "learning_rate", "Learning rate must be above 0, not -1e-05."),
+        ({"learning_rate": -1e-5}, "learning_rate", "Learning Rate must be above 0, not -1e-05."),
         ({"seed": 2**32}, "seed", "Seed must be at most 4294967295, not 4294967296."),
         ({"model": ""}, "model", "Choose a base model"),
         ({"data": " "}, "data", "Choose a dataset"),
@@ -483,7 +486,7 @@ def _another(about: Setting) -> Any:
         return [0.5] * len(DEFAULT_REWARDS)
     special = {
         "stop_when": ["kl > 0.8"], "best_metric": "eval/reward", "prompt_template": "{a}", "answer_pattern": "(a)",
-        "eval_data": {"a": "owner/rows"},
+        "eval_data": {"a": "owner/rows"}, "report_to": ["csv"],
     }  # fmt: skip
     if about.key in special:
         return special[about.key]
@@ -628,7 +631,8 @@ LIMITS = {
     "[1, 10000]": "num_iterations steps_per_generation dynamic_sampling_rounds",
     "[2, 10000000]": "max_seq_length",
     "[0, 4294967295]": "seed data_seed",
-    "(0, 10]": "learning_rate lr_decay_fraction temperature",
+    "(0, 10]": "learning_rate lr_decay_fraction temperature repetition_penalty",
+    "[-10, 10]": "presence_penalty frequency_penalty",
     "[0, 1]": "lr_warmup_ratio weight_decay min_p top_entropy_quantile entropy_coef",
     "[0, 1000000000]": "eval_delay lr_warmup_steps steps_per_eval early_stopping_patience",
     "[0, 10]": "lr_warmup_init lr_final",

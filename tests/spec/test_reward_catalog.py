@@ -80,7 +80,7 @@ def test_parameters_are_read_from_text_as_python_reads_them() -> None:
     parameters = {entry.name: list(entry.parameters) for entry in builtin_rewards()}
     assert parameters == {name: _parameters(call) for name, call in REWARD_REGISTRY.items()}
     assert parameters["keyword"] == [Parameter("word", "str", None), Parameter("case", "bool", "False")]
-    assert parameters["r1_int_reward_func"] == []
+    assert parameters["r1_soft_format_reward_func"] == []
 
 
 def test_the_docs_list_every_shipped_function() -> None:

@@ -67,14 +67,28 @@ def restrict(writable: Sequence[Path], unreadable: Sequence[Path], version: int)
     """Allow changes below `writable` only, and reading everywhere but in `unreadable`. Returns whether signals to processes
     outside are refused too. `version` is what `abi()` returned, and PR_SET_NO_NEW_PRIVS must be set. Raises OSError.
     """
-    changes = _CHANGES | _since(version, 2, _REFER) | _since(version, 3, _TRUNCATE) | _since(version, 5, _IOCTL_DEV)
-    handled = changes | (_READ_FILE if unreadable else 0)
+    handled = _changes(version) | (_READ_FILE if unreadable else 0)
     ruleset, scoped = _create(handled, version)
     try:
         for path in [*map(str, writable), SHARED_MEMORY, *DEVICES]:
             _allow(ruleset, path, handled)
         for path in readable_places(unreadable) if unreadable else ():
             _allow(ruleset, path, _READ_FILE, follow_symlinks=False)
+        syscall(_RESTRICT_SELF, ruleset, 0)
+    finally:
+        os.close(ruleset)
+    return scoped
+
+
+def restrict_to(writable: Sequence[Path], readable: Iterable[str], version: int) -> bool:
+    """Allow changes below `writable` only, and reading nowhere but there and in `readable`. Otherwise as `restrict`."""
+    handled = _changes(version) | _READ_FILE | _READ_DIR
+    ruleset, scoped = _create(handled, version)
+    try:
+        for path in [*map(str, writable), *DEVICES]:
+            _allow(ruleset, path, handled)
+        for path in readable:
+            _allow(ruleset, path, _READ_FILE | _READ_DIR)
         syscall(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
@@ -104,6 +118,10 @@ def _resolved(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         with suppress(OSError, RuntimeError):  # missing, or a loop of symlinks
             yield path.resolve(strict=True)
+
+
+def _changes(version: int) -> int:
+    return _CHANGES | _since(version, 2, _REFER) | _since(version, 3, _TRUNCATE) | _since(version, 5, _IOCTL_DEV)
 
 
 def _since(version: int, first: int, right: int) -> int:

@@ -19,7 +19,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.confinement.linux.libc import PR_SET_SECCOMP, pointer, prctl
-from backend.confinement.linux.syscalls import CHANGES_OF_ATTRIBUTES, FORBIDDEN, MACHINES, NEWEST, NOT_THERE, number
+from backend.confinement.linux.syscalls import (
+    CHANGES_OF_ATTRIBUTES,
+    FORBIDDEN,
+    FORKS,
+    MACHINES,
+    NEWEST,
+    NOT_THERE,
+    SIGNALS,
+    number,
+)
 
 _MODE_FILTER = 2
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
@@ -30,6 +39,7 @@ _CALL, _PROCESSOR, _FIRST_ARGUMENT = 0, 4, 16
 
 _NEW_NAMESPACE_FLAGS = 0x7E020080
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET and NEWTIME."""
+_CLONE_THREAD = 0x10000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 """Controls of a terminal that type or paste into it."""
 _AF_INET, _AF_INET6, _AF_NETLINK = int(socket.AF_INET), int(socket.AF_INET6), 16
@@ -67,6 +77,13 @@ def refusals_for(network: bool, attributes: bool) -> Iterator[Refusal]:
     yield Refusal("setpriority", argument=1, values=(0,), unless=True)
     yield Refusal("clone", argument=0, values=(0,), unless=True, mask=_NEW_NAMESPACE_FLAGS)
     yield Refusal("ioctl", argument=1, values=(_TIOCSTI, _TIOCLINUX))
+
+
+def refusals_of_processes() -> Iterator[Refusal]:
+    """What keeps a process by itself: it starts no other, though threads, and signals none. In a filter of its own, since one filter has one
+    rule for each call; of several filters every one must allow it."""
+    yield from (Refusal(call) for call in (*FORKS, *SIGNALS))
+    yield Refusal("clone", argument=0, values=(0,), mask=_CLONE_THREAD)
 
 
 def program(refusals: Sequence[Refusal], machine: str) -> list[Instruction]:
@@ -128,10 +145,15 @@ def _forgiving(function: Callable[..., None]) -> Callable[..., None]:
 
 def restrict(network: bool, attributes: bool) -> None:
     """Install the filter; PR_SET_NO_NEW_PRIVS must be set. Raises OSError where the kernel has none, or for an unknown processor."""
+    install(refusals_for(network, attributes))
+
+
+def install(refusals: Iterator[Refusal]) -> None:
+    """Install one filter more. Raises OSError as `restrict`."""
     machine = platform.machine()
     if machine not in MACHINES:
         raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
-    code = program(list(refusals_for(network, attributes)), machine)
+    code = program(list(refusals), machine)
     instructions = (_Instruction * len(code))(*code)
     filter_program = _Program(len(code), instructions)
     prctl(PR_SET_SECCOMP, _MODE_FILTER, pointer(filter_program))

@@ -39,6 +39,8 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "msgctl": (71, 187), "mq_open": (240, 180), "mq_unlink": (241, 181),
     "sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274),
     "sched_setaffinity": (203, 122), "setpriority": (141, 140), "prlimit64": (302, 261),
+    "fork": (57, None), "vfork": (58, None), "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424),
     "capset": (126, 91), "clone": (56, 220), "clone3": (435, 435), "socket": (41, 198), "ioctl": (16, 29),
 }  # fmt: skip
 
@@ -93,6 +95,9 @@ FORBIDDEN = (
     *("finit_module", "kexec_load", "kexec_file_load", "iopl", "ioperm", "settimeofday", "clock_settime", "adjtimex"),
     "clock_adjtime",
 )
+SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal")
+FORKS = ("fork", "vfork")
+"""Calls that make a process and nothing else; `clone` makes threads too."""
 NOT_THERE = ("io_uring_setup", "io_uring_enter", "io_uring_register", "clone3")
 """Calls answered as by a kernel that has none: io_uring does the work of other calls unseen by a filter, and clone3 has its
 flags where a filter cannot read them. Callers use the older calls then."""

@@ -87,6 +87,18 @@ def multiple_choice(
     return scores
 
 
+@register_reward_function("choice_correctness", label="Choice Correctness")
+def choice_correctness(
+    prompts: list[str], completions: list[str], answer: list[str], types: list[str] | None = None
+) -> list[float | None]:
+    """The overlap of the options that are chosen with the dataset's, over all options in either: 0.0 to 1.0.
+
+    As `multiple_choice` with `partial`, under the name of the content reward of mlx-grpo; with one option each it is 1.0 or
+    0.0. None where the dataset's answer names no option. 0 for an empty completion and where no option can be found.
+    """
+    return multiple_choice(prompts, completions, answer, types, partial=True)
+
+
 @register_reward_function("jaccard", label="Jaccard")
 def jaccard(
     prompts: list[str], completions: list[str], answer: list[str], types: list[str] | None = None

@@ -37,14 +37,20 @@ def r1_accuracy_reward_func(
 
 @register_reward_function("r1_int_reward_func", label="Integer Answer")
 def r1_int_reward_func(
-    prompts: list[str], completions: list[str], answer: list[str], types: list[str] | None = None
+    prompts: list[str],
+    completions: list[str],
+    answer: list[str],
+    types: list[str] | None = None,
+    *,
+    sign: bool = True,
 ) -> list[float]:
-    """0.5 when the text in the last `<answer>` is digits only.
+    """0.5 when the text in the last `<answer>` is digits only, after a minus sign or not.
 
-    The digits 0 to 9, with a minus sign before them or not, of any length; white space around them is free. 0 without
-    a closed `<answer>` and for an empty completion.
+    The digits 0 to 9, of any length. −3 is an integer too; `sign=False` gives it 0, as mlx-lm-lora does. White space around them is
+    free. 0 without a closed `<answer>` and for an empty completion.
     """
-    return [0.5 if _INTEGER.fullmatch(extract_answer(text)) else 0.0 for text in completions]
+    answers = [extract_answer(text) for text in completions]
+    return [0.5 if _INTEGER.fullmatch(text) and (sign or text[0] != "-") else 0.0 for text in answers]
 
 
 @register_reward_function("r1_strict_format_reward_func", label="Strict Format")

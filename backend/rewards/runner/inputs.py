@@ -26,12 +26,14 @@ class TrainerState:
 
     `step` is the number of steps finished before this one (0 in the first), of `max_steps` in all; `epoch` the passes
     over the dataset. `max_completion_length` is the run's limit in tokens, None where texts are scored without a run.
+    `reward_timeout` are the seconds that a call may take.
     """
 
     step: int = 0
     max_steps: int = 1
     epoch: float = 0.0
     max_completion_length: int | None = None
+    reward_timeout: float | None = None
 
     @property
     def global_step(self) -> int:

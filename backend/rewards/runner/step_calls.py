@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, Protocol
 
 from backend.rewards.mlx_lm_lora_shim import stand_in_library
@@ -87,7 +88,7 @@ class ScoringStep:
         caller: Caller,
     ) -> None:
         self.functions, self.samples = functions, samples
-        self.timeout_s, self.state, self.caller = timeout_s, state, caller
+        self.timeout_s, self.state, self.caller = timeout_s, replace(state, reward_timeout=timeout_s), caller
         self.logs = ExtraLogs()
 
     def outcomes(self) -> list[Outcome]:

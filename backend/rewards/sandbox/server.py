@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from backend.confinement import confine, guard
+from backend.confinement import confine, guard, tell_children
 from backend.rewards.description import FunctionDescription
 from backend.rewards.mlx_lm_lora_shim import stand_in_library
 from backend.rewards.resolve import RewardFunction, resolve_stages
@@ -223,6 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     os.close(page)
     channel = Channel(requests, answers)
     confined = confine([Path.cwd()], bool(network))
+    tell_children(confined)
     faulthandler.enable()  # a crash leaves the line of Python in log.txt
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="replace")  # pyright: ignore[reportAttributeAccessIssue]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from backend.spec.other_programs.rewriting import Rewriting, as_number
+from backend.spec.other_programs.trl_training import PLUMBING
 from backend.spec.other_programs.words import OtherProgram, Translated, Word, refused, renamed, same, without_effect
 from backend.spec.user_input.text import shown
 
@@ -41,7 +42,7 @@ _FIELDS: dict[str, Word] = {
     **renamed(eval_every="steps_per_eval", grad_accum_steps="gradient_accumulation_steps", use_grad_checkpointing="grad_checkpoint"),
     "use_wandb": Translated(("report_to",), "true is wandb."),
     **renamed(wandb_project="tracker_project", wandb_run_name="tracker_run_name"),
-    **refused("To go on with a run: python -m backend resume RUN.", "resume_from_checkpoint"),
+    "resume_from_checkpoint": PLUMBING["resume_from_checkpoint"],
     **refused(_TAGS, "think_start_tag", "think_end_tag", "answer_start_tag", "answer_end_tag",
               off=("<think>", "</think>", "<thinking>", "</thinking>", "<answer>", "</answer>")),
     **refused("Prompts are always shuffled, by data_seed.", "shuffle_data", off=(True,)),

@@ -18,7 +18,7 @@ _ITERS = 1000
 
 def other_delta(to: Rewriting) -> None:
     """`delta` is DPO's in a file that names the DPO loss too, and not our bound on the ratio."""
-    if to.has("delta") and to.has("dpo_cpo_loss_type"):
+    if to.has("delta") and "dpo_cpo_loss_type" in to.written:
         to.take("delta")
         to.remark("delta", "without effect: beside dpo_cpo_loss_type it belongs to another way of training")
 
@@ -149,8 +149,10 @@ def lr_schedule(to: Rewriting) -> None:
     to.values["lr_schedule"] = kind
     if not by_name:
         return None
-    counted = "steps" in by_name or kind in ("exponential", "step")
-    if counted and to.values.get("epochs") and not to.has("lr_decay_fraction"):
+    if kind in ("exponential", "step") and to.values.get("epochs"):
+        sentence = "lr_schedule counts the fall in steps, but the run is counted in epochs; give its name and lr_final in place of arguments."
+        return to.refuse("lr_schedule", sentence)
+    if "steps" in by_name and to.values.get("epochs") and not to.has("lr_decay_fraction"):
         sentence = "lr_schedule counts the fall in steps, but the run is counted in epochs; give lr_decay_fraction too."
         return to.refuse("lr_decay_fraction", sentence)
     to.values["learning_rate"] = by_name["peak"]

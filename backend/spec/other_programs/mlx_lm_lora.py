@@ -75,6 +75,7 @@ _RENAMED: dict[str, Word] = {
     ),
     **dict.fromkeys(("wandb", "wand"), Translated(("report_to", "tracker_project"), "Its project, reported to with wandb.")),
     **renamed(project_name="tracker_project"),
+    "report_to": Translated(("report_to",), "mlx-lm's: wandb, or several with commas; other trackers than ours are refused."),
 }  # fmt: skip
 _NOTHING: dict[str, Word] = {
     **without_effect("every run here trains", "train"),
@@ -108,9 +109,7 @@ _DEFAULTS: dict[str, Any] = {
 
 def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     has_length = raw.get("iters") is not None or raw.get("epochs") is not None
-    lora: Any = raw.get("lora_parameters")
-    lora = _DEFAULTS["lora_parameters"] | lora if isinstance(lora, dict) else _DEFAULTS["lora_parameters"]
-    return _DEFAULTS | {"lora_parameters": lora} | ({} if has_length else {"iters": 100})
+    return _DEFAULTS | ({} if has_length else {"iters": 100})
 
 
 MLX_LM_LORA = OtherProgram(

@@ -17,6 +17,7 @@ class Rewriting:
 
     Attributes:
         values – word → value, in their words or already in ours. None counts as absent and is left out from the start.
+        written – the words that the file has, whatever became of them.
         program – the key of the program that the file is written for; empty for ours or where it cannot be told.
         faults – what could not be read.
         remarks – word of theirs → a sentence on what was made of it, where that is more than another name.
@@ -24,6 +25,7 @@ class Rewriting:
 
     def __init__(self, raw: Mapping[str, Any], program: str = "") -> None:
         self.values: Raw = {str(key): value for key, value in raw.items() if value is not None}
+        self.written = frozenset(self.values)
         self.program = program
         self.faults: list[Fault] = []
         self.remarks: dict[str, str] = {}

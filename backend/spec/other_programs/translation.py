@@ -43,13 +43,15 @@ class Translation:
         values – our key → value, without keys that have a fault. A word that nobody knows is left as it stands.
         faults – what could not be translated.
         program – the program that the file is written for, where its words say so.
-        words – what was made of each word that is not ours, in the order of the file.
+        words – what was made of each word that is not ours, or that means something else there, in the order of the file.
     """
 
     values: Raw
     faults: list[Fault]
     program: OtherProgram | None = None
     words: list[WordRead] = field(default_factory=list[WordRead])
+    is_mixed: bool = False
+    """Whether words of several programs stand in it, so that it is written for none of them."""
 
 
 def _marks() -> dict[str, OtherProgram]:
@@ -67,6 +69,7 @@ def is_ours(word: str) -> bool:
     return any(isinstance(fate, Translated) and word in fate.settings for fate in fates)
 
 
+_AS_HERE = "it asks for what is so here anyway"
 MARKS = _marks()
 FOREIGN_WORDS: tuple[str, ...] = tuple(
     dict.fromkeys(
@@ -89,8 +92,14 @@ def _names() -> dict[str, str]:
 def program_of(raw: Mapping[str, Any]) -> OtherProgram | None:
     """The program that a file is written for: the only one whose own words stand in it. None for a file of ours, and for one that
     mixes the words of several, in which a word that is ours too means what it means here."""
+    found = _programs_in(raw)
+    return found[0] if len(found) == 1 else None
+
+
+def _programs_in(raw: Mapping[str, Any]) -> list[OtherProgram]:
+    """Those whose own words stand in a file."""
     found = {MARKS[word].key: MARKS[word] for word, value in raw.items() if value is not None and word in MARKS}
-    return next(iter(found.values())) if len(found) == 1 else None
+    return list(found.values())
 
 
 def translate(raw: Mapping[str, Any]) -> tuple[Raw, list[Fault]]:
@@ -103,16 +112,46 @@ def read_words(raw: Mapping[str, Any]) -> Translation:
     """`raw` in our keys and values. A key with the value None counts as absent, and so does every key with a fault."""
     program = program_of(raw)
     to = Rewriting(raw, program.key if program else "")
-    words = {word: fate for word in to.values if (fate := fate_of(word, program)) and not _is_plain(word, program)}
-    _drop_words(to, words)
+    fates = {word: fate for word in to.values if (fate := fate_of(word, program))}
+    foreign = {word: fate for word, fate in fates.items() if not _is_plain(word, program)}
+    _drop_words(to, foreign)
     for regroup in _regroups(program):
         regroup(to)
     _rename(to, program)
     spellings.menus_and_empty_names(to)
     faulty = {fault.setting for fault in to.faults}
     values = {key: value for key, value in to.values.items() if value is not None and key not in faulty}
-    read = [_told(word, fate, to, values) for word, fate in words.items()]
-    return Translation(values, to.faults, program, [word for word in read if word is not None])
+    read = [_told(word, fate, to, values) for word, fate in fates.items() if word in foreign or word in to.remarks]
+    return Translation(
+        values, to.faults, program, [word for word in read if word is not None], len(_programs_in(raw)) > 1
+    )
+
+
+def with_changes(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> Translation:
+    """`raw` with every change over it, in our words; both may use any name that a setting goes by, and None takes one out.
+
+    In a file for another program, a change by one of its words replaces that line of the file, in the file's units; any other
+    word means what it means here, whatever the file says.
+    """
+    program = program_of(raw)
+    lines = {
+        word: value
+        for word, value in changes.items()
+        if program and word in program.words and not _is_plain(word, program)
+    }
+    alone = {word: lines[word] for word in lines if len(settings_of(word, program)) == 1}
+    same_line = {word for word in raw if any(settings_of(word, program) == settings_of(new, program) for new in alone)}
+    file = read_words({word: value for word, value in raw.items() if word not in same_line} | lines)
+    over = read_words({word: value for word, value in changes.items() if word not in lines})
+    emptied = {word for word, value in changes.items() if value is None}
+    values = {key: value for key, value in file.values.items() if key not in emptied} | over.values
+    return Translation(values, [*file.faults, *over.faults], file.program, [*file.words, *over.words], file.is_mixed)
+
+
+def settings_of(word: str, program: OtherProgram | None = None) -> tuple[str, ...]:
+    """Our settings that a word stands for in a file for `program`; one of ours stands for itself."""
+    fate = fate_of(word, program)
+    return fate.settings if isinstance(fate, Translated) and not is_ours(word) else (word,)
 
 
 def fate_of(word: str, program: OtherProgram | None) -> Word | None:
@@ -149,7 +188,11 @@ def _drop_words(to: Rewriting, words: Mapping[str, Word]) -> None:
             continue
         value = to.take(word)
         if isinstance(fate, Refused) and fate.asks(value):
-            to.refuse(word, f"{shown(word, 40)} ({shown(value, 30)}) has no counterpart here. {fate.nearest}")
+            to.refuse(word, f"{shown(word, 40)} ({_as_yaml(value)}) has no counterpart here. {fate.nearest}")
+
+
+def _as_yaml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else shown(value, 30)
 
 
 def _rename(to: Rewriting, program: OtherProgram | None) -> None:
@@ -176,12 +219,12 @@ def _told(word: str, fate: Word, to: Rewriting, values: Raw) -> WordRead | None:
     if isinstance(fate, WithoutEffect):
         return WordRead(word, "without effect", fate.reason)
     if isinstance(fate, Refused):
-        return WordRead(word, "without effect", "it asks for nothing that is missing here")
+        return WordRead(word, "without effect", _AS_HERE)
     if remark.startswith("without effect: "):
         return WordRead(word, "without effect", remark.removeprefix("without effect: "))
     made = [f"{key}: {shown(values[key], 40)}" for key in fate.settings if key in values]
     if not made:
-        return WordRead(word, "without effect", remark or "it asks for nothing that is missing here")
+        return WordRead(word, "without effect", remark or _AS_HERE)
     return WordRead(word, "translated", "; ".join([", ".join(made), *([remark] if remark else [])]))
 
 
@@ -204,12 +247,3 @@ def _is_one_of_many(word: str) -> bool:
     """Whether a word holds so many settings that it is no name for one."""
     fate = fate_of(word, None)
     return isinstance(fate, Translated) and len(fate.settings) > 2
-
-
-def ignored_keys(raw: Mapping[str, Any]) -> dict[str, str]:
-    """Keys of `raw` that are accepted and have no effect → why. Keys without a value (null, "") are left out."""
-    return {
-        word.word: word.sentence
-        for word in read_words({key: value for key, value in raw.items() if value not in (None, "")}).words
-        if word.fate == "without effect"
-    }

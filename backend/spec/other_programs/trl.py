@@ -33,7 +33,7 @@ _ADAPTER_DEFAULTS = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "lora
 
 def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     defaults = dict(_DEFAULTS)
-    if "max_steps" in raw and raw["max_steps"] not in (None, -1, "-1"):
+    if any(raw.get(word) not in (None, -1, "-1") for word in ("max_steps", "iters")):
         del defaults["num_train_epochs"]
     if "evaluation_strategy" in raw:
         del defaults["eval_strategy"]

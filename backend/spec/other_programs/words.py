@@ -45,9 +45,11 @@ class Refused:
 
     def asks(self, value: Any) -> bool:
         """Whether a value asks for what does not exist here."""
-        if value is None or value in self.off or value in ([], {}):
+        if value is None or value in ([], {}):
             return False
         text = str(value).strip().lower()
+        if any(off is True for off in self.off):  # what is on here always: false is what asks
+            return text in ASKS_FOR_NOTHING
         return text not in ASKS_FOR_NOTHING and text not in [str(off).lower() for off in self.off]
 
 

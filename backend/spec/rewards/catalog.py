@@ -70,13 +70,13 @@ DEFAULT_REWARDS = (
 """The default of `reward_functions`."""
 
 COMPARING_REWARDS = (
-    *("r1_accuracy_reward_func", "accuracy_reward", "math_eval", "multiple_choice", "jaccard"),
+    *("r1_accuracy_reward_func", "accuracy_reward", "math_eval", "multiple_choice", "choice_correctness", "jaccard"),
     "cosine_scaled_reward",
 )
 """Shipped functions that compare with the dataset's answer and are useless without one."""
 
 _REWARDS_FOLDER = Path(__file__).parents[2] / "rewards" / "functions"
-_REWARD_MODULES = ("r1", "answers", "formats", "texts", "lengths")
+_REWARD_MODULES = ("r1", "answers", "formats", "texts", "lengths", "code", "groups")
 _SETTING = "reward_functions"
 _ENDING = re.compile(r"_reward(_func)?$")
 _KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "None": "none"}

@@ -46,7 +46,7 @@ class Configuration:
 
     @property
     def label(self) -> str:
-        """“Learning rate 0.0001, Temp 0.8”."""
+        """“Learning Rate 0.0001, Temp 0.8”."""
         return ", ".join(f"{SETTINGS[key].label} {text_of(value)}" for key, value in self.settings.items())
 
 

@@ -1,0 +1,157 @@
+"""The shipped reward function that runs the code in a completion against the tests of its row (`backend.rewards.programs`)."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from backend.rewards.functions.answer_text import answer_part
+from backend.rewards.programs.assertions import AssertTests
+from backend.rewards.programs.client import Task, TaskResult, runner
+from backend.rewards.programs.grading import asserts_passed, is_finished, streams_passed
+from backend.rewards.programs.row_tests import RowTests, UnusableTests, row_tests
+from backend.rewards.registry import register_reward_function, require
+from backend.spec.rewards.code_tests import tests_column
+
+_FENCE = re.compile(r"^[ \t]*```([^\n`]*)$", re.MULTILINE)
+LONGEST_PROGRAM = 64 << 10
+"""Characters of a program that is run."""
+SHARE = 0.8
+"""Of the time that a call may take: with the rest the scores are returned."""
+WITHOUT_RUN_S = 60.0
+
+
+@register_reward_function("code_tests", label="Code Tests")
+def code_tests(
+    prompts: list[str],
+    completions: list[str],
+    answer: list[str],
+    types: list[str] | None = None,
+    *,
+    trainer_state: Any = None,
+    log_extra: Callable[..., None] | None = None,
+    log_metric: Callable[..., None] | None = None,
+    column: str = "",
+    strict: bool = False,
+    seconds: float = 4.0,
+    memory_mb: int = 512,
+    most_tests: int = 50,
+    **columns: list[Any],
+) -> list[float | None]:
+    """The share of the row's tests that the code in the completion passes; with `strict` 1.0 for all of them, else 0.0.
+
+    The code is the last fenced block of the answer, else all of it. Tests are assertions or pairs of input and output in `column`, by default the
+    first known one. A program has `seconds` of processor time, twice that on the clock, and `memory_mb` of memory; it reaches no
+    network and no files but Python's, and starts no process. 0 for an empty completion and for a program that fails, hangs or is
+    stopped; None where the row has no tests, and where the time of the whole call ran out before its turn.
+    """
+    require(seconds > 0, f"seconds must be above 0, not {seconds:g}")
+    require(memory_mb >= 32, f"memory_mb must be at least 32, not {memory_mb}")
+    require(most_tests >= 1, f"most_tests must be at least 1, not {most_tests}")
+    if not completions:
+        return []
+    until = time.monotonic() + SHARE * (getattr(trainer_state, "reward_timeout", None) or WITHOUT_RUN_S)
+    tests = _tests_of_rows({**columns, "answer": answer}, column, len(completions), most_tests)
+    sources = [_program(text) for text in completions]
+    # Equal completions of one prompt are common, and one of them is run.
+    wanted = {(source, id(of_row)): of_row for source, of_row in zip(sources, tests, strict=True) if of_row and source}
+    programs = [_tasks(source, of_row) for (source, _), of_row in wanted.items()]
+    deadline_s = max(until - time.monotonic(), 1.0)
+    results = _run(programs, seconds=seconds, memory_mb=memory_mb, deadline_s=deadline_s)
+    counts = {
+        key: _passed(of_row, each, len(tasks))
+        for (key, of_row), each, tasks in zip(wanted.items(), results, programs, strict=True)
+    }
+    passed = [
+        None if of_row is None else counts.get((source, id(of_row)), 0)
+        for source, of_row in zip(sources, tests, strict=True)
+    ]
+    _log(tests, passed, log_extra, log_metric)
+    return [_score(count, of_row, strict) for count, of_row in zip(passed, tests, strict=True)]
+
+
+def _tests_of_rows(columns: Mapping[str, list[Any]], named: str, count: int, most: int) -> list[RowTests | None]:
+    """The tests of each completion's row; completions of equal rows share one object. Raises ValueError for what holds no tests."""
+    present = [name for name, values in columns.items() if isinstance(values, list) and len(values) == count]
+    name = tests_column(named, present)
+    if not name:  # of a dataset that a run trains on, `backend.data.rows.check_columns` says so
+        return [None] * count
+    known: dict[str, RowTests | None] = {}
+    tests: list[RowTests | None] = []
+    for index in range(count):
+        row = {other: columns[other][index] for other in present}
+        key = json.dumps(
+            [row[name], *(row.get(other) for other in ("entry_point", "test_setup_code", "test_imports"))], default=str
+        )
+        if key not in known:
+            try:
+                known[key] = row_tests(row[name], row, most)
+            except UnusableTests as error:
+                raise ValueError(f"the column {name} holds {error}") from None
+        tests.append(known[key])
+    return tests
+
+
+def _program(text: str) -> str:
+    """The last fenced block of the answer, without a fence all of it; of an open last fence, what follows it."""
+    text = answer_part(text)[-4 * LONGEST_PROGRAM :]
+    fences = list(_FENCE.finditer(text))
+    if fences:
+        is_open = len(fences) % 2 == 1
+        start = fences[-1] if is_open else fences[-2]
+        end = len(text) if is_open else fences[-1].start()
+        text = text[start.end() : end]
+    return text.strip("\n")[:LONGEST_PROGRAM]
+
+
+def _tasks(source: str, tests: RowTests) -> list[Task]:
+    if isinstance(tests, AssertTests):
+        return [{"source": source, "setup": tests.setup, "tests": [test.source for test in tests.tests]}]
+    return [{"source": source, "input": test.input} for test in tests]
+
+
+def _run(programs: Sequence[Sequence[Task]], **limits: Any) -> Sequence[Sequence[TaskResult]]:
+    """Raises RuntimeError where programs could change a person's files."""
+    if not programs:
+        return []
+    try:
+        return runner.run(programs, **limits) or [[] for _ in programs]
+    except PermissionError as error:
+        raise RuntimeError(f"programs cannot be kept from your files here: {error}") from None
+
+
+def _passed(tests: RowTests, results: Sequence[TaskResult], tasks: int) -> int | None:
+    """How many tests have passed; None where the program was not run to its end."""
+    if not is_finished(results, tasks):
+        return None
+    return asserts_passed(tests, results[0]) if isinstance(tests, AssertTests) else streams_passed(tests, results)
+
+
+def _count(tests: RowTests) -> int:
+    return len(tests.tests) if isinstance(tests, AssertTests) else len(tests)
+
+
+def _score(passed: int | None, tests: RowTests | None, strict: bool) -> float | None:
+    if passed is None or tests is None:
+        return None
+    return float(passed == _count(tests)) if strict else passed / _count(tests)
+
+
+def _log(
+    tests: Sequence[RowTests | None], passed: Sequence[int | None], log_extra: Callable[..., None] | None, log_metric: Callable[..., None] | None
+) -> None:  # fmt: skip
+    if log_extra is not None:
+        # Of two entries of this function, the first has the column.
+        told = [
+            f"{count} of {_count(row)}" if row and count is not None else None
+            for count, row in zip(passed, tests, strict=True)
+        ]
+        with suppress(ValueError):
+            log_extra("tests passed", told)
+    if log_metric is not None:
+        not_run = sum(count is None and row is not None for count, row in zip(passed, tests, strict=True))
+        log_metric("code_tests/not_run", float(not_run))

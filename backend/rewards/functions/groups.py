@@ -1,0 +1,70 @@
+"""The shipped reward function that compares the completions of one prompt with each other."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+from backend.rewards.registry import register_reward_function, require
+
+LONGEST_NGRAM = 20
+MOST_WORDS = 4000
+"""Words of a completion that are compared: every pair of a group is."""
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+Ngrams = frozenset[tuple[str, ...]]
+
+
+@register_reward_function("diversity", label="Diversity")
+def diversity(
+    prompts: list[str],
+    completions: list[str],
+    answer: list[str],
+    types: list[str] | None = None,
+    *,
+    ngram_size: int = 2,
+) -> list[float | None]:
+    """How little a completion resembles the others of its prompt: 1.0 with no n-gram in common, 0.0 where all are the same.
+
+    1 minus the mean, over the other completions of the prompt, of the Jaccard similarity of their sets of `ngram_size` words or signs, without
+    case. None for a prompt with one completion. An empty completion resembles other empty ones alone; of a huge one the first 4000
+    words are read.
+    """
+    require(1 <= ngram_size <= LONGEST_NGRAM, f"ngram_size must be from 1 to {LONGEST_NGRAM}, not {ngram_size}")
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for index, key in enumerate(zip(prompts, answer, strict=True)):
+        groups[key].append(index)
+    scores: list[float | None] = [None] * len(completions)
+    for members in groups.values():
+        if len(members) > 1:
+            differences = _differences([_ngrams(completions[index], ngram_size) for index in members])
+            for index, difference in zip(members, differences, strict=True):
+                scores[index] = difference
+    return scores
+
+
+def _ngrams(text: str, size: int) -> Ngrams:
+    """The n-grams of a text; of one that is shorter, all of it as one."""
+    # A pattern that finds word after word: of a huge text no more than these are looked for.
+    words = [found[0].casefold() for found, _ in zip(_WORD.finditer(text), range(MOST_WORDS), strict=False)]
+    if len(words) < size:
+        return frozenset({tuple(words)} if words else ())
+    return frozenset(tuple(words[start : start + size]) for start in range(len(words) - size + 1))
+
+
+def _differences(sets: Sequence[Ngrams]) -> list[float]:
+    """1 − the mean similarity of each set with the others, of which there is at least one."""
+    similarity = [0.0] * len(sets)
+    for i, first in enumerate(sets):
+        for j in range(i):
+            shared = _similarity(first, sets[j])
+            similarity[i] += shared
+            similarity[j] += shared
+    return [1.0 - total / (len(sets) - 1) for total in similarity]
+
+
+def _similarity(a: Ngrams, b: Ngrams) -> float:
+    common = len(a & b)
+    union = len(a) + len(b) - common
+    return common / union if union else 1.0

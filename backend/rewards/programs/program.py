@@ -1,0 +1,150 @@
+"""What runs in the fork of one program: it gives up what it may not have, executes the program, and reports what it observes.
+
+Whatever is in this process, the program can reach: its own tests, but no expected value. Reports are lines of JSON on descriptor
+`REPORTS`, which the program could write too (`backend.rewards.programs.grading` believes none of them by themselves).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from backend.confinement import confine_program
+from backend.rewards.programs.assertions import OBSERVE, OBSERVE_PAIR, OPERATORS
+from backend.rewards.programs.values import NotPlain, encoded
+
+REPORTS = 3
+"""The descriptor of reports in the fork of a program that is tested by assertions."""
+LARGEST_FILE = 1 << 20
+"""Bytes of one file that a program writes."""
+MOST_FILES = 64
+"""Descriptors that it may have open."""
+FAILED = 1
+"""Exit code of a program that raised."""
+_MODULE = "solution"
+"""The name under which tests may import the program, as in `from solution import add`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramLimits:
+    """`seconds` of processor time, `memory_mb` of private memory beyond what Python itself has."""
+
+    seconds: float
+    memory_mb: int
+
+
+def become_program(task: Mapping[str, Any], folder: Path, limits: ProgramLimits) -> NoReturn:
+    """Run a program in this process, which is a fresh fork, and end. `task`: as `backend.rewards.programs.server` describes it; standard
+    input and output are in place."""
+    code = FAILED
+    try:
+        os.chdir(folder)
+        confine_program(folder)
+        _limit_resources(limits)
+        module = _fresh_module()
+        if "tests" in task:
+            _run_tests(task, module)
+        else:
+            _execute(task["source"], module)
+        code = 0
+    except SystemExit as end:
+        code = 0 if end.code in (None, 0) else FAILED
+    except BaseException:  # of the program, which is judged by its exit code alone
+        pass
+    finally:
+        with suppress(BaseException):
+            sys.stdout.flush()
+        os._exit(code)
+
+
+def _limit_resources(limits: ProgramLimits) -> None:
+    seconds = max(1, round(limits.seconds + 0.5))
+    wanted = {
+        resource.RLIMIT_CPU: seconds, resource.RLIMIT_FSIZE: LARGEST_FILE, resource.RLIMIT_NOFILE: MOST_FILES,
+        resource.RLIMIT_DATA: limits.memory_mb << 20, resource.RLIMIT_CORE: 0,
+    }  # fmt: skip
+    for limit, value in wanted.items():
+        with suppress(OSError, ValueError):  # macOS has no limit of that kind on memory
+            _, hard = resource.getrlimit(limit)
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(limit, (value, value))
+
+
+def _fresh_module() -> ModuleType:
+    """An empty main module, in an interpreter that looks as if it had just begun."""
+    module = ModuleType("__main__")
+    sys.modules["__main__"] = sys.modules[_MODULE] = module
+    sys.argv = [f"{_MODULE}.py"]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "backend"]:
+        del sys.modules[name]
+    # Kept for the life of the process.
+    sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    return module
+
+
+def _execute(source: str, module: ModuleType) -> None:
+    exec(compile(source, f"{_MODULE}.py", "exec", dont_inherit=True), vars(module))
+
+
+def _run_tests(task: Mapping[str, Any], module: ModuleType) -> None:
+    """Execute the program, the setup and every test. A test that raises ends itself alone."""
+    report = _reporter()
+    with suppress(SystemExit):  # a program may end itself where it is the main one
+        _execute(task["source"], module)
+    current = [0]
+
+    def observe(number: int, value: Any) -> None:
+        report(current[0], number, _claim(lambda: encoded(value)))
+
+    def observe_pair(number: int, name: str, left: Any, right: Any) -> None:
+        report(current[0], number, _pair_claim(name, left, right))
+
+    vars(module).update({OBSERVE: observe, OBSERVE_PAIR: observe_pair, "__entry__": lambda name: _entry(module, name)})
+    _execute(task["setup"], module)
+    for index, test in enumerate(task["tests"]):
+        current[0] = index
+        with suppress(Exception):
+            _execute(test, module)
+            report(index)
+
+
+def _reporter() -> Callable[..., None]:
+    write, dumps = os.write, json.dumps
+
+    def report(*fields: Any) -> None:
+        line = memoryview(f"{dumps(fields)}\n".encode())
+        while line:
+            line = line[write(REPORTS, line) :]
+
+    return report
+
+
+def _claim(encode: Callable[[], Any]) -> dict[str, Any]:
+    try:
+        return {"value": encode()}
+    except (NotPlain, RecursionError):
+        return {}
+
+
+def _pair_claim(name: str, left: Any, right: Any) -> dict[str, Any]:
+    """Both sides; of two that are both no plain values, such as objects of a class of the program's, whether they compare."""
+    claims = _claim(lambda: encoded(left)), _claim(lambda: encoded(right))
+    if all(claims):
+        return {"value": ["t", *(claim["value"] for claim in claims)]}
+    return {} if any(claims) else {"truth": bool(OPERATORS[name](left, right))}
+
+
+def _entry(module: ModuleType, name: str) -> Any:
+    """A function of the program, or a method of its class `Solution`."""
+    found = getattr(module, name, None)
+    return found if found is not None else getattr(module.Solution(), name)

@@ -1,0 +1,174 @@
+"""`train` and `resume`: a run in this process, of settings, functions, rows and callbacks that are objects of the program."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from backend.run.gpu_timeout import relax_gpu_timeout
+from backend.run.library.callbacks import CallbackCalls
+from backend.run.library.own_functions import OwnCalls, OwnFunctions, begin_own_scorer
+from backend.run.library.rows import FOLDER, write_dataset
+from backend.run.library.trained_run import RunFailed, TrainedRun
+from backend.run.stop_signals import handlers_restored
+from backend.spec.config import Config, beside, dump, load, parse, read
+from backend.spec.diary_ends import has_finished
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder, default_run_name, find_run, make_run_folder
+from backend.spec.rewards.allowed_code import allow_named
+from backend.spec.runs.run_format import check_format
+from backend.spec.whole_file import replace_file
+
+if TYPE_CHECKING:
+    from backend.run.ending import Ending
+    from backend.run.run_inputs import RunInputs
+
+Settings = Config | Mapping[str, Any] | str | os.PathLike[str]
+RewardFunctions = Sequence[str | Callable[..., Any]]
+
+
+def train(
+    config: Settings,
+    *,
+    reward_functions: RewardFunctions | None = None,
+    dataset: Any = None,
+    callbacks: Sequence[Any] = (),
+    name: str | None = None,
+    runs_dir: str | os.PathLike[str] | None = None,
+) -> TrainedRun:
+    """Train in this process and return the run once it has ended, finished or stopped.
+
+    `config`: a `Config`, a mapping of settings, or the path of a YAML file. `reward_functions`: names as in the settings, and callables, which run
+    in this process. `dataset`: rows, or splits of rows by name; they are copied into the run's folder. `callbacks`: see `backend.Callback`.
+    `name` and `runs_dir` of the run's folder are as on the command line.
+
+    In the main thread Ctrl-C and SIGTERM mean "save and stop", and have their old meaning again afterwards; in any other thread they stay the
+    program's. Raises Mistake for anything that can be mended: before the first step, with nothing left behind; as RunFailed after it, with everything
+    saved. Raises RuntimeError for a bug of ours, whose traceback is on stderr and in the run's diary.
+    """
+    raw = _raw(config) | ({} if name is None else {"run_name": name})
+    own = OwnFunctions.of(reward_functions or [])
+    with _new_folder(raw, runs_dir) as folder:
+        if reward_functions is not None:
+            raw |= {"reward_functions": own.write(folder.path)} | ({"reward_isolation": "thread"} if own.calls else {})
+        if dataset is not None:
+            write_dataset(dataset, folder.path / FOLDER)
+            raw |= {"data": str(folder.path / FOLDER)}
+        CallbackCalls(callbacks, folder.path)
+        settings, inputs = _checked(raw, folder, own.calls)
+        allow_named(raw)
+        replace_file(folder.config, dump(settings))
+    return _train(settings, folder, inputs, callbacks, "backend.train")
+
+
+def resume(
+    run: str | os.PathLike[str],
+    *,
+    reward_functions: RewardFunctions | None = None,
+    callbacks: Sequence[Any] = (),
+    changes: Mapping[str, Any] | None = None,
+) -> TrainedRun:
+    """Go on with a run from its newest whole checkpoint, as `train` would have; `changes` are settings from its next step on.
+
+    `run`: its folder or its name. A run that was trained with callables needs those of the same names again, in `reward_functions`. Raises as `train`.
+    """
+    folder = find_run(os.fspath(run))
+    check_format(folder)
+    settings = load(folder.config)
+    if has_finished(folder) and not changes:
+        raise Mistake("run", f"The run {folder.name} has finished; give it more steps, as in changes={{'iters': 200}}.")
+    own = OwnFunctions.of(reward_functions or [])
+    _prepare_engine(settings)
+    scorer = begin_own_scorer(settings, own.calls)
+    try:
+        from backend.run.run_inputs import RunInputs, read_rows
+
+        scorer.load()
+        inputs = RunInputs(read_rows(settings, scorer), scorer)
+    except BaseException:
+        scorer.close()
+        raise
+    return _train(settings, folder, inputs, callbacks, "backend.resume", changes)
+
+
+def _raw(config: Settings) -> dict[str, Any]:
+    if isinstance(config, Config):
+        raw = config.model_dump(exclude_unset=True)
+        if raw.get("epochs"):  # they decide; `iters` is set as well where the settings came from a file
+            raw.pop("iters", None)
+        return beside(Path.cwd(), raw)
+    if isinstance(config, Mapping):
+        return beside(Path.cwd(), cast("Mapping[str, Any]", config))
+    return read(os.fspath(config))
+
+
+@contextlib.contextmanager
+def _new_folder(raw: Mapping[str, Any], runs_dir: str | os.PathLike[str] | None) -> Iterator[RunFolder]:
+    """The run's folder while it is filled; where that fails, what was put into it goes, and the folder too if it is new."""
+    named = raw.get("run_name")
+    model, train_type, train_mode = (
+        str(raw.get(key) or default)
+        for key, default in (("model", "run"), ("train_type", "lora"), ("train_mode", "grpo"))
+    )
+    name = str(named or default_run_name(model, train_type, train_mode))
+    folder = make_run_folder(name, Path(runs_dir) if runs_dir else None, reuse=bool(named))
+    before = set(folder.path.iterdir())
+    try:
+        yield folder
+    except BaseException:
+        for made in set(folder.path.iterdir()) - before:
+            shutil.rmtree(made) if made.is_dir() else made.unlink()
+        if not before:
+            with contextlib.suppress(OSError):
+                folder.path.rmdir()
+        raise
+
+
+def _checked(raw: Mapping[str, Any], folder: RunFolder, calls: OwnCalls) -> tuple[Config, RunInputs]:
+    settings = parse(raw)
+    _prepare_engine(settings)
+    from backend.run.preflight import preflight
+
+    return settings, preflight(raw, runs_dir=folder.path.parent, begin=lambda config: begin_own_scorer(config, calls))
+
+
+def _prepare_engine(settings: Config) -> None:
+    """What has to be done before mlx is imported, if that is still to come."""
+    relax_gpu_timeout(settings)
+    from backend.engine.cpu import blas
+
+    blas.prepare()
+
+
+def _train(
+    settings: Config,
+    folder: RunFolder,
+    inputs: RunInputs,
+    callbacks: Sequence[Any],
+    command: str,
+    changes: Mapping[str, Any] | None = None,
+) -> TrainedRun:
+    from backend.run import run_process
+
+    calls = CallbackCalls(callbacks, folder.path)
+    is_main = threading.current_thread() is threading.main_thread()
+    with handlers_restored() if is_main else contextlib.nullcontext():
+        ending = run_process.train(
+            settings, folder, command=command, echo=calls.take, inputs=inputs, changes=changes, look=calls.look
+        )  # fmt: skip
+    run = _trained(folder, ending)
+    calls.end(run)
+    if ending.exit_code == 1:
+        raise RuntimeError(f"{ending.sentence} The run is {folder.path}; its diary has the traceback.")
+    if run.ending == "failed":
+        raise RunFailed(run)
+    return run
+
+
+def _trained(folder: RunFolder, ending: Ending) -> TrainedRun:
+    return TrainedRun(folder.path, cast("Any", ending.kind), ending.step, ending.sentence)

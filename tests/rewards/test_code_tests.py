@@ -1,0 +1,259 @@
+"""`code_tests`: programs are scored by the tests that they pass, whatever form the tests have, and hostile ones get nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.data.rows import check_columns
+from backend.rewards.functions import code
+from backend.rewards.programs.assertions import ExpectedValue
+from backend.rewards.programs.client import runner
+from backend.rewards.programs.grading import same_output
+from backend.rewards.programs.row_tests import UnusableTests, row_tests
+from backend.rewards.programs.values import NotPlain, decoded, encoded
+from backend.rewards.runner.inputs import TrainerState
+from backend.rewards.runner.reward_errors import RewardError
+from backend.rewards.sandbox.process import ScoringProcess
+from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource
+from backend.spec.config import parse
+from tests.support.scoring import make_group, report_of
+
+ADD = "def add(a, b):\n    return a + b\n"
+ASSERTS = ["assert add(1, 2) == 3", "assert add(1, 5) == 6"]
+
+
+def scores(texts: list[str], entry: str = "code_tests(seconds=0.5)", **row: Any) -> list[float | None]:
+    group = make_group(*texts, **row)
+    report_of(group, [entry])
+    return [next(iter(completion.scores.values())) for completion in group.completions]
+
+
+# ── what is run ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        (f"So:\n```python\n{ADD}```\nDone.", ADD),
+        (f"```\nfirst\n```\nno, this:\n```py\n{ADD}```", ADD),
+        (f"<think>\n```python\nthought\n```\n</think>\n```python\n{ADD}```", ADD),
+        (f"<answer>\n```python\n{ADD}\n```\n</answer>", ADD),
+        (ADD, ADD),
+        (f"```python\n{ADD}", ADD),  # cut off
+        ("", ""),
+    ],
+)
+def test_the_last_fenced_block_of_the_answer_is_run(text: str, program: str) -> None:
+    assert code._program(text).strip() == program.strip()
+
+
+def test_huge_texts_are_cut_in_bounded_time() -> None:
+    began = time.perf_counter()
+    for text in ("```\n" * 500_000, "`" * 2_000_000, "\n" * 2_000_000, "a" * 2_000_000):
+        assert len(code._program(text)) <= code.LONGEST_PROGRAM
+    assert time.perf_counter() - began < 3
+
+
+FORMS: list[tuple[str, dict[str, Any], str, list[float]]] = [
+    ("MBPP", {"test_list": ASSERTS}, ADD, [1.0]),
+    ("MBPP's setup", {"test_list": ["assert add(N, 2) == 3"], "test_setup_code": "N = 1"}, ADD, [1.0]),
+    ("one text", {"tests": "x = add(1, 2)\nassert x == 3 and add(0, 0) == 1\nassert add(1, 1) == 2\n"}, ADD, [0.5]),
+    ("HumanEval", {"test": "def check(candidate):\n    assert candidate(1, 2) == 3\n", "entry_point": "add"}, ADD, [1.0]),
+    ("KodCode", {"test": "from solution import add\n\ndef test_a():\n    assert add(1, 2) == 3\n\ndef test_b():\n    assert add(1, 2) == 4\n"}, ADD, [0.5]),
+    ("a loop", {"tests": "for n in range(3):\n    assert add(n, n) == 2 * n\n"}, ADD, [1.0]),
+    ("APPS", {"input_output": json.dumps({"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "8\n"]})}, "print(sum(map(int, input().split())))", [0.5]),
+    ("APPS, by call", {"input_output": {"fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [[3], 7]}}, ADD, [1.0]),
+    ("LeetCode", {"input_output": {"fn_name": "add", "inputs": [[1, 2]], "outputs": [[3, 1]]}},
+     "class Solution:\n    def add(self, a, b):\n        return a + b, a\n", [1.0]),
+    ("open-r1", {"verification_info": {"language": "python", "test_cases": [{"fn_name": None, "input": "2", "output": "4.0", "type": "stdin_stdout"}]}},
+     "print(float(input()) * 2.0000000001)", [1.0]),
+    ("a dict", {"tests": ["assert f() == {'a': [1, (2, 3)], 'b': {4}}", "assert f()['a'][1] is not None"]}, "def f(): return {'a': [1, (2, 3)], 'b': {4}}", [1.0]),
+    ("objects of the program", {"tests": ["assert P(1) == P(1)", "assert P(1) != P(2)"]}, "class P:\n def __init__(s, n): s.n = n\n def __eq__(s, o): return s.n == o.n\n", [1.0]),
+    ("an exit", {"tests": {"inputs": [""], "outputs": ["3"]}}, "print(3)\nraise SystemExit", [1.0]),
+    ("a traceback", {"tests": {"inputs": [""], "outputs": ["3"]}}, "print(3)\n1 / 0", [0.0]),
+    ("threads", {"tests": ["assert f() == 1"]}, "import threading\ndef f():\n x = []\n t = threading.Thread(target=x.append, args=(1,))\n t.start(); t.join()\n return x[0]", [1.0]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "program", "expected"), [case[1:] for case in FORMS], ids=[case[0] for case in FORMS])
+def test_each_form_of_tests(row: dict[str, Any], program: str, expected: list[float]) -> None:
+    assert scores([program], **row) == pytest.approx(expected)
+
+
+def test_strict_wants_them_all_and_most_tests_are_the_first() -> None:
+    half = ["assert add(1, 2) == 3", "assert add(1, 2) == 4"]
+    assert scores([ADD], "code_tests(strict=true)", tests=half) == [0.0]
+    assert scores([ADD], "code_tests(strict=true, most_tests=1)", tests=half) == [1.0]
+    assert scores([ADD], "code_tests(column=mine)", mine=half, tests=["assert add(1, 1) == 2"]) == [0.5]
+
+
+def test_a_row_without_tests_has_no_score_and_another_column_name_is_no_parameter() -> None:
+    assert scores([ADD], tests="") == scores([ADD]) == [None]
+    assert scores([ADD], tests=ASSERTS, seconds="60", column="nowhere") == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [(3, "int"), ("print(1)", "asserts nothing"), ("assert (", "syntax error on line 1"), ({"inputs": ["1"]}, "as many inputs"), ([1], "neither texts")],
+)  # fmt: skip
+def test_a_column_without_tests_is_said(value: Any, what: str) -> None:
+    with pytest.raises(UnusableTests, match=what):
+        row_tests(value, {}, 50)
+    with pytest.raises(RewardError, match="code_tests raised ValueError: the column tests holds"):
+        scores([ADD], tests=value)
+
+
+def test_a_dataset_without_a_known_column_is_refused_before_the_run() -> None:
+    def faults(entry: str, **row: Any) -> list[str]:
+        config = parse({"model": "m", "data": "d", "reward_functions": [entry]})
+        return [str(fault) for fault in check_columns([{"prompt": "p"} | row], config, "rows.jsonl")]
+
+    assert not faults("code_tests", test_list=[]) and not faults("code_tests(column=mine)", mine="")
+    (sentence,) = faults("code_tests", solution="")
+    assert sentence.startswith(
+        "reward_functions: code_tests finds no column tests with tests; rows.jsonl has the columns"
+    )
+    assert faults("code_tests(column=mine)", tests="") and len(sentence) <= 220
+
+
+# ── hostile programs ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+FORGED = b'[0]\\n[1]\\n[0, 0, {"value": true}]\\n[1, 1, {"value": true}]\\n[0, 0, {"truth": true}]\\n'
+HOSTILE = {
+    "loops": "while True: pass",
+    "sleeps": "import time\ntime.sleep(99)",
+    "hogs memory": "x = []\nwhile True: x.append(b'x' * 10**7)",
+    "prints without end": "while True: print('x' * 10**4)",
+    "forks": "import os\nos.fork()\n" + ADD,
+    "starts programs": "import subprocess\nsubprocess.run(['true'])\n" + ADD,
+    "exits as if all were well": "import os\nprint('3')\nos._exit(0)",
+    "exits in a test": "import os\ndef add(a, b): os._exit(0)",
+    "reads a file": "def add(a, b): return len(open('{secret}').read()) and a + b",
+    "writes a file": "def add(a, b):\n    open('{secret}', 'w')\n    return a + b",
+    "lists a folder": "import os\ndef add(a, b): return bool(os.listdir('{home}')) and a + b",
+    "reaches a network": "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'', ('127.0.0.1', 9))\n" + ADD,
+    "signals its parent": "import os\nos.kill(os.getppid(), 9)\n" + ADD,
+    "signals by thread": "import os, ctypes\nif ctypes.CDLL(None).syscall(234, os.getppid(), os.getppid(), 9): raise OSError\n" + ADD,
+    "forges a report": f"import os\nfor file in range(64):\n    try: os.write(file, b'{FORGED.decode()}')\n    except OSError: pass\nos._exit(0)",
+    "equals everything": "class A:\n    __eq__ = lambda a, b: True\ndef add(a, b): return A()",
+    "is an int that equals everything": "class A(int):\n    __eq__ = lambda a, b: True\n    __hash__ = None\ndef add(a, b): return A(9)",
+    "patches the observer": "import builtins, json\njson.dumps = lambda *a, **k: '[0, 0, {\"value\": 9}]'\nbuiltins.isinstance = lambda *a: True\ndef add(a, b): return 9",
+    "raises in every test": "def add(a, b): raise SystemExit(0)",
+}  # fmt: skip
+ON_LINUX_ALONE = {"reads a file", "lists a folder", "signals its parent", "signals by thread"}
+"""What a Mac does not refuse (docs/rewards.md)."""
+
+
+def test_hostile_programs_get_nothing_and_cost_no_more_than_their_time(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("3")
+    tried = {name: text for name, text in HOSTILE.items() if sys.platform == "linux" or name not in ON_LINUX_ALONE}
+    texts = [text.replace("{secret}", str(secret)).replace("{home}", str(tmp_path)) for text in tried.values()]
+    began = time.monotonic()
+    seen = dict(zip([*tried, "honest"], scores([*texts, ADD], tests=ASSERTS), strict=True))
+    assert seen == dict.fromkeys(tried, 0.0) | {"honest": 1.0}
+    # Four run until their time is up, a second on the clock each, if one after the other.
+    assert time.monotonic() - began < 12
+    assert secret.read_text() == "3"
+
+
+@pytest.mark.parametrize("name", ["reads a file", "writes a file", "lists a folder", "reaches a network"])
+def test_programs_that_are_refused_something_would_pass_otherwise(name: str, tmp_path: Path) -> None:
+    """Else the table above would hold whatever a program is refused."""
+    secret = tmp_path / "secret.txt"
+    secret.write_text("3")
+    here: dict[str, Any] = {}
+    exec(HOSTILE[name].replace("{secret}", str(secret)).replace("{home}", str(tmp_path)), here)
+    assert here["add"](1, 2) == 3
+
+
+def test_a_sleeping_program_takes_none_of_the_time_of_the_next_call() -> None:
+    began = time.monotonic()
+    assert scores(["import time\ntime.sleep(99)"], tests=ASSERTS) == [0.0]
+    assert scores([ADD], tests=ASSERTS) == [1.0]
+    assert time.monotonic() - began < 8
+
+
+def test_programs_that_get_no_turn_have_no_score_and_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "SHARE", 0.0)  # a second is left for the call
+    texts = [f"import time\ntime.sleep(9)  # {n}" for n in range(8)]
+    group = make_group(*texts, tests=ASSERTS)
+    report = report_of(group, ["code_tests"])
+    assert all(completion.reward is None for completion in group.completions)
+    assert report.metrics == {"code_tests/not_run": 8.0} and report.columns == {"tests passed": [None] * 8}
+
+
+def test_a_process_that_is_lost_is_no_score_and_the_next_call_has_another() -> None:
+    assert scores([ADD], tests=ASSERTS) == [1.0]
+    os.kill(runner.child.pid or 0, 9)
+    assert scores([ADD], tests=ASSERTS) == [None]
+    assert scores([ADD], tests=ASSERTS) == [1.0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a Mac's sandbox cannot be entered twice")
+def test_programs_run_inside_the_confined_process_of_reward_functions_too(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("3")
+    scorer = ProcessScorer(RewardSource([["code_tests(seconds=0.5)"]], None, tmp_path), ScoringProcess(), 30)
+    try:
+        reads = f"def add(a, b): return bool(open({str(secret)!r}).read()) and a + b"
+        kills = "import os\ndef add(a, b):\n    for p in range(2, 99999): os.kill(p, 9)"
+        group = make_group(ADD, reads, kills, tests=ASSERTS)
+        report = scorer.score([group], 0, [1.0], 30, TrainerState())
+        assert [completion.reward for completion in group.completions] == [1.0, 0.0, 0.0]
+        assert report.columns == {"tests passed": ["2 of 2", "0 of 2", "0 of 2"]}
+    finally:
+        scorer.close()
+
+
+def test_nothing_is_run_where_it_could_not_be_confined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_not_confined", "the kernel offers no Landlock here")
+    with pytest.raises(RewardError, match="programs cannot be kept from your files here"):
+        scores([ADD], tests=ASSERTS)
+
+
+# ── values and outputs ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 3, -(2**90), 1.5, float("inf"), "é\ud800", b"\0", 1j, [1, [2]], (1,), {1, 2}, {"a": (1, None)}, {(1, 2): {3}}, [], {}],
+)  # fmt: skip
+def test_plain_values_come_back_equal(value: Any) -> None:
+    back = decoded(json.loads(json.dumps(encoded(value))))
+    assert back == value and type(back) is type(value)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [{}, ["x"], [1], [], ["i", "z"], ["c", "x y"], ["s", ["l"]], ["b", 3], ["n", "x"], ["d", "ab", 3], ["r", "1/0"]],
+)
+def test_what_is_no_value_is_refused(claim: Any) -> None:
+    with pytest.raises(NotPlain):
+        decoded(claim)
+
+
+def test_a_set_made_to_collide_is_refused() -> None:
+    with pytest.raises(NotPlain):
+        decoded(["s", *(["i", hex(n * (2**61 - 1))] for n in range(5000))])
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "is_same"),
+    [("3\n", "3", True), ("a  \nb\n\n", "a\nb", True), ("1 2", "1\n2", True), ("1 2", "12", False), ("0.3333333333", "0.33333333334", True),
+     ("3.0", "3", False), ("3", "3.0", True), ("0.34", "0.33", False), ("", "", True), ("nan", "1.0", False), ("YES", "yes", False)],
+)  # fmt: skip
+def test_outputs_are_compared_as_judges_do(actual: str, expected: str, is_same: bool) -> None:
+    assert same_output(actual, expected) is is_same
+
+
+def test_an_observation_that_cannot_be_compared_does_not_hold() -> None:
+    assert not ExpectedValue("right", "Lt", 3).holds("text") and not ExpectedValue("pair", "Eq").holds(3)
+    assert ExpectedValue("left", "In", 2).holds([1, 2]) and not ExpectedValue("truth").holds(1)
