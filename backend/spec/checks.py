@@ -253,21 +253,19 @@ def _safe_name(setting: str, what: str, name: str) -> Iterator[Fault]:
 
 @_reads("learning_rate", "lr_final", "lr_schedule")
 def _learning_rate_decays(peak: float, final: float | None, schedule: str) -> Iterator[Fault]:
-    if final is None or schedule in ("constant", "constant_with_warmup", "inverse_sqrt"):
-        return
-    if final > peak and final != DEFAULT_FINAL:  # which gives way (`backend.spec.learning_rate`)
+    falls = schedule not in ("constant", "constant_with_warmup", "inverse_sqrt")
+    if (
+        falls and final is not None and final > peak and final != DEFAULT_FINAL
+    ):  # which gives way to a share of the peak
         yield Fault("lr_final", f"The final rate ({final:g}) is above the learning rate ({peak:g}).")
-    elif final == 0 and schedule in ("exponential", "step"):
-        yield Fault(
-            "lr_final", "A rate that falls by factors never reaches 0; give a final rate above 0, or leave it empty."
-        )
+    if final == 0 and schedule in ("exponential", "step"):
+        yield Fault("lr_final", "A rate that falls by factors never reaches 0; give one above 0, or leave it empty.")
 
 
 @_reads("optimizer", "optimizer_bits")
 def _state_is_built_in_8_bits(name: str, bits: str) -> Iterator[Fault]:
     if bits == "8" and name not in EIGHT_BIT:
-        built = ", ".join(EIGHT_BIT)
-        yield Fault("optimizer_bits", f"The state of {name} is not built in 8 bits; that of {built} is.")
+        yield Fault("optimizer_bits", f"The state of {name} is not built in 8 bits; that of {', '.join(EIGHT_BIT)} is.")
 
 
 def reference_is_needed(beta: float, log_kl: bool, ratio_against: str) -> bool:
