@@ -73,9 +73,17 @@ class FormSession(QObject):
         path = Path(path).resolve()
         if self._load_form(path):
             self.prefs.remember(path)
-            left = len(self.draft.left_out)
-            note = f" {left} of its keys {'was' if left == 1 else 'were'} left out." if left else ""
-            self.messages.say(f"Opened {path.name}.{note}", FORM, self.while_form_stays())
+            self.messages.say(f"Opened {path.name}{self._words_read()}", FORM, self.while_form_stays())
+
+    def _words_read(self) -> str:
+        """The end of the sentence that a file was opened: whose file it is, and how many words were translated and left out."""
+        if (translation := self.draft.translation) is None:
+            return "."
+        left = sum(word.fate != "translated" for word in translation.words)
+        counts = {"translated": len(translation.words) - left, "left out": left}
+        told = ", ".join(f"{count} {fate}" for fate, count in counts.items() if count)
+        whose = f", a file for {translation.program.name}" if translation.program else ""
+        return f"{whose}. Of its words, {told}."
 
     def apply_preset(self, preset: Preset) -> None:
         """Apply a preset to the form, and show it."""

@@ -23,10 +23,10 @@ from app.widgets.basic.labels_and_buttons import PlainLabel, button
 from app.widgets.basic.layout import set_shown
 from app.widgets.form import launch_column
 from app.widgets.form.form import FieldGrid, Form, SettingsCard
-from app.widgets.form.ignored_keys import IgnoredKeysBanner
 from app.widgets.form.launch_column import LaunchColumn
 from app.widgets.form.path_field import PathField
 from app.widgets.form.setting_search import SettingSearch
+from app.widgets.form.translated_file import TranslatedFileBanner
 from app.widgets.rewards.reward_panel import RewardPanel
 from backend.spec.config import SECTIONS, SETTINGS, sections
 from backend.spec.documented_form import documented_part
@@ -83,9 +83,9 @@ class TrainPage(QWidget):
 
     def _compose(self) -> None:
         self.banner = self._banner()
-        self.left_out = IgnoredKeysBanner()
+        self.translated_file = TranslatedFileBanner()
         self.form.add(self.banner)
-        self.form.add(self.left_out)
+        self.form.add(self.translated_file)
         for section, settings in sections().items():
             if section == "preference":
                 self.form.add(_not_applicable("QAT", "Not applicable to GRPO."))
@@ -117,7 +117,14 @@ class TrainPage(QWidget):
         return [*self.rewards.tab_stops(), *(stop for field in below.fields for stop in field.tab_stops())]
 
     def _order_tabs(self) -> None:
-        first = (self.all_settings, self.presets, self.search, self.run_demo, self.left_out.close_button)
+        first = (
+            self.all_settings,
+            self.presets,
+            self.search,
+            self.run_demo,
+            self.translated_file.show_button,
+            self.translated_file.close_button,
+        )
         chain = [*first, *self._tabs, self.launch.run, self.launch.copy]
         for widget, following in pairwise(chain):
             QWidget.setTabOrder(widget, following)
@@ -181,7 +188,7 @@ class TrainPage(QWidget):
         file = self.form.fields["reward_functions_file"]
         assert isinstance(file, PathField)
         file.hand_over = self.draft.use_reward_file
-        self.left_out.closed.connect(self._close_left_out)
+        self.translated_file.closed.connect(self._close_translated_file)
         self.session.time_forecast.changed.connect(self._show_plan)
         self.form.focused.connect(lambda key: self.launch.show_help(SETTINGS[key]))
         self.rewards.picked.connect(self._on_rewards_picked)
@@ -228,7 +235,7 @@ class TrainPage(QWidget):
 
     def _show_values(self) -> None:
         self.form.show_values(self.draft.values())
-        self.left_out.show_keys(self.draft.path, self.draft.left_out)
+        self._show_translated_file()
         self._show_applying()
         self._show_dataset_line()
         self.form.show_changed(self._off_default(), afresh=True)
@@ -258,9 +265,16 @@ class TrainPage(QWidget):
         self.launch.show_command(self.draft.command_text(), self.draft.short_command())
         self._show_run_button()
 
-    def _close_left_out(self) -> None:
-        self.draft.left_out = {}
-        self.left_out.show_keys(None, {})
+    def _show_translated_file(self) -> None:
+        translation = self.draft.translation
+        if translation is None:
+            return self.translated_file.show_words(None, "", [])
+        program = translation.program.name if translation.program else ""
+        return self.translated_file.show_words(self.draft.path, program, translation.words)
+
+    def _close_translated_file(self) -> None:
+        self.draft.translation = None
+        self._show_translated_file()
 
     def _show_run_button(self, _state: str = "") -> None:
         """Exactly one button is primary: the demo's while its banner is visible, else Run."""

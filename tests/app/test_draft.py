@@ -177,7 +177,9 @@ def test_keys_of_other_trainings_are_left_out_and_listed(draft: Draft, tmp_path:
         text + "optimizer: adamw\noptimizer_config: {adamw: {betas: [0.8, 0.9]}, muon: {}}\n"
     )
     draft.load(tmp_path / "theirs.yaml")
-    assert list(draft.left_out) == ["train", "qat_bits", "dpo_cpo_loss_type", "delta"]
+    assert draft.translation is not None
+    left_out = [word.word for word in draft.translation.words if word.fate == "without effect"]
+    assert left_out == ["train", "qat_bits", "dpo_cpo_loss_type", "delta"]
     assert draft.config().delta is None, "their delta is DPO's, and would have clipped our ratio"
     assert (draft.config().adam_beta1, draft.config().adam_beta2) == (0.8, 0.9)
 

@@ -263,10 +263,40 @@ def test_a_config_and_a_reward_file_of_mlx_lm_lora_open_unchanged(page: TrainPag
     fields = page.form.fields
     assert fields["data"].control.text() == "mlx-community/Dolci-Think-RL-7B-2k"
     assert fields["importance_sampling_level"].value() == "sequence"
-    assert page.left_out.sentence.text() == "Left out of mlx_lm_lora_grpo.yaml: train (every run here trains)."
-    assert page.left_out.isVisible()
-    page.left_out.close_button.click()
-    assert not page.left_out.isVisible()
+    banner = page.translated_file
+    assert banner.sentence.text() == (
+        "mlx_lm_lora_grpo.yaml is a file for mlx-lm-lora; what it leaves out has GRPO Studio's defaults. "
+        "Left out: train (every run here trains)."
+    )
+    assert banner.isVisible() and not banner.show_button.isVisible()
+    banner.close_button.click()
+    assert not banner.isVisible()
+
+
+def test_a_config_for_trl_opens_translated_and_says_what_was_made_of_each_word(page: TrainPage, tmp_path: Path):
+    (tmp_path / "trl.yaml").write_text(
+        "model_name_or_path: a/b\ndataset_name: c/d\nper_device_train_batch_size: 16\ngradient_accumulation_steps: 2\n"
+        "num_generations: 8\nmax_steps: 50\nuse_vllm: true\n"
+    )
+    page.session.load_config(tmp_path / "trl.yaml")
+    page._show_problems()
+    config, banner = page.draft.config(), page.translated_file
+    assert (config.model, config.data, config.batch_size, config.gradient_accumulation_steps, config.iters) == (
+        "a/b",
+        "c/d",
+        2,
+        2,
+        50,
+    )
+    assert banner.sentence.text() == (
+        "trl.yaml is a file for TRL; what it leaves out has GRPO Studio's defaults. 6 words of it were translated. "
+        "Left out: use_vllm (completions are sampled in batches in the run's own process)."
+    )
+    banner.show_button.click()
+    assert banner.translated.isVisible() and "max_steps → iters: 50" in banner.translated.text()
+    assert "16 × 2 completions an update are 4 prompts of 8" in banner.translated.text()
+    banner.show_button.click()
+    assert not banner.translated.isVisible()
 
 
 def test_every_control_has_a_name_and_a_description(page: TrainPage):

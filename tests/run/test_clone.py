@@ -54,7 +54,7 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def numbers(run: RunFolder) -> list[tuple[Any, ...]]:
-    machine = ("time/", "per_second", "memory")
+    machine = ("time/", "per_second", "memory", "process/", "machine/")
     return [
         (event["kind"], event["step"], {k: v for k, v in event["metrics"].items() if not any(word in k for word in machine)})
         for event in read_events(run.events)

@@ -247,12 +247,3 @@ def _is_one_of_many(word: str) -> bool:
     """Whether a word holds so many settings that it is no name for one."""
     fate = fate_of(word, None)
     return isinstance(fate, Translated) and len(fate.settings) > 2
-
-
-def ignored_keys(raw: Mapping[str, Any]) -> dict[str, str]:
-    """Keys of `raw` that are accepted and have no effect → why. Keys without a value (null, "") are left out."""
-    return {
-        word.word: word.sentence
-        for word in read_words({key: value for key, value in raw.items() if value not in (None, "")}).words
-        if word.fate == "without effect"
-    }

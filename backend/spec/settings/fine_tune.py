@@ -27,10 +27,15 @@ class FineTuneFields(BaseModel):
                         ge=1, le=4096, when=_ADAPTERS, group=_LORA)
     scale: float = setting(20.0, "fine_tune", "Scale", "Factor on what the adapter adds to the frozen weight.",
                            gt=0, le=1_000_000, when=_ADAPTERS, group=_LORA)
+    lora_alpha: float | None = setting(None, "fine_tune", "LoRA alpha", "Scale by another name, as peft and TRL have it: it is alpha divided by "
+                                       "the rank, and takes the place of Scale.", gt=0, le=1_000_000, advanced=True, when=_ADAPTERS)
+    use_rslora: bool = setting(False, "fine_tune", "rsLoRA", "Divides LoRA alpha by the root of the rank, so that large ranks learn as "
+                               "fast as small ones (arXiv:2312.03732).", advanced=True, when=_ADAPTERS)
     dropout: float = setting(0.0, "fine_tune", "Dropout", "Share of adapter inputs set to zero while learning.",
                              ge=0, lt=1, when=_ADAPTERS, group=_LORA)
-    lora_keys: list[str] = setting([], "fine_tune", "Target modules", "Names of the linear layers that get adapters, such as "
-                                   "self_attn.q_proj. Empty means all of them.", advanced=True, when=_ADAPTERS)
+    lora_keys: list[str] = setting([], "fine_tune", "Target modules", "Names of the layers that get adapters, whole or their end: "
+                                   "self_attn.q_proj or q_proj; all-linear means every linear one. Empty means all that can.",
+                                   advanced=True, when=_ADAPTERS)
     quantization: str = setting(
         "none", "fine_tune", "Quantization", "Stores the frozen base weights in fewer bits, after loading. Quantisation-aware training (QAT) does "
         "not apply to GRPO.",

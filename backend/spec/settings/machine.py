@@ -16,6 +16,12 @@ class MachineFields(BaseModel):
     # fmt: off
     grad_checkpoint: bool = setting(False, "training", "Gradient checkpointing", "Recomputes each layer in the backward "
                                     "pass: less memory, about a third slower.", used_by=("duration",))
+    device: str = setting(
+        "auto", "training", "Device", "What the run computes on.",
+        choices=[("auto", "Automatic", "The GPU where MLX has one, else the CPU."), ("gpu", "GPU", "Refused where MLX has none."),
+                 ("cpu", "CPU", "Much slower on a Mac; leaves its GPU free.")],
+        advanced=True, used_by=("duration",),
+    )
     memory_limit: float = setting(0.0, "training", "Memory limit", "What a run may use. Sampling and learning are cut up so that "
                                   "they stay within it. 0 takes a safe share of this machine.", ge=0, le=1_000_000, unit="GB", advanced=True)
     retry_on_gpu_error: int = setting(3, "training", "Retries after a GPU error", "How often in a row a run that the GPU has failed, for want "

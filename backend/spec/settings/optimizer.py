@@ -49,6 +49,11 @@ class OptimizerFields(BaseModel):
                                   when=("optimizer", ("adam", "adamw", "adamax")))
     max_grad_norm: float = setting(1.0, "training", "Max gradient norm", "Longer gradients are shortened to this length. "
                                    "0 never shortens.", ge=0, le=1_000_000, advanced=True)
+    neftune_noise_alpha: float = setting(
+        0.0, "training", "NEFTune noise", "Adds uniform noise of this size, divided by the root of tokens times embedding width, to the input "
+        "embeddings while learning (arXiv:2310.05914). Completions are sampled without it, and learning takes longer: prompts are read "
+        "once for every completion. 5 to 15 is usual; 0 adds none.", ge=0, le=1_000, advanced=True, used_by=("duration",),
+    )
     lr_schedule: str = setting(
         "constant", "training", "LR Schedule", "How the learning rate changes over the run.",
         choices=[("constant", "Constant", "The same from the first step to the last; warms up only where a warm-up ratio is given."),

@@ -99,7 +99,7 @@ class SweepPlan:
         groups: dict[tuple[str, ...], list[Member]] = {}
         for member in self.members():
             config = parse(self.raw_settings(member))
-            base = (config.model, config.quantization, config.dtype)
+            base = (config.model, config.quantization, config.dtype, config.device)
             key = (*base, member.run) if config.train_type == "full" else base
             groups.setdefault(key, []).append(member)
         return list(groups.values())
