@@ -55,11 +55,13 @@ def stage_data(values: Mapping[str, Any], index: int) -> dict[str, Any]:
     """The settings of the training rows that a stage replaces in those of its run. Of another dataset the training split alone is read."""
     stage = values["stages"][index]
     replaced = {key: stage[key] for key in STAGE_DATA if key in stage and stage[key] != values[key]}
-    return replaced | (TRAINING_SPLIT_ALONE if replaced.keys() & OF_DATASET else {})
+    if replaced.keys() & {*OF_DATASET}:
+        replaced |= TRAINING_SPLIT_ALONE
+    return replaced
 
 
 OF_DATASET = ("data", "dataset_config", "train_split")
-TRAINING_SPLIT_ALONE: Mapping[str, Any] = {
+TRAINING_SPLIT_ALONE: dict[str, Any] = {
     "valid_split": "valid",
     "test_split": "test",
     "validation_split": 0.0,
@@ -84,8 +86,10 @@ def stage_rows(values: Mapping[str, Any], index: int) -> dict[str, Any]:
 def scoring_of(values: Mapping[str, Any], index: int) -> dict[str, Any]:
     """The reward functions and weights of a stage, as the settings of a run name them."""
     stage = values["stages"][index]
-    functions = stage.get("reward_functions") or values["reward_functions"]
-    weights = stage.get("reward_weights") or ([] if stage.get("reward_functions") else values["reward_weights"])
+    functions: list[str] = stage.get("reward_functions") or values["reward_functions"]
+    weights: list[float] = stage.get("reward_weights") or []
+    if not weights and not stage.get("reward_functions"):
+        weights = values["reward_weights"]
     return {"reward_functions": functions, "reward_weights": weights}
 
 
