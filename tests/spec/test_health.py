@@ -162,6 +162,7 @@ def test_a_learning_rate_still_warming_up_is_not_too_low() -> None:
     assert found(run(30, **still)) == ["too_slow"]
     assert found([*run(30, **still, learning_rate=4e-6)]) == []
     assert found(run(30, **still | {"kl": 1e-4})) == []
+    assert found(run(30, **still | {"kl": -0.2}), kl_estimator="documented") == []
     assert found(run(29, **still)) == []
 
 
