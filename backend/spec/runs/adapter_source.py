@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from backend.spec.faults import Mistake
+from backend.spec.other_programs.translation import translate
 from backend.spec.places import RunFolder, find_run, runs_folder
-from backend.spec.setting_aliases import translate
 from backend.spec.user_input.documents import read_json
 from backend.spec.user_input.files import is_file, is_folder
 from backend.spec.user_input.paths import user_path
