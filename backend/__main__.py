@@ -15,6 +15,7 @@ from backend.models import template_limits
 from backend.rewards.functions import math_equality
 from backend.rewards.programs import client as programs
 from backend.rewards.sandbox import wire
+from backend.run.trackers import process as tracker_process
 from backend.spec.command import BUNDLED_PROGRAM
 from backend.spec.faults import Mistake
 
@@ -66,6 +67,7 @@ def app() -> typer.Typer:
         self_test,
         serve,
         sweep,
+        track,
         train,
         validate,
         where,
@@ -95,6 +97,7 @@ def app() -> typer.Typer:
         evaluate.evaluate,
         where.where,
         replay.replay,
+        track.track,
         serve.serve,
     ):
         name = function.__name__
@@ -149,6 +152,8 @@ def main() -> int | None:
         from backend.rewards.sandbox import server
 
         server.main(sys.argv[2:])
+    if sys.argv[1:2] == [tracker_process.VERB]:
+        return tracker_process.main(sys.argv[2:])
     if sys.argv[1:] == [device_child.VERB]:
         return device_child.main()
     if sys.argv[1:] == [template_limits.VERB]:

@@ -106,6 +106,13 @@ class FormSession(QObject):
         if self.draft.values() != before:
             self._say_undoable(choice.sentence)
 
+    def use_two_updates(self) -> None:
+        """Set the form to two updates per rollout, so that the next run has a ratio that can be clipped."""
+        self.draft.set("num_iterations", 2)
+        self._say_undoable(
+            "Updates per rollout is 2 in the form, for the next run; a run that has begun keeps its own."
+        )
+
     def _say_undoable(self, sentence: str) -> None:
         """Say what was done to the form, with a link that undoes it while nothing else was changed."""
         self.messages.say(sentence, FORM, self.while_form_stays(), Offer("Undo", self.undo_requested.emit))

@@ -17,8 +17,10 @@ from app.model.form_values import is_equivalent
 from app.model.memory_parts import amount
 from app.model.session import Session
 from app.pages.parts.dataset_line import DatasetLine
+from app.pages.parts.default_dataset import DefaultDatasetOffer
 from app.pages.parts.source_picking import Picking
 from app.widgets.basic.labels_and_buttons import PlainLabel, button
+from app.widgets.basic.layout import set_shown
 from app.widgets.form import launch_column
 from app.widgets.form.form import FieldGrid, Form, SettingsCard
 from app.widgets.form.launch_column import LaunchColumn
@@ -27,10 +29,11 @@ from app.widgets.form.setting_search import SettingSearch
 from app.widgets.form.translated_file import TranslatedFileBanner
 from app.widgets.rewards.reward_panel import RewardPanel
 from backend.spec.config import SECTIONS, SETTINGS, sections
+from backend.spec.documented_form import documented_part
 from backend.spec.faults import Fault, Mistake
 from backend.spec.unusual import unusual
 
-REWARD_FIELDS = ("reward_functions_file", "reward_functions", "reward_weights")
+REWARD_FIELDS = ("reward_functions", "reward_weights", "reward_functions_file")
 """Shown below the reward table, in this order, and not among the other fields of their section."""
 BASIC_FIELDS = (
     *("train_mode", "model", "data", "train_type", "iters", "batch_size", "learning_rate"),
@@ -86,21 +89,24 @@ class TrainPage(QWidget):
         for section, settings in sections().items():
             if section == "preference":
                 self.form.add(_not_applicable("QAT", "Not applicable to GRPO."))
-            card = SettingsCard(
-                section,
-                SECTIONS[section],
-                [about for about in settings if about.key not in REWARD_FIELDS],
-                BASIC_FIELDS,
-                self.form.page,
-            )
+            listed = [about for about in settings if about.key not in REWARD_FIELDS]
+            # The reward table stands between the documented settings of its section and ours.
+            first = documented_part(section, listed) if section == "generation" else listed
+            others = [about for about in listed if about not in first]
+            card = SettingsCard(section, SECTIONS[section], first, others, BASIC_FIELDS, self.form.page)
             self.form.add_card(card)
             self._tabs += card.tab_order(self._add_rewards(card) if section == "generation" else ())
         self.form.column.addStretch()
         self.form.open_cards(self.session.prefs.open_cards)
         self.dataset = self.session.dataset
-        self.dataset_line = DatasetLine(self.dataset, self.form.fields["data"])
-        self.form.fields["data"].layout().addWidget(self.dataset_line)  # pyright: ignore
-        self._tabs.insert(self._tabs.index(self.form.fields["data"].tab_stops()[-1]) + 1, self.dataset_line)
+        data = self.form.fields["data"]
+        assert isinstance(data, PathField)
+        self.dataset_line = DatasetLine(self.dataset, data)
+        self.default_dataset = DefaultDatasetOffer(self.session, data, data)
+        below = self._tabs.index(data.tab_stops()[-1]) + 1
+        self._tabs[below:below] = [self.default_dataset, self.dataset_line]
+        for part in (self.default_dataset, self.dataset_line):
+            data.layout().addWidget(part)  # pyright: ignore
 
     def _add_rewards(self, card: SettingsCard) -> list[QWidget]:
         """Add the reward table and its fields to the card; returns their widgets in tab order."""
@@ -221,6 +227,7 @@ class TrainPage(QWidget):
             self.form.fields[key].show_value(self.draft.value(key))
         if key in (*REWARD_FIELDS, "model", "data"):
             self._show_rewards()
+        self._show_dataset_line()
         self._show_applying()
         self.form.show_changed(self._off_default() & {key}, afresh=False)
         self._show_plan()
@@ -230,6 +237,7 @@ class TrainPage(QWidget):
         self.form.show_values(self.draft.values())
         self._show_translated_file()
         self._show_applying()
+        self._show_dataset_line()
         self.form.show_changed(self._off_default(), afresh=True)
         self._show_rewards()
         self._show_plan()
@@ -241,6 +249,10 @@ class TrainPage(QWidget):
     def _show_applying(self) -> None:
         valid_values = self.draft.valid_values()
         self.form.show_only({key for key, about in SETTINGS.items() if about.applies(valid_values)})
+
+    def _show_dataset_line(self) -> None:
+        """An empty field has the offer of a dataset in its place."""
+        set_shown(self.dataset_line, bool(str(self.draft.value("data") or "").strip()))
 
     def _show_rewards(self) -> None:
         value = self.draft.value

@@ -7,7 +7,17 @@ from backend.cli.exit_codes import BUG, FINISHED, MISTAKE, STOPPED
 GROUPS: dict[str, tuple[str, ...]] = {
     "Train": ("train", "resume", "change", "clone", "queue", "sweep", "demo"),
     "Before training": ("check", "import", "estimate", "rewards"),
-    "What a run has learned": ("runs", "doctor", "compare", "evaluate", "generate", "chat", "export", "validate"),
+    "What a run has learned": (
+        "runs",
+        "doctor",
+        "compare",
+        "evaluate",
+        "generate",
+        "chat",
+        "export",
+        "validate",
+        "track",
+    ),
     "This machine and this program": ("where", "hub", "bench", "replay", "serve"),
 }
 """Title → verbs. A verb of no group is listed under Commands."""
@@ -33,6 +43,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "doctor": ("doctor RUN", "doctor RUN --json"),
     "evaluate": ("evaluate RUN --n 8", "evaluate owner/model config.yaml --limit 100"),
     "replay": ("replay RUN", "replay RUN --speed 10 --name demonstration"),
+    "track": ("track RUN --to csv", "track RUN --to wandb --upload"),
     "where": ("where", "where --remove settings"),
 }
 """Verb ("" for the whole program) → what could be typed after the program's name."""

@@ -21,6 +21,7 @@ from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.tuner.utils import load_adapters
 
+from backend.engine import device
 from backend.engine.cpu import compiler
 from backend.engine.model_probe import gradient_error, split
 from backend.engine.output_layer import PROBE
@@ -168,6 +169,7 @@ class Base:
 
 def load_base(config: ModelSettings, note: Callable[[str], None] = lambda sentence: None) -> Base:
     """Load, quantise and cast the model of a run. Raises Mistake, naming the setting, where that cannot be done."""
+    device.use(config.device)
     model, tokenizer, model_config = load_model(config.model, "model")
     tokenizer = run_tokenizer(config.tokenizer, tokenizer, model)
     if config.tokenizer:  # who loads what is saved ends its texts at these tokens

@@ -32,7 +32,7 @@ def adapter_config(policy: Policy, config: ModelSettings) -> dict[str, Any]:
         "model": config.model,
         "num_layers": adapted_layer_count(policy.model, config.num_layers),
         "lora_parameters": lora_parameters(config, policy.adapted_keys),
-    }
+    } | ({"use_rslora": True} if config.use_rslora else {})  # for peft's file; mlx-lm reads the scale
 
 
 def save_arrays(path: Path, arrays: Arrays) -> None:

@@ -25,6 +25,7 @@ from backend.run.held_folder import FolderPlace
 from backend.run.parts import SharedParts
 from backend.run.run_inputs import RunInputs
 from backend.run.steering import Steering
+from backend.run.trackers.launch import start_trackers
 from backend.run.trainer import Trainer
 from backend.spec.config import Config
 from backend.spec.disk_faults import DiskFault
@@ -64,6 +65,8 @@ def train(
             trainer, saved = open_run(
                 config, run, echo, changes=changes, is_restarted=inherited is not None, notes=notes
             )
+            if not notes:  # the first time
+                start_trackers(run, config.report_to, trainer.note)
             if look is not None:
                 trainer.control.also_look(look)
             ending, damaged = _trained(trainer, saved, command, inputs)

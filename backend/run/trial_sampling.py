@@ -83,7 +83,7 @@ class TrialSampler:
             report({"phase": "sampling", "done": tokens, "of": most_tokens})
 
         poll(0)
-        sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p)
+        sampling = Sampling.of(config)
         return self._cached_rollout(config, policy).sample(problems, group_size, sampling, seed, 0, poll)
 
     def _cached_policy(self, config: Config) -> Policy:

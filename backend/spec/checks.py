@@ -12,8 +12,10 @@ from typing import Any, cast
 from backend.spec.faults import Fault, Mistake
 from backend.spec.learning_rate import DEFAULT_FINAL
 from backend.spec.row_settings import evaluation_set_faults, pattern_faults, template_faults
+from backend.spec.runs.changeable import STAGE_DATA, STAGE_KEYS, STAGE_OWN, STAGE_SETTINGS
 from backend.spec.runs.stop_conditions import EVALUATION, condition_fault, metric_fault
 from backend.spec.settings.optimizer import EIGHT_BIT
+from backend.spec.trackers import project_fault, report_to_fault
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown
 
@@ -125,8 +127,6 @@ def _completion_leaves_space_for_a_prompt(completion: int, sequence: int) -> Ite
 
 @_reads("reward_functions")
 def _reward_functions_are_listed_once(functions: list[str]) -> Iterator[Fault]:
-    if not functions:
-        yield Fault("reward_functions", "No reward function is ticked; a run needs at least one.")
     if twice := _duplicates(functions):
         yield Fault("reward_functions", f"{shown(', '.join(twice))} is listed twice; list each reward function once.")
 
@@ -226,6 +226,12 @@ def _full_fine_tuning_needs_range(train_type: str, dtype: str) -> Iterator[Fault
         )
 
 
+@_reads("train_type", "lora_alpha", "use_rslora")
+def _rslora_needs_alpha(train_type: str, alpha: float | None, rslora: bool) -> Iterator[Fault]:
+    if rslora and alpha is None and train_type != "full":
+        yield Fault("use_rslora", "rsLoRA divides LoRA alpha by the root of the rank; give LoRA alpha, or turn it off.")
+
+
 @_reads("train_type", "quantization")
 def _dora_lacks_6_bits(train_type: str, quantization: str) -> Iterator[Fault]:
     if train_type == "dora" and quantization == "6":
@@ -290,7 +296,9 @@ def reference_is_needed(beta: float, log_kl: bool, ratio_against: str) -> bool:
 @_reads("sync_ref_model", "beta", "log_kl", "ratio_against")
 def _synced_reference_is_used(sync: bool, beta: float, log_kl: bool, against: str) -> Iterator[Fault]:
     if sync and not reference_is_needed(beta, log_kl, against):
-        yield Fault("sync_ref_model", "Reference follows is on, but KL weight is 0, so there is no reference to move.")
+        yield Fault(
+            "sync_ref_model", "Reference follows is on, but Beta (KL weight) is 0, so there is no reference to move."
+        )
 
 
 @_reads("sync_ref_model", "reference_model_path", "train_type")
@@ -306,6 +314,18 @@ def _sampling_correction_needs_the_old_policy(correction: str, against: str) -> 
             "sampling_correction",
             "Sampling correction mends the ratio against the policy that sampled, but Ratio against is the reference "
             "model; turn one of the two back.",
+        )
+
+
+@_reads("output_regex", "output_schema", "ratio_against")
+def _held_output_can_be_corrected_for(regex: str, schema: str, against: str) -> Iterator[Fault]:
+    if regex and schema:
+        yield Fault("output_schema", "Output is held to a regex or to a schema, not to both; clear one of the two.")
+    if (regex or schema) and against == "reference":
+        yield Fault(
+            "ratio_against",
+            "Held output is corrected for against the policy that sampled, but Ratio against is the reference model; turn one of the two "
+            "back.",
         )
 
 
@@ -332,9 +352,6 @@ def _gdpo_has_its_own_baseline(aggregation: str, baseline: str) -> Iterator[Faul
         yield Fault("advantage_baseline", "Normalise, then sum has a baseline of its own; set Baseline to Group mean.")
 
 
-STAGE_KEYS = ("iters", "reward_functions", "reward_weights")
-
-
 @_reads("stages", "reward_weight_schedule")
 def _stages_are_valid(stages: list[dict[str, Any]], schedule: str) -> Iterator[Fault]:
     if stages and schedule != "constant":
@@ -345,9 +362,11 @@ def _stages_are_valid(stages: list[dict[str, Any]], schedule: str) -> Iterator[F
 
 def _stage_faults(stage: Mapping[str, Any], name: str) -> Iterator[Fault]:
     strange = [key for key in stage if key not in STAGE_KEYS]
-    iters, functions, weights = (stage.get(key) for key in STAGE_KEYS)
+    iters, functions, weights = (stage.get(key) for key in STAGE_OWN)
     if strange:
-        yield Fault("stages", f"{name} has {shown(strange[0], 40)}; a stage has {', '.join(STAGE_KEYS)}.")
+        sentence = f"{name} has {shown(strange[0], 40)}, which no stage can have of its own; it can have "
+        listed = shown(", ".join((*STAGE_OWN, *STAGE_DATA[:1], *STAGE_SETTINGS)), 199 - len(sentence))
+        yield Fault("stages", f"{sentence}{listed}.")
     if not isinstance(iters, int) or isinstance(iters, bool) or iters < 1:
         yield Fault("stages", f"{name} needs iters, a whole number of steps above 0.")
     elif iters > MOST_STEPS:
@@ -370,3 +389,15 @@ def _is_list_of(value: Any, kind: type | tuple[type, ...]) -> bool:
     """Whether it is a list of these; true and false are no numbers."""
     items = cast("list[Any]", value) if isinstance(value, list) else [None]
     return all(isinstance(item, kind) and not isinstance(item, bool) for item in items)
+
+
+@_reads("report_to")
+def _trackers_exist(report_to: list[str]) -> Iterator[Fault]:
+    if fault := report_to_fault(report_to):
+        yield fault
+
+
+@_reads("tracker_project")
+def _project_is_a_name(project: str) -> Iterator[Fault]:
+    if fault := project_fault(project):
+        yield fault

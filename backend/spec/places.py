@@ -189,6 +189,11 @@ class RunFolder:
         return self.path / "inspection"
 
     @property
+    def trackers(self) -> Path:
+        """What trackers keep: logs, how far they have come, and what is their own. Only their processes write there."""
+        return self.path / "trackers"
+
+    @property
     def uploads(self) -> Path:
         return self.path / "uploads"
 

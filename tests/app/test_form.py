@@ -82,6 +82,7 @@ FILLED = {
     "record_tokens": True,
     "efficient_long_context": True,
     "seq_step_size": 256,
+    "mask_prompt": False,
     "fuse": True,
     "prompt_feature": "question",
     "answer_feature": "solution",
@@ -100,6 +101,7 @@ FILLED = {
     "beta": 0.04,
     "reference_model_path": "someone/reference",
     "log_kl": True,
+    "kl_estimator": "documented",
     "use_bias_correction_kl": False,
     "ratio_against": "old",
     "group_size": 8,
@@ -157,7 +159,7 @@ FILLED = {
 }
 """A value other than the default for (nearly) every setting that can be typed."""
 GOLDEN = Path(__file__).parents[1] / "golden"
-NOT_TYPED = {"mask_prompt", "reward_functions_file"}
+NOT_TYPED = {"reward_functions_file"}
 
 
 @pytest.fixture
@@ -311,7 +313,12 @@ def test_tab_order_is_reading_order(page: TrainPage):
     sheet = page.form.widget()
     seen, widget = [], page.search
     while (widget := widget.nextInFocusChain()) is not page.search:
-        if widget.isVisible() and widget.focusPolicy() & Qt.FocusPolicy.TabFocus and sheet.isAncestorOf(widget):
+        if (
+            widget.isVisible()
+            and widget.isEnabled()
+            and widget.focusPolicy() & Qt.FocusPolicy.TabFocus
+            and sheet.isAncestorOf(widget)
+        ):
             seen.append(widget)
     middles = [widget.mapTo(sheet, widget.rect().center()).y() for widget in seen]
     assert len(seen) > 70
@@ -374,7 +381,7 @@ def test_a_form_of_defaults_shows_the_basic_fields_alone(page: TrainPage):
     folded = [
         field
         for key, field in card.fields.items()
-        if key not in BASIC_FIELDS and field.setting.applies(page.draft.valid_values())
+        if key not in BASIC_FIELDS and (field.setting.applies(page.draft.valid_values()) or field.setting.stays_visible)
     ]
     assert card.more.text() == f"Show {len(folded)} more settings"
     page.all_settings.click()
@@ -568,17 +575,20 @@ def test_the_other_built_in_functions_are_shown_on_demand(page: TrainPage, qtbot
     assert page.rewards.more.isHidden()
 
 
-def test_unticking_every_function_leaves_an_empty_list(page: TrainPage, qtbot):
+def test_unticking_every_function_means_the_defaults_and_says_so(page: TrainPage):
+    """As documented: an empty list uses all defaults. It was a problem, and stopped Run."""
     fix_problems(page.draft)
     for row in range(5):
+        assert not page.rewards.none_ticked.isVisible()
         click_cell(page, row, USE)
-    assert page.draft.value("reward_functions") == []
-    qtbot.waitUntil(lambda: page.rewards.problem.isVisible())
-    assert page.rewards.problem.text() == "No reward function is ticked; a run needs at least one."
-    assert page.form.fields["reward_functions"].control.text() == ""
+    assert page.draft.value("reward_functions") == [] and page.form.fields["reward_functions"].control.text() == ""
+    assert page.draft.problems() == [] and page.draft.config().reward_functions == list(DEFAULT_REWARDS)
+    assert page.rewards.none_ticked.isVisible() and "the five defaults score" in page.rewards.none_ticked.text()
+    assert page.rewards._count.text() == "the 5 defaults used"
+    assert "Scored by 5 reward functions" in plain_text(page.launch.details.text())
     page.rewards.use_defaults.click()
     assert page.draft.value("reward_functions") == list(DEFAULT_REWARDS)
-    qtbot.waitUntil(lambda: not page.rewards.problem.isVisible())
+    assert not page.rewards.none_ticked.isVisible()
 
 
 def test_a_weight_edited_in_the_table_survives_save_and_load(page: TrainPage, tmp_path: Path, qtbot):

@@ -79,7 +79,9 @@ def test_overview_of_a_file_of_each_suffix(ask, tmp_path: Path, suffix: str) -> 
     file = write(tmp_path / f"rows{suffix}")
     overview = ask("preview", MAPPED | {"data": str(file)})
     assert (overview["absent"], overview["form"], overview["faults"], overview["likely"]) == (False, "file", [], {})
-    assert overview["splits"] == {"train": {"rows": 3, "source": str(file), "unanswered": 1, "repeated": 1}}
+    assert overview["splits"] == {
+        "train": {"rows": 3, "about": None, "source": str(file), "unanswered": 1, "repeated": 1}
+    }
     assert [(column["name"], column["kind"], column["example"]) for column in overview["columns"]] == [
         ("question", "text", "What is 1 plus 1?"), ("solution", "text", "2"), ("topic", "text", "sums")]  # fmt: skip
     rows = ask("preview_rows", MAPPED | {"data": str(file)}, start=1, count=100)
@@ -143,7 +145,11 @@ def test_likely_columns_are_guessed_from_their_names(
 
 def test_a_file_is_read_again_only_when_it_changes(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[str] = []
-    monkeypatch.setattr(previews, "read_splits", lambda config: reads.append(config.data) or read_splits(config))
+    monkeypatch.setattr(
+        previews,
+        "read_splits",
+        lambda config, *more, **how: reads.append(config.data) or read_splits(config, *more, **how),
+    )
     file = write(tmp_path / "rows.jsonl")
     for _ in range(3):
         ask("preview", MAPPED | {"data": str(file)})
@@ -398,7 +404,13 @@ def test_a_hundred_thousand_rows_are_previewed_in_two_seconds(ask, tmp_path: Pat
     overview = ask("preview", settings)
     ask("preview_rows", settings, start=0, count=100)
     first = time.process_time() - began
-    assert overview["splits"]["train"] == {"rows": 100_000, "source": str(file), "unanswered": 0, "repeated": 0}
+    assert overview["splits"]["train"] == {
+        "rows": 100_000,
+        "about": None,
+        "source": str(file),
+        "unanswered": 0,
+        "repeated": 0,
+    }
     assert first < 2.0, f"the first rows took {first:.1f} s"
     prompt_preview.tokenizer_for(
         previews.settings_of({"model": ""} | settings | {"model": str(tmp_path / "model-files")})

@@ -138,7 +138,7 @@ HOSTILE = {
     "reads a file": "def add(a, b): return len(open('{secret}').read()) and a + b",
     "writes a file": "def add(a, b):\n    open('{secret}', 'w')\n    return a + b",
     "lists a folder": "import os\ndef add(a, b): return bool(os.listdir('{home}')) and a + b",
-    "reaches a network": "import socket\nsocket.socket()\n" + ADD,
+    "reaches a network": "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'', ('127.0.0.1', 9))\n" + ADD,
     "signals its parent": "import os\nos.kill(os.getppid(), 9)\n" + ADD,
     "signals by thread": "import os, ctypes\nif ctypes.CDLL(None).syscall(234, os.getppid(), os.getppid(), 9): raise OSError\n" + ADD,
     "forges a report": f"import os\nfor file in range(64):\n    try: os.write(file, b'{FORGED.decode()}')\n    except OSError: pass\nos._exit(0)",
@@ -197,6 +197,7 @@ def test_a_process_that_is_lost_is_no_score_and_the_next_call_has_another() -> N
     assert scores([ADD], tests=ASSERTS) == [1.0]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a Mac's sandbox cannot be entered twice")
 def test_programs_run_inside_the_confined_process_of_reward_functions_too(tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("3")

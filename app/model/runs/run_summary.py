@@ -59,7 +59,7 @@ def columns_sentence(file: str, columns: Mapping[str, str]) -> str:
 def changed_labels(keys: list[str]) -> str:
     """The labels of changed settings, for the entry Undo in the menu: the first label, and how many more."""
     if set(keys) <= {"reward_functions", "reward_weights"}:
-        return SETTINGS[keys[0]].label
+        return "Reward functions"
     first = SETTINGS[keys[0]].label
     return first if len(keys) == 1 else f"{first} and {len(keys) - 1} more"
 
@@ -125,14 +125,13 @@ def name_of_model(model: str) -> str:
 
 
 def _rewards(config: Config) -> str:
-    names = config.reward_functions
-    return f"Scored by {count_text(len(names), 'reward function')}" if names else "Scored by nothing yet"
+    return f"Scored by {count_text(len(config.reward_functions), 'reward function')}"
 
 
 def _reference(config: Config) -> str:
     if config.beta <= 0:
-        return "Free to leave the reference model (KL weight 0)"
-    return f"Held near the reference model (KL weight {config.beta:g})"
+        return "Free to leave the reference model (Beta 0)"
+    return f"Held near the reference model (Beta {config.beta:g})"
 
 
 def _pauses(config: Config) -> str:

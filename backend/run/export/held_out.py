@@ -105,7 +105,7 @@ class HeldOutComparison:
 
         held_out_rewards(
             Rollout(policy, config.max_completion_length, stop=config.stop), problems, score, stage.names,
-            stage.weights.at(step), sampling=Sampling(config.temperature, config.top_p, config.top_k, config.min_p),
+            stage.weights.at(step), sampling=Sampling.of(config),
             group_size=1, batch_size=BATCH, count=-1, poll=poll, overlap_scoring=False,
         )  # fmt: skip
         del policy, load

@@ -16,6 +16,7 @@ from backend.run.ending import RESTART, Ending, ending_of
 from backend.run.parts import SharedParts, load_parts
 from backend.run.run_inputs import RunInputs
 from backend.run.run_process import end_run, open_run, save_without_gpu
+from backend.run.trackers.launch import start_trackers
 from backend.run.trainer import Trainer
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
@@ -114,8 +115,9 @@ class MemberRun:
         def load() -> None:
             # Its notes are in the diary since the first time.
             parts = load_parts(
-                trainer.config, lambda sentence: None, self._read_inputs(), trainer.gpu_errors.step_size, shared
-            )
+                trainer.config, lambda sentence: None, self._read_inputs(), trainer.gpu_errors.step_size, shared,
+                trainer.steering.stage_configs(),
+            )  # fmt: skip
             saved = checkpoint.newest(self.folder)
             if saved is None:
                 raise Mistake("run", f"The checkpoints of {self.folder.name} were deleted while it waited.")
@@ -160,6 +162,9 @@ class MemberRun:
         self._release(trainer)
         if self.ending.kind in ("finished", "stopped", "failed"):
             self.result.state, self.result.sentence = self.ending.kind, self.ending.sentence
+            # Only now: as many processes as a sweep has runs would wait for their turns beside it.
+            if self.folder.config.exists():
+                start_trackers(self.folder, self.config.report_to, lambda sentence: None)
 
     def save_without_gpu(self) -> None:
         """After a GPU error of another run, which may have made the GPU useless to this process."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from backend.spec.adapters import ALL_LINEAR, is_named
 from backend.spec.config import Config
 from backend.spec.machine import chip
 from backend.spec.memory.chunking import PREFILL_TOKENS, capacity
@@ -159,12 +160,13 @@ class MemoryModel:
         return linear.experts * self.config.rank * (linear.inputs + linear.outputs) + magnitudes
 
     def adapted_linears(self) -> list[Linear]:
-        named = [linear for linear in self.shape.outside if linear.name in self.config.lora_keys]
+        named = [linear for linear in self.shape.outside if is_named(linear.name, self.config.lora_keys)]
         return [linear for layer in self.layers for linear in self.adapted_in_layer(layer)] + named
 
     def adapted_in_layer(self, layer: tuple[Linear, ...]) -> list[Linear]:
         keys = self.config.lora_keys
-        return [linear for linear in layer if self.full or not keys or linear.name in keys]
+        is_all = self.full or not keys or ALL_LINEAR in keys
+        return [linear for linear in layer if is_all or is_named(linear.name, keys)]
 
     def _optimizer(self) -> int:
         if self.config.optimizer in OPTIMIZER_COPIES:

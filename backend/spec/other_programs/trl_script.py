@@ -15,7 +15,6 @@ REWARDS = {
     "get_cosine_scaled_reward": "cosine_scaled_reward",
 }
 """TRL's name of a reward function → our entry, where it differs. The numbers are those of TRL's script."""
-TRACKERS = ("trackio", "wandb", "tensorboard", "csv")
 _TRL_PROMPT, _OUR_MAX_SEQ = 512, 2048
 """Tokens of a prompt that TRL used to allow by default; our default of max_seq_length."""
 _LOADED_ELSEWHERE = ("attn_implementation", "device_map", "low_cpu_mem_usage", "use_cache", "trust_remote_code")
@@ -177,18 +176,6 @@ def machine(to: Rewriting) -> None:
     for word, device in (("use_cpu", "cpu"), ("no_cuda", "cpu"), ("use_mps_device", "gpu")):
         if to.flag(word):
             to.fill("device", device, word)
-    if (trackers := to.values.get("report_to")) is None:
-        return
-    names = [
-        str(name).strip()
-        for name in (cast("list[Any]", trackers) if isinstance(trackers, list) else str(trackers).split(","))
-    ]
-    names = [name for name in names if name and name.lower() != "none"]
-    unknown = [name for name in names if name not in TRACKERS]
-    if unknown:
-        to.refuse(
-            "report_to",
-            f"There is no tracker {shown(unknown[0], 40)} here; {', '.join(TRACKERS)} are what report_to may list.",
-        )
-    else:
-        to.values["report_to"] = names
+    # Which trackers there are is checked with the settings (`backend.spec.trackers`).
+    if isinstance(trackers := to.values.get("report_to"), str):
+        to.values["report_to"] = [name.strip().lower() for name in trackers.split(",") if name.strip()]

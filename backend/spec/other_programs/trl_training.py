@@ -82,7 +82,8 @@ MACHINE: dict[str, Word] = {
     **renamed(gradient_checkpointing="grad_checkpoint", activation_checkpointing="grad_checkpoint"),
     **same("seed", "data_seed", "run_name"),
     "report_to": Translated(
-        ("report_to",), "trackio, wandb and tensorboard; none is empty; all and other trackers are refused."
+        ("report_to",),
+        "trackio, wandb, tensorboard and csv; none; all takes those that are installed; other trackers are refused.",
     ),
     **renamed(project="tracker_project"),
 }

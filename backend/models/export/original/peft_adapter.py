@@ -1,13 +1,14 @@
 """LoRA or DoRA adapters in the files of Hugging Face's peft: adapter_config.json and adapter_model.safetensors.
 
 peft names a layer as the transformers model does, which has the names of the original weights, and stores A as [r, in], B as [out, r] and
-alpha = scale · r. Where an original layer holds several of mlx-lm's, its adapters become one of the sum of their ranks. The format is
+alpha = scale · r (under rsLoRA scale · √r). Where an original layer holds several of mlx-lm's, its adapters become one of the sum of their ranks. The format is
 described in peft's documentation, "PEFT checkpoint format".
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,7 @@ def write_peft_adapter(trained: TrainedWeights, original: OriginalFiles, to: Pat
         if layer.magnitude is not None:
             arrays[f"{PREFIX}{name}.lora_magnitude_vector"] = layer.magnitude.astype(mx.float32)
     write_safetensors(to / ARRAYS, arrays, metadata={"format": "pt"})
-    config = _config(original.name, layers, next(iter(learned.adapters.values())).scale)
+    config = _config(original.name, layers, next(iter(learned.adapters.values())).scale, _uses_rslora(trained))
     (to / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     (to / "README.md").write_text(_readme(original.name, config["use_dora"]), encoding="utf-8")
 
@@ -63,7 +64,9 @@ def open_peft_adapter(folder: Path, original: OriginalFiles) -> nn.Module:
     config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     arrays, saved = original.arrays(), _saved(folder)
     for name in config["target_modules"]:
-        scale = config["alpha_pattern"].get(name, config["lora_alpha"]) / config["rank_pattern"].get(name, config["r"])
+        rank = config["rank_pattern"].get(name, config["r"])
+        alpha = config["alpha_pattern"].get(name, config["lora_alpha"])
+        scale = alpha / (math.sqrt(rank) if config["use_rslora"] else rank)
         weight = arrays[f"{name}.weight"]
         a, b = (saved[f"{PREFIX}{name}.lora_{letter}.weight"] for letter in "AB")
         merged = weight.astype(mx.float32) + scale * (b @ a)
@@ -140,17 +143,23 @@ def _layer(runs: list[Rows], adapters: Mapping[str, LowRank], shape: tuple[int, 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _config(base: str, layers: Mapping[str, PeftLayer], scale: float) -> dict[str, Any]:
-    """adapter_config.json. Layers go by their full names: a last part like q_proj would also fit layers that were not trained."""
+def _uses_rslora(trained: TrainedWeights) -> bool:
+    assert trained.adapters is not None
+    return json.loads(trained.adapters.config.read_text(encoding="utf-8")).get("use_rslora") is True
+
+
+def _config(base: str, layers: Mapping[str, PeftLayer], scale: float, rslora: bool) -> dict[str, Any]:
+    """adapter_config.json; alpha is scale · rank, under rsLoRA scale · √rank. Layers go by their full names: a last part like q_proj would also fit layers that were not trained."""
     ranks = {name: layer.a.shape[0] for name, layer in layers.items()}
     usual = min(ranks.values())
     others = {name: rank for name, rank in ranks.items() if rank != usual}
+    alphas = {rank: _whole(round(scale * (math.sqrt(rank) if rslora else rank), 9)) for rank in ranks.values()}
     return {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "revision": None,
-        "inference_mode": True, "r": usual, "lora_alpha": _whole(scale * usual), "lora_dropout": 0.0, "bias": "none",
+        "inference_mode": True, "r": usual, "lora_alpha": alphas[usual], "lora_dropout": 0.0, "bias": "none",
         "target_modules": sorted(layers), "rank_pattern": others,
-        "alpha_pattern": {name: _whole(scale * rank) for name, rank in others.items()},
-        "use_dora": any(layer.magnitude is not None for layer in layers.values()), "use_rslora": False,
+        "alpha_pattern": {name: alphas[rank] for name, rank in others.items()},
+        "use_dora": any(layer.magnitude is not None for layer in layers.values()), "use_rslora": rslora,
         "fan_in_fan_out": False, "modules_to_save": None, "layers_to_transform": None, "layers_pattern": None,
     }  # fmt: skip
 

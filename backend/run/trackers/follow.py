@@ -1,0 +1,142 @@
+"""Following a run with one tracker until the run is over: the loop of a tracker's process.
+
+Nothing here is waited for by the run. One process at a time serves a tracker of a run; a second one takes over when the first has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from backend.models.publish.privacy import public_settings
+from backend.run.trackers.csv_tables import CsvTables
+from backend.run.trackers.records import RecordReader, Sent, StepRecord
+from backend.run.trackers.tensorboard import TensorBoardFiles
+from backend.run.trackers.tracker import AboutRun, Tracker
+from backend.run.trackers.trackio_run import TrackioRun
+from backend.run.trackers.wandb_run import WandbRun
+from backend.spec import file_lock
+from backend.spec.config import load
+from backend.spec.disk_faults import DiskFault, writing
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+from backend.spec.private_files import make_private_folder
+from backend.spec.regular_file import refuse_links
+from backend.spec.trackers import DEFAULT_PROJECT, missing_fault
+
+MAKERS: dict[str, Callable[[], Tracker]] = {
+    "csv": CsvTables, "tensorboard": TensorBoardFiles, "trackio": TrackioRun, "wandb": WandbRun,
+}  # fmt: skip
+POLL_S = 1.0
+"""Seconds between two looks at the diary."""
+HANG_S = 120.0
+"""How long a tracker that waits for others may do nothing after its run is over, before its process ends itself."""
+
+Say = Callable[[str], None]
+
+
+def track(run: RunFolder, name: str, *, may_upload: bool = False, waits: bool = False, say: Say) -> None:
+    """Send all of a run to a tracker; of one that is training, until it is over. With `waits` behind another process that does so.
+
+    Raises Mistake for settings that cannot be read, a package that is missing, and, without `waits`, another process at work.
+    """
+    if fault := missing_fault(name):
+        raise Mistake([fault])
+    refuse_links(run.path)
+    with writing(run.trackers):
+        make_private_folder(run.trackers)
+        lock = _hold(run, name, waits)
+    if lock is None:
+        raise Mistake("to", f"Another process sends {run.name} to {name}; it ends with the run.")
+    try:
+        _Following(about_run(run, may_upload), MAKERS[name](), say).run()
+    finally:
+        os.close(lock)
+
+
+def _hold(run: RunFolder, name: str, waits: bool) -> int | None:
+    """The lock of this run's tracker; None where another process has it, and with `waits` still has it a while after the run."""
+    path = run.trackers / f"{name}.lock"
+    since = time.monotonic()
+    while (lock := file_lock.try_hold(path)) is None:
+        if run.is_locked():
+            since = time.monotonic()
+        if not waits or time.monotonic() - since > 2 * HANG_S:
+            return None
+        time.sleep(POLL_S)
+    return lock
+
+
+def about_run(run: RunFolder, may_upload: bool = False) -> AboutRun:
+    """What a tracker is told about the run. Raises Mistake for a config.yaml that cannot be read."""
+    config = load(run.config)
+    settings = public_settings(config.model_dump(mode="json"))
+    return AboutRun(
+        run, config.tracker_project or DEFAULT_PROJECT, config.tracker_run_name or run.name, settings, may_upload
+    )
+
+
+class _Following:
+    """One tracker's way through one run."""
+
+    def __init__(self, about: AboutRun, tracker: Tracker, say: Say) -> None:
+        self._about, self._tracker, self._say = about, tracker, say
+        self._reader = RecordReader(about.folder, str(about.settings["scale_rewards"]))
+        self._sent = Sent()
+        self._last_sign = time.monotonic()
+        self._last_fault = ""
+
+    def run(self) -> None:
+        if self._tracker.may_hang:
+            threading.Thread(target=self._end_a_hang, name="tracker's watch", daemon=True).start()
+        self._sent = self._tracker.open(self._about)
+        is_over = False
+        while not is_over:
+            is_over = not self._about.folder.is_locked()  # asked first: what is read after that is all there will be
+            self._take_news()
+            if not is_over:
+                self._flush()
+                time.sleep(POLL_S)
+        self._send(self._reader.rest())
+        self._flush()
+        self._tracker.close(self._reader.ending)
+
+    def _take_news(self) -> None:
+        has_more = True
+        while has_more:
+            records = self._reader.read()
+            if self._reader.has_restarted:
+                self._sent = self._tracker.open(self._about)
+            self._send(records)
+            has_more = self._reader.has_more
+
+    def _send(self, records: list[StepRecord]) -> None:
+        for record in records:
+            if (news := self._sent.news_in(record)) is not None:
+                self._tracker.send(news)
+                self._sent.add(news)
+            self._last_sign = time.monotonic()
+
+    def _flush(self) -> None:
+        """What a full disk refuses is tried again at the next turn, and said once."""
+        self._last_sign = time.monotonic()
+        try:
+            self._tracker.flush(self._sent)
+            self._last_fault = ""
+        except DiskFault as fault:
+            sentence = fault.faults[0].sentence
+            if sentence != self._last_fault:
+                self._say(sentence)
+            self._last_fault = sentence
+
+    def _end_a_hang(self) -> None:
+        """End this process where the run is over and the tracker has been waiting for an answer too long."""
+        while True:
+            time.sleep(min(POLL_S, HANG_S))
+            if not self._about.folder.is_locked() and time.monotonic() - self._last_sign > HANG_S:
+                self._say(f"No answer for {HANG_S:.0f} s after the run was over; track sends the rest another time.")
+                sys.stdout.flush()
+                os._exit(1)
