@@ -79,11 +79,11 @@ class FormSession(QObject):
         """The end of the sentence that a file was opened: whose file it is, and how many words were translated and left out."""
         if (translation := self.draft.translation) is None:
             return "."
-        left = sum(word.fate != "translated" for word in translation.words)
-        counts = {"translated": len(translation.words) - left, "left out": left}
+        fates = [word.fate for word in translation.words]
+        counts = {"translated": fates.count("translated"), "left out": fates.count("without effect")}
         told = ", ".join(f"{count} {fate}" for fate, count in counts.items() if count)
         whose = f", a file for {translation.program.name}" if translation.program else ""
-        return f"{whose}. Of its words, {told}."
+        return f"{whose}. Of its words, {told}." if told else f"{whose}."
 
     def apply_preset(self, preset: Preset) -> None:
         """Apply a preset to the form, and show it."""

@@ -80,7 +80,7 @@ class RunParts:
         self.policy.use_reference(config)
         self.scoring.change(config, self.steps_of(config))
         self.steps = self.scoring.steps
-        self.sampling = sampling_of(config)
+        self.sampling = Sampling.of(config)
         self.rollout.max_tokens = config.max_completion_length
         if self.stage_prompts is not None:
             self.stage_prompts.begin(step, self.prompt_stream)
@@ -251,15 +251,11 @@ def load_parts(
         background_tokenizer=background_tokenizer,
         evaluation_sets=EvaluationSets(valid, {name: each.first(held_out["valid"]) for name, each in named.items()}),
         test=test,
-        sampling=sampling_of(config),
+        sampling=Sampling.of(config),
         steps=scoring.steps,
         stage_prompts=stage_prompts,
         slow_paths=list(dict.fromkeys([*policy.split_model.slow_paths, *rollout.slow_paths, *of_prompts])),
     )
-
-
-def sampling_of(config: Config) -> Sampling:
-    return Sampling(config.temperature, config.top_p, config.top_k, config.min_p)
 
 
 def _held_out_settings(config: Config, stages: Sequence[Config]) -> Config:

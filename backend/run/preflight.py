@@ -14,6 +14,7 @@ import mlx.nn as nn
 from backend.data.problems import PromptFormat, check_prompts
 from backend.data.rows import SPLITS, Splits, check_columns
 from backend.engine import device
+from backend.generation.grammar import check_grammar
 from backend.models.adapter_files import check_adapter
 from backend.models.hub_search import config_file
 from backend.models.loading import check_opens
@@ -83,6 +84,7 @@ def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> tuple[Splits
     """Everything that the settings point to. → the rows, and those of each stage. Raises Mistake with all faults."""
     faults: list[Fault] = []
     tokenizer = _check_models(config, runs_dir, faults)
+    _caught(faults, lambda: check_grammar(config, tokenizer))
     splits = _caught(faults, lambda: _read_and_check_data(config, tokenizer, scorer))
     stages = _caught(faults, lambda: _check_stages(config, splits, tokenizer, scorer)) if splits is not None else None
     # Last: the process of the reward functions has been starting meanwhile.

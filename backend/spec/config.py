@@ -21,6 +21,7 @@ from backend.spec.documented_form import in_form_order
 from backend.spec.faults import Fault, Mistake
 from backend.spec.other_programs.translation import FOREIGN_WORDS, NAMES, translate
 from backend.spec.other_programs.trl_script import reward_entries
+from backend.spec.output_grammar import is_schema
 from backend.spec.rewards.catalog import nearest, split_names, with_absolute_file
 from backend.spec.setting import Setting, Use, setting_from_field
 from backend.spec.settings.batches import BatchFields
@@ -85,6 +86,21 @@ class Config(
         return self.reward_weights or [1.0] * len(self.reward_functions)
 
     @property
+    def penalties(self) -> tuple[float, float, float]:
+        """Repetition, presence and frequency."""
+        return self.repetition_penalty, self.presence_penalty, self.frequency_penalty
+
+    @property
+    def penalises(self) -> bool:
+        """Whether a penalty changes any logit."""
+        return self.penalties != (1.0, 0.0, 0.0)
+
+    @property
+    def holds_output(self) -> bool:
+        """Whether sampling is held to a regex or a JSON schema."""
+        return bool(self.output_regex or self.output_schema)
+
+    @property
     def needs_reference(self) -> bool:
         """Whether a step computes log-probabilities under the reference policy."""
         return reference_is_needed(self.beta, self.log_kl, self.ratio_against)
@@ -99,7 +115,6 @@ NOT_BUILT = {
     "tools": "Tools",
     "environments": "Environments",
     "rollout_func": "A rollout function of your own",
-    "repetition_penalty": "The sampler's repetition penalty",
 }
 """Keys of related programs for features that are not built yet → what they are, to be refused in a sentence."""
 
@@ -162,7 +177,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
 PATHS = (
     *("model", "data", "dataset", "valid_data", "test_data", "tokenizer", "reference_model_path", "adapter"),
-    "reward_functions_file",
+    *("reward_functions_file", "output_schema"),
 )
 """Keys whose value may be a path, relative to the file that it stands in."""
 
@@ -207,6 +222,8 @@ def _paths_beside(folder: Path, raw: Mapping[str, Any], keys: Iterable[str]) -> 
         value = raw.get(key)
         if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
             value = value[0]  # pyright: ignore
+        if key == "output_schema" and isinstance(value, str) and is_schema(value):
+            continue  # the schema itself, and no file's name
         if isinstance(value, str) and value and not Path(value).is_absolute() and exists(folder / value):
             resolved[key] = os.path.realpath(folder / value)
     return resolved

@@ -152,11 +152,13 @@ def faults_in_course(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
             "This run began without evaluations and has read no held-out prompts; clone it to add them.",
         )
     keys = ("beta", "log_kl", "ratio_against")
-    if before.get("train_type") == "full" and all(key in before for key in keys):
+    is_full = before.get("train_type") == "full"
+    if (is_full or before.get("modules_to_save")) and all(key in before for key in keys):
         had, has = (reference_is_needed(*(values[key] for key in keys)) for values in (before, after))
         if has and not had:
+            how = "under full fine-tuning its weights" if is_full else "its Modules to save"
             yield Fault(
                 "beta",
-                "This run began with KL weight 0, so it keeps no reference model, and under full fine-tuning its weights are overwritten; "
+                f"This run began with Beta (KL weight) 0, so it keeps no reference model, and {how} are overwritten; "
                 "clone the run to add one.",
             )

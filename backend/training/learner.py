@@ -23,6 +23,7 @@ from backend.engine.embedding_noise import EmbeddingNoise, input_embedding
 from backend.engine.forward import PrefilledPrompts
 from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.lm_head import TokenScores
+from backend.engine.penalties import Penalties
 from backend.models.policy import Policy
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
@@ -315,6 +316,7 @@ def build_learner(
             chunk or seq_step_size or head_chunk(policy.split_model.vocab_size, on_gpu()),
             micro_batch_tokens or MICRO_BATCH_TOKENS[on_gpu()],
             has_dropout=config.dropout > 0,
+            penalties=Penalties(*config.penalties),
             noise=_noise_of(policy, config),
             noisy_model=policy.split_model,
         ),

@@ -15,6 +15,7 @@ import mlx.core as mx
 from backend.engine.embedding_noise import EmbeddingNoise
 from backend.engine.forward import PrefilledPrompts, SequenceRows, completion_logps, sequence_rows
 from backend.engine.lm_head import TokenScores
+from backend.engine.penalties import NO_PENALTIES, Penalties
 from backend.engine.split_model import SplitModel
 from backend.training.batch import Batch
 from backend.training.microbatch import PromptMode
@@ -61,6 +62,8 @@ class PolicyForward:
     """Tokens of the largest micro-batch so far, as `micro_batch_tokens` counts them."""
     poll: Callable[[], None] = do_nothing
     """Called after every micro-batch: the trainer reads its control file in it."""
+    penalties: Penalties = NO_PENALTIES
+    """Part of the policy: what it sampled from, and what the reference is compared under."""
 
     def micro_batches(self, split_model: SplitModel, batch: Batch, most_rows: int | None = None) -> list[MicroBatch]:
         """Split a batch within `most_rows` and `micro_batch_tokens`."""
@@ -103,7 +106,7 @@ class PolicyForward:
     ) -> TokenScores:
         return completion_logps(
             split_model, micro_batch.rows, self.temperature, self.chunk,
-            with_gradient=with_gradient, entropy_gradient=entropy_gradient, prefilled=prefilled,
+            with_gradient=with_gradient, entropy_gradient=entropy_gradient, prefilled=prefilled, penalties=self.penalties,
         )  # fmt: skip
 
     def logps_without_gradient(self, split_model: SplitModel, micro_batches: list[MicroBatch]) -> Iterator[mx.array]:

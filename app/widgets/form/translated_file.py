@@ -13,12 +13,15 @@ from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels_and_buttons import label
 from backend.spec.other_programs.translation import WordRead
 
+FEW = 6
+"""Words without effect that the summary lists; more are counted there, and listed on request."""
+
 
 class TranslatedFileBanner(QFrame):
     """The banner; hidden for a file that has no word of another program.
 
     Attributes:
-        sentence, translated – the label with the summary, and the one with each word that was translated, shown on request.
+        sentence, translated – the label with the summary, and the one with what became of each word, shown on request.
         show_button, close_button – the links that show those words, and close the banner.
 
     Signals:
@@ -50,12 +53,11 @@ class TranslatedFileBanner(QFrame):
 
     def show_words(self, file: Path | None, program: str, words: Sequence[WordRead]) -> None:
         """Say what was made of a file's words; none hide the banner. `program`: whose file it is, empty where that is open."""
-        translated = [word for word in words if word.fate == "translated"]
         self.sentence.setText(summary(file, program, words))
-        self.translated.setText("\n".join(f"{word.word} → {word.sentence}" for word in translated))
-        self.show_button.setVisible(bool(translated))
+        self.translated.setText("\n".join(_details(words)))
+        self.show_button.setVisible(bool(self.translated.text()))
         self._show_each(False)
-        self.setVisible(bool(words))
+        self.setVisible(any(word.fate != "as here" for word in words))
 
     def _show_each(self, is_shown: bool) -> None:
         self.translated.setVisible(is_shown)
@@ -63,18 +65,30 @@ class TranslatedFileBanner(QFrame):
 
 
 def summary(file: Path | None, program: str, words: Sequence[WordRead]) -> str:
-    """Whose file it is, how many words were translated, and the others by the reason for which they are without effect."""
+    """Whose file it is, how many words were translated, and which were left out, with their reasons where they are few."""
     name = file.name if file is not None else "The file"
-    translated = sum(word.fate == "translated" for word in words)
-    by_reason: dict[str, list[str]] = {}
-    for word in words:
-        if word.fate != "translated":
-            by_reason.setdefault(word.sentence, []).append(word.word)
+    translated, left_out = (sum(word.fate == fate for word in words) for fate in ("translated", "without effect"))
     sentences = [f"{name} is a file for {program}; what it leaves out has GRPO Studio's defaults."] if program else []
     if translated:
-        was = "word of it was" if translated == 1 else "words of it were"
-        sentences.append(f"{translated} {was} translated.")
-    if by_reason:
-        listed = "; ".join(f"{', '.join(named)} ({why})" for why, named in by_reason.items())
-        sentences.append(f"Left out{'' if program else f' of {name}'}: {listed}.")
+        sentences.append(f"{translated} {'word of it was' if translated == 1 else 'words of it were'} translated.")
+    if left_out > FEW:
+        sentences.append(f"{left_out} are without effect here.")
+    elif left_out:
+        sentences.append(f"Left out{'' if program else f' of {name}'}: {'; '.join(_left_out(words))}.")
     return " ".join(sentences)
+
+
+def _left_out(words: Sequence[WordRead]) -> list[str]:
+    """The words without effect, by reason."""
+    by_reason: dict[str, list[str]] = {}
+    for word in words:
+        if word.fate == "without effect":
+            by_reason.setdefault(word.sentence, []).append(word.word)
+    return [f"{', '.join(named)} ({why})" for why, named in by_reason.items()]
+
+
+def _details(words: Sequence[WordRead]) -> list[str]:
+    """A line for each word that was translated, and for each reason of those without effect, where the summary counts them."""
+    translated = [f"{word.word} → {word.sentence}" for word in words if word.fate == "translated"]
+    left_out = sum(word.fate == "without effect" for word in words)
+    return [*translated, *(["", "Without effect here:", *_left_out(words)] if left_out > FEW else [])]

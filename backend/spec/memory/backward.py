@@ -258,10 +258,12 @@ class BackwardMemory:
         gradient three times: of this chunk, of those before, and their sum."""
         tokens = rows * self.completion
         arrays = 5.5 if plan.chunk < tokens else 5
+        # The tokens' counts, and the penalised logits beside the plain ones.
+        arrays += 2 if self.memory.config.penalises else 0
         logits = round(arrays * min(plan.chunk, tokens) * self.shape.vocabulary * FLOAT_BYTES)
         head_gradients = (
             3 * self.shape.vocabulary * self.shape.hidden * FLOAT_BYTES
-            if self.memory.full and plan.chunk < tokens
+            if self.memory.trains_head and plan.chunk < tokens
             else 0
         )
         return logits + head_gradients + 2 * tokens * self.shape.hidden * FLOAT_BYTES

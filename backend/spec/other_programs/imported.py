@@ -91,7 +91,7 @@ def _text(path: Path, program: OtherProgram, written: Translation, whole: Transl
         _comment("Read as:", [f"{word.word} → {word.sentence}" for word in written.words if word.fate == "translated"]),
         _comment(
             "Not carried over:",
-            [f"{word.word}: {word.sentence}" for word in written.words if word.fate != "translated"],
+            [f"{word.word}: {word.sentence}" for word in written.words if word.fate == "without effect"],
         ),
     ]
     return "\n".join(part for part in parts if part)

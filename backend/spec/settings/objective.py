@@ -58,7 +58,7 @@ class ObjectiveFields(BaseModel):
         "auto", "generation", "Sampling correction", "What to do about the gap between the policy and what was drawn from: a model "
         "in 16 bits rounds differently in sampling and in learning, and top-p, top-k and min-p cut the distribution. The gap is "
         "measured in any case.", advanced=True,
-        choices=[("auto", "Automatic", "Token, truncated where the model computes in 16 bits; none in 32."),
+        choices=[("auto", "Automatic", "Sequence, truncated where output is held; else token, truncated in 16 bits and none in 32."),
                  ("none", "None", "Leave it."),
                  ("token_truncate", "Token, truncated", "Multiply each token's term by the ratio, held within the limits (TIS)."),
                  ("token_mask", "Token, masked", "The same, with tokens outside the limits left out (MIS)."),
