@@ -128,7 +128,7 @@ def uninterrupted(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Run
 
 def untimed(metrics: dict[str, Any]) -> dict[str, Any]:
     """The metrics that a second run with the same settings repeats."""
-    machine = ("time/", "tokens_per_second", "memory")
+    machine = ("time/", "tokens_per_second", "memory", "process/", "machine/")
     return {name: value for name, value in metrics.items() if not any(word in name for word in machine)}
 
 
