@@ -65,9 +65,10 @@ CHARTS: tuple[Chart, ...] = (
           (Curve("reward", "Mean", "accent", spread="reward_std"),)),
     Chart("Rewards per function", "score", "", "The mean score of each reward function, before its weight.", pattern="rewards/*/mean"),
     Chart("KL from the reference", "nats a token", "nats", "How far the policy has moved from the model it started as. Above 0.5, or "
-          "rising fast, it is drifting: lower the learning rate or raise the KL weight.", (Curve("kl", "KL", "kl"),)),
+          "rising fast, it is drifting: lower the learning rate or raise Beta (KL weight).", (Curve("kl", "KL", "kl"),)),
     Chart("Clip ratios", "% of tokens", "share", "Share of tokens whose ratio to the sampling policy was clipped, so that they taught "
-          "nothing more. Between 5 and 20 % is healthy; it is 0 with one update per rollout.",
+          "nothing more. Between 5 and 20 % is healthy: below, updates hardly move the policy; above, they move it too far. With one "
+          "update per rollout it is always 0.",
           (Curve("clip_ratio_total", "Total", "clip"), Curve("clip_ratio_low", "Low", "advantage_below"),
            Curve("clip_ratio_high", "High", "advantage_above"))),
     Chart("Completion length", "tokens", "tokens", "Mean length of the completions; the band reaches from the shortest to the longest.",
@@ -166,6 +167,22 @@ def placeholder(chart: Chart, config: Mapping[str, Any], *, is_live: bool = True
     if steps:
         return "This run records none of this." if is_live else "This run recorded none of this."
     return "Waits for the first step." if is_live else "The run ended before its first step was done."
+
+
+def ratio_is_always_1(config: Mapping[str, Any]) -> bool:
+    """Whether every update of a run with these settings meets the policy that sampled, so that nothing can be clipped."""
+    updates = [_setting(config, key) for key in ("num_iterations", "steps_per_generation")]
+    return updates == [1, 1] and _setting(config, "ratio_against") == "old"
+
+
+def flat_reason(chart: Chart, config: Mapping[str, Any]) -> str:
+    """Why a chart of a run with these settings can only show 0; "" where it can move."""
+    if not any(curve.metric == "clip_ratio_total" for curve in chart.curves) or not ratio_is_always_1(config):
+        return ""
+    return (
+        "With one update per rollout the ratio of the policy to the one that sampled is always 1, so Epsilon clips nothing. With two, "
+        "the second can clip."
+    )
 
 
 def _held_out_placeholder(every: Any, is_live: bool) -> str:

@@ -191,7 +191,7 @@ class ChatWithModel(QObject):
         expected: str = "",
         system: str | None = None,
     ) -> None:
-        """Have `sides` answer `prompt`. `how`: temperature, top_p, top_k, min_p, max_tokens, seed. A prompt that is a picked row's begins a
+        """Have `sides` answer `prompt`. `how`: temperature, top_p, top_k, min_p, max_tokens, seed, free_output. A prompt that is a picked row's begins a
         conversation of its own, rendered as in training."""
         sides = [side for side in self.sides if side in sides]
         if self._service is None or self.state != "ready" or not sides:
@@ -335,10 +335,16 @@ class ChatWithModel(QObject):
 
 
 def sampling_of(choice: ChatChoice) -> dict[str, Any]:
-    """The sampling settings that a run was trained with, of a model the defaults, by the names that `ChatWithModel.send` takes."""
+    """The sampling settings that a run was trained with, of a model the defaults, by the names that `ChatWithModel.send` takes.
+    `free_output` is None where the run held nothing."""
     try:
         config = choice.config
     except Mistake:
         return {}
     names = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k, "min_p": config.min_p}
-    return {**names, "max_tokens": config.max_completion_length, "seed": 0}
+    return {
+        **names,
+        "max_tokens": config.max_completion_length,
+        "seed": 0,
+        "free_output": False if config.holds_output else None,
+    }

@@ -16,11 +16,14 @@ from app.model.draft import Draft
 from app.model.service import Service
 from backend.spec.config import keys_used_by
 from backend.spec.faults import Fault
+from backend.spec.row_settings import prompt_limit
 
 ANSWER_SETTINGS = keys_used_by("rows", "row_view")
 """Settings that every answer of the helper process depends on."""
 LIMIT_SETTINGS = keys_used_by("prompt_limit")
 """Settings that decide which prompts are too long; a change of theirs needs no new count."""
+CODE_SETTINGS = ("reward_functions_file", "reward_network", "reward_timeout")
+"""Settings that answers depend on where a map function makes the rows."""
 SETTLE_MS = 250
 """How long typing must rest before a request is sent."""
 OnAnswer = Callable[[dict[str, Any] | None], None]
@@ -96,13 +99,16 @@ class Dataset(QObject):
     def settings(self) -> dict[str, Any]:
         """The settings that every request carries, each of the right type."""
         valid_values = self._draft.valid_values()
-        return {key: valid_values[key] for key in (*ANSWER_SETTINGS, *LIMIT_SETTINGS)}
+        code = CODE_SETTINGS if valid_values["map_function"] else ()
+        return {key: valid_values[key] for key in (*ANSWER_SETTINGS, *LIMIT_SETTINGS, *code)}
 
     @property
     def prompt_limit(self) -> int:
-        """Tokens that a prompt may have: Max Seq less the completion length."""
+        """Tokens that a prompt may have: Max Seq less the completion length, or its own limit."""
         valid_values = self._draft.valid_values()
-        return valid_values["max_seq_length"] - valid_values["max_completion_length"]
+        return prompt_limit(
+            *(valid_values[key] for key in ("max_seq_length", "max_completion_length", "max_prompt_length"))
+        )
 
     def download(self) -> None:
         """Download a dataset from the Hub, then read it. It continues without watchers. Choosing another dataset cancels it, and

@@ -24,7 +24,7 @@ from backend.spec.config import SETTINGS, Config
 from backend.spec.disk_faults import DiskFault
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import source_faults
-from backend.spec.other_programs.translation import ignored_keys
+from backend.spec.other_programs.translation import Translation, read_words
 from backend.spec.rewards import catalog
 from backend.spec.rewards.catalog import RewardEntry
 from backend.spec.runs.adapter_source import adapter_settings, find_adapter
@@ -41,7 +41,7 @@ class Draft(QObject):
 
     Attributes:
         path – the YAML file it was opened from or saved to, or None.
-        left_out – keys of that file that are no settings of ours → why.
+        translation – what was made of that file, for one that has words of another program.
         autosave – where the form is kept between launches, or None.
 
     Signals:
@@ -63,7 +63,7 @@ class Draft(QObject):
     def __init__(self, autosave: Path | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.path: Path | None = None
-        self.left_out: dict[str, str] = {}
+        self.translation: Translation | None = None
         self.autosave = autosave
         self._refused = ("", "")
         self._values = defaults()
@@ -128,7 +128,7 @@ class Draft(QObject):
         keys = [key for key in SETTINGS if not is_identical(self._values[key], state.values[key])]
         self._values = dict(state.values)
         if with_file:
-            self._on_disk, self.path, self.left_out = state.on_disk, state.path, {}
+            self._on_disk, self.path, self.translation = state.on_disk, state.path, None
         self._emit_changed([""] if with_file else keys)
 
     @property
@@ -146,7 +146,7 @@ class Draft(QObject):
         if faults:
             raise Mistake(faults)
         self._replace(
-            values | dict(over or {}), None if as_preset else Path(path), f"Open {Path(path).name}", ignored_keys(raw)
+            values | dict(over or {}), None if as_preset else Path(path), f"Open {Path(path).name}", read_words(raw)
         )
 
     def save(self, path: Path) -> None:
@@ -187,10 +187,10 @@ class Draft(QObject):
         except DiskFault as fault:
             self.save_failed.emit(fault.faults[0].sentence)
 
-    def _replace(self, values: Values, path: Path | None, what: str, left: dict[str, str] | None = None) -> None:
+    def _replace(self, values: Values, path: Path | None, what: str, translation: Translation | None = None) -> None:
         before = self.state
         self._values, self._on_disk, self.path = values, copy.deepcopy(values), path
-        self.left_out = left or {}
+        self.translation = translation if translation is not None and translation.words else None
         self.edited.emit(FormStep(what, before, self.state))
         self._emit_changed([""])
 

@@ -73,9 +73,17 @@ class FormSession(QObject):
         path = Path(path).resolve()
         if self._load_form(path):
             self.prefs.remember(path)
-            left = len(self.draft.left_out)
-            note = f" {left} of its keys {'was' if left == 1 else 'were'} left out." if left else ""
-            self.messages.say(f"Opened {path.name}.{note}", FORM, self.while_form_stays())
+            self.messages.say(f"Opened {path.name}{self._words_read()}", FORM, self.while_form_stays())
+
+    def _words_read(self) -> str:
+        """The end of the sentence that a file was opened: whose file it is, and how many words were translated and left out."""
+        if (translation := self.draft.translation) is None:
+            return "."
+        fates = [word.fate for word in translation.words]
+        counts = {"translated": fates.count("translated"), "left out": fates.count("without effect")}
+        told = ", ".join(f"{count} {fate}" for fate, count in counts.items() if count)
+        whose = f", a file for {translation.program.name}" if translation.program else ""
+        return f"{whose}. Of its words, {told}." if told else f"{whose}."
 
     def apply_preset(self, preset: Preset) -> None:
         """Apply a preset to the form, and show it."""
@@ -97,6 +105,13 @@ class FormSession(QObject):
         self.field_requested.emit("data")
         if self.draft.values() != before:
             self._say_undoable(choice.sentence)
+
+    def use_two_updates(self) -> None:
+        """Set the form to two updates per rollout, so that the next run has a ratio that can be clipped."""
+        self.draft.set("num_iterations", 2)
+        self._say_undoable(
+            "Updates per rollout is 2 in the form, for the next run; a run that has begun keeps its own."
+        )
 
     def _say_undoable(self, sentence: str) -> None:
         """Say what was done to the form, with a link that undoes it while nothing else was changed."""

@@ -34,6 +34,8 @@ def typed_value(about: Setting, raw: Any) -> Any:
     """`raw` converted to the type of its setting; the default where that fails."""
     if about.optional and raw in ("", None):
         return None
+    if about.empty_is_default and raw in ("", [], None):
+        return about.default
     try:
         if about.kind == "int":
             return int(str(raw))

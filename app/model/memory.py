@@ -5,8 +5,9 @@ from __future__ import annotations
 from app.model.memory_parts import MemoryPart, MemoryParts
 from backend.spec.config import Config
 from backend.spec.machine import machine_bytes
-from backend.spec.memory.estimate import Estimate, estimate
+from backend.spec.memory.estimate import Estimate
 from backend.spec.memory.model_shape import ModelShape, shape_of
+from backend.spec.memory.worst_stage import estimate_run
 from backend.spec.places import local_folder
 from backend.spec.suggested_models import suggested
 
@@ -38,7 +39,7 @@ def memory_parts_of(config: Config, prompt: int | None = None) -> MemoryParts | 
 
 def memory_parts_of_shape(config: Config, shape: ModelShape, prompt: int | None = None) -> MemoryParts:
     """The memory of a run with a model of this shape, whichever the config names."""
-    return _memory_parts(estimate(config, shape, machine_bytes(), prompt))
+    return _memory_parts(estimate_run(config, shape, machine_bytes(), prompt))
 
 
 def _memory_parts(result: Estimate) -> MemoryParts:

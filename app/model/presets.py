@@ -1,7 +1,7 @@
 """Presets: YAML files whose first comment lines are a title and a sentence, and what each would change in a form.
 
 A preset sets how to train, not what: model, data and rewards stay as they are unless its third line says that it replaces
-everything. To add one, add a file to resources/presets.
+everything, or that it brings a dataset with the rewards for it. To add one, add a file to resources/presets.
 """
 
 from __future__ import annotations
@@ -16,13 +16,29 @@ from backend.spec import config, places
 from backend.spec.config import SETTINGS, keys_used_by
 from backend.spec.faults import Mistake
 from backend.spec.other_programs.translation import translate
+from backend.spec.row_settings import DATASET_KEYS
 from backend.spec.setting import Setting
 
 OWN = keys_used_by("task")
 """Settings of the user's task, which a preset may not change."""
 REPLACES = "Replaces: everything"
 """The third line of a preset that is a complete task of its own."""
-ORDER = ("demo", "fast_try", "reasoning", "small_memory", "gspo", "dapo", "dr_grpo", "full_small")
+BRINGS = "Brings: dataset and rewards"
+"""The third line of a preset of a public dataset: where it is, its columns, and the rewards that fit them."""
+BROUGHT = {*DATASET_KEYS, "valid_data", "test_data", "reward_functions", "reward_weights", "reward_functions_file"}
+ORDER = (
+    "demo",
+    "fast_try",
+    "reasoning",
+    "small_memory",
+    "gspo",
+    "dapo",
+    "dr_grpo",
+    "full_small",
+    "gsm8k",
+    "deepmath",
+    "as_documented",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +50,15 @@ class Preset:
     sentence: str
     values: Mapping[str, Any]
     replaces: bool
+    brings: bool = False
+    """Whether it sets dataset and rewards, and nothing else of the user's task."""
 
     def applied(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """All values of the form after the preset, from those before it."""
-        return {**(defaults() if self.replaces else values), **self.values}
+        before = defaults() if self.replaces else dict(values)
+        if self.brings:  # what an earlier dataset had besides has no place beside this one
+            before |= {key: value for key, value in defaults().items() if key in BROUGHT}
+        return {**before, **self.values}
 
     def changes(self, values: Mapping[str, Any]) -> list[tuple[Setting, Any, Any]]:
         """(setting, value before, value after) of every setting that would change, in the form's order."""
@@ -60,18 +81,18 @@ def preset(file: Path) -> Preset:
     title, sentence, *more = [*_comments(file), "", ""]
     if not title or not sentence:
         raise Mistake("preset", f"{file.name} must begin with two comment lines: its title, and a sentence.")
-    replaces = REPLACES in more
+    replaces, brings = REPLACES in more, BRINGS in more
     raw = config.read(file)
     values, faults = translate({key: value for key, value in raw.items() if value is not None})
     faults += [fault for fault in config.problems({"model": "a/b", "data": "a/b"} | values) if fault.setting not in OWN]
     if faults:
         raise Mistake(faults)
-    taken = [key for key in values if key in OWN]
+    taken = [key for key in values if key in OWN and not (brings and key in BROUGHT)]
     if taken and not replaces:
         raise Mistake("preset", f"{file.name} sets {taken[0]}, but does not say that it replaces everything.")
     # `epsilon_high: null` is a choice: None is a value of an optional setting.
     emptied = {key: None for key in raw if raw[key] is None and key in SETTINGS and SETTINGS[key].optional}
-    return Preset(file.stem, title, sentence, values | emptied, replaces)
+    return Preset(file.stem, title, sentence, values | emptied, replaces, brings)
 
 
 def _comments(file: Path) -> list[str]:

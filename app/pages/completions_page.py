@@ -20,7 +20,7 @@ from app.model.completions.run_completions import RunCompletions
 from app.model.runs.run import Run
 from app.model.session import Session
 from app.pages.parts.completion_lines import RunLines
-from app.pages.parts.completion_lists import CompletionLists, called, labels_of
+from app.pages.parts.completion_lists import CompletionLists, called
 from app.pages.parts.completion_saving import CompletionSaving
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.empty_state import EmptyState
@@ -193,7 +193,6 @@ class CompletionsPage(QWidget):
         run, step = self._shown
         of_run = self.bar.scope.key == RUN
         set_shown(self.show_its_step, of_run)
-        self.bar.set_rewards(run.reward_names, labels_of(run))
         if of_run:
             self.lists.show_run(run, self.completions)
         else:

@@ -237,7 +237,7 @@ class DatasetPage(QWidget):
     def _show_counts(self) -> None:
         dataset, counts, shown = self.dataset, self.dataset.counts, self.counts
         about = dataset.splits.get(dataset.split, {})
-        shown.show_figure("rows", about.get("rows"))
+        shown.show_figure("rows", about.get("about") or about.get("rows"), sample=bool(about.get("about")))
         shown.show_figure("unanswered", about.get("unanswered"))
         shown.show_figure("repeated", about.get("repeated"))
         shown.show_figure("refused", counts.refused if counts else None, sample=counts is not None and not counts.done)
@@ -255,11 +255,16 @@ class DatasetPage(QWidget):
 
     def _about_lengths(self) -> str:
         dataset, counts = self.dataset, self.dataset.counts
+        notes = [
+            f"first {about['rows']:,} rows" for about in [dataset.splits.get(dataset.split, {})] if about.get("about")
+        ]
+        notes += dataset.preview.get("notes", ())
         if counts is None:
-            return "Counting tokens…" if dataset.can_count else ""
+            return " · ".join(["Counting tokens…" if dataset.can_count else "", *notes]).strip(" ·")
         if not counts.has_tokens:
-            return ""
-        return f"median {counts.median:,} · longest {counts.longest:,} · {max(0, dataset.prompt_limit):,} fit"
+            return " · ".join(notes)
+        lengths = f"median {counts.median:,} · longest {counts.longest:,} · {max(0, dataset.prompt_limit):,} fit"
+        return " · ".join([lengths, *notes])
 
     # Rows to try rewards on
 

@@ -181,7 +181,9 @@ class MonitorPage(QWidget):
         for metric, tile in self.tiles.items():
             tile.show_value(run.latest(metric), run.first(metric))
         if run.latest("kl") is None and charts.kl_is_off(run.config):
-            self.tiles["kl"].show_value(None, instead="off: KL weight 0")
+            self.tiles["kl"].show_value(None, instead="off: Beta 0")
+        if not run.latest("clip_ratio_total") and charts.ratio_is_always_1(run.config):
+            self.tiles["clip_ratio_total"].show_value(None, instead="ratio always 1")
 
     def _show_note(self, run: Run) -> None:
         """Show the newest note; warnings are among the findings."""

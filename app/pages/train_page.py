@@ -17,20 +17,23 @@ from app.model.form_values import is_equivalent
 from app.model.memory_parts import amount
 from app.model.session import Session
 from app.pages.parts.dataset_line import DatasetLine
+from app.pages.parts.default_dataset import DefaultDatasetOffer
 from app.pages.parts.source_picking import Picking
 from app.widgets.basic.labels_and_buttons import PlainLabel, button
+from app.widgets.basic.layout import set_shown
 from app.widgets.form import launch_column
 from app.widgets.form.form import FieldGrid, Form, SettingsCard
-from app.widgets.form.ignored_keys import IgnoredKeysBanner
 from app.widgets.form.launch_column import LaunchColumn
 from app.widgets.form.path_field import PathField
 from app.widgets.form.setting_search import SettingSearch
+from app.widgets.form.translated_file import TranslatedFileBanner
 from app.widgets.rewards.reward_panel import RewardPanel
 from backend.spec.config import SECTIONS, SETTINGS, sections
+from backend.spec.documented_form import documented_part
 from backend.spec.faults import Fault, Mistake
 from backend.spec.unusual import unusual
 
-REWARD_FIELDS = ("reward_functions_file", "reward_functions", "reward_weights")
+REWARD_FIELDS = ("reward_functions", "reward_weights", "reward_functions_file")
 """Shown below the reward table, in this order, and not among the other fields of their section."""
 BASIC_FIELDS = (
     *("train_mode", "model", "data", "train_type", "iters", "batch_size", "learning_rate"),
@@ -80,27 +83,30 @@ class TrainPage(QWidget):
 
     def _compose(self) -> None:
         self.banner = self._banner()
-        self.left_out = IgnoredKeysBanner()
+        self.translated_file = TranslatedFileBanner()
         self.form.add(self.banner)
-        self.form.add(self.left_out)
+        self.form.add(self.translated_file)
         for section, settings in sections().items():
             if section == "preference":
                 self.form.add(_not_applicable("QAT", "Not applicable to GRPO."))
-            card = SettingsCard(
-                section,
-                SECTIONS[section],
-                [about for about in settings if about.key not in REWARD_FIELDS],
-                BASIC_FIELDS,
-                self.form.page,
-            )
+            listed = [about for about in settings if about.key not in REWARD_FIELDS]
+            # The reward table stands between the documented settings of its section and ours.
+            first = documented_part(section, listed) if section == "generation" else listed
+            others = [about for about in listed if about not in first]
+            card = SettingsCard(section, SECTIONS[section], first, others, BASIC_FIELDS, self.form.page)
             self.form.add_card(card)
             self._tabs += card.tab_order(self._add_rewards(card) if section == "generation" else ())
         self.form.column.addStretch()
         self.form.open_cards(self.session.prefs.open_cards)
         self.dataset = self.session.dataset
-        self.dataset_line = DatasetLine(self.dataset, self.form.fields["data"])
-        self.form.fields["data"].layout().addWidget(self.dataset_line)  # pyright: ignore
-        self._tabs.insert(self._tabs.index(self.form.fields["data"].tab_stops()[-1]) + 1, self.dataset_line)
+        data = self.form.fields["data"]
+        assert isinstance(data, PathField)
+        self.dataset_line = DatasetLine(self.dataset, data)
+        self.default_dataset = DefaultDatasetOffer(self.session, data, data)
+        below = self._tabs.index(data.tab_stops()[-1]) + 1
+        self._tabs[below:below] = [self.default_dataset, self.dataset_line]
+        for part in (self.default_dataset, self.dataset_line):
+            data.layout().addWidget(part)  # pyright: ignore
 
     def _add_rewards(self, card: SettingsCard) -> list[QWidget]:
         """Add the reward table and its fields to the card; returns their widgets in tab order."""
@@ -111,7 +117,14 @@ class TrainPage(QWidget):
         return [*self.rewards.tab_stops(), *(stop for field in below.fields for stop in field.tab_stops())]
 
     def _order_tabs(self) -> None:
-        first = (self.all_settings, self.presets, self.search, self.run_demo, self.left_out.close_button)
+        first = (
+            self.all_settings,
+            self.presets,
+            self.search,
+            self.run_demo,
+            self.translated_file.show_button,
+            self.translated_file.close_button,
+        )
         chain = [*first, *self._tabs, self.launch.run, self.launch.copy]
         for widget, following in pairwise(chain):
             QWidget.setTabOrder(widget, following)
@@ -175,7 +188,7 @@ class TrainPage(QWidget):
         file = self.form.fields["reward_functions_file"]
         assert isinstance(file, PathField)
         file.hand_over = self.draft.use_reward_file
-        self.left_out.closed.connect(self._close_left_out)
+        self.translated_file.closed.connect(self._close_translated_file)
         self.session.time_forecast.changed.connect(self._show_plan)
         self.form.focused.connect(lambda key: self.launch.show_help(SETTINGS[key]))
         self.rewards.picked.connect(self._on_rewards_picked)
@@ -214,6 +227,7 @@ class TrainPage(QWidget):
             self.form.fields[key].show_value(self.draft.value(key))
         if key in (*REWARD_FIELDS, "model", "data"):
             self._show_rewards()
+        self._show_dataset_line()
         self._show_applying()
         self.form.show_changed(self._off_default() & {key}, afresh=False)
         self._show_plan()
@@ -221,8 +235,9 @@ class TrainPage(QWidget):
 
     def _show_values(self) -> None:
         self.form.show_values(self.draft.values())
-        self.left_out.show_keys(self.draft.path, self.draft.left_out)
+        self._show_translated_file()
         self._show_applying()
+        self._show_dataset_line()
         self.form.show_changed(self._off_default(), afresh=True)
         self._show_rewards()
         self._show_plan()
@@ -235,6 +250,10 @@ class TrainPage(QWidget):
         valid_values = self.draft.valid_values()
         self.form.show_only({key for key, about in SETTINGS.items() if about.applies(valid_values)})
 
+    def _show_dataset_line(self) -> None:
+        """An empty field has the offer of a dataset in its place."""
+        set_shown(self.dataset_line, bool(str(self.draft.value("data") or "").strip()))
+
     def _show_rewards(self) -> None:
         value = self.draft.value
         self.rewards.show_rewards(self.draft.rewards(), value("reward_functions"), value("reward_weights"))
@@ -246,9 +265,16 @@ class TrainPage(QWidget):
         self.launch.show_command(self.draft.command_text(), self.draft.short_command())
         self._show_run_button()
 
-    def _close_left_out(self) -> None:
-        self.draft.left_out = {}
-        self.left_out.show_keys(None, {})
+    def _show_translated_file(self) -> None:
+        translation = self.draft.translation
+        if translation is None:
+            return self.translated_file.show_words(None, "", [])
+        program = translation.program.name if translation.program else ""
+        return self.translated_file.show_words(self.draft.path, program, translation.words)
+
+    def _close_translated_file(self) -> None:
+        self.draft.translation = None
+        self._show_translated_file()
 
     def _show_run_button(self, _state: str = "") -> None:
         """Exactly one button is primary: the demo's while its banner is visible, else Run."""

@@ -24,6 +24,7 @@ from backend.data.problems import PromptFormat, messages_of, problem_of
 from backend.data.rows import row_name
 from backend.engine.cpu.affinity import on_one_core
 from backend.generation.cached_sequence import CachedSequence, SampledToken
+from backend.generation.grammar import CompiledGrammar, Grammar, HeldOutputs
 from backend.generation.outputs import OPEN, Outputs
 from backend.generation.sampler import Sampling, keyed_uniforms
 from backend.generation.text_stream import TextStream
@@ -104,6 +105,7 @@ class Chat:
     def __init__(self, source: ChatSource, sides: Sides) -> None:
         self.source, self.sides = source, sides
         self._format = PromptFormat.of(source.config)
+        self._grammars: dict[Grammar, CompiledGrammar] = {}
         self._sequences: dict[SideName, CachedSequence] = {
             name: CachedSequence(side.model, side.split_model) for name, side in sides.sides.items()
         }
@@ -164,11 +166,12 @@ class Chat:
             answers: list[_Answer] = []
             for name, problem in problems.items():
                 sequence = self._sequences[name]
-                steps = stack.enter_context(
-                    closing(sequence.generate(problem.tokens, question.sampling, uniform_T, check))
-                )
                 outputs = Outputs(
                     1, question.max_tokens, self.sides.tokenizer, self.sides.eos_ids, self.source.config.stop
+                )
+                outputs.held = self._held_output(question.sampling, name)
+                steps = stack.enter_context(
+                    closing(sequence.generate(problem.tokens, question.sampling, uniform_T, check, outputs.held))
                 )
                 answers.append(_Answer(name, problem, steps, outputs, self.sides, began))
             replies: dict[SideName, Reply] = {}
@@ -181,6 +184,16 @@ class Chat:
                         replies[answer.side] = answer.reply(self._sequences[answer.side].prefilled)
                         on_reply(replies[answer.side])
         return replies
+
+    def _held_output(self, sampling: Sampling, side: SideName) -> HeldOutputs | None:
+        """The states of a grammar for one answer; the compiled grammar is kept from one question to the next."""
+        grammar = sampling.grammar
+        if grammar is None:
+            return None
+        if grammar not in self._grammars:
+            size = self.sides.sides[side].split_model.vocab_size
+            self._grammars = {grammar: CompiledGrammar(grammar, self.sides.tokenizer, self.sides.eos_ids, size)}
+        return HeldOutputs(self._grammars[grammar])
 
 
 class _Answer:
@@ -211,9 +224,8 @@ class _Answer:
         self._seconds = time.perf_counter() - self._began
         self._first_token_s = self._first_token_s or self._seconds
         row = np.zeros(1, np.int64)
-        self._outputs.append(
-            row, np.array([[sampled.token]]), np.array([[sampled.logp]]), np.array([[sampled.log_kept]])
-        )
+        logs = (sampled.logp, sampled.log_kept, sampled.log_held)
+        self._outputs.append(row, np.array([[sampled.token]]), *(np.array([[log]]) for log in logs if log is not None))
         text = "" if sampled.token in self._eos_ids else self._text.push(sampled.token)
         return text if self.is_open else text + self._text.rest()
 

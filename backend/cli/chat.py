@@ -15,6 +15,7 @@ from backend.cli.chat_session import (
     AnswerPrinter,
     Asking,
     CheckpointKey,
+    FreeOutput,
     MaxTokens,
     MinP,
     Name,
@@ -62,12 +63,13 @@ def chat(
     max_tokens: MaxTokens = None,
     seed: Seed = 0,
     system: System = None,
+    free_output: FreeOutput = False,
     with_scores: Score = False,
     allow_code: AllowCode = False,
     runs_dir: ExistingRunsDir = None,
 ) -> None:
     """Talk to a run's model in the terminal, with its base beside it; /help lists the commands."""
-    asking = Asking(temperature, top_p, top_k, min_p, max_tokens, seed, system)
+    asking = Asking(temperature, top_p, top_k, min_p, max_tokens, seed, system, free_output)
     loaded = open_chat(name, checkpoint, runs_dir, ("base", "tuned"), asking)
     if with_scores and loaded.source.run is not None:
         require_allowed(loaded.source.config.model_dump(), allow=allow_code)

@@ -35,6 +35,9 @@ MinP = Annotated[float | None, typer.Option("--min-p", help="0 keeps all tokens.
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Longest answer.")]
 Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same answer.")]
 System = Annotated[str | None, typer.Option("--system", help="A system message in place of the run's.")]
+FreeOutput = Annotated[
+    bool, typer.Option("--free-output", help="Do not hold answers to the run's regex or JSON schema.")
+]
 Score = Annotated[bool, typer.Option("--score", help="Score each answer with the run's reward functions.")]
 
 
@@ -49,6 +52,7 @@ class Asking:
     max_tokens: int | None = None
     seed: int = 0
     system: str | None = None
+    free_output: bool = False
 
     def question(self, config: Config, prompt: str, **more: Any) -> ChatQuestion:
         """Raises Mistake naming the setting for a value that it may not have."""
@@ -65,7 +69,9 @@ class Asking:
             raise Mistake(faults)
         if limit < 1:
             raise Mistake("max_tokens", "Max tokens must be at least 1.")
-        of_run = Sampling(config.temperature, config.top_p, config.top_k, config.min_p)
+        of_run = Sampling.of(config)
+        if self.free_output:
+            of_run = replace(of_run, grammar=None)
         return ChatQuestion(
             prompt, sampling=replace(of_run, **changes), max_tokens=limit, seed=self.seed, system=self.system, **more
         )

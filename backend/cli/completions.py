@@ -55,7 +55,7 @@ def _defaults(start: str) -> Iterator[Offer]:
     from backend.spec.config import SETTINGS
 
     for key, setting in SETTINGS.items():
-        if key.startswith(start) and setting.kind != "fact":
+        if key.startswith(start):
             yield f"{key}={_yaml(setting.default)}", setting.label
 
 

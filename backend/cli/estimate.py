@@ -42,8 +42,8 @@ def estimate(
     """Say what memory a run needs, phase by phase; loads no weights."""
     from backend.spec.config import load
     from backend.spec.machine import machine_bytes
-    from backend.spec.memory.estimate import estimate as estimate_memory
     from backend.spec.memory.model_shape import shape_of
+    from backend.spec.memory.worst_stage import estimate_run
     from backend.spec.model_and_data_names import model_source
     from backend.spec.places import local_folder
 
@@ -54,7 +54,7 @@ def estimate(
     if folder is None or shape is None:
         why = "is not on this machine" if folder is None else "has no config.json that tells its sizes"
         raise Mistake("model", f"The model {settings.model} {why}, so its memory cannot be told.")
-    result = estimate_memory(settings, shape, machine_bytes(), prompt or longest_prompt(settings, folder))
+    result = estimate_run(settings, shape, machine_bytes(), prompt or longest_prompt(settings, folder))
     if as_json:
         print(json.dumps(result.to_dict(), ensure_ascii=False))
     else:

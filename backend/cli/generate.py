@@ -12,6 +12,7 @@ from backend.cli.chat_session import (
     AnswerPrinter,
     Asking,
     CheckpointKey,
+    FreeOutput,
     MaxTokens,
     MinP,
     Name,
@@ -49,6 +50,7 @@ def generate(
     max_tokens: MaxTokens = None,
     seed: Seed = 0,
     system: System = None,
+    free_output: FreeOutput = False,
     expected: Annotated[str, typer.Option("--answer", help="The expected answer, for --score.")] = "",
     with_scores: Score = False,
     as_json: AsJson = False,
@@ -58,7 +60,7 @@ def generate(
     """Answer one prompt with a run's model, its base, or both; settings that are not given are the run's."""
     if (prompt is None) == (row is None):
         raise Mistake("prompt", "Give a prompt with --prompt, or a row of the test split with --row.")
-    asking = Asking(temperature, top_p, top_k, min_p, max_tokens, seed, system)
+    asking = Asking(temperature, top_p, top_k, min_p, max_tokens, seed, system, free_output)
     wanted = ("base", "tuned") if both else ("base",) if base else ("tuned",)
     chat = open_chat(name, checkpoint, runs_dir, wanted, asking)
     config, sides = chat.source.config, chat.sides.sides

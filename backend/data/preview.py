@@ -29,6 +29,8 @@ READING = keys_used_by("rows")
 """Settings that decide which rows the dataset has."""
 MAPPING = keys_used_by("row_view", "prompt_limit")
 """Settings that decide how a row becomes a prompt."""
+CODE = ("reward_functions_file", "reward_network", "reward_timeout")
+"""Settings of the process in which a map function is called."""
 COLUMNS_OF_STEPS = ("prompt_feature", "answer_feature", "reward_functions_file")
 """Settings that the steps of rows depend on besides: the columns that they write, and the file of the map function."""
 KINDS_GUESSED = {"prompt_feature": ("text", "messages"), "answer_feature": ("text", "number", "yes or no")}
@@ -39,7 +41,7 @@ INSPECTED_ROWS = 200
 
 def settings_of(raw: Mapping[str, Any]) -> Config:
     """The settings that a preview needs; an invalid setting is left at its default, because the form reports it."""
-    given = {key: raw[key] for key in (*READING, *MAPPING) if raw.get(key) not in (None, "")}
+    given = {key: raw[key] for key in (*READING, *MAPPING, *CODE) if raw.get(key) not in (None, "", [])}
     wrong = {fault.setting for fault in problems(given)} - {"model", "data"}
     return Config(**{key: value for key, value in given.items() if key not in wrong})
 
@@ -72,7 +74,8 @@ def open_dataset(config: Config, map_rows: MapRows | None = None) -> LoadedDatas
     global _opened
     with _reading:
         files = [user_path(name, "data") for name in (config.data, config.valid_data, config.test_data) if name]
-        depends = (*READING, *COLUMNS_OF_STEPS)
+        makes = config.prompt_template or config.answer_pattern or config.map_function
+        depends = (*READING, *(COLUMNS_OF_STEPS if makes else ()))
         stamp = (*(getattr(config, key) for key in depends), map_rows is None, [_written(file) for file in files])
         if _opened is None or _opened[0] != stamp:
             _opened = None  # frees the old rows first: two datasets may not fit in memory

@@ -14,7 +14,8 @@ from backend.types import Problem
 
 
 class PromptStream:
-    """Rows in a seeded order, reshuffled each epoch. `cursor` counts the rows consumed, and is the only state to save.
+    """Rows in a seeded order, reshuffled each epoch. `cursor` counts the rows consumed; it, and the `first` of these rows where others
+    came before them, are the only state to save.
 
     A row whose prompt leaves no room for the completion (None) is skipped when its turn comes, so the order does not
     depend on which rows those are, and no row need be tokenised before its turn. At least one row must be a problem.
@@ -24,12 +25,21 @@ class PromptStream:
         self.problems = problems
         self.seed = seed
         self.cursor = cursor
+        self.first = 0
+        """The cursor at which these rows began: 0, unless an earlier stage of the run had others."""
         self._epoch, self._order = -1, array(INDEX)
 
     @property
     def epoch(self) -> float:
         """Passes over the dataset so far, the current one as a fraction."""
-        return self.cursor / len(self.problems)
+        return (self.cursor - self.first) / len(self.problems)
+
+    def go_on_with(self, problems: Sequence[Problem | None], *, are_same_rows: bool) -> None:
+        """Take `problems` from now on: of the same rows in the order that they have, of others from the beginning of their own."""
+        if not are_same_rows:
+            self.first = self.cursor
+        self.problems = problems
+        self._epoch, self._order = -1, []
 
     def take(self, count: int) -> list[Problem]:
         """The next `count` problems; every problem comes once an epoch."""
@@ -40,7 +50,7 @@ class PromptStream:
         return problems
 
     def _next(self) -> Problem | None:
-        epoch, position = divmod(self.cursor, len(self.problems))
+        epoch, position = divmod(self.cursor - self.first, len(self.problems))
         if epoch != self._epoch:
             # Seeded by the epoch's number, not by one generator for all epochs: a resumed run then shuffles as the first process did.
             self._epoch, self._order = epoch, shuffled(len(self.problems), random.Random(f"{self.seed} {epoch}"))

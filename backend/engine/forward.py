@@ -20,6 +20,7 @@ import numpy as np
 
 from backend.engine.gathers import put_distinct, take_distinct, take_repeated
 from backend.engine.lm_head import TokenScores, token_logps
+from backend.engine.penalties import CompletionHistory, Penalties, distinct_tokens
 from backend.engine.prefix_cache import PrefixMask, PrefixReader, PrefixRecorder
 from backend.engine.split_model import SplitModel
 
@@ -45,6 +46,14 @@ class SequenceRows:
     """Whether all prompts have equally many rows, and those of a prompt are consecutive."""
     ragged: bool
     """Whether prompts differ in length."""
+
+    def history(self, penalties: Penalties) -> CompletionHistory:
+        """What the positions that count have before them. Reads the prompts on the host."""
+        prompts: list[list[int]] = self.prompt_PK.tolist()  # pyright: ignore[reportAssignmentType]: two axes
+        lengths: list[int] = self.prompt_length_P.tolist()  # pyright: ignore[reportAssignmentType]: one axis
+        tokens = distinct_tokens([prompt[:length] for prompt, length in zip(prompts, lengths, strict=True)])
+        of_rows = type(tokens)(*(array[self.prompt_B] for array in tokens))
+        return CompletionHistory(penalties, of_rows, self.completion_BT, self.active_N)
 
 
 def sequence_rows(
@@ -95,10 +104,11 @@ def completion_logps(
     with_gradient: bool = True,
     entropy_gradient: bool = False,
     prefilled: PrefilledPrompts | None = None,
+    penalties: Penalties | None = None,
 ) -> TokenScores:
     """log π(completion | prompt) and the entropy of each distribution, both [B, T] in nats, 0 where inactive.
 
-    Logits are divided by `temperature` first, in float32. The vocabulary is computed at the active positions only, `chunk` at a
+    Logits are penalised and then divided by `temperature`, in float32. The vocabulary is computed at the active positions only, `chunk` at a
     time. Without `with_gradient` nothing carries a gradient; the entropy carries one only with `entropy_gradient`.
     `prefilled`: the rows' prompts, where they have been prefilled before.
     """
@@ -116,6 +126,7 @@ def completion_logps(
     scored = token_logps(
         split_model.logits, split_model.head, flat_NH, target_N,
         temperature=temperature, chunk=chunk, with_gradient=with_gradient, entropy_gradient=entropy_gradient,
+        history=rows.history(penalties) if penalties else None,
     )  # fmt: skip
     if rows.full:
         return TokenScores(*(x.reshape(B, T) for x in scored))

@@ -8,6 +8,9 @@ p = softmax(z) the gradients are closed forms, so no graph of the softmax is kep
     logp = z[target] − log Σ exp z          ∂ logp / ∂z = onehot(target) − p
     entropy = −Σ p log p                    ∂ entropy / ∂z = −p (log p + entropy)
 
+Penalties (`penalties.py`) change the logits of the tokens that a position has before it, before the temperature divides them; their
+slopes multiply the gradient at those tokens.
+
 - Frozen head (LoRA): token n's results depend on h_n alone, so ∂ logp_n / ∂ h_n, [H], is computed in the *forward* pass, while the
   logits exist; the backward pass multiplies by the cotangent. Logits are computed once, and only [N, H] is kept.
 - Trained head: dW needs every token's dz once the cotangents are known, so the backward pass recomputes the logits by chunk.
@@ -27,6 +30,13 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from backend.engine.cpu.vector_exp import exp_nonpositive
 from backend.engine.evaluation_order import evaluate_after
+from backend.engine.penalties import (
+    CompletionHistory,
+    SeenTokens,
+    in_unpenalised,
+    penalised,
+    penalised_with_autodiff,
+)
 
 Exp = Callable[[mx.array], mx.array]
 Project = Callable[[mx.array], mx.array]
@@ -50,24 +60,41 @@ def token_logps(
     chunk: int | None = None,
     with_gradient: bool = True,
     entropy_gradient: bool = False,
+    history: CompletionHistory | None = None,
 ) -> TokenScores:
     """log π(target) and entropy under softmax(project(hidden) / temperature), computed in float32.
 
     `head` is the module that `project` uses, None where hidden states *are* logits. `chunk`: tokens at a time (None: all).
-    Without `with_gradient` the results are constants. The entropy carries a gradient only with `entropy_gradient`.
+    Without `with_gradient` the results are constants. The entropy carries a gradient only with `entropy_gradient`. `history`: what each
+    position has before it, where logits are penalised.
     """
-    size = chunk or hidden_NH.shape[0]
+    targets = _Targets(target_N, temperature, chunk or hidden_NH.shape[0], history)
     if not with_gradient:
-        return _concatenated(
-            _evaluated_scores(project, x, t, temperature) for x, t in _chunks(hidden_NH, target_N, size)
-        )
+        return _concatenated(_evaluated_scores(project, hidden_NH[span], targets, span) for span in targets.spans)
     if head is None:
         # [N, V] is in the graph already, as the model's output; autodiff needs mlx's exp, for ours has no gradient.
         return _concatenated(
-            _scores(project, x, t, temperature, entropy_gradient, mx.exp) for x, t in _chunks(hidden_NH, target_N, size)
+            _scores_by_autodiff(project, hidden_NH[span], targets, span, entropy_gradient) for span in targets.spans
         )
     score = _trained_head if tree_flatten(head.trainable_parameters()) else _frozen_head
-    return score(project, head, hidden_NH, target_N, temperature, size, entropy_gradient)
+    return score(project, head, hidden_NH, targets, entropy_gradient)
+
+
+class _Targets(NamedTuple):
+    """What is scored, `size` positions at a time, and under which distribution."""
+
+    target_N: mx.array
+    temperature: float
+    size: int
+    history: CompletionHistory | None
+
+    @property
+    def spans(self) -> Iterator[slice]:
+        return (slice(start, start + self.size) for start in range(0, self.target_N.shape[0], self.size))
+
+    def scaled(self, logits_NV: mx.array) -> mx.array:
+        """Logits divided by the temperature."""
+        return logits_NV if self.temperature == 1 else logits_NV * (1 / self.temperature)
 
 
 # ── one chunk ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -79,6 +106,9 @@ class _Softmax(NamedTuple):
     centred_NV: mx.array
     exp_NV: mx.array
     total_N1: mx.array
+    seen: SeenTokens | None = None
+    slope_NL: mx.array | None = None
+    """Of the penalties, where there are any."""
 
     def scores(self, target_N: mx.array) -> TokenScores:
         log_total_N = mx.log(self.total_N1[:, 0])
@@ -104,11 +134,23 @@ class _Softmax(NamedTuple):
         logp_plus_entropy_NV = self.centred_NV + (entropy_N[:, None] - mx.log(self.total_N1))
         return logp_plus_entropy_NV * self.exp_NV * (-cotangent_N1 / self.total_N1)
 
+    def in_logits(self, gradient_NV: mx.array) -> mx.array:
+        """The gradient in the head's logits, from that in the penalised ones."""
+        if self.seen is None or self.slope_NL is None:
+            return gradient_NV
+        return in_unpenalised(gradient_NV, self.seen, self.slope_NL)
 
-def _softmax(project: Project, hidden_NH: mx.array, temperature: float, exp: Exp = exp_nonpositive) -> _Softmax:
-    scaled_NV = project(hidden_NH).astype(mx.float32)  # 16-bit logits alone would be wrong by 0.02 nats a token
-    if temperature != 1:
-        scaled_NV = scaled_NV * (1 / temperature)
+
+def _softmax(project: Project, hidden_NH: mx.array, targets: _Targets, span: slice) -> _Softmax:
+    logits_NV = project(hidden_NH).astype(mx.float32)  # 16-bit logits alone would be wrong by 0.02 nats a token
+    if targets.history is None:
+        return _normalised(targets.scaled(logits_NV))
+    seen = targets.history.before(span)
+    logits_NV, slope_NL = penalised(logits_NV, seen, targets.history.penalties)
+    return _normalised(targets.scaled(logits_NV))._replace(seen=seen, slope_NL=slope_NL)
+
+
+def _normalised(scaled_NV: mx.array, exp: Exp = exp_nonpositive) -> _Softmax:
     # exp of a centred logit is at most 1, and total at least 1, so neither exp nor log overflows. The softmax does not change
     # with the shift, so the gradient through the maximum is exactly 0 and need not be computed.
     centred_NV = scaled_NV - mx.stop_gradient(scaled_NV.max(axis=-1, keepdims=True))
@@ -117,28 +159,21 @@ def _softmax(project: Project, hidden_NH: mx.array, temperature: float, exp: Exp
     return _Softmax(centred_NV, exp_NV, exp_NV.sum(axis=-1, keepdims=True))
 
 
-def _scores(
-    project: Project,
-    hidden_NH: mx.array,
-    target_N: mx.array,
-    temperature: float,
-    entropy_gradient: bool = False,
-    exp: Exp = exp_nonpositive,
-) -> TokenScores:
-    scores = _softmax(project, hidden_NH, temperature, exp).scores(target_N)
-    return scores if entropy_gradient else scores._replace(entropy_N=mx.stop_gradient(scores.entropy_N))
-
-
-def _evaluated_scores(project: Project, hidden_NH: mx.array, target_N: mx.array, temperature: float) -> TokenScores:
+def _evaluated_scores(project: Project, hidden_NH: mx.array, targets: _Targets, span: slice) -> TokenScores:
     """Evaluated at once, since no gradient needs the graph: mlx would allocate several chunks ahead of the device."""
-    scores = _scores(project, hidden_NH, target_N, temperature)
+    scores = _softmax(project, hidden_NH, targets, span).scores(targets.target_N[span])
     mx.eval(scores)
     return scores
 
 
-def _chunks(hidden_NH: mx.array, target_N: mx.array, size: int) -> Iterator[tuple[mx.array, mx.array]]:
-    for start in range(0, hidden_NH.shape[0], size):
-        yield hidden_NH[start : start + size], target_N[start : start + size]
+def _scores_by_autodiff(
+    project: Project, hidden_NH: mx.array, targets: _Targets, span: slice, entropy_gradient: bool
+) -> TokenScores:
+    logits_NV = project(hidden_NH).astype(mx.float32)
+    if targets.history is not None:
+        logits_NV = penalised_with_autodiff(logits_NV, targets.history.before(span), targets.history.penalties)
+    scores = _normalised(targets.scaled(logits_NV), mx.exp).scores(targets.target_N[span])
+    return scores if entropy_gradient else scores._replace(entropy_N=mx.stop_gradient(scores.entropy_N))
 
 
 def _concatenated(chunks: Iterator[TokenScores]) -> TokenScores:
@@ -155,9 +190,7 @@ def _frozen_head(
     project: Project,
     head: nn.Module,
     hidden_NH: mx.array,
-    target_N: mx.array,
-    temperature: float,
-    size: int,
+    targets: _Targets,
     entropy_gradient: bool,
 ) -> TokenScores:
     """The forward pass computes ∂ logp_n / ∂ h_n (and that of the entropy) for every token, [N, H]; the backward pass only
@@ -166,13 +199,14 @@ def _frozen_head(
     @mx.custom_function
     def score(hidden_NH: mx.array) -> tuple[mx.array, ...]:
         outputs: list[tuple[mx.array, ...]] = []
-        for x, t in _chunks(hidden_NH, target_N, size):
-            x = evaluate_after(x, list(outputs[-1]) if outputs else [])  # one chunk's [n, V] at a time
-            softmax = _softmax(project, x, temperature)
-            scores = softmax.scores(t)
-            grads_NV = [softmax.logp_vjp(t, 1 / temperature)]
+        for span in targets.spans:
+            x = evaluate_after(hidden_NH[span], list(outputs[-1]) if outputs else [])  # one chunk's [n, V] at a time
+            softmax = _softmax(project, x, targets, span)
+            scores = softmax.scores(targets.target_N[span])
+            grads_NV = [softmax.logp_vjp(targets.target_N[span], 1 / targets.temperature)]
             if entropy_gradient:
-                grads_NV.append(softmax.entropy_vjp(scores.entropy_N, 1 / temperature))
+                grads_NV.append(softmax.entropy_vjp(scores.entropy_N, 1 / targets.temperature))
+            grads_NV = map(softmax.in_logits, grads_NV)
             outputs.append((*scores, *(_head_vjp(project, [x], grad_NV)[0] for grad_NV in grads_NV)))
         return tuple(mx.concatenate(list(column)) for column in zip(*outputs, strict=True))
 
@@ -195,9 +229,7 @@ def _trained_head(
     project: Project,
     head: nn.Module,
     hidden_NH: mx.array,
-    target_N: mx.array,
-    temperature: float,
-    size: int,
+    targets: _Targets,
     entropy_gradient: bool,
 ) -> TokenScores:
     """The backward pass recomputes the logits a chunk at a time and adds up the chunks' gradients of the head's weights."""
@@ -215,9 +247,10 @@ def _trained_head(
     @mx.custom_function
     def score(hidden_NH: mx.array, *weights: mx.array) -> tuple[mx.array, ...]:
         outputs: list[tuple[mx.array, ...]] = []
-        for x, t in _chunks(hidden_NH, target_N, size):
-            x = evaluate_after(x, list(outputs[-1]) if outputs else [])
-            outputs.append(tuple(_scores(lambda x: project_with(x, *weights), x, t, temperature)))
+        for span in targets.spans:
+            x = evaluate_after(hidden_NH[span], list(outputs[-1]) if outputs else [])
+            softmax = _softmax(lambda x: project_with(x, *weights), x, targets, span)
+            outputs.append(tuple(softmax.scores(targets.target_N[span])))
         return tuple(mx.concatenate(list(column)) for column in zip(*outputs, strict=True))
 
     @score.vjp
@@ -225,17 +258,16 @@ def _trained_head(
         hidden_NH, *weights = primals
         d_hidden: list[mx.array] = []
         d_weights: list[mx.array] = []
-        for start in range(0, hidden_NH.shape[0], size):
-            span = slice(start, start + size)
+        for span in targets.spans:
             x = evaluate_after(hidden_NH[span], d_hidden[-1:] + d_weights)
             # Recomputed: keeping it from the forward pass would keep [N, V] float32.
-            softmax = _softmax(lambda x: project_with(x, *weights), x, temperature)
+            softmax = _softmax(lambda x: project_with(x, *weights), x, targets, span)
             # d scaled logits / d logits = 1 / temperature, applied to the cotangents: [n] instead of [n, V].
-            d_logp_N, d_entropy_N = (cotangent[span] / temperature for cotangent in cotangents)
-            grad_NV = softmax.logp_vjp(target_N[span], d_logp_N)
+            d_logp_N, d_entropy_N = (cotangent[span] / targets.temperature for cotangent in cotangents)
+            grad_NV = softmax.logp_vjp(targets.target_N[span], d_logp_N)
             if entropy_gradient:
                 grad_NV = grad_NV + softmax.entropy_vjp(outputs[1][span], d_entropy_N)
-            dx, *dw = _head_vjp(project_with, [x, *weights], grad_NV)
+            dx, *dw = _head_vjp(project_with, [x, *weights], softmax.in_logits(grad_NV))
             d_hidden.append(dx)
             d_weights = [a + b for a, b in zip(d_weights, dw, strict=True)] if d_weights else dw
         return (mx.concatenate(d_hidden), *d_weights)

@@ -18,7 +18,9 @@ from mlx_lm.models.cache import can_trim_prompt_cache, trim_prompt_cache
 
 from backend.engine.prompt_cache import new_prompt_cache
 from backend.engine.split_model import SplitModel
-from backend.generation.sampler import SampledTokens, Sampling, sample_tokens
+from backend.generation.drawing import Drawing
+from backend.generation.grammar import HeldOutputs
+from backend.generation.sampler import Sampling
 
 PREFILL_CHUNK = 512
 """Tokens of a prompt that go through the model together, between two chances to stop."""
@@ -26,11 +28,13 @@ PREFILL_CHUNK = 512
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A token with its log-probability in nats before any filter, and the log of the share of the mass that the filters kept."""
+    """A token with its log-probability in nats before any filter, and the logs of the shares of the mass that filters and grammar kept, and
+    that the grammar alone did, where output is held to one."""
 
     token: int
     logp: float
     log_kept: float
+    log_held: float | None = None
 
 
 class CachedSequence:
@@ -53,26 +57,36 @@ class CachedSequence:
         self.tokens, self._cache = [], new_prompt_cache(self._model)
 
     def generate(
-        self, prompt: Sequence[int], sampling: Sampling, uniform_T: np.ndarray, check: Callable[[], None] = lambda: None
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        uniform_T: np.ndarray,
+        check: Callable[[], None] = lambda: None,
+        held: HeldOutputs | None = None,
     ) -> Generator[SampledToken]:
         """Up to as many tokens after `prompt` as there are uniforms. End-of-sequence ids are tokens like others: the caller stops.
 
         The device samples a token while the caller has the one before it, so the cache may hold one token more than was taken;
-        the next prompt trims it. `check` is called between pieces of the prompt, and may raise.
+        the next prompt trims it. `check` is called between pieces of the prompt, and may raise. `held`: the states of a grammar that the
+        output is held to, as completion 0.
         """
         try:
             logits_1V = self._prefill(prompt, check)
-            T = len(uniform_T)
-            ahead = self._sampled(logits_1V, sampling, uniform_T[0]) if T else None
+            T, first = len(uniform_T), np.zeros(1, np.int64)
+            drawing = Drawing(sampling, [list(prompt)], 1, T, held)
+            ahead = drawing.first(first, logits_1V, _uniform(uniform_T[0])) if T else None
             for t in range(T):
                 current = ahead
                 assert current is not None
                 if t + 1 < T:  # a last token is never fed
-                    ahead = self._sampled(self._fed(current.token_B[:, None]), sampling, uniform_T[t + 1])
-                token, logp, log_kept = (_number(field) for field in current)
+                    logits_1V = self._fed(current.token_B[:, None])
+                    if held is not None:
+                        mx.async_eval(logits_1V)  # computed while the grammar reads the token
+                    ahead = drawing.next(first, current.token_B, logits_1V, _uniform(uniform_T[t + 1]))
+                token, *logs = (_number(field) for field in current)
                 if t + 1 < T:
                     self.tokens.append(int(token))
-                yield SampledToken(int(token), logp, log_kept)
+                yield SampledToken(int(token), *logs)
         except GeneratorExit:  # the caller has enough; the cache is sound
             raise
         except BaseException:
@@ -106,16 +120,14 @@ class CachedSequence:
     def _fed(self, token_11: mx.array) -> mx.array:
         return self._split_model.logits(self._split_model.hidden(token_11, self._cache)[:, -1])
 
-    def _sampled(self, logits_1V: mx.array, sampling: Sampling, uniform: float) -> SampledTokens:
-        """Submitted to the device, not waited for."""
-        sampled = sample_tokens(logits_1V, mx.array([float(uniform)]), sampling)
-        mx.async_eval(*sampled)
-        return sampled
-
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens both begin with."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _uniform(number: float) -> mx.array:
+    return mx.array([float(number)])
 
 
 def _number(array_1: mx.array) -> float:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from backend.generation.grammar import HeldOutputs
 from backend.types import Completion, Stop
 
 OPEN = -1
@@ -20,18 +21,21 @@ EOS, LENGTH, STRING = (REASONS.index(reason) for reason in ("eos", "length", "st
 class Outputs:
     """`count` completions in progress, of at most `max_tokens` tokens each.
 
-    `length` [count] holds their tokens so far, `stop` [count] an index into REASONS, or OPEN.
+    `length` [count] holds their tokens so far, `stop` [count] an index into REASONS, or OPEN. `held`: the grammar's states, where output
+    is held; a stop string then ends a completion only where the grammar is satisfied.
     """
 
     def __init__(
         self, count: int, max_tokens: int, tokenizer: Any, eos_ids: Sequence[int], stop: Sequence[str]
     ) -> None:
         self.max_tokens, self.tokenizer, self.stop_strings = max_tokens, tokenizer, tuple(stop)
+        self.held: HeldOutputs | None = None
         self._eos = np.array(eos_ids)
         self._stop_window = 8 + 2 * max((len(word.encode()) for word in stop), default=0)
         self._tokens = np.zeros((count, 0), np.int32)
         self._logps = np.zeros((count, 0), np.float32)
         self._kept = np.zeros((count, 0), np.float32)
+        self._held = np.zeros((count, 0), np.float32)
         self.length = np.zeros(count, np.int64)
         self.stop = np.full(count, OPEN, np.int8)
 
@@ -40,7 +44,14 @@ class Outputs:
         """Tokens of all completions together."""
         return int(self.length.sum())
 
-    def append(self, index: np.ndarray, tokens_SB: np.ndarray, logps_SB: np.ndarray, kept_SB: np.ndarray) -> None:
+    def append(
+        self,
+        index: np.ndarray,
+        tokens_SB: np.ndarray,
+        logps_SB: np.ndarray,
+        kept_SB: np.ndarray,
+        held_SB: np.ndarray | None = None,
+    ) -> None:
         """Append the next S tokens to the completions `index` [B], each up to where it ends; ended ones take none."""
         is_open = self.stop[index] == OPEN
         index, tokens = index[is_open], tokens_SB.T[is_open]
@@ -51,7 +62,8 @@ class Outputs:
         # argmax finds the first; the end-of-sequence token itself is kept, hence + 1.
         before_eos = np.where(is_eos.any(axis=1), is_eos.argmax(axis=1) + 1, S)
         added = np.minimum(before_eos, self.max_tokens - start)
-        self._write(index, start, added, (tokens, logps_SB.T[is_open], kept_SB.T[is_open]))
+        logs = (logps_SB, kept_SB) if held_SB is None else (logps_SB, kept_SB, held_SB)
+        self._write(index, start, added, (tokens, *(part.T[is_open] for part in logs)))
         self.length[index] = start + added
         # The last *added* token decides: the length limit may have cut before an end-of-sequence token.
         ended = is_eos[np.arange(len(index)), added - 1]
@@ -65,7 +77,8 @@ class Outputs:
         self._widen(int((start + added).max()))
         inside = np.arange(parts[0].shape[1])[None] < added[:, None]
         row, column = np.nonzero(inside)
-        for store, part in zip((self._tokens, self._logps, self._kept), parts, strict=True):
+        stores = (self._tokens, self._logps, self._kept, self._held)
+        for store, part in zip(stores[: len(parts)], parts, strict=True):
             store[index[row], start[row] + column] = part[inside]
 
     def _widen(self, length: int) -> None:
@@ -74,7 +87,7 @@ class Outputs:
         if more:
             pad = ((0, 0), (0, more))
             self._tokens, self._logps = np.pad(self._tokens, pad), np.pad(self._logps, pad)
-            self._kept = np.pad(self._kept, pad)
+            self._kept, self._held = np.pad(self._kept, pad), np.pad(self._held, pad)
 
     # ── text ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -88,7 +101,23 @@ class Outputs:
         if not self._has_stop_string(tokens[max(0, first - self._stop_window) :]) or not self._has_stop_string(tokens):
             return None
         ends = range(first + 1, int(self.length[row]) + 1)
+        if self.held is not None:
+            return next((end for end in ends if self._ends_held(row, end, self.held)), None)
         return next((end for end in ends if self._has_stop_string(self._tokens[row, :end].tolist())), None)
+
+    def _ends_held(self, row: int, end: int, held: HeldOutputs) -> bool:
+        """Whether token `end` − 1 completes a stop string where the grammar is satisfied. One before that ends nothing, now or later."""
+        tokens = self._tokens[row, :end].tolist()
+        before, after = self._decode(tokens[:-1]), self._decode(tokens)
+        is_new = any(after.count(word) > before.count(word) for word in self.stop_strings)
+        return is_new and held.is_complete(tokens)
+
+    def cut_off_stuck(self) -> int:
+        """Count completions that no token could continue as cut off. → how many."""
+        assert self.held is not None
+        stuck = [row for row in self.held.stuck if self.stop[row] == EOS]
+        self.stop[stuck] = LENGTH
+        return len(stuck)
 
     def _has_stop_string(self, tokens: list[int]) -> bool:
         text = self._decode(tokens)
@@ -111,4 +140,6 @@ class Outputs:
         """The finished completion. An end-of-sequence id is among its tokens and not in its text."""
         assert self.stop[row] != OPEN
         tokens, logps, kept = self.arrays(row)
-        return Completion(tokens, logps, self._decode(self._text_tokens(row)), REASONS[self.stop[row]], kept)
+        held = self._held[row, : self.length[row]].tolist() if self.held is not None else []
+        text = self._decode(self._text_tokens(row))
+        return Completion(tokens, logps, text, REASONS[self.stop[row]], kept, held)

@@ -26,10 +26,12 @@ from backend.engine.memory import release_cached_buffers
 from backend.engine.model_probe import describe_error
 from backend.engine.prompt_cache import new_prompt_cache
 from backend.engine.slot_cache import PackedSlotCache, SlotCache, StepContext
+from backend.generation.drawing import Drawing, step_results
 from backend.generation.fused_model import FusedModel
+from backend.generation.grammar import CompiledGrammar, Grammar, HeldOutputs
 from backend.generation.kv_rows import Prefilled, WaitingQueue
 from backend.generation.outputs import OPEN, Outputs
-from backend.generation.sampler import GREEDY, SampledTokens, Sampling, keyed_uniforms, sample_tokens
+from backend.generation.sampler import GREEDY, Sampled, Sampling, keyed_uniforms, sample_tokens
 from backend.generation.scheduler import DECODE_CHUNK, Scheduler, to_host
 from backend.spec.machine import chip
 from backend.spec.memory.chunking import PREFILL_TOKENS
@@ -42,6 +44,9 @@ SHORT_OF_MEMORY = (
     "Sampling now waits for each token before the next is queued, because caches copied meanwhile took too much memory. "
     "Fewer or shorter completions avoid it."
 )
+
+
+STUCK = "{count} completions came to a place where no token of the tokenizer fits what the output is held to; they count as cut off."
 
 
 class Rollout:
@@ -76,6 +81,7 @@ class Rollout:
         self.row_costs = row_costs(on_gpu(), is_quantized, chip())
         self._notes: list[str] = []
         self._compiled_steps: dict[Sampling, Callable[..., Any]] = {}
+        self._grammars: dict[Grammar, CompiledGrammar] = {}
         self.completions = 0
         """Completions sampled so far, those of evaluations included."""
         reason = self._batching_obstacle()
@@ -110,6 +116,8 @@ class Rollout:
             decode([problem.tokens for problem in problems], group_size, sampling, uniform_NT, outputs, poll)
         finally:
             self.fused.release()
+        if outputs.held is not None and (count := outputs.cut_off_stuck()):
+            self._notes.append(STUCK.format(count=count))
         completions = [outputs.completion(row) for row in range(len(keys))]
         self.completions += len(keys)
         # The allocator keeps freed KV caches for arrays of the same size, which training does not allocate.
@@ -129,15 +137,28 @@ class Rollout:
         self, prompts: list[list[int]], G: int, sampling: Sampling, uniform_NT: np.ndarray, outputs: Outputs, poll: Poll
     ) -> None:
         queue = WaitingQueue(prompts, G, self._prefill)
-        step = self.compiled_step(sampling)
-        rows = self.rows or queue.waiting
-        scheduler = Scheduler(queue, outputs, uniform_NT, sampling, step, rows, self.row_costs)
+        drawing = self._drawing(sampling, prompts, G, outputs)
+        step, rows = self.compiled_step(sampling), self.rows or queue.waiting
+        scheduler = Scheduler(queue, outputs, uniform_NT, drawing, step, rows, self.row_costs)
         while scheduler.schedule():
             scheduler.decode_chunk()
             poll(outputs.token_count)
         if scheduler.waits_for_memory and SHORT_OF_MEMORY not in self.slow_paths:
             self.slow_paths.append(SHORT_OF_MEMORY)
             self._notes.append(SHORT_OF_MEMORY)
+
+    def _drawing(self, sampling: Sampling, prompts: list[list[int]], G: int, outputs: Outputs) -> Drawing:
+        held = None
+        if sampling.grammar is not None:
+            held = outputs.held = self._held_outputs(sampling.grammar)
+        return Drawing(sampling, prompts, G, self.max_tokens, held)
+
+    def _held_outputs(self, grammar: Grammar) -> HeldOutputs:
+        """The states of one rollout's completions. The compiled grammar is kept from one rollout to the next."""
+        if grammar not in self._grammars:
+            size = self.policy.split_model.vocab_size
+            self._grammars = {grammar: CompiledGrammar(grammar, self.policy.tokenizer, self.policy.eos_ids, size)}
+        return HeldOutputs(self._grammars[grammar])
 
     def new_notes(self) -> list[str]:
         """Sentences for the user since the last call."""
@@ -164,20 +185,22 @@ class Rollout:
         return Prefilled(split_model.logits(hidden[:, -1]), list(keys), list(values), np.array(pad_P))
 
     def compiled_step(self, sampling: Sampling) -> Callable[..., Any]:
-        """One decoding step, compiled: feed the last tokens, write a column of the cache, sample the next tokens.
+        """One decoding step, compiled: feed the last tokens, write a column of the cache, and sample the next tokens, or return the
+        logits for them where output is held.
 
         Traced once for each (rows, capacity) in use. The weights are inputs of the trace, not constants, so that updates are seen.
         """
         if sampling not in self._compiled_steps:
             split_model = self.fused.split_model
 
-            def decode(token_B, slot, pad_B, uniform_B, column_C, keys, values):
+            def decode(token_B, slot, pad_B, uniform_B, column_C, keys, values, *history):
                 step = StepContext(slot, pad_B, column_C)
                 cache = self._caches(step, keys, values)
                 logits = split_model.logits(split_model.hidden(token_B[:, None], cache)[:, -1])
-                sampled = sample_tokens(logits, uniform_B, sampling)
                 keys, values = ([layer.arrays[i] for layer in cache if i < len(layer.arrays)] for i in (0, 1))
-                return tuple(sampled), keys, values
+                if sampling.grammar is not None:
+                    return (logits,), keys, values
+                return step_results(logits, token_B, uniform_B, sampling, history), keys, values
 
             self._compiled_steps[sampling] = compiled_by_shape(decode, [self.fused.model.state])
         return self._compiled_steps[sampling]
@@ -216,7 +239,7 @@ class Rollout:
             queue = WaitingQueue(prompts, 1, self._prefill)
             # Three rows, whatever `rows` allows: decoded one at a time, no row would be padded.
             step, uniform_NT = self.compiled_step(GREEDY), np.zeros((3, 2), np.float32)
-            scheduler = Scheduler(queue, outputs, uniform_NT, GREEDY, step, 3, self.row_costs)
+            scheduler = Scheduler(queue, outputs, uniform_NT, Drawing(GREEDY), step, 3, self.row_costs)
             while scheduler.schedule():
                 scheduler.decode_chunk()
         except Exception as error:  # a model's own code may raise anything; the reason goes to the user
@@ -247,15 +270,17 @@ class Rollout:
         self, prompts: list[list[int]], G: int, sampling: Sampling, uniform_NT: np.ndarray, outputs: Outputs, poll: Poll
     ) -> None:
         """For sliding windows, state spaces and the like: rows of one prompt have one length and need no padding."""
+        drawing = self._drawing(sampling, prompts, G, outputs)
         for p, prompt in enumerate(prompts):
             for first in range(p * G, (p + 1) * G, self.rows or G):
                 index = np.arange(first, min(first + (self.rows or G), (p + 1) * G))
-                steps = self._group_steps(prompt, len(index), sampling, mx.array(uniform_NT[index].T))
+                steps = self._group_steps(prompt, len(index), index, drawing, mx.array(uniform_NT[index].T))
                 self._append_steps(steps, index, outputs, poll)
+                drawing.keep(index[:0])
 
     def _group_steps(
-        self, prompt: list[int], G: int, sampling: Sampling, uniform_TB: mx.array
-    ) -> Iterator[SampledTokens]:
+        self, prompt: list[int], G: int, index: np.ndarray, drawing: Drawing, uniform_TB: mx.array
+    ) -> Iterator[Sampled]:
         """The sampled tokens of each step, for G rows of one prompt. Each step is submitted to the device before it is yielded."""
         split_model = self.fused.split_model
         cache = new_prompt_cache(self.policy.model)
@@ -264,15 +289,18 @@ class Rollout:
         for layer in cache:
             layer.state = tree_map(lambda part: _repeated(part, G), layer.state)
         logits = mx.repeat(logits, G, axis=0)
-        for t in range(self.max_tokens):
-            sampled = sample_tokens(logits, uniform_TB[t], sampling)
-            mx.async_eval(*sampled)
-            yield sampled
+        sampled = drawing.first(index, logits, uniform_TB[0])
+        yield sampled
+        for t in range(1, self.max_tokens):
             logits = split_model.logits(split_model.hidden(sampled.token_B[:, None], cache)[:, -1])
+            if drawing.held is not None:
+                mx.async_eval(logits)  # computed while the grammar reads the tokens
+            sampled = drawing.next(index, sampled.token_B, logits, uniform_TB[t])
+            yield sampled
 
-    def _append_steps(self, steps: Iterator[SampledTokens], index: np.ndarray, outputs: Outputs, poll: Poll) -> None:
+    def _append_steps(self, steps: Iterator[Sampled], index: np.ndarray, outputs: Outputs, poll: Poll) -> None:
         """Read the steps a chunk at a time, until every row has ended."""
-        unread: list[SampledTokens] = []
+        unread: list[Sampled] = []
         for t, sampled in enumerate(steps, 1):
             unread.append(sampled)
             if t % DECODE_CHUNK == 0 or t == self.max_tokens:

@@ -26,8 +26,11 @@ import numpy as np
 from backend.engine.cpu.vector_exp import exp_nonpositive
 from backend.engine.device import on_cpu, on_gpu
 from backend.engine.evaluation_order import evaluate_after
+from backend.engine.penalties import NO_PENALTIES, Penalties, SeenTokens, penalised
 from backend.generation.filters import beside_row, largest, least_inside, masked, nucleus_floor, row_max, row_sum
 from backend.generation.gpu_inverse_cdf import inverse_cdf, part
+from backend.generation.grammar import Grammar
+from backend.spec.config import Config
 
 IN_CACHE = 1 << 17
 """Logits that a CPU samples from together. Rows of 152,000, one after another, stay in the processor's cache and in memory that is
@@ -42,6 +45,21 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    penalties: Penalties = NO_PENALTIES
+    """They make the policy, and its log-probabilities, another one."""
+    grammar: Grammar | None = None
+    """What the output is held to."""
+
+    @classmethod
+    def of(cls, config: Config) -> Sampling:
+        """As a run with these settings samples."""
+        penalties = Penalties(*config.penalties)
+        return cls(config.temperature, config.top_p, config.top_k, config.min_p, penalties, Grammar.of(config))
+
+    @classmethod
+    def greedy(cls, config: Config) -> Sampling:
+        """The likeliest tokens under the same penalties and grammar."""
+        return cls(0.0, penalties=Penalties(*config.penalties), grammar=Grammar.of(config))
 
     @property
     def has_filters(self) -> bool:
@@ -60,12 +78,62 @@ class SampledTokens(NamedTuple):
     log_kept_B: mx.array
 
 
-def sample_tokens(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) -> SampledTokens:
+class HeldTokens(NamedTuple):
+    """Sampled tokens of held output; `log_held` is the log of the share of the policy's mass that the grammar allows, and `log_kept`
+    includes it."""
+
+    token_B: mx.array
+    logp_B: mx.array
+    log_kept_B: mx.array
+    log_held_B: mx.array
+
+
+Sampled = SampledTokens | HeldTokens
+
+
+def sample_tokens(
+    logits_BV: mx.array,
+    uniform_B: mx.array,
+    sampling: Sampling,
+    seen: SeenTokens | None = None,
+    mask_BM: mx.array | None = None,
+) -> Sampled:
     """One token a row, by inverse CDF.
 
-    The log-probability is that of the policy at `temperature`, before any filter; greedy reports temperature 1.
-    Filters apply after the temperature: top-k, then top-p over what is left, then min-p.
+    The log-probability is that of the policy at `temperature`, before any filter; greedy reports temperature 1. The policy penalises
+    the tokens that a row has `seen`. `mask_BM`: the tokens that a grammar allows, a bit each, 32 to a number. Filters apply after
+    temperature and grammar: top-k, then top-p over what is left, then min-p.
     """
+    if seen is not None:
+        logits_BV, _ = penalised(logits_BV, seen, sampling.penalties)
+    if mask_BM is None:
+        return _sample(logits_BV, uniform_B, sampling)
+    return _sample_held(logits_BV, uniform_B, sampling, mask_BM)
+
+
+def _sample_held(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling, mask_BM: mx.array) -> HeldTokens:
+    """A sample of what the grammar allows, by its own largest logit: against the policy's, all that is allowed may be 0 in float32."""
+    logits_BV = logits_BV.astype(mx.float32)
+    held_BV = mx.where(_allowed(mask_BM, logits_BV.shape[-1]), logits_BV, -mx.inf)
+    token_B, logp_B, log_kept_B = _sample(held_BV, uniform_B, sampling)
+    temperature = sampling.temperature or 1.0
+    # log Z of all, by the same blocks as the sample's.
+    logit_B = _tempered(_at(logits_BV, token_B[:, None]), temperature)[:, 0]
+    peak_B1 = row_max(logits_BV)
+    total_B = mx.log(row_sum(_mass(logits_BV, mx.broadcast_to(peak_B1, logits_BV.shape), temperature)))[:, 0]
+    policy_logp_B = logit_B - _tempered(peak_B1[:, 0], temperature) - total_B
+    # Rounding may make the share of a grammar that allows everything larger than 1.
+    log_held_B = mx.minimum(policy_logp_B - logp_B, 0.0)
+    return HeldTokens(token_B, policy_logp_B, log_kept_B + log_held_B, log_held_B)
+
+
+def _allowed(mask_BM: mx.array, V: int) -> mx.array:
+    """[B, V] bool from bits, the lowest first."""
+    bits_BMW = (mask_BM[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
+    return bits_BMW.reshape(mask_BM.shape[0], -1)[:, :V] > 0
+
+
+def _sample(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) -> SampledTokens:
     B, V = logits_BV.shape
     if on_gpu() and sampling.temperature > 0:
         return _sample_on_gpu(logits_BV, uniform_B, sampling)

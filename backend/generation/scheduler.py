@@ -29,9 +29,10 @@ import mlx.core as mx
 import numpy as np
 
 from backend.engine.device import on_cpu
+from backend.generation.drawing import Drawing
 from backend.generation.kv_rows import Admissions, KVRows, WaitingQueue
 from backend.generation.outputs import OPEN, Outputs
-from backend.generation.sampler import SampledTokens, Sampling, sample_tokens
+from backend.generation.sampler import Sampled
 from backend.spec.memory.chunking import capacity
 from backend.spec.row_costs import RowCosts
 
@@ -50,19 +51,19 @@ class Scheduler:
         queue: WaitingQueue,
         outputs: Outputs,
         uniform_NT: np.ndarray,
-        sampling: Sampling,
+        drawing: Drawing,
         step: Callable[..., Any],
         max_rows: int,
         row_costs: RowCosts,
     ) -> None:
         self.queue, self.outputs, self.uniform_NT = queue, outputs, uniform_NT
-        self.sampling, self.step, self.row_costs = sampling, step, row_costs
+        self.drawing, self.step, self.row_costs = drawing, step, row_costs
         self.max_rows = row_costs.planned(min(max_rows, queue.waiting))
         self.rows = KVRows()
         self.waits_for_inputs = on_cpu()
         self.waits_for_memory = False
         """Whether a GPU has begun to wait, since copies of the KV cache took too much memory."""
-        self.latest: SampledTokens | None = None
+        self.latest: Sampled | None = None
         """Sampled and not yet read: the next step's input."""
 
     def schedule(self) -> bool:
@@ -96,7 +97,7 @@ class Scheduler:
         continues = (rows.generated[is_open] < self.outputs.max_tokens).any()
         self.outputs.append(rows.index, *to_host(unread[:-1] if continues else unread))
 
-    def _decode(self, steps: int) -> list[SampledTokens]:
+    def _decode(self, steps: int) -> list[Sampled]:
         """Run `steps` steps. Returns the tokens sampled before them and in each of them."""
         assert self.latest is not None
         rows, unread = self.rows, [self.latest]
@@ -105,16 +106,16 @@ class Scheduler:
         column_SB = np.minimum(rows.generated + np.arange(steps)[:, None], self.uniform_NT.shape[1] - 1)
         for uniform_B in mx.array(self.uniform_NT[rows.index, column_SB]) if steps else ():
             token_B, slot = unread[-1].token_B, mx.array(rows.slot)
-            sampled, rows.keys, rows.values = self.step(
-                token_B, slot, rows.pad_B, uniform_B, rows.column_C, rows.keys, rows.values
+            results, rows.keys, rows.values = self.step(
+                token_B, slot, rows.pad_B, uniform_B, rows.column_C, rows.keys, rows.values, *self.drawing.state
             )
             # The step above is only a graph so far. mlx writes the new column in place only if nothing else holds the cache
             # any more; a step that is still running does, and the cache would be copied. So wait for that step, then submit.
             if self.waits_for_inputs:
                 mx.eval(token_B)
-            unread.append(SampledTokens(*sampled))
             rows.slot += 1
-            mx.async_eval(sampled, rows.keys, rows.values)
+            mx.async_eval(results, rows.keys, rows.values)
+            unread.append(self.drawing.results(results, rows.index, token_B, uniform_B))
             # Arrays are allocated as they are submitted, so copies show at once.
             if not self.waits_for_inputs and mx.get_active_memory() > HEADROOM * mx.get_memory_limit():
                 self.waits_for_inputs = self.waits_for_memory = True
@@ -139,17 +140,20 @@ class Scheduler:
 
     def _carry_over(self, keep: np.ndarray, admissions: Sequence[Admissions]) -> None:
         """Make `latest` fit the new rows: the last tokens of the kept rows, then the first tokens of the admitted ones."""
-        pieces: list[SampledTokens] = []
+        pieces: list[Sampled] = []
         if self.latest is not None and len(keep):
-            pieces.append(SampledTokens(*(part[mx.array(keep)] for part in self.latest)))
+            pieces.append(type(self.latest)(*(part[mx.array(keep)] for part in self.latest)))
+        self.drawing.keep(keep)
         for admitted in admissions:
             uniform_B = mx.array(self.uniform_NT[admitted.index, 0])
-            pieces.append(sample_tokens(admitted.logits(), uniform_B, self.sampling))
-        self.latest = SampledTokens(*(mx.concatenate(list(parts)) for parts in zip(*pieces, strict=True)))
+            pieces.append(self.drawing.first(admitted.index, admitted.logits(), uniform_B))
+        parts = zip(*pieces, strict=True)
+        self.latest = type(pieces[0])(*(mx.concatenate(list(part)) for part in parts))
         mx.async_eval(*self.latest)
 
 
-def to_host(sampled: Sequence[SampledTokens]) -> Iterator[np.ndarray]:
-    """Tokens, log-probabilities and log of the kept mass, each [steps, B]. Read step by step: stacking would be device work."""
+def to_host(sampled: Sequence[Sampled]) -> Iterator[np.ndarray]:
+    """Tokens, log-probabilities, log of the kept mass, and of the held mass where output is held; each [steps, B]. Read step by step:
+    stacking would be device work."""
     parts = zip(*sampled, strict=True) if sampled else ((), (), ())
     return (np.array([np.array(array) for array in part]) for part in parts)

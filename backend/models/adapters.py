@@ -5,7 +5,7 @@ Knows a module tree and settings; loads and saves nothing (`backend.models.polic
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -15,6 +15,8 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from backend.engine.model_probe import tracing_error
+from backend.models.saved_modules import whole_modules, without_whole
+from backend.spec.adapters import ALL_LINEAR, adapter_scale, is_named
 from backend.spec.faults import Mistake
 from backend.spec.setting_groups import AdapterSettings
 from backend.spec.user_input.text import shown
@@ -37,10 +39,11 @@ def attach_adapters(
     layers, adapted_layers = len(model.layers), adapted_layer_count(model, config.num_layers)  # pyright: ignore
     if config.num_layers > layers:
         note(f"Layers is {config.num_layers}, and the model has {layers}: all of them get adapters.")
-    _check_lora_keys(model, config.lora_keys)
-    keys, base = config.lora_keys, model.leaf_modules()
+    whole = whole_modules(model, config.modules_to_save)
+    keys, base = _keys_beside(model, layer_names(model, config.lora_keys), whole), model.leaf_modules()
     reason = _attach(model, config, keys)
-    if reason and not keys and (keys := _keys_whose_adapters_run(model, config, base, note)):
+    if reason and not config.lora_keys and (keys := _keys_whose_adapters_run(model, config, base, note)):
+        keys = without_whole(keys, whole)
         reason = _attach(model, config, keys)
     if reason:
         raise Mistake("train_type", f"This model cannot take {config.train_type.upper()} adapters: {reason}.")
@@ -49,7 +52,19 @@ def attach_adapters(
         if config.lora_keys:
             raise Mistake("lora_keys", f"{last} {shown(' or '.join(config.lora_keys))}.")
         raise Mistake("train_type", f"{last} anything that takes adapters; choose Full, or another model.")
+    for module in whole.values():
+        module.unfreeze()
     return keys
+
+
+def _keys_beside(model: nn.Module, keys: list[str], whole: Mapping[str, nn.Module]) -> list[str]:
+    """`keys` without layers in modules that are trained as a whole, which need no adapter. Raises Mistake where they were asked for."""
+    inside = sorted({name for layer in model.layers for name in adaptable_names(layer)})  # pyright: ignore
+    beside = without_whole(keys or inside, whole)
+    if both := [key for key in keys if key not in beside]:
+        sentence = f"{shown(both[0], 60)} would get an adapter and be trained as a whole; name it in one of the two."
+        raise Mistake("modules_to_save", sentence)
+    return beside if keys or len(beside) < len(inside) else []
 
 
 def without_adapters(model: nn.Module) -> nn.Module:
@@ -100,24 +115,49 @@ def _keys_whose_adapters_run(
     return working
 
 
-def _check_lora_keys(model: nn.Module, keys: list[str]) -> None:
-    """Raise Mistake for a name that fits no layer; mlx-lm ignores it silently."""
+def layer_names(model: nn.Module, keys: list[str]) -> list[str]:
+    """The names within a layer (or within the model, outside its layers) of the layers that `keys` mean; [] where they are all that can
+    take adapters. Raises Mistake for a key that fits no layer; mlx-lm ignores it silently."""
     inside = {name for layer in model.layers for name in adaptable_names(layer)}  # pyright: ignore
     everywhere = adaptable_names(model)
-    if unknown := [key for key in keys if key not in inside | everywhere]:
-        known = inside | {name for name in everywhere if "layers." not in name}
-        # Those that end in what was asked for first: self_attn.q_proj for q_proj.
+    outside = {name for name in everywhere if "layers." not in name}
+    names: dict[str, None] = {}
+    unknown: list[str] = []
+    for key in keys:
+        if key == ALL_LINEAR:
+            found = _linear_names(model)
+        elif key in inside | everywhere:
+            found = [key]
+        else:
+            found = sorted(name for name in inside | outside if is_named(name, [key]))
+        names |= dict.fromkeys(found)
+        unknown += [] if found else [key]
+    if unknown:
+        # Those that have what was asked for in them first: self_attn.q_proj for q.
         listed = ", ".join(
-            sorted(known, key=lambda name: (not any(name.endswith(key) for key in unknown if key), name))
+            sorted(inside | outside, key=lambda name: (not any(key in name for key in unknown if key), name))
         )
         sentence = f"No layer of this model is called {shown(', '.join(unknown), 60) or 'nothing'}; there are "
         raise Mistake("lora_keys", f"{sentence}{shown(listed, SENTENCE - len(sentence) - 1)}.")
+    return [] if ALL_LINEAR in keys and names.keys() == inside else list(names)
+
+
+def _linear_names(model: nn.Module) -> list[str]:
+    """Names, within their layer, of the model's linear layers; the output layer is in none of them."""
+    layers: list[nn.Module] = model.layers  # pyright: ignore
+    found = {name: layer for within in layers for name, layer in adaptable_layers(within).items()}
+    return sorted(name for name, layer in found.items() if not isinstance(layer, (nn.Embedding, nn.QuantizedEmbedding)))
+
+
+def adaptable_layers(module: nn.Module) -> dict[str, nn.Module]:
+    """The layers that take an adapter, by their names relative to `module`."""
+    children = module.named_modules()
+    return {name: child for name, child in children if isinstance(child, ADAPTABLE_LAYERS) or hasattr(child, "to_lora")}
 
 
 def adaptable_names(module: nn.Module) -> set[str]:
     """Names, relative to `module`, of the layers that take an adapter."""
-    children = module.named_modules()
-    return {name for name, child in children if isinstance(child, ADAPTABLE_LAYERS) or hasattr(child, "to_lora")}
+    return set(adaptable_layers(module))
 
 
 def adapted_layer_count(model: nn.Module, num_layers: int) -> int:
@@ -128,4 +168,6 @@ def adapted_layer_count(model: nn.Module, num_layers: int) -> int:
 
 def lora_parameters(config: AdapterSettings, keys: list[str]) -> dict[str, Any]:
     """mlx-lm's `lora_parameters`; `keys` names the layers with adapters, [] for all."""
-    return {"rank": config.rank, "scale": config.scale, "dropout": config.dropout} | ({"keys": keys} if keys else {})
+    return {"rank": config.rank, "scale": adapter_scale(config), "dropout": config.dropout} | (
+        {"keys": keys} if keys else {}
+    )

@@ -21,6 +21,7 @@ from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.tuner.utils import load_adapters
 
+from backend.engine import device
 from backend.engine.cpu import compiler
 from backend.engine.model_probe import gradient_error, split
 from backend.engine.output_layer import PROBE
@@ -29,6 +30,7 @@ from backend.models.adapter_files import check_adapter
 from backend.models.adapters import attach_adapters, without_adapters
 from backend.models.loading import load_model
 from backend.models.own_tokenizer import run_tokenizer
+from backend.models.saved_modules import masters_of
 from backend.models.tokenizers import reason_of
 from backend.spec.faults import Mistake
 from backend.spec.setting_groups import ModelSettings
@@ -126,7 +128,7 @@ class Policy:
             return
         reference = None
         if config.needs_reference:
-            assert config.train_type != "full"
+            assert config.train_type != "full" and not config.modules_to_save
             reference = _load_reference(without_adapters(copy_sharing_arrays(self.model)), self.tokenizer, config, {})
             mx.eval(reference.parameters() if reference else [])
         self.reference_model = reference
@@ -168,6 +170,7 @@ class Base:
 
 def load_base(config: ModelSettings, note: Callable[[str], None] = lambda sentence: None) -> Base:
     """Load, quantise and cast the model of a run. Raises Mistake, naming the setting, where that cannot be done."""
+    device.use(config.device)
     model, tokenizer, model_config = load_model(config.model, "model")
     tokenizer = run_tokenizer(config.tokenizer, tokenizer, model)
     if config.tokenizer:  # who loads what is saved ends its texts at these tokens
@@ -218,6 +221,7 @@ def load_policy(
         model.unfreeze()
     else:
         adapted_keys = attach_adapters(model, config, note)
+        masters = masters_of(model) if config.modules_to_save else None
         if config.sync_ref_model:  # a reference that follows needs adapters of its own; the base is still shared
             reference = _frozen(copy_sharing_arrays(model))
     _check_learns(model, config.model)

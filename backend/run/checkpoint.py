@@ -49,6 +49,8 @@ class TrainingState:
     """Optimizer updates done (`num_iterations` of them a step)."""
     cursor: int = 0
     """Rows of the prompt stream consumed so far, including those that were skipped as too long."""
+    stream_first: int = 0
+    """The cursor at which the present stage's rows began, where earlier stages had others."""
     num_tokens: int = 0
     """Prompt and completion tokens so far."""
     began: float | None = None
@@ -83,7 +85,7 @@ class TrainingState:
     """Lengths of events.jsonl and completions.jsonl when this was saved: resuming truncates them to these."""
 
 
-NEUTRAL = ("began", "score_metric", "best_is_lowest", "score_series")
+NEUTRAL = ("began", "score_metric", "best_is_lowest", "score_series", "stream_first")
 """Fields that a state of an earlier version lacks, and whose values at the beginning of a run are what it had."""
 
 

@@ -7,13 +7,14 @@ Reads metrics, and neither saves nor ends anything (`backend.run.planned_end`, `
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from backend.run.checkpoint import TrainingState
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
+from backend.spec.runs.changeable import STAGE_DATA
 from backend.spec.runs.stop_conditions import EVALUATION
 from backend.spec.user_input.text import shown
 
@@ -52,6 +53,19 @@ class CheckpointScore:
             state.score = mean_score([_number(metrics.get(metric.removeprefix(EVALUATION)))])
             observe_score(state, state.score, state.step, config)
 
+    def begin_stage(
+        self, state: TrainingState, changed: Collection[str], config: Config, *, has_evaluations: bool
+    ) -> None:
+        """Where a stage begins with other rewards, or other rows where scores are of the steps, begin another series of scores: those so far
+        are no higher or lower than those to come."""
+        of_steps = not metric_of(config, has_evaluations=has_evaluations).startswith(EVALUATION)
+        others = ("reward_functions", "reward_weights", *(STAGE_DATA if of_steps else ()))
+        if config.stages and set(changed) & set(others):
+            state.score, state.best_score, state.best_step = None, None, 0
+            state.gain, state.scores_without_gain = None, 0
+            state.score_series += 1
+            self._since_save = []
+
     def observe_save(self, state: TrainingState, config: Config, *, has_evaluations: bool) -> None:
         """Count the score of a checkpoint that is due, where scores are of the steps."""
         if not metric_of(config, has_evaluations=has_evaluations).startswith(EVALUATION):
@@ -88,12 +102,6 @@ def observe_score(state: TrainingState, score: float | None, step: int, config: 
         state.scores_without_gain += 1
     if state.best_score is None or sign * score > sign * state.best_score:
         state.best_score, state.best_step = score, step
-
-
-def forget_scores(state: TrainingState) -> None:
-    """Other rewards begin: the scores so far are no higher or lower than those to come."""
-    state.score, state.best_score, state.best_step, state.gain, state.scores_without_gain = None, None, 0, None, 0
-    state.score_series += 1
 
 
 def _number(value: Any) -> float:

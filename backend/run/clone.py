@@ -26,7 +26,7 @@ from mlx.utils import tree_unflatten
 from backend.models.export.atomic_folder import staging_folder
 from backend.run import checkpoint
 from backend.run.checkpoint import Checkpoint, TrainingState
-from backend.spec.config import SETTINGS, Config, dump, keys_used_by, parse
+from backend.spec.config import SETTINGS, Config, dump, keys_used_by, load, parse
 from backend.spec.disk_faults import cause, is_of_mlx
 from backend.spec.events import Diary
 from backend.spec.faults import Fault, Mistake
@@ -34,10 +34,11 @@ from backend.spec.other_programs.translation import translate
 from backend.spec.places import RunFolder
 from backend.spec.private_files import make_private_folder
 from backend.spec.regular_file import refuse_links
+from backend.spec.runs.changeable import STAGE_OWN
 from backend.spec.runs.lineage import Parent, write_parent
 from backend.spec.runs.run_format import check_format
 from backend.spec.runs.saved_weights import find_checkpoint
-from backend.spec.runs.steering import run_config
+from backend.spec.runs.steering import own_config, read_changes
 from backend.spec.user_input.text import shown
 from backend.spec.whole_file import replace_file
 from backend.training.learner import optimizer_of
@@ -46,12 +47,13 @@ from backend.training.optimizers.state import state_arrays
 Reference = Literal["base", "clone"]
 
 OF_THE_WEIGHTS = (
-    *("model", "train_mode", "train_type", "num_layers", "rank", "scale", "lora_keys", "quantization", "dtype"),
+    *("model", "train_mode", "train_type", "num_layers", "rank", "scale", "lora_alpha", "use_rslora", "lora_keys"),
+    *("modules_to_save", "quantization", "dtype"),
 )
 """Settings that the weights were trained for: with others they would be another model, or none."""
 OF_THE_STATE = ("optimizer", "optimizer_bits", "data", "dataset_config", "train_split", "validation_split")
 """Settings that moments and the place in the data belong to: a warm clone keeps them."""
-OF_THE_PARENT: Mapping[str, Any] = {"run_name": "", "adapter": ""}
+OF_THE_PARENT: dict[str, Any] = {"run_name": "", "adapter": ""}
 """Settings that a clone does not take over."""
 COPIED_AT_ONCE = 16 << 20
 """Bytes."""
@@ -61,14 +63,18 @@ def clone_settings(parent: RunFolder, which: str, changes: Mapping[str, Any], *,
     """The parent's settings at checkpoint `which` ("best", "last" or a step), and those of a clone with `changes`, raw settings of
     which None means the default. Raises Mistake for changes that a clone cannot have."""
     step = find_checkpoint(parent, which).step
-    before = run_config(parent, step)
+    before = own_config(load(parent.config), read_changes(parent), step)
     values, faults = translate(changes)
     emptied = {key: SETTINGS[key].default for key, value in changes.items() if value is None and key in SETTINGS}
     if faults:
         raise Mistake(faults)
     # The clone's weights are the parent's, whatever the parent started from.
     after = parse(before.model_dump() | OF_THE_PARENT | emptied | values)
-    if faults := [*_kept_faults(before, after, warm=warm), *_length_faults(before, after, step, warm=warm)]:
+    if faults := [
+        *_staged_faults(before, values),
+        *_kept_faults(before, after, warm=warm),
+        *_length_faults(before, after, step, warm=warm),
+    ]:
         raise Mistake(faults)
     return before, after
 
@@ -85,6 +91,16 @@ def _kept_faults(before: Config, after: Config, *, warm: bool) -> list[Fault]:
         )
         for key in OF_THE_STATE
         if warm and getattr(before, key) != getattr(after, key)
+    ]
+
+
+def _staged_faults(before: Config, values: Mapping[str, Any]) -> list[Fault]:
+    """Faults of changes that the stages would hide."""
+    staged = {key for stage in before.stages for key in stage if key not in STAGE_OWN} if "stages" not in values else {}
+    return [
+        Fault(key, f"The stages of this run have a {SETTINGS[key].label} of their own; change the stages instead.")
+        for key in values
+        if key in staged
     ]
 
 
@@ -185,7 +201,8 @@ def _without_stale(state: TrainingState, changed: Mapping[str, Any]) -> Training
         state = replace(state, bonus=[])
     if changed.keys() & {"reward_functions", "reward_functions_file", "reward_weight_schedule"}:
         state = replace(state, reward_weights=[])
-    if changed.keys() & set(keys_used_by("rewards", "scoring")):  # other rewards are no higher or lower than these
+    of_scores = {*keys_used_by("rewards", "scoring"), "stages", "best_metric", "best_is_lowest"}
+    if changed.keys() & of_scores:  # other rewards are no higher or lower than these
         state = replace(state, score=None, best_score=None, best_step=0, gain=None, scores_without_gain=0)
     return state
 

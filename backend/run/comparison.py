@@ -18,7 +18,7 @@ from backend.data.prompts import TokenizedPrompts
 from backend.data.row_views import Rows
 from backend.data.rows import SPLITS, Splits, check_columns
 from backend.generation.rollout import Rollout
-from backend.generation.sampler import GREEDY, Sampling
+from backend.generation.sampler import Sampling
 from backend.models.policy import Policy, load_policy
 from backend.run.evaluate import EVAL_SEED, scored_groups
 from backend.run.evaluated_model import EvaluatedModel
@@ -299,8 +299,8 @@ def _row(completion: Completion) -> CompletionRow:
 
 def _sampling(decoding: DecodingName, config: Config) -> Sampling:
     if decoding == "greedy":
-        return GREEDY
-    return Sampling(config.temperature, config.top_p, config.top_k, config.min_p)
+        return Sampling.greedy(config)
+    return Sampling.of(config)
 
 
 def _restore(policy: Policy, evaluated: EvaluatedModel) -> None:

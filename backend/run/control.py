@@ -73,12 +73,6 @@ class Control:
         for leftover in (self.run.control, self.run.control_taken, self.run.change_request):
             leftover.unlink(missing_ok=True)
 
-    def refuse_change(self) -> None:
-        """At the run's end: answer a request that came too late to be taken."""
-        if self.run.change_request.exists():
-            sentence = "The change was not made: the run had come to its end."
-            self.diary.write("note", level="warning", sentence=sentence, answers="change")
-
     def also_look(self, look: Callable[[], None]) -> None:
         """Call this too wherever the run may stop."""
         self._looks.append(look)
@@ -86,6 +80,12 @@ class Control:
     def _look(self) -> None:
         for look in self._looks:
             look()
+
+    def refuse_change(self) -> None:
+        """At the run's end: answer a request that came too late to be taken."""
+        if self.run.change_request.exists():
+            sentence = "The change was not made: the run had come to its end."
+            self.diary.write("note", level="warning", sentence=sentence, answers="change")
 
     def listen_to_signals(self) -> None:
         """Make the stop signals mean "save and stop". In a thread other than the main one they stay what the program has made of them, as

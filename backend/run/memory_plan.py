@@ -6,7 +6,7 @@ The arithmetic is `backend.spec.memory.estimate`'s; this module knows the model'
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from backend.run.gpu_retries import StepSize
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.machine import machine_bytes
-from backend.spec.memory.estimate import Estimate, MemoryPlan, estimate
+from backend.spec.memory.estimate import Estimate, MemoryPlan
 from backend.spec.memory.model_shape import ModelShape, shape_of
+from backend.spec.memory.worst_stage import estimate_stages
 from backend.spec.places import local_folder
 
 WHOLE_STEP = StepSize()
@@ -45,16 +46,21 @@ def _held_to(limits: dict[str, Any], name: str, most: int | None) -> dict[str, A
     return limits if most is None else limits | {name: min(limits.get(name, most), most)}
 
 
-def refuse_too_large(config: Config) -> None:
-    """Raises Mistake for a model that this machine cannot train even on the shortest prompts. Loads nothing."""
+def refuse_too_large(config: Config, stages: Sequence[Config] = ()) -> None:
+    """Raises Mistake for a model that this machine cannot train even on the shortest prompts. Loads nothing. `stages`: the settings of
+    each, where they are not those of `config`."""
     shape = _shape(config)
     if shape is not None:
-        _refuse(estimate(config, shape, machine_bytes(working_set=_working_set()), prompt=1, gpu=on_gpu()))
+        machine = machine_bytes(working_set=_working_set())
+        _refuse(estimate_stages(stages or [config], shape, machine, prompt=1, gpu=on_gpu()))
 
 
-def plan_memory(config: Config, policy: Any, prompts: Iterable[int], note: Callable[[str], None]) -> MemoryPlan | None:
+def plan_memory(
+    config: Config, policy: Any, prompts: Iterable[int], note: Callable[[str], None], stages: Sequence[Config] = ()
+) -> MemoryPlan | None:
     """The plan for prompts of these lengths in tokens, and MLX's memory limit set to it while `policy` lives.
 
+    `stages`: the settings of each stage, for whose largest the plan is made, where they are not those of `config`.
     `note` is called with a sentence where the memory limit constrains the run. None where the model's sizes are not known.
     Raises Mistake where even the smallest plan does not fit.
     """
@@ -62,7 +68,7 @@ def plan_memory(config: Config, policy: Any, prompts: Iterable[int], note: Calla
     if shape is None:
         return None
     machine = machine_bytes(mx.get_active_memory(), _working_set())
-    needs = estimate(config, shape, machine, max(prompts, default=0) or None, gpu=on_gpu())
+    needs = estimate_stages(stages or [config], shape, machine, max(prompts, default=0) or None, gpu=on_gpu())
     _refuse(needs)
     if needs.reductions or not needs.fits:
         note(needs.sentence)

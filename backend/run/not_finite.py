@@ -71,7 +71,7 @@ def likely_cause(config: Config, quantity: Quantity, *, is_first: bool) -> tuple
     if rate >= high:
         return "learning_rate", _instead("learning rate", "learning_rate", rate, high / 10)
     if config.beta >= HIGH_BETA:
-        return "beta", _instead("KL weight", "beta", config.beta, USUAL_BETA)
+        return "beta", _instead("Beta (KL weight)", "beta", config.beta, USUAL_BETA)
     if not config.max_grad_norm:
         return "max_grad_norm", "Gradients of any length are applied; go on with max_grad_norm=1."
     return "learning_rate", _instead("learning rate", "learning_rate", rate, rate / 10)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from backend.data.problems import PromptFormat
 from backend.data.prompt_stream import PromptStream
 from backend.data.prompts import BackgroundTokenizer, TokenizedPrompts, measure_first_rows
 from backend.data.rows import SPLITS, Rows, Splits, check_columns, data_seed
+from backend.engine import device
 from backend.engine.memory import release_cached_buffers
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
@@ -23,11 +24,13 @@ from backend.run.evaluate import held_out_rewards, sample_of
 from backend.run.evaluation_sets import EvaluationSets, named_prompts
 from backend.run.gpu_retries import StepSize
 from backend.run.memory_plan import WHOLE_STEP, learner_limits, plan_memory, refuse_too_large, rollout_limits
-from backend.run.run_inputs import RunInputs, read_inputs
+from backend.run.run_inputs import RunInputs, read_inputs, read_stages
 from backend.run.scoring_stages import ScoringStages
+from backend.run.stage_prompts import StagePrompts, tokenized_stages
 from backend.spec.config import Config
 from backend.spec.config_notes import config_notes
 from backend.spec.faults import Mistake
+from backend.spec.runs.steering import stage_configs
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
@@ -54,6 +57,8 @@ class RunParts:
     test: list[Problem]
     sampling: Sampling
     steps: int
+    stage_prompts: StagePrompts | None
+    """The training prompts of each stage, of a run that has stages."""
     slow_paths: list[str]
     """A sentence for each part that does not take its fastest path, with the reason."""
 
@@ -69,13 +74,16 @@ class RunParts:
         """How long the run is with these settings. `iters` does not count where epochs or stages decide it."""
         return self.steps if config.epochs or config.stages else config.iters
 
-    def change(self, config: Config, keys: Collection[str]) -> None:
-        """Go on with the settings of `config`, between two steps; `keys` names those that differ from before. Raises Mistake for a
-        reference model that cannot be loaded."""
+    def change(self, config: Config, keys: Collection[str], step: int) -> None:
+        """Go on with the settings of `config` from `step` on, between two steps; `keys` names those that differ from before. Raises Mistake
+        for a reference model that cannot be loaded."""
         self.policy.use_reference(config)
         self.scoring.change(config, self.steps_of(config))
         self.steps = self.scoring.steps
-        self.sampling = sampling_of(config)
+        self.sampling = Sampling.of(config)
+        self.rollout.max_tokens = config.max_completion_length
+        if self.stage_prompts is not None:
+            self.stage_prompts.begin(step, self.prompt_stream)
         self.learner.change(config, self.steps, keys)
 
     def evaluate(self, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
@@ -157,7 +165,9 @@ class RunParts:
         except ValueError as error:
             raise DamagedCheckpoint(saved, str(error).rstrip(".")) from error
         self.scoring.restore(state.reward_weights)
-        self.prompt_stream.cursor = state.cursor
+        if self.stage_prompts is not None:
+            self.stage_prompts.begin(state.step, self.prompt_stream)
+        self.prompt_stream.cursor, self.prompt_stream.first = state.cursor, state.stream_first
         if not saved.has_optimizer and state.updates:
             note(
                 f"The checkpoint of step {state.step} has no optimizer state (Save weights only), so the optimizer begins anew: the run "
@@ -190,33 +200,46 @@ def load_parts(
     inputs: RunInputs | None = None,
     most: StepSize = WHOLE_STEP,
     shared: SharedParts | None = None,
+    stages: Sequence[Config] = (),
 ) -> RunParts:
     """Build a run's parts. `inputs` is the result of `preflight`; without it they are read now. `most`: what GPU errors have
-    left of a step. `shared`: what this run has in common with others of the process.
+    left of a step. `shared`: what this run has in common with others of the process. `stages`: the settings of each stage, where `config`
+    has those of one.
 
     `note` is called with each sentence for the user. Raises Mistake for settings or files that cannot be used.
     """
     inputs = inputs or read_inputs(config)
-    refuse_too_large(config)
+    device.use(config.device)
+    stages = stages or stage_configs(config)
+    refuse_too_large(config, stages)
     policy = load_policy(config, note, shared.base if shared else None)
     make_prompts = shared.tokenized if shared else TokenizedPrompts
-    prompts = _tokenized_prompts(inputs.splits, policy, config, make_prompts)
-    named = named_prompts(inputs.splits, policy.tokenizer, config, make_prompts)
+    held_out_settings = _held_out_settings(config, stages)
+    prompts = _tokenized_prompts(inputs.splits, policy, held_out_settings, make_prompts)
+    stage_prompts = None
+    if config.stages:
+        rows = inputs.stages or read_stages(config, inputs.splits, inputs.scorer)
+        stage_prompts = tokenized_stages(
+            config, stages, rows, lambda rows, *about: make_prompts(rows, policy.tokenizer, *about)
+        )
+    named = named_prompts(inputs.splits, policy.tokenizer, held_out_settings, make_prompts)
     for sentence in inputs.splits.notes:
         note(sentence)
     if config.test and "test" not in prompts:
         raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
-    check_metric(config, has_held_out=bool(inputs.splits.valid))
+    check_metric(config, has_held_out=bool(inputs.splits.valid or inputs.splits.evals))
     per_step, per_batch = config.prompts_per_step, config.prompts_per_evaluation_batch
     held_out = {"valid": config.val_batches * per_batch, "test": config.test_batches * per_batch}
     valid, test = (prompts[split].first(count) if split in prompts else [] for split, count in held_out.items())
-    steps = -(-config.epochs * prompts["train"].fitting // per_step) if config.epochs else config.iters  # rounded up
+    of_epochs = config.epochs and not config.stages
+    steps = -(-config.epochs * prompts["train"].fitting // per_step) if of_epochs else config.iters  # rounded up
     scoring = ScoringStages(config, inputs.scorer, steps)
-    prompts_of_all = prompts | named
+    training = stage_prompts.prompts[0] if stage_prompts is not None else prompts["train"]
+    prompts_of_all = prompts | named | (stage_prompts.named() if stage_prompts is not None else {})
     background_tokenizer = BackgroundTokenizer(prompts_of_all)
     for sentence in background_tokenizer.new_notes():
         note(sentence)
-    plan = plan_memory(config, policy, [split.longest for split in prompts_of_all.values()], note)
+    plan = plan_memory(config, policy, [split.longest for split in prompts_of_all.values()], note, stages)
     rollout = Rollout(policy, config.max_completion_length, stop=config.stop, **rollout_limits(plan, most))
     of_prompts = [sentence for split in prompts_of_all.values() for sentence in split.slow_paths]
     return RunParts(
@@ -224,18 +247,21 @@ def load_parts(
         learner=LEARNERS[config.train_mode](policy, config, scoring.steps, **learner_limits(plan, most)),
         rollout=rollout,
         scoring=scoring,
-        prompt_stream=PromptStream(prompts["train"], data_seed(config)),
+        prompt_stream=PromptStream(training, data_seed(config)),
         background_tokenizer=background_tokenizer,
         evaluation_sets=EvaluationSets(valid, {name: each.first(held_out["valid"]) for name, each in named.items()}),
         test=test,
-        sampling=sampling_of(config),
+        sampling=Sampling.of(config),
         steps=scoring.steps,
+        stage_prompts=stage_prompts,
         slow_paths=list(dict.fromkeys([*policy.split_model.slow_paths, *rollout.slow_paths, *of_prompts])),
     )
 
 
-def sampling_of(config: Config) -> Sampling:
-    return Sampling(config.temperature, config.top_p, config.top_k, config.min_p)
+def _held_out_settings(config: Config, stages: Sequence[Config]) -> Config:
+    """The settings by which held-out prompts are chosen: they are the same in every stage, so the longest completions decide."""
+    longest = max(stage.max_completion_length for stage in stages)
+    return config.model_copy(update={"max_completion_length": longest}) if config.stages else config
 
 
 def _tokenized_prompts(
@@ -243,7 +269,7 @@ def _tokenized_prompts(
 ) -> dict[str, TokenizedPrompts]:
     """The prompts of every split that the run uses, the first rows tokenised; with `epochs` all training rows, because
     the length of the run is then the number of rows that fit."""
-    used = {"train": True, "valid": config.steps_per_eval > 0, "test": config.test}
+    used = {"train": not config.stages, "valid": config.steps_per_eval > 0, "test": config.test}
     prompts: dict[str, TokenizedPrompts] = {}
     for split in SPLITS:
         rows, source = splits.rows(split), splits.source.get(split, config.data)

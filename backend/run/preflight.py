@@ -13,6 +13,8 @@ import mlx.nn as nn
 
 from backend.data.problems import PromptFormat, check_prompts
 from backend.data.rows import SPLITS, Splits, check_columns
+from backend.engine import device
+from backend.generation.grammar import check_grammar
 from backend.models.adapter_files import check_adapter
 from backend.models.hub_search import config_file
 from backend.models.loading import check_opens
@@ -24,18 +26,19 @@ from backend.models.supported_architectures import architecture_refusal
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.run.checkpoint_score import check_metric
 from backend.run.evaluation_sets import check_evaluation_sets
-from backend.run.run_inputs import RunInputs, read_rows
+from backend.run.run_inputs import RunInputs, StageRows, read_rows, read_stages, stage_mistake
 from backend.run.scoring_stages import scoring_stages
 from backend.spec.config import Config, parse, problems
 from backend.spec.disk_space import require_room
 from backend.spec.faults import Fault, Mistake
 from backend.spec.machine import machine_bytes
-from backend.spec.memory.estimate import estimate
 from backend.spec.memory.model_shape import shape_of
+from backend.spec.memory.worst_stage import estimate_run
 from backend.spec.model_and_data_names import check_reference, check_weights, model_source
 from backend.spec.model_config import is_quantized_by_mlx
 from backend.spec.places import runs_folder
 from backend.spec.run_disk_use import RESERVE, run_bytes
+from backend.spec.runs.steering import stage_configs
 from backend.spec.trackers import chosen, missing_fault
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown
@@ -70,18 +73,20 @@ def preflight(
     config = parse(raw)
     scorer = begin(config) if begin else begin_scorer(config, processes)
     try:
-        splits = _check_files(config, scorer, runs_dir or runs_folder())
+        splits, stages = _check_files(config, scorer, runs_dir or runs_folder())
     except BaseException:
         scorer.close()
         raise
-    return RunInputs(splits, scorer)
+    return RunInputs(splits, scorer, stages)
 
 
-def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> Splits:
-    """Everything that the settings point to. → the rows. Raises Mistake with all faults."""
+def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> tuple[Splits, tuple[StageRows, ...]]:
+    """Everything that the settings point to. → the rows, and those of each stage. Raises Mistake with all faults."""
     faults: list[Fault] = []
     tokenizer = _check_models(config, runs_dir, faults)
+    _caught(faults, lambda: check_grammar(config, tokenizer))
     splits = _caught(faults, lambda: _read_and_check_data(config, tokenizer, scorer))
+    stages = _caught(faults, lambda: _check_stages(config, splits, tokenizer, scorer)) if splits is not None else None
     # Last: the process of the reward functions has been starting meanwhile.
     steps = config.iters
     if config.epochs and splits is not None:  # at most: rows that are too long are left out
@@ -91,12 +96,13 @@ def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> Splits:
     faults += filter(None, map(missing_fault, chosen(config.report_to)))
     if faults:
         raise Mistake(list(dict.fromkeys(faults)))
-    assert splits is not None
-    return splits
+    assert splits is not None and stages is not None
+    return splits, stages
 
 
 def _check_models(config: Config, runs_dir: Path, faults: list[Fault]) -> Any:
     """Adds the faults of the model and its reference. → the model's tokenizer, None where it cannot be read."""
+    _caught(faults, lambda: device.check(config.device))
     folder = _caught(faults, lambda: check_model(config.model, "model"))
     if folder is not None:
         _caught(faults, lambda: _check_quantised(folder, config))
@@ -119,7 +125,7 @@ def _too_large(folder: Path, config: Config) -> list[Fault]:
     shape = shape_of(folder)
     if shape is None or not shape.is_transformer:
         return []
-    fault = estimate(config, shape, machine_bytes(), prompt=1).fault
+    fault = estimate_run(config, shape, machine_bytes(), prompt=1).fault
     return [fault] if fault is not None else []
 
 
@@ -204,9 +210,23 @@ def _read_and_check_data(config: Config, tokenizer: Any, scorer: Scorer) -> Spli
     check_evaluation_sets(splits, config, tokenizer)
     if config.test and not splits.test:
         raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
-    check_metric(config, has_held_out=bool(splits.valid))
+    check_metric(config, has_held_out=bool(splits.valid or splits.evals))
     if tokenizer is not None:
         used = {"train": True, "valid": config.steps_per_eval > 0, "test": config.test}
         for split in (split for split in SPLITS if used[split] and splits.rows(split)):
             check_prompts(splits.rows(split), tokenizer, PromptFormat.of(config), splits.source.get(split, config.data))
     return splits
+
+
+def _check_stages(config: Config, splits: Splits, tokenizer: Any, scorer: Scorer) -> tuple[StageRows, ...]:
+    """The training rows of each stage, their columns and prompts checked. Raises Mistake, naming the stage."""
+    stages = read_stages(config, splits, scorer)
+    for index, (own, of_stage) in enumerate(zip(stages, stage_configs(config) if stages else [], strict=True)):
+        try:
+            if faults := check_columns(own.rows, of_stage, own.source):
+                raise Mistake(faults)
+            if tokenizer is not None:
+                check_prompts(own.rows, tokenizer, PromptFormat.of(of_stage), own.source)
+        except Mistake as mistake:
+            raise stage_mistake(index, mistake) from None
+    return stages

@@ -8,9 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backend.data.rows import Splits, read_splits
+from backend.data.rows import Rows, Splits, read_splits
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.spec.config import Config
+from backend.spec.faults import Mistake
+from backend.spec.stages import fault_of_stage, stage_rows
+
+
+@dataclass(frozen=True, slots=True)
+class StageRows:
+    """Training rows, and the file or split that they came from. Stages with the same rows have the same list of them."""
+
+    rows: Rows
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +28,8 @@ class RunInputs:
     splits: Splits
     scorer: Scorer
     """The reward functions, loaded."""
+    stages: tuple[StageRows, ...] = ()
+    """The training rows of each stage; none where the run has no stages."""
 
 
 def read_inputs(config: Config, processes: SharedProcesses | None = None) -> RunInputs:
@@ -26,14 +38,38 @@ def read_inputs(config: Config, processes: SharedProcesses | None = None) -> Run
     scorer = begin_scorer(config, processes)
     try:
         splits = read_rows(config, scorer)
+        stages = read_stages(config, splits, scorer)
         scorer.load()
     except BaseException:
         scorer.close()
         raise
-    return RunInputs(splits, scorer)
+    return RunInputs(splits, scorer, stages)
 
 
 def read_rows(config: Config, scorer: Scorer) -> Splits:
     """The rows of a run, or of a stage with a dataset of its own; their map function is called where the reward functions are. Raises
     Mistake."""
     return read_splits(config, scorer.map_rows)
+
+
+def read_stages(config: Config, splits: Splits, scorer: Scorer) -> tuple[StageRows, ...]:
+    """The training rows of each stage; `splits`: the run's own. Raises Mistake, naming the stage."""
+    values, read = config.model_dump(), dict[str, StageRows]()
+    own = StageRows(splits.train, splits.source.get("train", config.data))
+    stages: list[StageRows] = []
+    for index in range(len(config.stages)):
+        of_stage = stage_rows(values, index)
+        key = repr(sorted(of_stage.items()))
+        if of_stage and key not in read:
+            try:
+                found = read_rows(config.model_copy(update=of_stage), scorer)
+            except Mistake as mistake:
+                raise stage_mistake(index, mistake) from None
+            read[key] = StageRows(found.train, found.source.get("train", str(of_stage.get("data", config.data))))
+        stages.append(read[key] if of_stage else own)
+    return tuple(stages)
+
+
+def stage_mistake(index: int, mistake: Mistake) -> Mistake:
+    """The faults of a stage's rows, as faults of the stages."""
+    return Mistake([fault_of_stage(index + 1, fault.sentence) for fault in mistake.faults])

@@ -12,7 +12,16 @@ from backend.spec.config import Config
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.runs.steering import Change, changed, config_at, read_changes, take_request, write_changes
+from backend.spec.runs.steering import (
+    Change,
+    changed,
+    config_at,
+    read_changes,
+    stage_change,
+    stage_configs,
+    take_request,
+    write_changes,
+)
 
 
 class Steering:
@@ -44,8 +53,14 @@ class Steering:
         return config_at(self._config, self.changes, step)
 
     def beginning_at(self, step: int) -> list[Change]:
-        """The changes that hold from this very step on, in the order they were asked for."""
-        return [change for change in self.changes if change.step == step]
+        """The changes that hold from this very step on: of the stage that begins there, then those that were asked for, in their order."""
+        of_stage = stage_change(self._config, self.changes, step)
+        return ([of_stage] if of_stage else []) + [change for change in self.changes if change.step == step]
+
+    def stage_configs(self) -> list[Config]:
+        """The settings of each stage, its training rows included; those of the run where it has none. Without the changes that were asked
+        for, which concern neither rows nor memory."""
+        return stage_configs(self._config)
 
     def take(self, begun: int) -> tuple[str, str]:
         """Record what the window has asked for, if it can be; `begun` is the last step that has begun. → level and sentence of the

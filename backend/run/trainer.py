@@ -138,7 +138,8 @@ class Trainer:
     def apply(self, change: Change) -> None:
         """Go on with other settings, from the step that is about to begin."""
         self.config = self.steering.config_at(change.step)
-        self.parts.change(self.config, change.settings)
+        self.parts.change(self.config, change.settings, change.step)
+        self.score.begin_stage(self.state, change.settings, self.config, has_evaluations=self._has_evaluations)
         self.steering.tell(change, self.diary)
 
     def take_change(self) -> None:
@@ -181,6 +182,7 @@ class Trainer:
             self.completions.append(group_row(step, group, token_data))
         state = replace(
             self.state, step=step, updates=self.parts.learner.updates, cursor=self.parts.prompt_stream.cursor,
+            stream_first=self.parts.prompt_stream.first,
             num_tokens=self.state.num_tokens + int(lengths["num_tokens"]),
             elapsed_s=self.state.elapsed_s + self.timer.elapsed(),
         )  # fmt: skip
@@ -223,7 +225,8 @@ class Trainer:
         self.diary.write("phase", phase="loading")
         self.keep_awake.start()
         maybe_set_recommended_wired_limit()  # on a Mac, keeps memory in use from being paged out; elsewhere it does nothing
-        parts = load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, self.shared)
+        stages = self.steering.stage_configs()
+        parts = load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, self.shared, stages)
         if saved is not None:
             parts.restore(saved, self.note)
             refresh_adapters(self.folder, saved, parts.policy, self.config)

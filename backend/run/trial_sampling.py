@@ -30,7 +30,7 @@ WITHOUT_REFERENCE = {
 """Settings under which no reference is loaded: sampling needs none."""
 
 SMALLEST_MODEL = WITHOUT_REFERENCE | {
-    "train_type": "lora", "num_layers": 1, "rank": 1, "lora_keys": [], "grad_checkpoint": False,
+    "train_type": "lora", "num_layers": 1, "rank": 1, "lora_keys": [], "modules_to_save": [], "grad_checkpoint": False,
 }  # fmt: skip
 """Settings that load as little as possible: no reference, and one fresh adapter, which changes no output (B = 0)."""
 
@@ -83,7 +83,7 @@ class TrialSampler:
             report({"phase": "sampling", "done": tokens, "of": most_tokens})
 
         poll(0)
-        sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p)
+        sampling = Sampling.of(config)
         return self._cached_rollout(config, policy).sample(problems, group_size, sampling, seed, 0, poll)
 
     def _cached_policy(self, config: Config) -> Policy:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from backend.serve.question_call import QuestionCall
@@ -51,7 +52,8 @@ def chat_row(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 def chat_reply(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{"sides", "prompt", "turns": {side: [[prompt, answer], …]}, "row"?, "answer"?, "system"?, "temperature", "top_p", "top_k", "min_p",
-    "max_tokens", "seed"} → {}, when all have answered. Reports {"new_text": {side: text}}, and as an answer ends
+    "max_tokens", "seed", "free_output"?} → {}, when all have answered. Penalties are the run's, and so is what output is held to, unless it is
+    to be free. Reports {"new_text": {side: text}}, and as an answer ends
     {"side", …`Reply.figures`, "group": a line for the question `score`}."""
     from backend.rewards.completion_lines import line_of
 
@@ -76,7 +78,9 @@ def _question(request: Mapping[str, Any]) -> ChatQuestion:
     from backend.generation.sampler import Sampling
 
     turns: dict[Any, list[Turn]] = {side: [Turn(*turn) for turn in turns] for side, turns in request["turns"].items()}
-    sampling = Sampling(*(request[key] for key in ("temperature", "top_p", "top_k", "min_p")))
+    asked = {key: request[key] for key in ("temperature", "top_p", "top_k", "min_p")}
+    of_run = Sampling.of(_chat().source.config)
+    sampling = replace(of_run, **asked, grammar=None if request.get("free_output") else of_run.grammar)
     return ChatQuestion(
         request["prompt"], turns, request.get("row"), request.get("answer") or "", request.get("system"), sampling,
         int(request["max_tokens"]), int(request["seed"]),

@@ -30,6 +30,7 @@ from backend.data.prompt_preview import (
     prompt_pieces,
     tokenizer_for,
 )
+from backend.serve.preview_mapping import map_rows_of
 from backend.serve.question_call import QuestionCall
 from backend.spec.config import Config, keys_used_by
 from backend.spec.faults import Mistake
@@ -50,7 +51,9 @@ def preview(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     config = settings_of(request["settings"])
     if not request.get("fetch") and not is_here(config.data):
         return {"absent": True}
-    return {"absent": False, **overview(config)}
+    map_rows, faults = map_rows_of(config)
+    known = overview(config, map_rows)
+    return {"absent": False, **known, "faults": [*known["faults"], *(fault.to_dict() for fault in faults)]}
 
 
 def preview_choices(request: dict[str, Any], call: QuestionCall) -> dict[str, list[str]]:
@@ -62,7 +65,7 @@ def preview_choices(request: dict[str, Any], call: QuestionCall) -> dict[str, li
 def preview_rows(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """`settings`, `split`, `start`, `count` → {rows: [{column: text}], tokens: [a row's, or None where not known]}."""
     config = settings_of(request["settings"])
-    opened = open_dataset(config)
+    opened = open_dataset(config, map_rows_of(config)[0])
     start, rows = int(request["start"]), opened.rows(request["split"])
     indices = range(start, min(start + int(request["count"]), len(rows)))
     cells = [{name: cell_text(value, CELL) for name, value in rows[index].items()} for index in indices]
@@ -84,7 +87,7 @@ def preview_row(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     prompt as the model gets it. `kept`: of a prompt that is cut, the tokens that are left. Without a tokenizer `tokens` is None, and a fault says why; while one is being loaded,
     the rest is reported with `loading`."""
     config = settings_of(request["settings"])
-    opened = open_dataset(config)
+    opened = open_dataset(config, map_rows_of(config)[0])
     index, split = int(request["index"]), request["split"]
     if not 0 <= index < len(opened.rows(split)):
         raise Mistake("data", f"{opened.source(split, config)} has no row {index + 1} any more.")
@@ -123,7 +126,7 @@ def preview_counts(request: dict[str, Any], call: QuestionCall) -> dict[str, Any
     """`settings`, `split`, `most` → `PromptLengths.summary` and `no_tokens`, the reason why there are no lengths. Reports the same
     while it counts the first `most` rows, or all, in the order of `backend.data.prompt_preview.preview_order`."""
     config = settings_of(request["settings"])
-    opened = open_dataset(config)
+    opened = open_dataset(config, map_rows_of(config)[0])
     answer: dict[str, Any] = {"faults": []}
     tokenizer = _tokenizer(config, answer)
     no_tokens = answer["faults"][0]["sentence"] if tokenizer is None else ""

@@ -5,27 +5,23 @@ invalid field never hides another's fault. Nothing here opens a file: see `backe
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 from backend.spec.faults import Fault, Mistake
 from backend.spec.learning_rate import DEFAULT_FINAL
-from backend.spec.row_settings import evaluation_set_faults, pattern_faults, template_faults
+from backend.spec.output_grammar import held_output_faults
+from backend.spec.row_settings import evaluation_set_faults, map_function_faults, pattern_faults, template_faults
 from backend.spec.runs.stop_conditions import EVALUATION, condition_fault, metric_fault
+from backend.spec.settings.limits import LARGEST_WEIGHT, MOST_COMPLETIONS
 from backend.spec.settings.optimizer import EIGHT_BIT
+from backend.spec.stage_entries import duplicates, stage_faults
 from backend.spec.trackers import project_fault, report_to_fault
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown
 
 Check = Callable[..., "Iterator[Fault]"]
 CHECKS: list[tuple[tuple[str, ...], Check]] = []
-MOST_COMPLETIONS = 1_000_000
-"""Completions of one step. More is a slip, and what is computed from it would take hours."""
-MOST_STEPS = 100_000_000
-"""Steps of one run."""
-LARGEST_WEIGHT = 1_000_000
-"""Of a reward: products with larger ones leave float32's exact range."""
 RESERVED_TEMPLATE_OPTIONS = (
     *("conversation", "messages", "tokenize", "add_generation_prompt", "continue_final_message"),
     *("return_dict", "return_tensors", "return_assistant_tokens_mask", "padding", "truncation", "max_length"),
@@ -89,15 +85,7 @@ for _key in (
 _reads("prompt_template")(template_faults)
 _reads("answer_pattern")(pattern_faults)
 _reads("eval_data")(evaluation_set_faults)
-
-
-@_reads("map_function", "reward_functions_file")
-def _map_function_has_a_file(function: str, file: str) -> Iterator[Fault]:
-    if function and not file:
-        yield Fault(
-            "map_function",
-            f"{shown(function, 40)} is to map the rows, but no reward functions file is given that has it.",
-        )
+_reads("map_function", "reward_functions_file")(map_function_faults)
 
 
 @_reads("batch_size", "gradient_accumulation_steps", "steps_per_generation", "group_size")
@@ -126,14 +114,8 @@ def _completion_leaves_space_for_a_prompt(completion: int, sequence: int) -> Ite
 
 @_reads("reward_functions")
 def _reward_functions_are_listed_once(functions: list[str]) -> Iterator[Fault]:
-    if not functions:
-        yield Fault("reward_functions", "No reward function is ticked; a run needs at least one.")
-    if twice := _duplicates(functions):
+    if twice := duplicates(functions):
         yield Fault("reward_functions", f"{shown(', '.join(twice))} is listed twice; list each reward function once.")
-
-
-def _duplicates(names: list[str]) -> list[str]:
-    return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 @_reads("reward_functions", "reward_weights")
@@ -227,6 +209,12 @@ def _full_fine_tuning_needs_range(train_type: str, dtype: str) -> Iterator[Fault
         )
 
 
+@_reads("train_type", "lora_alpha", "use_rslora")
+def _rslora_needs_alpha(train_type: str, alpha: float | None, rslora: bool) -> Iterator[Fault]:
+    if rslora and alpha is None and train_type != "full":
+        yield Fault("use_rslora", "rsLoRA divides LoRA alpha by the root of the rank; give LoRA alpha, or turn it off.")
+
+
 @_reads("train_type", "quantization")
 def _dora_lacks_6_bits(train_type: str, quantization: str) -> Iterator[Fault]:
     if train_type == "dora" and quantization == "6":
@@ -265,21 +253,19 @@ def _safe_name(setting: str, what: str, name: str) -> Iterator[Fault]:
 
 @_reads("learning_rate", "lr_final", "lr_schedule")
 def _learning_rate_decays(peak: float, final: float | None, schedule: str) -> Iterator[Fault]:
-    if final is None or schedule in ("constant", "constant_with_warmup", "inverse_sqrt"):
-        return
-    if final > peak and final != DEFAULT_FINAL:  # which gives way (`backend.spec.learning_rate`)
+    falls = schedule not in ("constant", "constant_with_warmup", "inverse_sqrt")
+    if (
+        falls and final is not None and final > peak and final != DEFAULT_FINAL
+    ):  # which gives way to a share of the peak
         yield Fault("lr_final", f"The final rate ({final:g}) is above the learning rate ({peak:g}).")
-    elif final == 0 and schedule in ("exponential", "step"):
-        yield Fault(
-            "lr_final", "A rate that falls by factors never reaches 0; give a final rate above 0, or leave it empty."
-        )
+    if final == 0 and schedule in ("exponential", "step"):
+        yield Fault("lr_final", "A rate that falls by factors never reaches 0; give one above 0, or leave it empty.")
 
 
 @_reads("optimizer", "optimizer_bits")
 def _state_is_built_in_8_bits(name: str, bits: str) -> Iterator[Fault]:
     if bits == "8" and name not in EIGHT_BIT:
-        built = ", ".join(EIGHT_BIT)
-        yield Fault("optimizer_bits", f"The state of {name} is not built in 8 bits; that of {built} is.")
+        yield Fault("optimizer_bits", f"The state of {name} is not built in 8 bits; that of {', '.join(EIGHT_BIT)} is.")
 
 
 def reference_is_needed(beta: float, log_kl: bool, ratio_against: str) -> bool:
@@ -291,7 +277,9 @@ def reference_is_needed(beta: float, log_kl: bool, ratio_against: str) -> bool:
 @_reads("sync_ref_model", "beta", "log_kl", "ratio_against")
 def _synced_reference_is_used(sync: bool, beta: float, log_kl: bool, against: str) -> Iterator[Fault]:
     if sync and not reference_is_needed(beta, log_kl, against):
-        yield Fault("sync_ref_model", "Reference follows is on, but KL weight is 0, so there is no reference to move.")
+        yield Fault(
+            "sync_ref_model", "Reference follows is on, but Beta (KL weight) is 0, so there is no reference to move."
+        )
 
 
 @_reads("sync_ref_model", "reference_model_path", "train_type")
@@ -308,6 +296,9 @@ def _sampling_correction_needs_the_old_policy(correction: str, against: str) -> 
             "Sampling correction mends the ratio against the policy that sampled, but Ratio against is the reference "
             "model; turn one of the two back.",
         )
+
+
+_reads("output_regex", "output_schema", "ratio_against")(held_output_faults)
 
 
 @_reads("sampling_correction", "sampling_correction_min", "sampling_correction_max")
@@ -333,44 +324,12 @@ def _gdpo_has_its_own_baseline(aggregation: str, baseline: str) -> Iterator[Faul
         yield Fault("advantage_baseline", "Normalise, then sum has a baseline of its own; set Baseline to Group mean.")
 
 
-STAGE_KEYS = ("iters", "reward_functions", "reward_weights")
-
-
 @_reads("stages", "reward_weight_schedule")
 def _stages_are_valid(stages: list[dict[str, Any]], schedule: str) -> Iterator[Fault]:
     if stages and schedule != "constant":
         yield Fault("reward_weight_schedule", "Stages have weights of their own; set Weight schedule to Constant.")
     for number, stage in enumerate(stages, 1):
-        yield from _stage_faults(stage, f"Stage {number}")
-
-
-def _stage_faults(stage: Mapping[str, Any], name: str) -> Iterator[Fault]:
-    strange = [key for key in stage if key not in STAGE_KEYS]
-    iters, functions, weights = (stage.get(key) for key in STAGE_KEYS)
-    if strange:
-        yield Fault("stages", f"{name} has {shown(strange[0], 40)}; a stage has {', '.join(STAGE_KEYS)}.")
-    if not isinstance(iters, int) or isinstance(iters, bool) or iters < 1:
-        yield Fault("stages", f"{name} needs iters, a whole number of steps above 0.")
-    elif iters > MOST_STEPS:
-        yield Fault("stages", f"{name} has {shown(iters)} steps; at most {MOST_STEPS:,} can be trained.")
-    if functions is not None and not (_is_list_of(functions, str) and functions):
-        yield Fault("stages", f"{name}: reward_functions must be a list of names.")
-    elif functions and (twice := _duplicates(cast("list[str]", functions))):
-        yield Fault("stages", f"{name} lists {shown(', '.join(twice))} twice; list each reward function once.")
-    if weights is not None and not _is_list_of(weights, (int, float)):
-        yield Fault("stages", f"{name}: reward_weights must be a list of numbers.")
-    elif weights and not (any(weights) and all(abs(weight) <= LARGEST_WEIGHT for weight in weights)):
-        yield Fault(
-            "stages", f"{name}: reward_weights must lie within ±{LARGEST_WEIGHT:,}, and at least one of them not be 0."
-        )
-    elif weights and _is_list_of(functions, str) and functions and len(weights) != len(functions):
-        yield Fault("stages", f"{name} has {len(weights)} reward weights for {len(functions)} reward functions.")
-
-
-def _is_list_of(value: Any, kind: type | tuple[type, ...]) -> bool:
-    """Whether it is a list of these; true and false are no numbers."""
-    items = cast("list[Any]", value) if isinstance(value, list) else [None]
-    return all(isinstance(item, kind) and not isinstance(item, bool) for item in items)
+        yield from stage_faults(stage, f"Stage {number}")
 
 
 @_reads("report_to")

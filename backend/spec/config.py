@@ -8,7 +8,7 @@ settings, tag the field (`used_by`) and ask `keys_used_by`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -17,9 +17,11 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from backend.spec.checks import cross_setting_faults, reference_is_needed
+from backend.spec.documented_form import in_form_order
 from backend.spec.faults import Fault, Mistake
 from backend.spec.other_programs.translation import FOREIGN_WORDS, NAMES, translate
 from backend.spec.other_programs.trl_script import reward_entries
+from backend.spec.output_grammar import is_schema
 from backend.spec.rewards.catalog import nearest, split_names, with_absolute_file
 from backend.spec.setting import Setting, Use, setting_from_field
 from backend.spec.settings.batches import BatchFields
@@ -34,6 +36,7 @@ from backend.spec.settings.optimizer import OptimizerFields
 from backend.spec.settings.reference import ReferenceFields
 from backend.spec.settings.rewards import RewardFields
 from backend.spec.settings.trackers import TrackerFields
+from backend.spec.stages import validated_stages
 from backend.spec.user_input.documents import read_yaml
 from backend.spec.user_input.files import exists
 from backend.spec.user_input.paths import user_path
@@ -83,19 +86,35 @@ class Config(
         return self.reward_weights or [1.0] * len(self.reward_functions)
 
     @property
+    def penalties(self) -> tuple[float, float, float]:
+        """Repetition, presence and frequency."""
+        return self.repetition_penalty, self.presence_penalty, self.frequency_penalty
+
+    @property
+    def penalises(self) -> bool:
+        """Whether a penalty changes any logit."""
+        return self.penalties != (1.0, 0.0, 0.0)
+
+    @property
+    def holds_output(self) -> bool:
+        """Whether sampling is held to a regex or a JSON schema."""
+        return bool(self.output_regex or self.output_schema)
+
+    @property
     def needs_reference(self) -> bool:
         """Whether a step computes log-probabilities under the reference policy."""
         return reference_is_needed(self.beta, self.log_kl, self.ratio_against)
 
 
-SETTINGS: dict[str, Setting] = {key: setting_from_field(key, field) for key, field in Config.model_fields.items()}
+SETTINGS: dict[str, Setting] = dict(
+    in_form_order(SECTIONS, (setting_from_field(key, field) for key, field in Config.model_fields.items()))
+)
 """Every setting by key, in the order of the form."""
 
 NOT_BUILT = {
     "tools": "Tools",
     "environments": "Environments",
     "rollout_func": "A rollout function of your own",
-    "repetition_penalty": "The sampler's repetition penalty",
 }
 """Keys of related programs for features that are not built yet → what they are, to be refused in a sentence."""
 
@@ -158,20 +177,14 @@ def read(path: str | Path) -> dict[str, Any]:
 
 PATHS = (
     *("model", "data", "dataset", "valid_data", "test_data", "tokenizer", "reference_model_path", "adapter"),
-    "reward_functions_file",
+    *("reward_functions_file", "output_schema"),
 )
 """Keys whose value may be a path, relative to the file that it stands in."""
 
 
 def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Raw settings with relative paths that exist in `folder` made absolute. Ids, absolute paths and ~ stay as they are."""
-    resolved = dict(raw)
-    for key in (*PATHS, *(word for word in raw if NAMES.get(word) in PATHS)):
-        value = raw.get(key)
-        if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
-            value = value[0]  # pyright: ignore
-        if isinstance(value, str) and value and not Path(value).is_absolute() and exists(folder / value):
-            resolved[key] = os.path.realpath(folder / value)
+    resolved = dict(raw) | _paths_beside(folder, raw, (*PATHS, *(word for word in raw if NAMES.get(word) in PATHS)))
     if isinstance(sets := raw.get("eval_data"), dict):
         resolved["eval_data"] = {
             name: _set_beside(folder, about) for name, about in cast("dict[Any, Any]", sets).items()
@@ -193,10 +206,27 @@ def _set_beside(folder: Path, about: Any) -> Any:
 
 
 def _stage_beside(folder: Path, stage: Any) -> Any:
-    if not isinstance(stage, dict) or "reward_functions" not in stage:
-        return cast("Any", stage)
+    if not isinstance(stage, dict):
+        return stage
     stage = cast("dict[str, Any]", stage)
-    return stage | {"reward_functions": _rewards_beside(folder, stage["reward_functions"])}
+    paths = _paths_beside(folder, stage, PATHS)
+    if "reward_functions" in stage:
+        paths["reward_functions"] = _rewards_beside(folder, stage["reward_functions"])
+    return stage | paths
+
+
+def _paths_beside(folder: Path, raw: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Those of these keys whose relative paths exist in `folder`, made absolute."""
+    resolved: dict[str, Any] = {}
+    for key in keys:
+        value = raw.get(key)
+        if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
+            value = value[0]  # pyright: ignore
+        if key == "output_schema" and isinstance(value, str) and is_schema(value):
+            continue  # the schema itself, and no file's name
+        if isinstance(value, str) and value and not Path(value).is_absolute() and exists(folder / value):
+            resolved[key] = os.path.realpath(folder / value)
+    return resolved
 
 
 def _rewards_beside(folder: Path, rewards: Any) -> Any:
@@ -264,6 +294,9 @@ def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
             faults.append(Fault(key, sentence))
         else:
             values[key] = value
+    if values.get("stages"):
+        values["stages"], of_stages = validated_stages(values, lambda key, value: _validated(SETTINGS[key], value))
+        faults += of_stages
     faults += cross_setting_faults(values)
     order = list(SETTINGS)
     return values, sorted(faults, key=lambda fault: order.index(fault.setting) if fault.setting in order else -1)
@@ -287,6 +320,8 @@ def _validated(about: Setting, value: Any) -> tuple[Any, str]:
     """(value, "") or (None, why not)."""
     if value == "" and about.optional:
         return None, ""
+    if value in ("", []) and about.empty_is_default:
+        return about.default, ""
     if isinstance(value, bool) and about.kind in ("int", "float"):
         return None, f"{about.label} must be a number, not {str(value).lower()}."
     if isinstance(value, list) and len(cast("list[Any]", value)) > LONGEST_LIST:

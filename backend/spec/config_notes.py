@@ -24,6 +24,15 @@ def config_notes(config: Config) -> list[str]:
         notes.append("The cispo loss takes Epsilon high as the largest ratio itself; its paper uses about 5.")
     if config.delta is not None and loss in ("cispo", "sapo", "vespo"):
         notes.append(f"Delta is set, but the {loss} loss has no clip that it could bound.")
+    if config.holds_output and config.sampling_correction == "none":
+        notes.append(
+            "Output is held to a grammar and Sampling correction is none: the policy learns from tokens as if it had chosen them freely. "
+            "Automatic corrects for that."
+        )
+    if config.holds_output and config.sampling_correction.startswith("token"):
+        notes.append(
+            "Sampling correction by token leaves the states that held output leads to as they are; Automatic corrects whole completions."
+        )
     if config.num_iterations * config.steps_per_generation == 1 and config.ratio_against == "old":
         notes.append(
             "With one update per rollout the ratio is always 1, so epsilon clips nothing and the clip charts stay at 0."

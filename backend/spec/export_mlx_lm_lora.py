@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from backend.spec.adapters import ALL_LINEAR, adapter_scale
 from backend.spec.config import SETTINGS, Config
 from backend.spec.learning_rate import final_rate, warmup_updates
 from backend.spec.other_programs.mlx_lm_groups import QUANTIZATION_FLAGS
@@ -25,7 +26,7 @@ _SHARED_KEYS = (
 )
 """Keys that mean the same in both programs."""
 
-_REGROUPED_KEYS = ("rank", "scale", "dropout", "lora_keys", "quantization", "weight_decay", "adam_beta1", "adam_beta2",
+_REGROUPED_KEYS = ("rank", "scale", "lora_alpha", "use_rslora", "dropout", "lora_keys", "quantization", "weight_decay", "adam_beta1", "adam_beta2",
             "adam_epsilon", "lr_schedule", "lr_warmup_steps", "lr_warmup_ratio", "lr_warmup_init", "lr_decay_fraction", "lr_final",
             "reward_functions", "reward_weights")  # fmt: skip
 _SUPPORTED_LOSSES, _SUPPORTED_OPTIMIZERS = ("grpo", "bnpo", "dr_grpo"), ("adam", "adamw", "muon")
@@ -84,8 +85,10 @@ def _untranslatable(config: Config) -> dict[str, Any]:
 def _lora_parameters(config: Config) -> dict[str, Any]:
     if config.train_type == "full":
         return {}
-    parameters: dict[str, Any] = {"rank": config.rank, "scale": config.scale, "dropout": config.dropout}
-    return {"lora_parameters": parameters | ({"keys": list(config.lora_keys)} if config.lora_keys else {})}
+    parameters: dict[str, Any] = {"rank": config.rank, "scale": adapter_scale(config), "dropout": config.dropout}
+    # mlx-lm has whole names alone, and none for all linear layers, which it adapts without names.
+    keys = [key for key in config.lora_keys if key != ALL_LINEAR]
+    return {"lora_parameters": parameters | ({"keys": keys} if keys else {})}
 
 
 def _quantization_flags(config: Config) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from backend.spec.places import hub_cache
 MODEL = "mlx-community/Qwen3-0.6B-4bit"
 """Small enough for every Mac, and good enough to learn something."""
 DATASET = "mlx-community/Dolci-Think-RL-7B-2k"
+"""The default of MLX LoRA Studio's guide to GRPO, with the columns `prompt` and `answer`."""
+DATASET_ABOUT = "about 2,000 reasoning tasks, from Hugging Face"
 SYSTEM_PROMPT = (
     "Think the question through before you answer. Write your thoughts between <think> and </think>, and after them only "
     "the final answer between <answer> and </answer>."

@@ -1,4 +1,4 @@
-"""The losses and ratio levels there are, read from the tables in `backend/training/losses.py` as text, so that menus need no mlx."""
+"""The losses, ratio levels and KL estimators there are, read from the tables in `backend/training/losses.py` as text, so that menus need no mlx."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ def losses() -> list[LossEntry]:
 def levels() -> list[LossEntry]:
     """Every value of `importance_sampling_level`."""
     return _table("LEVELS")
+
+
+def kl_estimators() -> list[LossEntry]:
+    """Every value of `kl_estimator`."""
+    return _table("KL_ESTIMATORS")
 
 
 @cache

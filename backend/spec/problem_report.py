@@ -56,6 +56,8 @@ def _public(settings: Mapping[str, Any]) -> dict[str, Any]:
             isinstance(value, str) and os.sep in value and "~" in value[:1]
         ):
             shown[key] = _name(str(value))
+        elif setting.kind == "stages":  # with paths and texts inside
+            shown[key] = f"({len(value)} stages)"
         elif setting.kind in ("prose", "mapping") or (setting.kind == "list" and value):
             shown[key] = f"({len(str(value))} characters)"
         else:

@@ -31,10 +31,9 @@ Kind = Literal[
     "mapping",
     "stages",
     "rewards",
-    "fact",
 ]
 """Which editor a setting has. `prose` is text of several lines, `list` a list of words, `numbers` a list of numbers,
-`mapping` a small YAML map, `rewards` the reward table, `fact` something that is shown but cannot be edited."""
+`mapping` a small YAML map, `rewards` the reward table."""
 
 Use = Literal["task", "rows", "row_view", "prompt_text", "prompt_limit", "rewards", "scoring", "duration"]
 """What else depends on a setting, so that a list of such settings is derived and never kept in step by hand:
@@ -81,6 +80,18 @@ class Setting:
     when: tuple[str, tuple[Any, ...]] | None = None
     """(other key, values it must have for this setting to apply)."""
     used_by: tuple[Use, ...] = ()
+    stays_visible: bool = False
+    """Whether the form shows it disabled, with the reason, where `when` does not hold; else it hides it."""
+    empty_is_default: bool = False
+    """Whether an empty list means the default, as it does in mlx-lm-lora."""
+    note: str = ""
+    """A sentence that the form always shows below the control."""
+    group: str = ""
+    """Heading above this setting and those after it that have the same."""
+    default_entry: str = ""
+    """Label of a further entry of the menu, the first, which stands for the default."""
+    known_as: tuple[str, ...] = ()
+    """Other labels that people look for: those of MLX LoRA Studio and our own former ones."""
 
     def applies(self, values: Mapping[str, Any]) -> bool:
         """Whether the setting has any effect with these values; the form hides it where it has none."""
@@ -91,7 +102,7 @@ class Setting:
 
 
 def setting(default: Any, section: str, label: str, help: str, **about: Any) -> Any:
-    """Declare a setting. `about`: gt, ge, lt, le (pydantic's limits), unit, choices, kind, advanced, when, used_by."""
+    """Declare a setting. `about`: gt, ge, lt, le (pydantic's limits), and fields of `Setting`."""
     limits = {name: about.pop(name) for name in ("gt", "ge", "lt", "le") if name in about}
     finite = {"allow_inf_nan": False} if limits else {}
     extra = {"section": section, "label": label, "help": help, **about}

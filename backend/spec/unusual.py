@@ -72,4 +72,6 @@ def _is_overruled(key: str, config: Config) -> bool:
     """Whether the setting has no effect: iterations beside epochs, the adapter's where all weights are trained."""
     if key == "iters":
         return config.epochs > 0
+    if key == "scale" and config.lora_alpha is not None:
+        return True
     return key in ("rank", "scale", "dropout") and config.train_type == "full"

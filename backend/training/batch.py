@@ -42,6 +42,8 @@ class Batch:
     advantage_B: mx.array
     group_B: mx.array
     row_B: mx.array
+    log_held_BT: mx.array | None = None
+    """The part of `log_kept_BT` that a grammar took, where output is held to one; else None."""
     weight_BT: mx.array | None = None
     """Each token's weight in the loss of the whole optimizer batch."""
     old_logp_BT: mx.array | None = None
@@ -130,6 +132,9 @@ def pack(groups: Sequence[Group], *, pad_id: int, mask_truncated_completions: bo
         advantage_B=mx.array([c.advantage for _, _, c in rows], mx.float32),
         group_B=mx.array([index for index, _, _ in rows], mx.int32),
         row_B=mx.arange(len(rows), dtype=mx.int32),
+        log_held_BT=_padded([c.log_held for _, _, c in rows], longest, 0, mx.float32)
+        if rows and rows[0][2].log_held
+        else None,
     )
 
 

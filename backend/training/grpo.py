@@ -31,11 +31,13 @@ from backend.training.token_records import TokenRecord, TokenRecords
 
 @dataclass(frozen=True, slots=True)
 class ImportanceCorrection:
-    """`mode`, `clip_min` and `clip_max` of `importance_ratio`."""
+    """`mode`, `clip_min` and `clip_max` of `importance_ratio`. `grammar_alone`: top-k, top-p and min-p are not corrected for, only what
+    a grammar that the output is held to takes, and rounding."""
 
     mode: str = "token_truncate"
     clip_min: float | None = None
     clip_max: float | None = None
+    grammar_alone: bool = False
 
 
 UNCLIPPED = ImportanceCorrection()
@@ -67,6 +69,8 @@ class Grpo(Algorithm):
     correction: ImportanceCorrection | None
     reference_sync: ReferenceSync | None
     has_dropout: bool
+    has_noise: bool = False
+    """Whether embeddings have noise (`backend.engine.embedding_noise`)."""
     token_records: TokenRecords | None = None
     """Where each token's values are kept; None, unless a run records them, keeps none."""
     chosen_correction: str = ""
@@ -228,8 +232,9 @@ class Grpo(Algorithm):
     def _sampler_metrics(self, batch: Batch) -> dict[str, float]:
         assert batch.old_logp_BT is not None  # recorded in the first update at the latest
         metrics = _importance(batch, batch.old_logp_BT, self.correction or UNCLIPPED)[1]
-        # A pass with dropout is another policy than the one that sampled: the distance would be dropout's.
-        if not self.has_dropout or self._needs_old_pass():
+        # A pass with dropout is another policy than the one that sampled: the distance would be dropout's. So is one with noise, which
+        # the old pass has too.
+        if not self.has_noise and (not self.has_dropout or self._needs_old_pass()):
             metrics |= logp_gap(batch.old_logp_BT, batch.sampling_logp_BT, batch.log_kept_BT, batch.mask_BT)
         return {name: float(x) for name, x in metrics.items()}
 
@@ -261,6 +266,7 @@ class Grpo(Algorithm):
 
     def change(self, config: Config, keys: Collection[str]) -> None:
         self.loss = loss_settings(config)
+        self.rows_per_micro_batch = config.batch_size * config.group_size
         if "entropy_coef" in keys:  # otherwise an adaptive bonus goes on from where it is
             self.bonus.value = config.entropy_coef
 
@@ -274,8 +280,11 @@ class Grpo(Algorithm):
 def _importance(
     batch: Batch, old_logp_BT: mx.array, correction: ImportanceCorrection
 ) -> tuple[mx.array, dict[str, mx.array]]:
+    sampling_logp_BT = batch.sampling_logp_BT
+    if correction.grammar_alone and batch.log_held_BT is not None:
+        sampling_logp_BT = sampling_logp_BT + batch.log_kept_BT - batch.log_held_BT
     return importance_ratio(
-        old_logp_BT, batch.sampling_logp_BT, batch.mask_BT,
+        old_logp_BT, sampling_logp_BT, batch.mask_BT,
         mode=correction.mode, clip_min=correction.clip_min, clip_max=correction.clip_max,
     )  # fmt: skip
 
@@ -302,6 +311,7 @@ def loss_settings(config: Config) -> Settings:
 def grpo(policy: Policy, config: Config) -> Grpo:
     """The algorithm with the settings of `config`."""
     mode, sentence = correction_mode(config, policy.split_model.dtype)
+    is_automatic = config.sampling_correction == "auto" and config.holds_output
     bounds = config.sampling_correction_min, config.sampling_correction_max
     return Grpo(
         policy=policy,
@@ -312,11 +322,12 @@ def grpo(policy: Policy, config: Config) -> Grpo:
         steps_per_generation=config.steps_per_generation,
         skip_zero_signal=config.skip_zero_signal,
         ratio_against=config.ratio_against,
-        correction=None if mode == "none" else ImportanceCorrection(mode, *bounds),
+        correction=None if mode == "none" else ImportanceCorrection(mode, *bounds, grammar_alone=is_automatic),
         reference_sync=ReferenceSync(config.ref_model_sync_steps, config.ref_model_mixup_alpha)
         if config.sync_ref_model
         else None,
         has_dropout=config.train_type != "full" and config.dropout > 0,
+        has_noise=config.neftune_noise_alpha > 0,
         token_records=TokenRecords() if config.record_tokens else None,
         chosen_correction=sentence,
     )
@@ -326,10 +337,17 @@ def correction_mode(config: Config, dtype: mx.Dtype) -> tuple[str, str]:
     """`sampling_correction` for a model that computes in `dtype`, and a sentence for the diary where "auto" became a correction.
 
     In float32 sampler and learner agree but for filters, whose part of the gap TRL and the papers leave alone. In 16 bits they do
-    not, and correcting costs no pass of its own.
+    not, and correcting costs no pass of its own. Output that is held to a grammar comes from another distribution altogether: the
+    product over a completion's tokens of what the grammar left of the policy is its probability of keeping to the grammar so far. That is
+    at most 1, so nothing is truncated, and the gradient is that of the policy itself, unbiased (`docs/algorithms.md`).
     """
     if config.sampling_correction != "auto":
         return config.sampling_correction, ""
+    if config.holds_output:
+        return "sequence_truncate", (
+            "Output is held to a grammar: each completion's term is multiplied by the policy's own probability of keeping to it "
+            "(Sampling correction: Automatic)."
+        )
     if dtype == mx.float32 or config.ratio_against == "reference":
         return "none", ""
     kind = str(dtype).removeprefix("mlx.core.")

@@ -7,7 +7,8 @@ learning rate. Knows no loss, no files, no rewards and no sampling.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -18,9 +19,11 @@ from mlx.utils import tree_map
 
 from backend.engine.cpu.affinity import on_one_core
 from backend.engine.device import on_gpu
+from backend.engine.embedding_noise import EmbeddingNoise, input_embedding
 from backend.engine.forward import PrefilledPrompts
 from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.lm_head import TokenScores
+from backend.engine.penalties import Penalties
 from backend.models.policy import Policy
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
@@ -103,8 +106,9 @@ class Learner:
         Raises NotFinite, before the weights change, for a loss or a gradient that is not finite."""
         forward = self.forward
         forward.poll = poll
-        optimizer_batches = self.algorithm.prepare(batch, forward)
-        updates = [self._update(micro_batches, forward) for micro_batches in optimizer_batches]
+        with self._embedding_noise():
+            optimizer_batches = self.algorithm.prepare(batch, forward)
+            updates = [self._update(micro_batches, forward) for micro_batches in optimizer_batches]
         names = dict.fromkeys(name for metrics in updates for name in metrics)
         means = {name: float(np.mean([metrics[name] for metrics in updates if name in metrics])) for name in names}
         blank = dict.fromkeys(self.algorithm.metric_names(), math.nan)
@@ -115,6 +119,18 @@ class Learner:
     def held_out_metrics(self, batch: Batch, poll: Callable[[], None] = do_nothing) -> dict[str, float]:
         """The algorithm's metrics of completions that are not learned from."""
         return self.algorithm.held_out_metrics(batch, self.forward, poll)
+
+    @contextmanager
+    def _embedding_noise(self) -> Iterator[None]:
+        """Within it the policy's embeddings have noise, where the settings ask for it: the same in all updates of the step."""
+        if (noise := self.forward.noise) is None:
+            yield
+            return
+        noise.rollout = self.updates  # a number that only this step begins with
+        try:
+            yield
+        finally:
+            noise.rollout = None
 
     def _update(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> dict[str, float]:
         """One optimizer update: θ ← θ − optimizer(Σ over micro-batches of ∇ loss)."""
@@ -268,6 +284,12 @@ def optimizer_of(config: Config) -> Optimizer:
     )
 
 
+def _noise_of(policy: Policy, config: Config) -> EmbeddingNoise | None:
+    if not config.neftune_noise_alpha:
+        return None
+    return EmbeddingNoise(input_embedding(policy.model), config.neftune_noise_alpha, config.seed)
+
+
 def build_learner(
     policy: Policy,
     algorithm: Algorithm,
@@ -294,6 +316,9 @@ def build_learner(
             chunk or seq_step_size or head_chunk(policy.split_model.vocab_size, on_gpu()),
             micro_batch_tokens or MICRO_BATCH_TOKENS[on_gpu()],
             has_dropout=config.dropout > 0,
+            penalties=Penalties(*config.penalties),
+            noise=_noise_of(policy, config),
+            noisy_model=policy.split_model,
         ),
         max_grad_norm=config.max_grad_norm,
         seed=config.seed,

@@ -41,8 +41,10 @@ class Settings:
     """Largest ratio in the unclipped branch too: two-sided clipping (INTELLECT-2, arXiv:2505.07291)."""
     beta: float = 0.0
     """Weight of the KL term."""
+    kl_estimator: str = "k3"
+    """A key of `KL_ESTIMATORS`."""
     use_bias_correction_kl: bool = True
-    """Multiply the KL estimate by the ratio, for the right gradient off-policy (DeepSeek-V3.2, arXiv:2512.02556)."""
+    """Multiply k3 by the ratio, for the right gradient off-policy (DeepSeek-V3.2, arXiv:2512.02556)."""
     max_completion_length: int | None = None
     """Tokens; dr_grpo divides by it."""
     num_items: Scalar | None = None
@@ -68,6 +70,8 @@ class Settings:
         if self.importance_sampling_level not in LEVELS:
             known = ", ".join(LEVELS)
             raise ValueError(f"importance_sampling_level is one of {known}, not {self.importance_sampling_level!r}.")
+        if self.kl_estimator not in KL_ESTIMATORS:
+            raise ValueError(f"kl_estimator is one of {', '.join(KL_ESTIMATORS)}, not {self.kl_estimator!r}.")
 
     @property
     def upper(self) -> float:
@@ -129,6 +133,16 @@ class Level:
     sentence: str
     paper: str
     ratio: Callable[[mx.array, mx.array], mx.array]
+
+
+@dataclass(frozen=True, slots=True)
+class KlEstimator:
+    """A per-token KL term: (log π_ref − log π_θ [B, T], ratio [B, T] or [B, 1], whether to correct for the ratio) → [B, T]."""
+
+    name: str
+    sentence: str
+    paper: str
+    term: Callable[[mx.array, mx.array, bool], mx.array]
 
 
 # ── ratios ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -211,6 +225,26 @@ def _log_sequence_weight(t: Tokens) -> mx.array:
     return mx.clip(log_w_B1, least, 20.0)
 
 
+# ── the KL term ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def k3(distance_BT: mx.array, ratio: mx.array, corrected: bool) -> mx.array:
+    """exp(d) − d − 1 ≥ 0, an unbiased estimate of KL(π_θ ‖ π_ref) from samples of π_θ."""
+    # expm1: near the reference exp(d) − 1 − d would cancel to noise in float32.
+    kl_BT = mx.expm1(distance_BT) - distance_BT
+    # Ours are samples of π_old, and the ratio corrects value and gradient for that.
+    return kl_BT * ratio if corrected else kl_BT
+
+
+def documented_kl(distance_BT: mx.array, ratio: mx.array, _corrected: bool) -> mx.array:
+    """ρ·exp(d) − d − 1: the ratio on the first part alone, and differentiated in all its parts.
+
+    By token ρ·exp(d) holds no θ: it is π_ref/π_old, or 1 where the ratio is against the reference. What is left, −d, may be negative, and
+    its gradient ∇ log π_θ is 0 on average over samples of π_θ.
+    """
+    return ratio * mx.exp(distance_BT) - distance_BT - 1
+
+
 # ── weights ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -261,6 +295,22 @@ LEVELS: dict[str, Level] = {
         sentence="Clips by the completion's ratio, but each token keeps a gradient of its own (GSPO-token).",
         paper="arXiv:2507.18071",
         ratio=sequence_token_ratio,
+    ),
+}
+
+KL_ESTIMATORS: dict[str, KlEstimator] = {
+    "k3": KlEstimator(
+        name="Schulman's k3",
+        sentence="With d = log π_ref − log π_θ it is exp(d) − d − 1: never negative, and right on average, as in the papers and TRL.",
+        paper="Schulman 2020, http://joschu.net/blog/kl-approx.html",
+        term=k3,
+    ),
+    "documented": KlEstimator(
+        name="As documented",
+        sentence="It is ratio · exp(d) − d − 1, as the guide of MLX LoRA Studio writes it. Over the policy's own completions its gradient is "
+        "0 on average, so it hardly holds the model.",
+        paper="MLX LoRA Studio's guide to GRPO",
+        term=documented_kl,
     ),
 }
 
@@ -511,13 +561,12 @@ def _per_row_or_token(x: mx.array, mask_BT: mx.array) -> mx.array:
 
 
 def _kl(t: Tokens, ref_logp_BT: mx.array) -> mx.array:
-    """The k3 estimate exp(ref−logp) − (ref−logp) − 1 ≥ 0 of KL(π_θ ‖ π_ref), [B, T] (Schulman 2020,
-    http://joschu.net/blog/kl-approx.html)."""
-    # expm1: near the reference exp(x) − 1 − x would cancel to noise in float32.
+    """The KL term [B, T]. At weight 0 it is only logged: by the documented formulas, too, with Schulman's estimator then."""
+    s = t.settings
     distance_BT = ref_logp_BT - t.logp_BT
-    kl_BT = mx.expm1(distance_BT) - distance_BT
-    # k3 is unbiased for samples of π_θ; ours come from π_old, and the ratio corrects its value and its gradient for that.
-    return kl_BT * t.ratio if t.settings.use_bias_correction_kl else kl_BT
+    if s.kl_estimator == "documented" and s.beta == 0:
+        return k3(distance_BT, t.ratio, False)
+    return KL_ESTIMATORS[s.kl_estimator].term(distance_BT, t.ratio, s.use_bias_correction_kl)
 
 
 def _term_factor(t: Tokens, sampling_logps: mx.array | None, uncertain_BT: Scalar) -> Scalar:

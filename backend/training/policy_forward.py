@@ -6,13 +6,16 @@ saves work (`shared_prefix`), else once in each micro-batch. Knows no loss, no o
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from backend.engine.embedding_noise import EmbeddingNoise
 from backend.engine.forward import PrefilledPrompts, SequenceRows, completion_logps, sequence_rows
 from backend.engine.lm_head import TokenScores
+from backend.engine.penalties import NO_PENALTIES, Penalties
 from backend.engine.split_model import SplitModel
 from backend.training.batch import Batch
 from backend.training.microbatch import PromptMode
@@ -31,6 +34,12 @@ class MicroBatch:
     groups: list[int]
     """The indices of its prompts in the step, in the order of its rows."""
 
+    def noisy_rows(self) -> tuple[list[int], list[int]]:
+        """(the rows' numbers in the rollout, their tokens), on the host."""
+        batch = self.batch
+        lengths = batch.prompt_length_B + batch.length_B
+        return batch.row_B.tolist(), lengths.tolist()  # pyright: ignore[reportReturnType]: one axis, so lists
+
     def set_arrays(self, **arrays: mx.array | None) -> None:
         """Set fields of `batch` by name."""
         self.batch = replace(self.batch, **arrays)
@@ -45,10 +54,16 @@ class PolicyForward:
     """Completion tokens whose logits are held at once."""
     micro_batch_tokens: int
     has_dropout: bool = False
+    noise: EmbeddingNoise | None = None
+    """Noise on the policy's embeddings, in every pass over it while a rollout is learned from."""
+    noisy_model: SplitModel | None = None
+    """The policy that has it; the reference has none."""
     largest_micro_batch: int = 0
     """Tokens of the largest micro-batch so far, as `micro_batch_tokens` counts them."""
     poll: Callable[[], None] = do_nothing
     """Called after every micro-batch: the trainer reads its control file in it."""
+    penalties: Penalties = NO_PENALTIES
+    """Part of the policy: what it sampled from, and what the reference is compared under."""
 
     def micro_batches(self, split_model: SplitModel, batch: Batch, most_rows: int | None = None) -> list[MicroBatch]:
         """Split a batch within `most_rows` and `micro_batch_tokens`."""
@@ -73,9 +88,25 @@ class PolicyForward:
         `prefilled`: prompts that were prefilled. Without `with_gradient` nothing carries a gradient; the entropy does only with
         `entropy_gradient`.
         """
+        noise = contextlib.nullcontext()
+        if self.noise is not None and self.noise.rollout is not None and split_model is self.noisy_model:
+            # Whole rows: a prompt has other noise for each of its completions.
+            split_model, prefilled = replace(split_model, prefix_layers=0), None
+            noise = self.noise.on(*micro_batch.noisy_rows())
+        with noise:
+            return self._scores(split_model, micro_batch, with_gradient, entropy_gradient, prefilled)
+
+    def _scores(
+        self,
+        split_model: SplitModel,
+        micro_batch: MicroBatch,
+        with_gradient: bool,
+        entropy_gradient: bool,
+        prefilled: PrefilledPrompts | None,
+    ) -> TokenScores:
         return completion_logps(
             split_model, micro_batch.rows, self.temperature, self.chunk,
-            with_gradient=with_gradient, entropy_gradient=entropy_gradient, prefilled=prefilled,
+            with_gradient=with_gradient, entropy_gradient=entropy_gradient, prefilled=prefilled, penalties=self.penalties,
         )  # fmt: skip
 
     def logps_without_gradient(self, split_model: SplitModel, micro_batches: list[MicroBatch]) -> Iterator[mx.array]:
@@ -99,7 +130,7 @@ class PolicyForward:
     def prompt_mode(self, split_model: SplitModel) -> PromptMode:
         """How often prompts are read. With dropout never twice: the second pass would drop other activations than the
         first, and the gradient would belong to neither."""
-        if not split_model.prefix_layers:
+        if not split_model.prefix_layers or self.noise is not None:
             return "per_row"
         return "per_micro_batch" if self.has_dropout else "prefilled"
 

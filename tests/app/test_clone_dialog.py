@@ -89,9 +89,9 @@ def test_a_setting_is_compared_with_its_value_at_the_chosen_step(dialog: CloneDi
     dialog.settings.add("learning_rate")
     dialog.settings.fields["learning_rate"].control.setText("2e-5")
     dialog.settings.fields["learning_rate"].emit_edited()
-    assert "Learning rate: 1e-05 → 2e-05" in dialog.differs.text(), "it was changed before step 30"
+    assert "Learning Rate: 1e-05 → 2e-05" in dialog.differs.text(), "it was changed before step 30"
     dialog.step.setCurrentIndex(2)
-    assert "Learning rate: 3e-05 → 2e-05" in dialog.differs.text()
+    assert "Learning Rate: 3e-05 → 2e-05" in dialog.differs.text()
     dialog.settings.remove("learning_rate")
     assert dialog.differs.text().startswith("Nothing differs") and flags(dialog.command()).count("--set") == 0
 

@@ -108,7 +108,7 @@ def test_the_axis_can_be_tokens_or_time(qtbot, view: CompareView, archive: Path)
 
 def test_the_tables_show_what_differs_and_what_was_reached(view: CompareView) -> None:
     settings, results = view.tables()
-    assert settings == [["Setting", "A  slow", "B  fast"], ["Learning rate", "1e-06", "0.0001"]]
+    assert settings == [["Setting", "A  slow", "B  fast"], ["Learning Rate", "1e-06", "0.0001"]]
     assert [row[:3] for row in results] == [
         ["Run", "State", "Steps"],
         ["A  slow", "finished", "60"],
@@ -132,9 +132,9 @@ def test_equal_settings_are_said_to_be_equal(qtbot, view: CompareView, archive: 
 def test_both_tables_are_copied_and_saved(view: CompareView, tmp_path: Path) -> None:
     view.export.menu(view).actions()[0].trigger()
     text = QGuiApplication.clipboard().text()
-    assert "| Learning rate | 1e-06 | 0.0001 |" in text and "| A  slow | finished | 60 |" in text
+    assert "| Learning Rate | 1e-06 | 0.0001 |" in text and "| A  slow | finished | 60 |" in text
     view.export.save(tmp_path / "tables.csv", as_csv)
-    assert "Learning rate,1e-06,0.0001" in (tmp_path / "tables.csv").read_text()
+    assert "Learning Rate,1e-06,0.0001" in (tmp_path / "tables.csv").read_text()
     assert as_markdown(view.tables()[0]) in text
 
 

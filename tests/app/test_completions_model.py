@@ -275,7 +275,10 @@ def exported(source: Path, target: Path, places: list[tuple[int, int]]) -> str:
 def test_an_export_has_what_was_chosen_in_its_order(tmp_path: Path) -> None:
     source = write(
         tmp_path / "completions.jsonl",
-        [row(1, completion("a", accuracy=2.0), completion("``` b", 1.5)), row(2, completion("é"))],
+        [
+            row(1, completion("a", accuracy=2.0), completion("``` b", 1.5) | {"logged": {"kind": "sum", "digits": 2}}),
+            row(2, completion("é")),
+        ],
     )
     second = len(source.read_bytes().splitlines(keepends=True)[0])
     places = [(second, 0), (0, 1)]
@@ -286,6 +289,8 @@ def test_an_export_has_what_was_chosen_in_its_order(tmp_path: Path) -> None:
     ]
     page = exported(source, tmp_path / "out.md", places)
     assert "## Step 2" in page and "````\n``` b\n````" in page and "reward 1.5" in page
+    assert "\n\nkind: sum\n\ndigits: 2\n\n### Prompt" in page and page.count("kind:") == 1
+    assert lines[1]["logged"] == {"kind": "sum", "digits": 2} and "logged" not in lines[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["completions.jsonl", "out.jsonl", "out.md"]
 
 

@@ -368,6 +368,49 @@ def test_columns_that_functions_logged_are_shown(qtbot, page: CompletionsPage, r
     assert [cell(page.model, row, "kind") for row in (1, 2)] == ["sum", "–"]
 
 
+@pytest.fixture
+def logged_run(tmp_path: Path):
+    """A run whose functions logged a number, a text, and something called as a column of ours; step 3 has none of it."""
+    folder = made_up_runs.make_run(tmp_path / "runs" / "logged", steps=0, total=3, reward_functions=["f"])
+    rows = JsonLines(folder.completions)
+    values = [{"digits": n, "kind": f"k<{n}>", "Reward": 7 - n} for n in (2, 3, 1)]
+    both = [completion(f"text {at}", at / 10, logged=each) for at, each in enumerate(values)]
+    for step, listed in ((1, both), (2, both), (3, [completion("plain", 0.0)])):
+        rows.append({"step": step, "prompt": "p", "answer": "4", "type": None, "completions": listed})
+    rows.close()
+    return folder
+
+
+def test_what_functions_logged_is_sorted_filtered_found_and_read(
+    qtbot, page: CompletionsPage, logged_run: Path
+) -> None:
+    show_run(qtbot, page, logged_run)
+    page.pick(1)
+    headers = [page.model.headerData(c, Qt.Orientation.Horizontal) for c in range(page.model.columnCount())]
+    assert headers[-5:] == ["digits", "kind", "Reward", "Tokens", "End"] and headers.count("Reward") == 2
+    digits = len(headers) - 5
+    assert [page.model.sort_key(digits + n) for n in range(3)] == ["logged:digits", "", "logged:Reward"]
+    assert [page.model.data(page.model.index(1, digits + n)) for n in range(3)] == ["2", "k<2>", "5"]
+    assert page.model.data(page.model.index(0, digits + 2)) == "", "the mean of a prompt's rewards is in its own column"
+    page._sort("logged:digits", True)
+    assert texts_shown(page) == ["text 1", "text 0", "text 2"]
+    page._sort("", True)
+    assert "digits: 2" in page.pane._scores.text() and "kind: k&lt;2&gt;" in page.pane._scores.text()
+
+    page.bar.show_filter("score")
+    page.bar.measure.setCurrentIndex(page.bar.measure.findData("logged:digits"))
+    page.bar.limit.setText("1")
+    page.bar.limit.editingFinished.emit()
+    assert texts_shown(page) == ["text 0", "text 1"] and page.bar.measure.findData("logged:kind") < 0
+    page.pick(3)
+    assert page.bar.query.measure == "logged:digits", "the condition stays where a step has nothing of it"
+    page.bar.reset()
+
+    page.bar.searched.emit("K<1>")
+    qtbot.waitUntil(lambda: texts_shown(page) == ["text 2", "text 2"])
+    assert page.model.logged == {"digits": True, "kind": False, "Reward": True}
+
+
 def test_another_page_can_ask_for_a_step_and_a_filter(qtbot, page: CompletionsPage, run) -> None:
     show_run(qtbot, page, run)
     page.show_requested(1, "cut_off")

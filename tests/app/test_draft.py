@@ -55,7 +55,7 @@ def test_a_new_draft_has_the_defaults_and_lacks_model_and_data(draft: Draft):
 def test_a_half_typed_value_is_kept_and_is_a_problem(draft: Draft):
     with_model_and_data(draft).set("learning_rate", "1e-")
     assert draft.value("learning_rate") == "1e-"
-    assert sentences(draft, "learning_rate") == ["Learning rate must be a number, not '1e-'."]
+    assert sentences(draft, "learning_rate") == ["Learning Rate must be a number, not '1e-'."]
     draft.set("learning_rate", "1e-5")
     assert not draft.problems()
     assert draft.config().learning_rate == 1e-5
@@ -82,14 +82,17 @@ def test_update_sets_all_values_before_it_emits_changed(draft: Draft):
     assert seen == [("reward_functions", ["r1_count_xml"], [2.0]), ("reward_weights", ["r1_count_xml"], [2.0])]
 
 
-def test_an_empty_list_of_reward_functions_is_a_problem_and_does_not_mean_all(draft: Draft, tmp_path: Path):
+def test_an_empty_list_of_reward_functions_means_the_defaults(draft: Draft, tmp_path: Path):
     with_model_and_data(draft).set("reward_functions", [])
-    assert sentences(draft, "reward_functions") == ["No reward function is ticked; a run needs at least one."]
+    assert draft.problems() == [] and draft.config().reward_functions == list(DEFAULT_REWARDS)
+    assert draft.sound_config().reward_functions == list(DEFAULT_REWARDS)
     draft.save(tmp_path / "none.yaml")
     again = Draft()
     again.load(tmp_path / "none.yaml")
-    assert again.value("reward_functions") == []
-    assert sentences(again, "reward_functions")
+    assert again.value("reward_functions") == list(DEFAULT_REWARDS), "a file names what scores"
+    (tmp_path / "empty.yaml").write_text("model: a/b\ndata: a/b\nreward_functions: []\n")
+    again.load(tmp_path / "empty.yaml")
+    assert again.problems() == [] and again.config().reward_functions == list(DEFAULT_REWARDS)
 
 
 def test_an_unknown_reward_function_is_named_with_the_nearest(draft: Draft):
@@ -174,7 +177,9 @@ def test_keys_of_other_trainings_are_left_out_and_listed(draft: Draft, tmp_path:
         text + "optimizer: adamw\noptimizer_config: {adamw: {betas: [0.8, 0.9]}, muon: {}}\n"
     )
     draft.load(tmp_path / "theirs.yaml")
-    assert list(draft.left_out) == ["train", "qat_bits", "dpo_cpo_loss_type", "delta"]
+    assert draft.translation is not None
+    left_out = [word.word for word in draft.translation.words if word.fate == "without effect"]
+    assert left_out == ["train", "qat_bits", "dpo_cpo_loss_type", "delta"]
     assert draft.config().delta is None, "their delta is DPO's, and would have clipped our ratio"
     assert (draft.config().adam_beta1, draft.config().adam_beta2) == (0.8, 0.9)
 
@@ -313,8 +318,8 @@ def test_summary_and_details_of_a_run(draft: Draft):
     draft.update({"num_layers": -1, "beta": "0", "reward_functions": []})
     assert draft.details()[:3] == [
         "LoRA of rank 8 on all layers of model",
-        "Scored by nothing yet",
-        "Free to leave the reference model (KL weight 0)",
+        "Scored by 5 reward functions",
+        "Free to leave the reference model (Beta 0)",
     ]
 
 

@@ -85,6 +85,7 @@ FILLED = {
     "record_tokens": True,
     "efficient_long_context": True,
     "seq_step_size": 256,
+    "mask_prompt": False,
     "fuse": True,
     "prompt_feature": "question",
     "answer_feature": "solution",
@@ -103,6 +104,7 @@ FILLED = {
     "beta": 0.04,
     "reference_model_path": "someone/reference",
     "log_kl": True,
+    "kl_estimator": "documented",
     "use_bias_correction_kl": False,
     "ratio_against": "old",
     "group_size": 8,
@@ -160,7 +162,7 @@ FILLED = {
 }
 """A value other than the default for (nearly) every setting that can be typed."""
 GOLDEN = Path(__file__).parents[1] / "golden"
-NOT_TYPED = {"mask_prompt", "reward_functions_file"}
+NOT_TYPED = {"reward_functions_file"}
 
 
 @pytest.fixture
@@ -264,10 +266,40 @@ def test_a_config_and_a_reward_file_of_mlx_lm_lora_open_unchanged(page: TrainPag
     fields = page.form.fields
     assert fields["data"].control.text() == "mlx-community/Dolci-Think-RL-7B-2k"
     assert fields["importance_sampling_level"].value() == "sequence"
-    assert page.left_out.sentence.text() == "Left out of mlx_lm_lora_grpo.yaml: train (every run here trains)."
-    assert page.left_out.isVisible()
-    page.left_out.close_button.click()
-    assert not page.left_out.isVisible()
+    banner = page.translated_file
+    assert banner.sentence.text() == (
+        "mlx_lm_lora_grpo.yaml is a file for mlx-lm-lora; what it leaves out has GRPO Studio's defaults. "
+        "Left out: train (every run here trains)."
+    )
+    assert banner.isVisible() and not banner.show_button.isVisible()
+    banner.close_button.click()
+    assert not banner.isVisible()
+
+
+def test_a_config_for_trl_opens_translated_and_says_what_was_made_of_each_word(page: TrainPage, tmp_path: Path):
+    (tmp_path / "trl.yaml").write_text(
+        "model_name_or_path: a/b\ndataset_name: c/d\nper_device_train_batch_size: 16\ngradient_accumulation_steps: 2\n"
+        "num_generations: 8\nmax_steps: 50\nuse_vllm: true\n"
+    )
+    page.session.load_config(tmp_path / "trl.yaml")
+    page._show_problems()
+    config, banner = page.draft.config(), page.translated_file
+    assert (config.model, config.data, config.batch_size, config.gradient_accumulation_steps, config.iters) == (
+        "a/b",
+        "c/d",
+        2,
+        2,
+        50,
+    )
+    assert banner.sentence.text() == (
+        "trl.yaml is a file for TRL; what it leaves out has GRPO Studio's defaults. 6 words of it were translated. "
+        "Left out: use_vllm (completions are sampled in batches in the run's own process)."
+    )
+    banner.show_button.click()
+    assert banner.translated.isVisible() and "max_steps → iters: 50" in banner.translated.text()
+    assert "16 × 2 completions an update are 4 prompts of 8" in banner.translated.text()
+    banner.show_button.click()
+    assert not banner.translated.isVisible()
 
 
 def test_every_control_has_a_name_and_a_description(page: TrainPage):
@@ -284,7 +316,12 @@ def test_tab_order_is_reading_order(page: TrainPage):
     sheet = page.form.widget()
     seen, widget = [], page.search
     while (widget := widget.nextInFocusChain()) is not page.search:
-        if widget.isVisible() and widget.focusPolicy() & Qt.FocusPolicy.TabFocus and sheet.isAncestorOf(widget):
+        if (
+            widget.isVisible()
+            and widget.isEnabled()
+            and widget.focusPolicy() & Qt.FocusPolicy.TabFocus
+            and sheet.isAncestorOf(widget)
+        ):
             seen.append(widget)
     middles = [widget.mapTo(sheet, widget.rect().center()).y() for widget in seen]
     assert len(seen) > 70
@@ -347,7 +384,7 @@ def test_a_form_of_defaults_shows_the_basic_fields_alone(page: TrainPage):
     folded = [
         field
         for key, field in card.fields.items()
-        if key not in BASIC_FIELDS and field.setting.applies(page.draft.valid_values())
+        if key not in BASIC_FIELDS and (field.setting.applies(page.draft.valid_values()) or field.setting.stays_visible)
     ]
     assert card.more.text() == f"Show {len(folded)} more settings"
     page.all_settings.click()
@@ -541,17 +578,20 @@ def test_the_other_built_in_functions_are_shown_on_demand(page: TrainPage, qtbot
     assert page.rewards.more.isHidden()
 
 
-def test_unticking_every_function_leaves_an_empty_list(page: TrainPage, qtbot):
+def test_unticking_every_function_means_the_defaults_and_says_so(page: TrainPage):
+    """As documented: an empty list uses all defaults. It was a problem, and stopped Run."""
     fix_problems(page.draft)
     for row in range(5):
+        assert not page.rewards.none_ticked.isVisible()
         click_cell(page, row, USE)
-    assert page.draft.value("reward_functions") == []
-    qtbot.waitUntil(lambda: page.rewards.problem.isVisible())
-    assert page.rewards.problem.text() == "No reward function is ticked; a run needs at least one."
-    assert page.form.fields["reward_functions"].control.text() == ""
+    assert page.draft.value("reward_functions") == [] and page.form.fields["reward_functions"].control.text() == ""
+    assert page.draft.problems() == [] and page.draft.config().reward_functions == list(DEFAULT_REWARDS)
+    assert page.rewards.none_ticked.isVisible() and "the five defaults score" in page.rewards.none_ticked.text()
+    assert page.rewards._count.text() == "the 5 defaults used"
+    assert "Scored by 5 reward functions" in plain_text(page.launch.details.text())
     page.rewards.use_defaults.click()
     assert page.draft.value("reward_functions") == list(DEFAULT_REWARDS)
-    qtbot.waitUntil(lambda: not page.rewards.problem.isVisible())
+    assert not page.rewards.none_ticked.isVisible()
 
 
 def test_a_weight_edited_in_the_table_survives_save_and_load(page: TrainPage, tmp_path: Path, qtbot):

@@ -47,7 +47,7 @@ def texts(cards: HealthCards) -> list[str]:
 
 def test_a_card_says_all_of_it_and_offers_what_can_be_done(qtbot, cards: HealthCards) -> None:
     cards.show_episodes([DRIFTING])
-    assert texts(cards) == ["Read completions", "Go to the setting", "Do it: Learning rate 5e-05", "Dismiss"]
+    assert texts(cards) == ["Read completions", "Go to the setting", "Do it: Learning Rate 5e-05", "Dismiss"]
     (row,) = cards.rows()
     for signal, index, expected in (
         (cards.completions_requested, 0, [12, "drifting"]),
@@ -99,7 +99,7 @@ def test_cards_leave_the_charts_their_room(cards: HealthCards) -> None:
 
 
 def test_a_long_text_is_named_by_its_label() -> None:
-    assert proposal({"learning_rate": 1e-6, "group_size": 8}) == "Learning rate 1e-06, Group 8"
+    assert proposal({"learning_rate": 1e-6, "group_size": 8}) == "Learning Rate 1e-06, Group 8"
     assert proposal({"system_prompt": "Think the question through."}) == "System prompt"
 
 

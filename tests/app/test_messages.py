@@ -79,10 +79,10 @@ def test_that_code_was_not_allowed_is_said_until_it_is(window: Window, tmp_path:
 
 
 def test_a_problem_that_stopped_run_is_said_until_it_is_mended(window: Window, qtbot) -> None:
-    """“No reward function is ticked” stayed in the strip after Undo had ticked them again."""
+    """“No reward function is ticked” stayed in the strip after Undo had ticked them again. No tick means the defaults since."""
     draft = window.session.draft
     draft.update({"model": "a/b", "data": "a/b"})
-    draft.set("reward_functions", [])
+    draft.set("reward_functions", ["no_such_reward"])
     window.session.start_run()
     assert "reward function" in sentence(window)
     window.undo()

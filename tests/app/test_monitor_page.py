@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -204,7 +205,32 @@ def test_the_kl_chart_and_tile_say_that_kl_is_off(page: MonitorPage, show_run, t
     folder.events.write_text(text.replace('"kl": ', '"other": '), encoding="utf-8")
     show_run(folder)
     assert "KL is off" in plot(page, "KL from the reference")._waiting.text()
-    assert page.tiles["kl"].caption() == "off: KL weight 0"
+    assert page.tiles["kl"].caption() == "off: Beta 0"
+
+
+def test_the_clip_chart_says_why_it_is_flat_and_offers_two_updates(
+    page: MonitorPage, show_run, tmp_path: Path, session: Session
+) -> None:
+    """With one update per rollout it was a line at 0, and who followed the guide waited for it to move."""
+    folder = made_up_runs.make_run(tmp_path / "run", steps=3, ending=None)
+    clipping = plot(page, "Clip ratios")
+    show_run(folder)
+    assert clipping.traces and not clipping._offer.isVisible(), "what was clipped is drawn, whatever the settings say"
+    text = folder.events.read_text(encoding="utf-8")
+    folder.events.write_text(re.sub(r'("clip_ratio_(low|high|total)": )[0-9.e-]+', r"\g<1>0.0", text), encoding="utf-8")
+    session.close_run()
+    show_run(folder)
+    assert not clipping.traces and "one update per rollout" in clipping._waiting.text()
+    assert page.tiles["clip_ratio_total"].caption() == "ratio always 1"
+    session.draft.reset()
+    assert session.draft.value("num_iterations") == 1
+    clipping._offer.click()
+    assert session.draft.value("num_iterations") == 2
+    session.draft.reset()
+    folder.config.write_text(folder.config.read_text(encoding="utf-8") + "\nnum_iterations: 2\n", encoding="utf-8")
+    session.close_run()
+    show_run(folder)
+    assert clipping.traces and not clipping._offer.isVisible(), "with two updates 0 is news"
 
 
 def test_a_failed_run_says_why_and_can_be_resumed(

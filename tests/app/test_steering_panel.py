@@ -122,7 +122,7 @@ def test_a_change_is_asked_for_answered_listed_and_undone(qtbot, steering: RunSt
     assert live.asked() == {"learning_rate": "5e-6"}
     change = Change(14, {"learning_rate": (1e-5, 5e-6)})
     live.take(change)
-    qtbot.waitUntil(lambda: "From step 14 on: Learning rate 1e-05 → 5e-06." in shown_texts(panel), timeout=5000)
+    qtbot.waitUntil(lambda: "From step 14 on: Learning Rate 1e-05 → 5e-06." in shown_texts(panel), timeout=5000)
     assert float(panel.fields["learning_rate"].value()) == 5e-6 and not panel.change.isEnabled()
     undo = next(
         child for child in panel.findChildren(QWidget) if child.accessibleName().startswith("Undo: From step 14")

@@ -190,7 +190,7 @@ def test_the_result_is_a_table_with_the_best_first(page: SweepsPage) -> None:
     assert cells(page)[0][1:] == ["3e-05", "1.75", "0.354", "2 of 2", "80", "1,280", "Best"]
     assert cells(page)[2][2] == "–" and cells(page)[2][-1] == "Failed"
     assert page.sentence.text() == "The best configuration is 2." and page.clone_button.isEnabled()
-    assert page.table.as_text([0]).startswith("No.\tLearning rate\tHeld-out reward\t± sd")
+    assert page.table.as_text([0]).startswith("No.\tLearning Rate\tHeld-out reward\t± sd")
 
 
 def test_the_winner_can_be_opened_used_and_trained_on(

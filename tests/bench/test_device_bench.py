@@ -44,6 +44,7 @@ from backend.bench.device.workload import Workload, settings
 from backend.child_process import ChildEnded
 from backend.engine import gathers, slot_cache
 from backend.generation import sampler
+from backend.generation.drawing import Drawing
 from backend.generation.fused_model import FusedModel
 from backend.generation.kv_rows import WaitingQueue
 from backend.generation.outputs import Outputs
@@ -366,7 +367,7 @@ def test_every_plain_way_is_another_way(bench_folder: Path, monkeypatch: pytest.
         rollout, learner = workload.rollout(), workload.learner()
         queue = WaitingQueue([[2, 3]], 1, rollout._prefill)
         scheduler = Scheduler(
-            queue, Outputs(1, 1, None, [1], ()), np.zeros((1, 1)), GREEDY, print, 1, rollout.row_costs
+            queue, Outputs(1, 1, None, [1], ()), np.zeros((1, 1)), Drawing(GREEDY), print, 1, rollout.row_costs
         )
         return {
             "filters without a sort": sampler.largest,

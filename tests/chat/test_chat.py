@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,23 @@ def test_both_sides_answer_as_rollouts_of_their_weights_do(
         assert answers[side].tokens == expected.tokens
         assert answers[side].logps == pytest.approx(expected.logps, abs=1e-4)
         assert (answers[side].text, answers[side].stop) == (expected.text, expected.stop)
+
+
+def test_an_answer_is_penalised_and_held_as_the_run_s_completions_are(chats: Callable[..., Chat]):
+    settings = {
+        "repetition_penalty": 1.2,
+        "frequency_penalty": 0.3,
+        "output_regex": "[a-e]{3,5}[0-9]",
+        "max_completion_length": 12,
+    }
+    chat = chats(train_type="lora", **settings)
+    sampling = Sampling.of(chat.source.config)
+    answers = ask(chat, row=3, sampling=sampling, seed=7)
+    for side in BOTH:
+        expected = rolled_out(chat, 3, sampling, 7, tuned=side == "tuned")
+        assert answers[side].tokens == expected.tokens and answers[side].stop == expected.stop == "eos"
+        assert answers[side].log_held == pytest.approx(expected.log_held, abs=1e-4)
+        assert re.fullmatch("[a-e]{3,5}[0-9]", answers[side].text)
 
 
 def test_turning_from_side_to_side_loads_nothing(chats: Callable[..., Chat], monkeypatch: pytest.MonkeyPatch):

@@ -148,7 +148,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "wrong number of weights": ({"reward_weights": [1.0, 2.0, 3.0]}, "reward_weights: There are 3 reward weights for 2 reward functions"),
     "temperature 0": ({"temperature": 0}, "temperature: Temp must be above 0, not 0."),
     "group size 1": ({"group_size": 1}, "group_size: Group must be at least 2, not 1."),
-    "negative learning rate": ({"learning_rate": -1}, "learning_rate: Learning rate must be above 0, not -1."),
+    "negative learning rate": ({"learning_rate": -1}, "learning_rate: Learning Rate must be above 0, not -1."),
     "unknown key": ({"temprature": 1}, "temprature: There is no setting temprature. Did you mean temperature?"),
     "not built yet": ({"tools": ["a"]}, "tools: Tools (tools) is not built yet"),
 }  # fmt: skip

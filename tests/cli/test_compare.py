@@ -53,8 +53,8 @@ def test_runs_are_compared_in_the_terminal(runs: Path) -> None:
     assert compared["settings"] == {"learning_rate": [1e-6, 1e-4]}
     assert [one["name"] for one in compared["results"]] == ["slow", "fast"]
     printed = run_ok("compare", "slow", "fast", "--markdown").stdout
-    assert "| Learning rate | 1e-06 | 0.0001 |" in printed and "| Run | State |" in printed
-    assert "Learning rate" in run_ok("compare", "slow", "fast").stdout
+    assert "| Learning Rate | 1e-06 | 0.0001 |" in printed and "| Run | State |" in printed
+    assert "Learning Rate" in run_ok("compare", "slow", "fast").stdout
     assert CliRunner().invoke(VERBS, ["compare", "slow"]).exit_code == 2
 
 

@@ -64,7 +64,7 @@ def test_change_tells_from_which_step_it_holds(training: tuple[RunFolder, Any]) 
     result = call("change", "mine", f"iters={step + 3}", "learning_rate=5e-6")
     assert result.exit_code == 0, result.stderr
     (change,) = read_changes(run)
-    assert result.stdout == f"From step {change.step} on: Iterations 3000 → {step + 3}, Learning rate 1e-05 → 5e-06.\n"
+    assert result.stdout == f"From step {change.step} on: Iterations 3000 → {step + 3}, Learning Rate 1e-05 → 5e-06.\n"
     assert change.step in (step + 1, step + 2) and time.monotonic() - begun < 5
     run.say("resume")
     assert child.wait(20) == 0

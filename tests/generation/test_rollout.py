@@ -17,6 +17,7 @@ from mlx_lm.generate import generate_step
 
 from backend.generation import rollout as rollout_module
 from backend.generation import scheduler as scheduler_module
+from backend.generation.drawing import Drawing
 from backend.generation.kv_rows import KVRows
 from backend.generation.outputs import REASONS, Outputs
 from backend.generation.rollout import DECODE_CHUNK, Rollout
@@ -646,7 +647,7 @@ def scheduler_of(
     outputs = Outputs(N, max_tokens, None, [2], [])
     outputs.stop[ended] = REASONS.index("eos")
     queue: Any = SimpleNamespace(waiting=0)
-    scheduler = Scheduler(queue, outputs, np.zeros((N, max_tokens)), Sampling(), lambda: None, N, costs)
+    scheduler = Scheduler(queue, outputs, np.zeros((N, max_tokens)), Drawing(Sampling()), lambda: None, N, costs)
     scheduler.rows, scheduler.latest = rows, SampledTokens(*[mx.zeros(N)] * 3)
     return scheduler
 

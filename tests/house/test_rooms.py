@@ -65,7 +65,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {SPEC, TYPES, "backend.models"},
         {"datasets", "huggingface_hub", "jinja2", "mlx_lm", "pyarrow", "regex", "tokenizers"},
     ),
-    "backend.generation": ({SPEC, TYPES, "backend.engine"}, {*NUMBERS, "mlx_lm"}),
+    "backend.generation": ({SPEC, TYPES, "backend.engine"}, {*NUMBERS, "mlx_lm", "llguidance"}),
     "backend.training.additive_metrics": (set(), {"mlx"}),
     "backend.training.losses": ({"backend.training.additive_metrics"}, {"mlx"}),
     "backend.training.microbatch": (set(), set()),

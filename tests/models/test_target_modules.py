@@ -12,8 +12,11 @@ from mlx.utils import tree_flatten
 from mlx_lm import load
 
 from backend.models.policy import load_policy
+from backend.models.saving import adapter_config
 from backend.spec.config import Config, parse
 from backend.spec.faults import Mistake
+from backend.spec.memory.model_shape import shape_of
+from backend.spec.memory.phases import MemoryModel
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from tests.support import random_models
@@ -79,8 +82,59 @@ def test_a_saved_adapter_loads_onto_the_same_layers(models: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    ("arch", "keys", "meant"),
+    [
+        ("qwen3", ["q_proj", "v_proj"], {"self_attn.q_proj", "self_attn.v_proj"}),
+        ("qwen3", ["embed_tokens", "mlp.up_proj"], {"model.embed_tokens", "mlp.up_proj"}),
+        ("qwen3_moe", ["up_proj"], {"mlp.switch_mlp.up_proj"}),
+        ("phi3", ["qkv_proj"], {"self_attn.qkv_proj"}),
+        ("gemma3_text", ["q_proj", "self_attn.q_proj"], {"self_attn.q_proj"}),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else str(value)[:10],
+)
+def test_the_end_of_a_name_means_every_layer_that_has_it(
+    models: Path, arch: str, keys: list[str], meant: set[str]
+) -> None:
+    assert adapted(config_of(models, arch, lora_keys=keys)) == meant
+
+
+def test_all_linear_is_every_layer_but_the_output(models: Path, tmp_path: Path) -> None:
+    config = config_of(models, lora_keys=["all-linear"])
+    assert adapted(config) == adapted(config_of(models)) and "lm_head" not in adapted(config)
+    policy = load_policy(config)
+    assert "keys" not in adapter_config(policy, config)["lora_parameters"]  # as mlx-lm adapts them without names
+    short = config_of(models, lora_keys=["q_proj", "lm_head"])
+    saved = adapter_config(load_policy(short), short)
+    assert saved["lora_parameters"]["keys"] == ["self_attn.q_proj", "lm_head"]  # mlx-lm knows whole names alone
+
+
+def test_alpha_gives_the_scale(models: Path) -> None:
+    cases: list[tuple[dict[str, Any], float]] = [
+        ({"lora_alpha": 32, "rank": 16}, 2.0),
+        ({"lora_alpha": 32, "rank": 16, "use_rslora": True}, 8.0),
+        ({"rank": 16}, 20.0),
+    ]
+    for settings, scale in cases:
+        config = config_of(models, lora_keys=["q_proj"], **settings)
+        policy = load_policy(config)
+        layer: Any = policy.model.layers[0].self_attn.q_proj  # pyright: ignore
+        assert layer.scale == adapter_config(policy, config)["lora_parameters"]["scale"] == scale
+    with pytest.raises(Mistake, match="give LoRA alpha"):
+        config_of(models, use_rslora=True)
+
+
+def test_the_estimate_counts_the_layers_that_short_names_mean(models: Path) -> None:
+    for keys in (["q_proj", "lm_head"], ["all-linear"], []):
+        config = config_of(models, lora_keys=keys)
+        shape = shape_of(Path(config.model))
+        assert shape is not None
+        counted = MemoryModel(config, shape, 8, gpu=False).trainable()
+        assert counted == sum(x.nbytes for x in load_policy(config).trainable().values()), keys
+
+
+@pytest.mark.parametrize(
     ("keys", "named"),
-    [(["q_proj"], "q_proj"), (["self_attn.q_proj", "mlp.w1", "nope"], "mlp.w1, nope"), (["self_attn"], "self_attn")],
+    [(["w_proj"], "w_proj"), (["self_attn.q_proj", "mlp.w1", "nope"], "mlp.w1, nope"), (["self_attn"], "self_attn")],
     ids=str,
 )
 def test_an_unknown_layer_name_is_refused_with_the_names_there_are(models: Path, keys: list[str], named: str) -> None:

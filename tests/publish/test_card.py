@@ -129,7 +129,7 @@ def test_settings_are_those_of_the_weights_and_changes_are_told(run: RunFolder, 
     assert (at_20.config.beta, at_20.config.temperature, at_end.config.temperature) == (0.0, 0.8, 0.7)
     assert "beta: 0.0" in at_20.settings and "temperature: 0.7" in at_end.settings
     card = model_card(at_20)
-    assert "- From step 15 on: Learning rate 1e-05 → 5e-06" in card and "Temp 0.8" not in card
+    assert "- From step 15 on: Learning Rate 1e-05 → 5e-06" in card and "Temp 0.8" not in card
     assert "- From step 40 on: Temp 0.8 → 0.7." in model_card(at_end)
 
 

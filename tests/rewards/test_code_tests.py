@@ -138,7 +138,7 @@ HOSTILE = {
     "reads a file": "def add(a, b): return len(open('{secret}').read()) and a + b",
     "writes a file": "def add(a, b):\n    open('{secret}', 'w')\n    return a + b",
     "lists a folder": "import os\ndef add(a, b): return bool(os.listdir('{home}')) and a + b",
-    "reaches a network": "import socket\nsocket.socket()\n" + ADD,
+    "reaches a network": "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'', ('127.0.0.1', 9))\n" + ADD,
     "signals its parent": "import os\nos.kill(os.getppid(), 9)\n" + ADD,
     "signals by thread": "import os, ctypes\nif ctypes.CDLL(None).syscall(234, os.getppid(), os.getppid(), 9): raise OSError\n" + ADD,
     "forges a report": f"import os\nfor file in range(64):\n    try: os.write(file, b'{FORGED.decode()}')\n    except OSError: pass\nos._exit(0)",
@@ -162,6 +162,24 @@ def test_hostile_programs_get_nothing_and_cost_no_more_than_their_time(tmp_path:
     # Four run until their time is up, a second on the clock each, if one after the other.
     assert time.monotonic() - began < 12
     assert secret.read_text() == "3"
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (ADD, 1.0),
+        ("def add(a, b):\n    return a + b if b < 3 else 1 / 0", 0.0),
+        ("import os\ndef add(a, b):\n    if b > 2: os.write(3, b'[0]\\n'); os._exit(0)\n    return a + b", 0.0),
+    ],
+    ids=["honest", "raises after it was right", "was right once and forges the end"],
+)
+@pytest.mark.parametrize(
+    "test", ["assert add(1, 2) == 3 and add(1, 5) == 6", "for n in (1, 5): assert add(1, n) == n + 1"]
+)
+def test_a_test_has_passed_at_its_end_alone(program: str, expected: float, test: str) -> None:
+    if "os.write" in program and test.startswith("for"):
+        expected = 1.0  # how often a loop observes is not known; docs/rewards.md says so
+    assert scores([program], tests=[test]) == [expected]
 
 
 @pytest.mark.parametrize("name", ["reads a file", "writes a file", "lists a folder", "reaches a network"])
@@ -197,6 +215,7 @@ def test_a_process_that_is_lost_is_no_score_and_the_next_call_has_another() -> N
     assert scores([ADD], tests=ASSERTS) == [1.0]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a Mac's sandbox cannot be entered twice")
 def test_programs_run_inside_the_confined_process_of_reward_functions_too(tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("3")

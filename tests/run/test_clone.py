@@ -54,7 +54,7 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def numbers(run: RunFolder) -> list[tuple[Any, ...]]:
-    machine = ("time/", "per_second", "memory")
+    machine = ("time/", "per_second", "memory", "process/", "machine/")
     return [
         (event["kind"], event["step"], {k: v for k, v in event["metrics"].items() if not any(word in k for word in machine)})
         for event in read_events(run.events)
@@ -161,7 +161,7 @@ def test_a_cold_clone_starts_over_from_the_weights(parent: RunFolder, tmp_path: 
         ("3", {"rank": 4}, {}, "Rank belongs to the weights that a clone starts from"),
         ("3", {"train_type": "dora"}, {"warm": False}, "Fine-tune belongs to the weights"),
         ("3", {"optimizer": "sgd"}, {}, "Optimizer cannot change where a clone goes on"),
-        ("3", {"temperature": -1, "beta": -1}, {}, "KL weight must be at least 0"),
+        ("3", {"temperature": -1, "beta": -1}, {}, "Beta (KL weight) must be at least 0"),
         ("3", {"learnin_rate": 1}, {}, "Did you mean learning_rate?"),
         ("last", {}, {}, "A clone that goes on after step 5 needs more than 5 Iterations."),
         ("9", {}, {}, "has no checkpoint 9; there are 1, 2, 3, 4, 5"),

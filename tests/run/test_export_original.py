@@ -107,16 +107,22 @@ def test_a_head_that_is_tied_and_stored_all_the_same_follows_its_embedding(tmp_p
 # ── peft's adapters ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("train_type", ["lora", "dora"])
-def test_a_peft_adapter_on_the_base_is_the_merged_model(tmp_path: Path, train_type: str) -> None:
+@pytest.mark.parametrize(
+    ("train_type", "settings", "scale"),
+    [("lora", {}, 4.0), ("dora", {}, 4.0), ("lora", {"lora_alpha": 16, "use_rslora": True}, 8.0)],
+    ids=["lora", "dora", "rslora"],
+)
+def test_a_peft_adapter_on_the_base_is_the_merged_model(
+    tmp_path: Path, train_type: str, settings: dict[str, Any], scale: float
+) -> None:
     """base + scale B A in numpy, DoRA at its magnitude, by the names in the files: equal to the weights that were merged."""
     base = tiny_model(tmp_path / "base", "llama")
-    write_run(tmp_path / "run", base, train_type, num_layers=1)
+    write_run(tmp_path / "run", base, train_type, num_layers=1, **settings)
     run = RunFolder(tmp_path / "run")
     path = export(run, "peft").path
     config = json.loads((path / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["use_dora"]) == (4, 16, train_type == "dora")
-    assert config["base_model_name_or_path"] == str(base)
+    assert config["base_model_name_or_path"] == str(base) and config["use_rslora"] == bool(settings)
     adapter = {name: np.array(x) for name, x in stored(path / "adapter_model.safetensors").items()}
     before = stored(base / "model.safetensors")
     shutil.rmtree(path)
@@ -129,7 +135,7 @@ def test_a_peft_adapter_on_the_base_is_the_merged_model(tmp_path: Path, train_ty
         a, b = (adapter[f"base_model.model.{layer}.lora_{letter}.weight"] for letter in "AB")
         weight = np.array(before[f"{layer}.weight"])
         assert a.shape == (4, weight.shape[1]) and b.shape == (weight.shape[0], 4)
-        weight = weight + 16 / 4 * b @ a
+        weight = weight + scale * b @ a
         if train_type == "dora":
             magnitude = adapter[f"base_model.model.{layer}.lora_magnitude_vector"]
             weight *= (magnitude / np.linalg.norm(weight, axis=1))[:, None]

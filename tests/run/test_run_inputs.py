@@ -116,6 +116,14 @@ def test_preflight_raises_every_fault_that_check_returns(tmp_path: Path) -> None
     assert caught.value.faults == faults
 
 
+def test_check_refuses_what_no_layer_is_called(tmp_path: Path) -> None:
+    """A short name once passed it, and failed when the weights were loaded."""
+    raw = small_run.settings_for(tmp_path, train_type="lora", lora_keys=["q_proj", "w_proj"])
+    (fault,) = check(raw)
+    assert fault.setting == "lora_keys" and fault.sentence.startswith("No layer of this model is called w_proj;")
+    assert not check(raw | {"lora_keys": ["q_proj", "v_proj"]})
+
+
 def test_loading_refuses_a_missing_column_without_preflight(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match=r"^answer_feature: There is no column solution; "):
         load_parts(parse(small_run.settings_for(tmp_path, answer_feature="solution")), lambda sentence: None)

@@ -78,7 +78,7 @@ def events(run: RunFolder, *kinds: str) -> list[dict[str, Any]]:
 
 def numbers(run: RunFolder) -> list[tuple[Any, ...]]:
     """Every step and evaluation with its metrics, those of time and memory left out."""
-    machine = ("time/", "per_second", "memory")
+    machine = ("time/", "per_second", "memory", "process/", "machine/")
     return [
         (event["kind"], event["step"], {k: v for k, v in event["metrics"].items() if not any(word in k for word in machine)})
         for event in events(run, "step", "eval")
@@ -200,7 +200,7 @@ def test_changed_parts_are_those_that_the_new_settings_build(raw: dict[str, Any]
     """Whatever a change does not reach goes unnoticed in a resumed run, which misses it as well."""
     old, new = parse(raw), parse(raw | CHANGED)
     parts, built = load_parts(old, lambda _: None), load_parts(new, lambda _: None)
-    parts.change(new, set(CHANGED))
+    parts.change(new, set(CHANGED), 1)
     mine, theirs = parts.learner, built.learner
     assert (parts.steps, parts.sampling) == (built.steps, built.sampling) == (5, Sampling(1.3, 0.8, 0, 0.0))
     assert mine.algorithm.loss == theirs.algorithm.loss and mine.algorithm.bonus == theirs.algorithm.bonus  # pyright: ignore
@@ -217,7 +217,7 @@ def test_changed_parts_are_those_that_the_new_settings_build(raw: dict[str, Any]
     assert parts.policy.reference_model is not None and built.policy.reference_model is not None
     logits = parts.policy.reference_model(tokens), built.policy.reference_model(tokens)
     assert mx.array_equal(*logits)
-    parts.change(old, set(CHANGED))
+    parts.change(old, set(CHANGED), 1)
     assert parts.policy.reference is None and parts.scoring.stage(1).weights.at(1) == [1.0]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,17 @@ def test_a_row_is_answered_with_its_answer_and_columns(loaded: dict[str, Any]):
     settings = {"reward_functions": ["r1_int", "r1_count_xml"], "reward_weights": [1.0, 0.5]}
     scored = score({"settings": settings, "groups": [group], "with_cases": False}, QuestionCall())
     assert set(scored["scored"][0][0]["rewards"]) == {"r1_int_reward_func", "r1_count_xml"}
+
+
+def test_answers_are_held_as_the_run_s_unless_they_are_to_be_free(
+    loaded: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    chat = chat_questions._chat()
+    config = chat.source.config.model_copy(update={"output_regex": "ab[0-9]{2}", "presence_penalty": 0.5})
+    monkeypatch.setattr(chat, "source", replace(chat.source, config=config))
+    held, free = (next(report for report in ask(**how) if "side" in report) for how in ({}, {"free_output": True}))
+    assert re.fullmatch("ab[0-9]{2}", held["text"]) and held["stop"] == "eos"
+    assert not free["text"].startswith("ab")
 
 
 def test_later_turns_are_sent_by_side(loaded: dict[str, Any]):

@@ -194,7 +194,7 @@ BY_USE: dict[str, set[str]] = {
         "reward_functions", "reward_weights", "reward_functions_file", "scale_rewards", "multi_objective_aggregation",
         "advantage_baseline", "max_completion_length", "reward_timeout", "reward_network",
     },
-    "duration": {"train_type", "max_completion_length", "num_layers", "grad_checkpoint", "num_iterations"},
+    "duration": {"device", "neftune_noise_alpha", "train_type", "max_completion_length", "num_layers", "grad_checkpoint", "num_iterations"},
     "task": {
         "adapter", "model", "data", "reference_model_path", "lm_studio_name", "run_name", "prompt_feature", "answer_feature", "type_feature",
         "system_feature", "dataset_config", "train_split", "valid_split", "test_split", "reward_functions", "reward_weights",
@@ -381,10 +381,13 @@ def test_a_key_of_a_feature_not_built_yet_is_refused(key: str) -> None:
     assert one_sentence({key: 1}, key).endswith(f"({key}) is not built yet; take the key out to run without it.")
 
 
-def test_no_reward_function_means_the_defaults_and_an_empty_list_is_a_problem() -> None:
+def test_no_reward_function_means_the_defaults() -> None:
     assert parse(SOUND).reward_functions == list(DEFAULT_REWARDS) and parse(SOUND).weights == [1.0] * 5
-    assert parse(SOUND | {"reward_functions": ""}).reward_functions == list(DEFAULT_REWARDS)
-    assert one_sentence({"reward_functions": []}, "reward_functions").startswith("No reward function is ticked")
+    for empty in ("", [], "[]", None):
+        assert parse(SOUND | {"reward_functions": empty}).reward_functions == list(DEFAULT_REWARDS)
+    assert "2 reward weights for 5" in one_sentence(
+        {"reward_functions": [], "reward_weights": [1, 2]}, "reward_weights"
+    )
     assert "listed twice" in one_sentence({"reward_functions": ["a", "a"]}, "reward_functions")
 
 
@@ -408,7 +411,7 @@ def test_no_reward_function_means_the_defaults_and_an_empty_list_is_a_problem() 
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "tokenize is not an option to choose"),
         ({"temperature": 0}, "temperature", "Temp must be above 0, not 0."),
         ({"group_size": 1}, "group_size", "Group must be at least 2, not 1."),
-        ({"learning_rate": -1e-5}, "learning_rate", "Learning rate must be above 0, not -1e-05."),
+        ({"learning_rate": -1e-5}, "learning_rate", "Learning Rate must be above 0, not -1e-05."),
         ({"seed": 2**32}, "seed", "Seed must be at most 4294967295, not 4294967296."),
         ({"model": ""}, "model", "Choose a base model"),
         ({"data": " "}, "data", "Choose a dataset"),
@@ -462,12 +465,18 @@ def written(folder: Path, text: str | bytes, name: str = "config.yaml") -> Path:
     return path
 
 
+NEEDED: dict[str, dict[str, Any]] = {
+    "use_rslora": {"lora_alpha": 16.0},
+    "map_function": {"reward_functions_file": "f.py"},
+}
+"""What a value other than the default asks of other settings."""
+
+
 @for_every_setting
 def test_a_value_in_the_file_replaces_the_default(about: Setting) -> None:
     """In mlx-lm-lora, command-line defaults silently override the file."""
     other = _another(about)
-    beside = {"reward_functions_file": "f.py"} if about.key == "map_function" else {}
-    assert getattr(parse(SOUND | beside | {about.key: other}), about.key) == other
+    assert getattr(parse(SOUND | NEEDED.get(about.key, {}) | {about.key: other}), about.key) == other
     assert other != about.default or len(about.choices) == 1
 
 
@@ -612,7 +621,7 @@ def test_dumped_settings_load_to_the_same_settings(raw: dict[str, Any], tmp_path
 LIMITS = {
     "[-1, 10000]": "num_layers",
     "[1, 4096]": "rank",
-    "(0, 1000000]": "scale epsilon_high sapo_temperature_pos sapo_temperature_neg vespo_k_pos vespo_lambda_pos "
+    "(0, 1000000]": "lora_alpha scale epsilon_high sapo_temperature_pos sapo_temperature_neg vespo_k_pos vespo_lambda_pos "
     "vespo_k_neg vespo_lambda_neg off_policy_mask_threshold sampling_correction_max "
     "sampling_correction_min reward_timeout",
     "[0, 1)": "dropout adam_beta1 adam_beta2 validation_split",
@@ -622,13 +631,14 @@ LIMITS = {
     "[1, 10000]": "num_iterations steps_per_generation dynamic_sampling_rounds",
     "[2, 10000000]": "max_seq_length",
     "[0, 4294967295]": "seed data_seed",
-    "(0, 10]": "learning_rate lr_decay_fraction temperature",
+    "(0, 10]": "learning_rate lr_decay_fraction temperature repetition_penalty",
+    "[-10, 10]": "presence_penalty frequency_penalty",
     "[0, 1]": "lr_warmup_ratio weight_decay min_p top_entropy_quantile entropy_coef",
     "[0, 1000000000]": "eval_delay lr_warmup_steps steps_per_eval early_stopping_patience",
     "[0, 10]": "lr_warmup_init lr_final",
     "[1, 1000000000]": "steps_per_report save_every keep_checkpoints ref_model_sync_steps",
     "[-1, 1000000000]": "val_batches test_batches",
-    "[0, 1000]": "retry_on_gpu_error",
+    "[0, 1000]": "neftune_noise_alpha retry_on_gpu_error",
     "[16, 10000000]": "seq_step_size",
     "(0, 100]": "lr_power",
     "(0, 1]": "adam_epsilon ref_model_mixup_alpha top_p",

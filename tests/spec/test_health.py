@@ -162,7 +162,30 @@ def test_a_learning_rate_still_warming_up_is_not_too_low() -> None:
     assert found(run(30, **still)) == ["too_slow"]
     assert found([*run(30, **still, learning_rate=4e-6)]) == []
     assert found(run(30, **still | {"kl": 1e-4})) == []
+    assert found(run(30, **still | {"kl": -0.2}), kl_estimator="documented") == []
     assert found(run(29, **still)) == []
+
+
+def test_completions_that_are_cut_off_need_more_room_unless_they_turn_in_circles() -> None:
+    """As the guide of MLX LoRA Studio says, and as it does not: a model that never comes to an answer is helped by less room."""
+    recent = Recent({"max_completion_length": 512})
+    for event in run(WINDOW, hit_max_tokens_ratio=0.9):
+        recent.take(event)
+    (finding,) = findings(recent)
+    assert finding.settings == {"max_completion_length": 1024}
+    assert "raise Completion" in finding.advice and "lower it" in finding.advice
+    for event in run(WINDOW, WINDOW, hit_max_tokens_ratio=0.9, **{"completions/repetition": 0.6}):
+        recent.take(event)
+    cut_off = next(finding for finding in findings(recent) if finding.code == "cut_off")
+    assert cut_off.settings == {"max_completion_length": 256} and "lower Completion" in cut_off.advice
+
+
+def test_clipping_too_seldom_is_found_as_clipping_never_is() -> None:
+    """Below the 0.05 that the guide gives, where the reward does not rise."""
+    still = {"reward": 1.0, "frac_reward_zero_std": 0.6}
+    assert found(run(LONG, clip_ratio_total=0.049, **still), num_iterations=2) == ["never_clips"]
+    assert found(run(LONG, clip_ratio_total=0.051, **still), num_iterations=2) == []
+    assert found(run(LONG - 1, clip_ratio_total=0.01, **still), num_iterations=2) == []
 
 
 def test_clipping_can_only_be_missing_where_the_ratio_can_move() -> None:

@@ -10,7 +10,7 @@ from PySide6.QtTest import QTest
 
 from app.model.draft import Draft
 from app.model.form_values import defaults
-from app.model.presets import OWN, Preset, preset, presets
+from app.model.presets import BROUGHT, OWN, Preset, preset, presets
 from app.widgets.form.preset_panel import PresetPanel
 from backend.spec import config, places
 from backend.spec.config import SETTINGS
@@ -31,8 +31,9 @@ def draft(tmp_path: Path, qapp) -> Draft:
 
 
 def test_the_documented_presets_exist():
-    assert [candidate.title for candidate in ALL][:8] == [
+    assert [candidate.title for candidate in ALL][:11] == [
         "Demo", "Fast try", "Reasoning", "Small memory", "GSPO", "DAPO", "Dr. GRPO", "Full, small model",
+        "GSM8K", "DeepMath", "As documented",
     ]  # fmt: skip
 
 
@@ -49,9 +50,19 @@ def test_every_preset_gives_a_valid_config(candidate: Preset, draft: Draft):
 @pytest.mark.parametrize("candidate", ALL, ids=lambda candidate: candidate.name)
 def test_a_preset_keeps_model_data_and_rewards_unless_it_says_so(candidate: Preset, draft: Draft):
     draft.apply(candidate)
-    kept = all(draft.value(key) == value for key, value in MINE.items())
-    assert kept is not candidate.replaces
+    kept = [key for key, value in MINE.items() if draft.value(key) == value]
+    brought = [key for key in MINE if key in BROUGHT] if candidate.brings else []
+    assert candidate.replaces or set(kept) >= {key for key in MINE if key not in brought}
+    assert (kept == list(MINE)) == (not candidate.replaces and not candidate.brings)
     assert candidate.replaces == (candidate.title == "Demo")
+    assert candidate.brings == (candidate.title in ("GSM8K", "DeepMath"))
+
+
+def test_a_preset_of_a_dataset_leaves_nothing_of_the_dataset_before(draft: Draft):
+    draft.update({"prompt_template": "{x}", "valid_data": "other.jsonl", "dataset_config": "b"})
+    draft.apply(next(candidate for candidate in ALL if candidate.title == "DeepMath"))
+    assert (draft.value("prompt_template"), draft.value("valid_data"), draft.value("dataset_config")) == ("", "", "")
+    assert draft.value("data") == "trl-lib/DeepMath-103K" and draft.value("model") == MINE["model"]
 
 
 @pytest.mark.parametrize("candidate", ALL, ids=lambda candidate: candidate.name)
@@ -111,7 +122,7 @@ def test_the_panel_previews_and_changes_nothing_until_apply(panel: PresetPanel, 
     panel.list.setCurrentRow(4)
     rows = [tuple(panel.table.item(row, column).text() for column in range(3)) for row in range(panel.table.rowCount())]
     assert ("Importance", "Token", "Sequence (GSPO)") in rows or any(row[0] == "Importance" for row in rows)
-    assert ("KL weight", "0.1", "0") in rows
+    assert ("Beta (KL weight)", "0.1", "0") in rows
     assert "stay as they are" in panel.keeps.text()
     assert draft.value("beta") == 0.1
     panel.reject()

@@ -248,7 +248,7 @@ def test_two_runs_are_compared_by_what_differs(run: RunFolder, tmp_path: Path) -
     assert first.held_out_first == pytest.approx(1.3 + 1.8 / 60) and first.held_out_best == pytest.approx(3.1)
     assert first.reward_last == summary(run).reward_after
     table = run_comparison.settings_table(["a", "b|c"], settings)
-    assert run_comparison.as_csv(table).splitlines()[1] == "Learning rate,3e-05,0.0001"
+    assert run_comparison.as_csv(table).splitlines()[1] == "Learning Rate,3e-05,0.0001"
     assert run_comparison.as_markdown(table).splitlines()[:2] == ["| Setting | a | b\\|c |", "|---|---|---|"]
 
 

@@ -207,7 +207,7 @@ def _reference(raw: Raw, rng: random.Random, place: Place) -> None:
     references = [*place.models, *place.adapters, place.root / "splits", place.root / "absent"]
     raw |= {
         "beta": rng.choice([0.0, 0.1]), "reference_model_path": str(rng.choice(references)) if rng.random() < 0.6 else "", "sync_ref_model": rng.random() < 0.3, "log_kl": rng.random() < 0.3,
-        "ratio_against": rng.choice(["old", "old", "reference"]), "ref_model_sync_steps": 1,
+        "ratio_against": rng.choice(["old", "old", "reference"]), "kl_estimator": rng.choice(["k3", "k3", "documented"]), "ref_model_sync_steps": 1,
     }  # fmt: skip
 
 

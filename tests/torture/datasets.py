@@ -62,7 +62,37 @@ def settings(data: str, rng: random.Random) -> dict[str, Any]:
         raw["validation_split"] = rng.choice([0.1, 0.5, 0.9])
     if rng.random() < 0.1:
         raw["system_prompt"] = rng.choice(ODD_TEXTS)
+    if rng.random() < 0.3:
+        raw["streaming"] = True
+    if rng.random() < 0.2:
+        raw["prompt_template"] = rng.choice([*TEMPLATES, *(f"{{{name}}}" for name in NAMES), *ODD_TEXTS])
+    if rng.random() < 0.2:
+        raw["answer_pattern"] = rng.choice([*PATTERNS, *ODD_TEXTS])
+    if rng.random() < 0.2:
+        raw[rng.choice(["valid_data", "test_data"])] = rng.choice([data, "./nowhere.csv", "n" * 300])
+    if rng.random() < 0.2:
+        raw["eval_data"] = rng.choice(
+            [{"m": data}, {"m": {"data": data, "prompt_feature": rng.choice(NAMES)}}, {"a b": data}, {"m": 3}]
+        )
+    if rng.random() < 0.2:
+        raw |= {"max_prompt_length": rng.choice([1, 5, 40]), "long_prompts": rng.choice(["leave_out", "cut_left"])}
+    if rng.random() < 0.1:
+        raw["data_seed"] = rng.choice([0, 7, -1, "x"])
     return raw
+
+
+TEMPLATES = (
+    "{prompt}",
+    "Solve: {prompt} {{x}}",
+    "{",
+    "{}",
+    "{prompt!r}",
+    "{prompt.__class__}",
+    "{0}",
+    "{a[0]}",
+    "{prompt:>9999999999}",
+)
+PATTERNS = ("(.*)", "#### (.*)", "(a+)+$", "(", "((.)*)*x", "(?P<a>.)", "(?i)(\\d+)", "(\\", "(.{1000000000})", "()")
 
 
 def faults_of(raw: dict[str, Any], tokenizer: Any) -> Iterator[Fault]:

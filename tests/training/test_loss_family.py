@@ -23,7 +23,7 @@ from backend.spec.config_notes import config_notes
 from backend.training import learner as learner_module
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner, loss_settings
-from backend.training.losses import LEVELS, LOSSES, Settings, entropy_quantile, policy_loss
+from backend.training.losses import KL_ESTIMATORS, LEVELS, LOSSES, Settings, entropy_quantile, policy_loss
 from backend.training.policy_forward import PolicyForward
 from backend.types import Group
 from tests.support import random_models
@@ -247,6 +247,7 @@ SETTINGS_OF: dict[str, dict[str, Any]] = {
     "truncated completions masked": {"mask_truncated_completions": True},
     "against the reference": {"ratio_against": "reference", "epsilon": 0.3, "epsilon_high": 0.3},
     "plain KL": {"use_bias_correction_kl": False, "beta": 0.5},
+    "documented KL": {"kl_estimator": "documented", "beta": 0.5},
     "no reference": {"beta": 0.0, "skip_zero_signal": False},
 }
 
@@ -555,7 +556,9 @@ def test_the_gap_between_sampler_and_policy_is_measured_with_and_without_correct
 
 
 @pytest.mark.parametrize(
-    ("key", "table"), [("grpo_loss_type", LOSSES), ("importance_sampling_level", LEVELS)], ids=["losses", "levels"]
+    ("key", "table"),
+    [("grpo_loss_type", LOSSES), ("importance_sampling_level", LEVELS), ("kl_estimator", KL_ESTIMATORS)],
+    ids=["losses", "levels", "KL"],
 )
 def test_the_choices_of_a_menu_are_the_rows_of_its_table(key: str, table: dict[str, Any]) -> None:
     menu = [(choice.value, choice.label, choice.sentence) for choice in SETTINGS[key].choices]
@@ -584,7 +587,7 @@ def test_every_parameter_of_the_objective_is_a_setting_with_the_same_default() -
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"sync_ref_model": True, "beta": 0}, "sync_ref_model", "KL weight is 0, so there is no reference to move"),
+    ({"sync_ref_model": True, "beta": 0}, "sync_ref_model", "Beta (KL weight) is 0, so there is no reference to move"),
     ({"sync_ref_model": True, "reference_model_path": "x/y"}, "sync_ref_model", "clear one of the two"),
     ({"sampling_correction": "token_mask", "ratio_against": "reference"}, "sampling_correction", "policy that sampled"),
     ({"sampling_correction": "token_mask", "sampling_correction_min": 4.0}, "sampling_correction_min",

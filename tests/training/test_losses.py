@@ -461,7 +461,7 @@ def test_kl_is_measured_at_beta_0_when_the_reference_is_given() -> None:
     assert math.isfinite(float(policy_loss(*far)[0]))
 
 
-@pytest.mark.parametrize("table", ["LOSSES", "LEVELS"])
+@pytest.mark.parametrize("table", ["LOSSES", "LEVELS", "KL_ESTIMATORS"])
 def test_the_tables_are_plain_literals_that_a_menu_can_parse(table: str) -> None:
     source = ast.parse(Path(losses.__file__).read_text())
     rows = next(n for n in source.body if isinstance(n, ast.AnnAssign) and getattr(n.target, "id", "") == table).value

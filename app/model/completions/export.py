@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from app.model.completions.facts import listed_completions
+from app.model.completions.facts import listed_completions, logged_of
 from backend.spec.completion_rows import parse_group_row
 from backend.spec.disk_faults import cause
 from backend.spec.faults import Mistake
@@ -107,11 +107,12 @@ def _markdown(row: Mapping[str, Any], completion: Mapping[str, Any]) -> str:
     scores = completion.get("rewards")
     figures = {"reward": completion.get("reward"), "advantage": completion.get("advantage")}
     figures |= dict(scores) if isinstance(scores, Mapping) else {}
+    logged = "".join(f"{name}: {_rounded(value)}\n\n" for name, value in logged_of(completion).items())
     head = ", ".join(f"{name} {_rounded(value)}" for name, value in figures.items() if value is not None)
     answer = row.get("answer")
     expected = f"\n\nAnswer: {answer}" if answer not in (None, "") else ""
     return (
-        f"## Step {row.get('step')}\n\n{head}; {completion.get('tokens')} tokens, {completion.get('stop')}\n\n"
+        f"## Step {row.get('step')}\n\n{head}; {completion.get('tokens')} tokens, {completion.get('stop')}\n\n{logged}"
         f"### Prompt\n\n{_fenced(row.get('prompt'))}{expected}\n\n### Completion\n\n{_fenced(completion.get('text'))}\n\n"
     )
 

@@ -23,11 +23,12 @@ COLUMNS = {"row": "i", "place": "i", "reward": "f", "advantage": "f", "tokens": 
 
 
 class CompletionFacts:
-    """Columns by name: those of COLUMNS, of ROW_COLUMNS by row, and `score:<function>`.
+    """Columns by name: those of COLUMNS, of ROW_COLUMNS by row, `score:<function>`, and `logged:<name>` of what reward functions logged.
 
     Attributes:
         rows – how many rows there are.
         largest – function → its largest score by magnitude so far.
+        logged – the names that functions logged, in the order in which they came up, and whether any value was a number.
     """
 
     def __init__(self) -> None:
@@ -36,6 +37,7 @@ class CompletionFacts:
     def clear(self) -> None:
         self.rows = 0
         self.largest: dict[str, float] = {}
+        self.logged: dict[str, bool] = {}
         self._arrays = {name: array(code) for name, code in (ROW_COLUMNS | COLUMNS).items()}
         self._views: dict[str, np.ndarray] = {}
 
@@ -75,21 +77,34 @@ class CompletionFacts:
         self._arrays["advantage"].extend([_number(completion.get("advantage")) for completion in completions])
         self._arrays["tokens"].extend([_number(token_count(completion.get("tokens"))) for completion in completions])
         self._arrays["flags"].extend(_flags(completions, rewards))
-        self._append_scores(completions)
+        scores = self._append_columns("score:", [scores_of(completion) for completion in completions])
+        for name, numbers in scores.items():
+            self.largest[name] = max(self.largest.get(name, 0.0), *(abs(x) for x in numbers if x == x), 0.0)
+        self._append_logged([logged_of(completion) for completion in completions])
         self.rows += 1
 
-    def _append_scores(self, completions: Sequence[Mapping[str, Any]]) -> None:
-        before = len(self) - len(completions)
-        all_scores = [scores_of(completion) for completion in completions]
-        for name in dict.fromkeys(name for scores in all_scores for name in scores):
-            column = self._arrays.setdefault(f"score:{name}", array("f"))
+    def _append_logged(self, logged: Sequence[Mapping[str, Any]]) -> None:
+        names = [name for values in logged for name in values]
+        if not names and not self.logged:  # nearly always, and a large file has millions of rows
+            return
+        for name in dict.fromkeys(names):
+            has_number = any(x == x for x in (_number(values.get(name)) for values in logged))
+            self.logged[name] = self.logged.get(name, False) or has_number
+        self._append_columns("logged:", logged)
+
+    def _append_columns(self, prefix: str, values: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+        """Add a row's numbers to the columns with this prefix. → name → the numbers, NaN where there is none."""
+        before = len(self) - len(values)
+        numbers: dict[str, list[float]] = {}
+        for name in dict.fromkeys(name for each in values for name in each):
+            column = self._arrays.setdefault(f"{prefix}{name}", array("f"))
             column.extend([np.nan] * (before - len(column)))
-            numbers = [_number(scores.get(name)) for scores in all_scores]
-            column.extend(numbers)
-            self.largest[name] = max(self.largest.get(name, 0.0), *(abs(x) for x in numbers if x == x), 0.0)
+            numbers[name] = [_number(each.get(name)) for each in values]
+            column.extend(numbers[name])
         for name, column in self._arrays.items():
-            if name.startswith("score:"):  # of a function that this row has no scores of
+            if name.startswith(prefix):  # of which this row has no values
                 column.extend([np.nan] * (len(self) - len(column)))
+        return numbers
 
 
 def listed_completions(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -102,6 +117,12 @@ def scores_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
     """Function → score of a completion; empty where it has none."""
     scores = completion.get("rewards")
     return scores if isinstance(scores, dict) else {}
+
+
+def logged_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Name → value that reward functions logged of a completion; empty where there is none."""
+    logged = completion.get("logged")
+    return logged if isinstance(logged, dict) else {}
 
 
 def _number(value: Any) -> float:

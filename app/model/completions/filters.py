@@ -13,6 +13,7 @@ import numpy as np
 
 from app.model.completions.facts import BEST, CUT_OFF, IDENTICAL, WORST, CompletionFacts
 from backend.spec.rewards.catalog import COMPARING_REWARDS
+from backend.spec.rewards.code_tests import CODE_TESTS
 
 ALL, SCORE, WELL_FORMED_WRONG = "all", "score", "well_formed_wrong"
 
@@ -44,7 +45,7 @@ FILTERS: dict[str, Filter] = {
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What to show. `measure` (reward, advantage, tokens or score:<function>), `is_above` and `limit` belong to the filter SCORE;
+    """What to show. `measure` (reward, advantage, tokens, score:<function> or logged:<name>), `is_above` and `limit` belong to the filter SCORE;
     `prompt` is a prompt's hash as the facts have it, None for every prompt."""
 
     filter: str = ALL
@@ -88,7 +89,8 @@ def _well_formed_wrong(facts: CompletionFacts, largest: dict[str, float]) -> np.
 def answer_rewards(names: Sequence[str]) -> list[str]:
     """The functions that compare with the right answer: ours by the catalogue, a user's own by what they are called."""
     by_name = re.compile(r"accura|correct|exact_match|right_answer", re.IGNORECASE)
-    return [name for name in names if name.split("(")[0] in COMPARING_REWARDS or by_name.search(name)]
+    judging = (*COMPARING_REWARDS, CODE_TESTS)
+    return [name for name in names if name.split("(")[0] in judging or by_name.search(name)]
 
 
 def format_rewards(names: Sequence[str]) -> list[str]:

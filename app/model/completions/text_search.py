@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from app.model.completions.facts import CompletionFacts, listed_completions
+from app.model.completions.facts import CompletionFacts, listed_completions, logged_of
 from backend.spec.completion_rows import parse_group_row, without_token_data
 from backend.spec.regular_file import open_regular
 
@@ -29,7 +29,8 @@ _CASE_BIT = 0x20
 
 
 class TextSearch:
-    """Searches for a text, case-insensitively, in prompts and completions. A prompt that matches counts for all its completions.
+    """Searches for a text, case-insensitively, in prompts, completions and texts that reward functions logged. A prompt that matches counts for
+    all its completions.
 
     Attributes:
         text – what is looked for, not empty.
@@ -116,10 +117,17 @@ class TextSearch:
 
     def _matching(self, row: Mapping[str, Any]) -> list[int]:
         """Places in the row of the completions that match."""
-        texts = [completion.get("text") for completion in listed_completions(row)]
+        completions = listed_completions(row)
         if self._verify.search(str(row.get("prompt"))):
-            return list(range(len(texts)))
-        return [place for place, text in enumerate(texts) if isinstance(text, str) and self._verify.search(text)]
+            return list(range(len(completions)))
+        return [place for place, completion in enumerate(completions) if any(map(self._is_in, _texts_of(completion)))]
+
+    def _is_in(self, text: Any) -> bool:
+        return isinstance(text, str) and self._verify.search(text) is not None
+
+
+def _texts_of(completion: Mapping[str, Any]) -> list[Any]:
+    return [completion.get("text"), *logged_of(completion).values()]
 
 
 def _anchors(text: str) -> list[bytes]:

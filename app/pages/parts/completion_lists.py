@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from PySide6.QtWidgets import QLabel
 
 from app.model import charts
+from app.model.completions.facts import CompletionFacts
 from app.model.completions.filters import sort, why_empty
 from app.model.completions.run_completions import RunCompletions
 from app.model.completions.weights import weights_at
@@ -38,7 +40,9 @@ class CompletionLists:
         placed = run.placed_groups(step)
         rows = [row for _, row in placed]
         names, labels, weights = run.reward_names, labels_of(run), weights_at(run, step, rows)
-        self._model.set_columns(names, labels, weights, logged_names(rows))
+        logged = logged_names(rows)
+        self._model.set_columns(names, labels, weights, logged)
+        self._bar.set_measures(names, labels, logged)
         self._model.show_lines(step_lines(placed, self._bar.query, self.order, completions.facts.largest or None))
         self._reset_view()
         count = sum(len(row.get("completions") or ()) for row in rows)
@@ -49,9 +53,9 @@ class CompletionLists:
 
     def show_run(self, run: Run, completions: RunCompletions) -> None:
         lines = self._run_lines(completions)
-        rows = [line.row for line in lines[:8]]
-        names, labels = run.reward_names, labels_of(run)
-        self._model.set_columns(names, labels, (), logged_names(rows), has_steps=True)
+        names, labels, logged = run.reward_names, labels_of(run), completions.found.logged
+        self._model.set_columns(names, labels, (), logged, has_steps=True)
+        self._bar.set_measures(names, labels, logged)
         self._model.show_lines(lines, completions.facts.largest or None)
         self._reset_view()
         self._tell_run(run, completions)
@@ -68,7 +72,8 @@ class CompletionLists:
         is_full = not self.order[0] and self._model.is_flat and self._model.rowCount() == MOST_LINES
         if (not self.order[0] or completions.is_complete) and not is_full:
             lines = self._run_lines(completions)
-            if not (self._model.is_flat and self._model.rowCount() and lines.begins_with(self._model.lines)):
+            is_new = not (self._model.is_flat and self._model.rowCount() and lines.begins_with(self._model.lines))
+            if is_new or self._model.logged != completions.found.logged:
                 self.show_run(run, completions)
                 return
             self._model.extend(lines)
@@ -102,12 +107,12 @@ def labels_of(run: Run) -> list[str]:
     return [charts.label_of(name) for name in run.reward_names]
 
 
-def logged_names(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """The columns that reward functions logged for these rows."""
-    listed = [row.get("completions") for row in rows]
-    completions = [item for items in listed if isinstance(items, list) for item in items if isinstance(item, dict)]
-    logged = [item.get("logged") for item in completions]
-    return list(dict.fromkeys(name for columns in logged if isinstance(columns, dict) for name in columns))
+def logged_names(rows: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    """The columns that reward functions logged for these rows, and whether any of their values is a number."""
+    facts = CompletionFacts()
+    for row in rows:
+        facts.append(row, 0)
+    return facts.logged
 
 
 def called(line: CompletionLine) -> str:

@@ -15,6 +15,7 @@ from app.widgets.basic.controls import ComboBox
 from app.widgets.charts.chart_grid import ChartContent, ChartGrid, ZoomButton
 from app.widgets.charts.plot import Plot, Trace
 
+TWO_UPDATES = "Set Updates per rollout to 2 in the form"
 SMOOTHING = (("No smoothing", 0.0), ("Light smoothing", 0.6), ("Strong smoothing", 0.9))
 
 
@@ -55,6 +56,7 @@ class RunCharts:
     def _connect(self) -> None:
         prefs = self._session.prefs
         for plot in self.grid.plots:
+            plot.offer_taken.connect(self._session.use_two_updates)
             plot.set_log(plot.title in prefs.log_charts)
             plot.log_changed.connect(partial(prefs.set_log_chart, plot.title))
         self.grid.step_chosen.connect(lambda step: self._session.completions_requested.emit(step, None))
@@ -106,7 +108,11 @@ class RunCharts:
         traces = [trace_of(curve, read, stacked=curve.metric in chart.stacked) for curve in self._curves[index]]
         waiting = charts.placeholder(chart, run.config, is_live=run.is_live, steps=run.step)
         marks = run.marks if self._shows_marks else ()
-        return ChartContent([trace for trace in traces if trace.has_data], waiting, marks)
+        shown = [trace for trace in traces if trace.has_data]
+        reason = charts.flat_reason(chart, run.config)
+        if reason and not any((trace.y > 0).any() for trace in shown):
+            return ChartContent((), reason, marks, TWO_UPDATES)
+        return ChartContent(shown, waiting, marks)
 
 
 def trace_of(curve: Curve, read: Callable, *, stacked: bool = False) -> Trace:

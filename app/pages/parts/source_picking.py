@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.model.downloads import Download
 from app.model.session import Session
-from app.pages.parts.suggested_entries import suggested_entries
+from app.pages.parts.suggested_entries import suggested_dataset, suggested_entries
 from app.widgets.form.field import Field
 from app.widgets.form.path_field import PathField
 from app.widgets.picker.picker import Picker
@@ -66,7 +66,9 @@ class Picking(QObject):
         self._field = field
         kind = field.setting.kind
         picker = self._pickers.get(kind) or self._create_picker(kind)
-        picker.open_with_recent(self.prefs.used(kind), suggested_entries() if kind == "model" else ())
+        picker.open_with_recent(
+            self.prefs.used(kind), suggested_entries() if kind == "model" else [suggested_dataset()]
+        )
         for download in self.session.downloads.of(kind):
             self._show_download(download)
         self._refresh(kind)

@@ -1,4 +1,4 @@
-"""The suggested models as entries of the picker, with what they are good for and whether training them fits in this machine."""
+"""The suggested models and dataset as entries of the picker, with what they are good for and whether training the models fits in this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from app.model.memory import memory_parts_of_shape
 from app.model.memory_parts import amount
 from app.model.presets import preset
 from app.widgets.picker.picker_rows import PickerEntry
-from backend.spec import config, places
+from backend.spec import config, first_choices, places
 from backend.spec.config import Config
 from backend.spec.suggested_models import SUGGESTED_MODELS, SuggestedModel
 
@@ -21,6 +21,14 @@ def suggested_entries() -> list[PickerEntry]:
     quick = preset(places.resources() / "presets" / QUICK)
     base = config.parse({**quick.values, "model": SUGGESTED_MODELS[0].id, "data": "-"})
     return [_entry(model, base, quick.title) for model in SUGGESTED_MODELS]
+
+
+def suggested_dataset() -> PickerEntry:
+    """The entry of the dataset to begin with."""
+    name = first_choices.DATASET
+    return PickerEntry(
+        id=name, name=name, where="hub", kind="2,000 rows", remarks=(first_choices.DATASET_ABOUT.capitalize() + ".",)
+    )
 
 
 def _entry(model: SuggestedModel, base: Config, title: str) -> PickerEntry:

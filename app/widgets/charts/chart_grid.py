@@ -29,11 +29,12 @@ TURN_MS = 12
 
 @dataclass(frozen=True, slots=True)
 class ChartContent:
-    """What a plot shows: its traces, and the sentence in their place while none of them has a number."""
+    """What a plot shows: its traces, and the sentence in their place while none of them has a number, with a link below it."""
 
     traces: Sequence[Trace] = ()
     waiting: str = ""
     marks: Sequence[Mark] = ()
+    offer: str = ""
 
 
 class ChartGrid(QScrollArea):
@@ -169,7 +170,7 @@ class ChartGrid(QScrollArea):
         self._stale.discard(i)
         content = self._content_of(i)
         self.plots[i].set_span(self.span, self._all_steps)
-        self.plots[i].show_traces(content.traces, content.waiting, content.marks)
+        self.plots[i].show_traces(content.traces, content.waiting, content.marks, content.offer)
 
     def _lay_out(self) -> None:
         """Put the included plots into as many columns as the width allows; does nothing when that has not changed."""

@@ -20,10 +20,11 @@ from PySide6.QtGui import (
     QPaintEvent,
     QPen,
 )
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QSizePolicy, QStackedLayout, QVBoxLayout
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QSizePolicy, QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.model.runs.marks import Mark
+from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels_and_buttons import button, label, plain_tip
 from app.widgets.basic.number_format import figure
 from app.widgets.charts.chart_files import FORMATS, write_table
@@ -56,6 +57,7 @@ class Plot(QFrame):
         step_chosen(int) – a point was clicked, or Return pressed on the marked step.
         log_changed(bool) – the value axis was made logarithmic or linear.
         save_requested(str) – save this chart as a file of this format (png, svg or csv).
+        offer_taken – the link below the sentence in place of the curves was clicked.
     """
 
     hovered = Signal(object)
@@ -63,6 +65,7 @@ class Plot(QFrame):
     step_chosen = Signal(int)
     log_changed = Signal(bool)
     save_requested = Signal(str)
+    offer_taken = Signal()
 
     def __init__(self, title: str, axis: str = "", unit: str = "", help: str = "") -> None:
         super().__init__()
@@ -100,9 +103,8 @@ class Plot(QFrame):
         self._log.hide()
         self._legend = Legend()
         self._legend.clicked.connect(self.toggle_curve)
-        self._waiting = label(role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
         self._body = QStackedLayout()
-        self._body.addWidget(self._waiting)
+        self._body.addWidget(self._build_placeholder())
         head = QHBoxLayout()
         head.addWidget(title, 1)
         head.addWidget(self._step_label)
@@ -114,19 +116,41 @@ class Plot(QFrame):
         column.addWidget(self._legend)
         column.addLayout(self._body, 1)
 
+    def _build_placeholder(self) -> QWidget:
+        # With a parent: a stack shows its first page at once, which would be a window.
+        self._placeholder = QWidget(self)
+        self._waiting = label(role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
+        self._offer = LinkButton("")
+        self._offer.clicked.connect(self.offer_taken)
+        column = QVBoxLayout(self._placeholder)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.addStretch()
+        column.addWidget(self._waiting)
+        column.addWidget(self._offer, 0, Qt.AlignmentFlag.AlignHCenter)
+        column.addStretch()
+        return self._placeholder
+
     # ── drawing ─────────────────────────────────────────────────────────────────────────────────
 
-    def show_traces(self, traces: Sequence[Trace], waiting: str = "", marks: Sequence[Mark] = ()) -> None:
-        """Draw these curves and marks; `waiting` is the sentence in their place while none of them has a number."""
+    def show_traces(
+        self, traces: Sequence[Trace], waiting: str = "", marks: Sequence[Mark] = (), offer: str = ""
+    ) -> None:
+        """Draw these curves and marks; `waiting` is the sentence in their place while none of them has a number, and `offer` a link below
+        it."""
         self.traces, self._marks = traces, marks
         if not any(trace.has_data for trace in traces):
             self._waiting.setText(waiting)
-            self._body.setCurrentWidget(self._waiting)
+            self._offer.setText(offer)
+            self._offer.setVisible(bool(offer))
+            self._body.setCurrentWidget(self._placeholder)
             self._legend.show_entries(())
             self._step_label.setText("")
             self._log.hide()
             return
         self._draw(self._ready_view())
+
+    def _show_again(self) -> None:
+        self.show_traces(self.traces, self._waiting.text(), self._marks, self._offer.text())
 
     def _draw(self, view: PlotView) -> None:
         shown = self.visible_traces()
@@ -146,7 +170,7 @@ class Plot(QFrame):
     def toggle_curve(self, name: str) -> None:
         """Hide the curve with this label, or show it again."""
         self.hidden ^= {name}
-        self.show_traces(self.traces, self._waiting.text(), self._marks)
+        self._show_again()
 
     def _offer_log(self, shown: Sequence[Trace]) -> None:
         """Show the button while the axis is logarithmic, or a spike presses the curves flat."""
@@ -164,7 +188,7 @@ class Plot(QFrame):
     def set_log(self, on: bool) -> None:
         """Make the value axis logarithmic, or linear again."""
         self._log.setChecked(on)
-        self.show_traces(self.traces, self._waiting.text(), self._marks)
+        self._show_again()
         self.log_changed.emit(on)
 
     def set_smoothing(self, weight: float) -> None:
@@ -246,7 +270,7 @@ class Plot(QFrame):
         if self._is_restyle_due and self._view is not None:
             self._is_restyle_due = False
             self._view.restyle()
-            self.show_traces(self.traces, self._waiting.text(), self._marks)
+            self._show_again()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         self._restyle()  # does nothing unless the theme changed while this plot was out of view

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFrame, QGridLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QCheckBox, QFrame, QGridLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import LinkButton, NumberEdit, ProseEdit
@@ -51,6 +51,7 @@ FIELDS = (
 class SamplingPanel(QFrame):
     """Attributes:
     fields – key → its line.
+    free_output – whether what the run held its output to is left out; hidden where it held nothing.
     system – the system message.
     """
 
@@ -64,6 +65,9 @@ class SamplingPanel(QFrame):
         self.system = ProseEdit(6)
         self.system.setAccessibleName("System message")
         self.system.setPlaceholderText("None")
+        self.free_output = QCheckBox("Free output")
+        self.free_output.setToolTip("Does not hold answers to the regular expression or JSON schema of the run.")
+        self.free_output.toggled.connect(lambda _: self._check())
         self.restore = LinkButton("Back to the run's")
         self.restore.clicked.connect(lambda _checked=False: self.show_defaults(self._defaults, self._system_default))
         self.problem = label(role="problem", wrap=True)
@@ -94,6 +98,7 @@ class SamplingPanel(QFrame):
         column.setSpacing(theme.SPACE)
         column.addWidget(label("Sampling", theme.heading_font()))
         column.addLayout(grid)
+        column.addWidget(self.free_output)
         column.addWidget(self.problem)
         column.addSpacing(theme.SPACE)
         column.addWidget(label("System message", theme.heading_font()))
@@ -106,6 +111,8 @@ class SamplingPanel(QFrame):
         self._defaults, self._system_default = dict(values), system
         for key, line in self.fields.items():
             line.setText(_text(values.get(key)))
+        self.free_output.setChecked(bool(values.get("free_output")))
+        set_shown(self.free_output, values.get("free_output") is not None)
         self.system.setPlainText(system)
 
     @property
@@ -113,8 +120,9 @@ class SamplingPanel(QFrame):
         return not self.problem.text()
 
     def values(self) -> dict[str, Any]:
-        """Key → number. Call it only while `is_valid`."""
-        return {entry.key: _number(entry, self.fields[entry.key].text()) for entry in FIELDS}
+        """Key → number, and whether output is free. Call it only while `is_valid`."""
+        numbers = {entry.key: _number(entry, self.fields[entry.key].text()) for entry in FIELDS}
+        return {**numbers, "free_output": self.free_output.isChecked()}
 
     def system_message(self) -> str | None:
         """What replaces the run's system message; None where it is unchanged."""
@@ -129,7 +137,8 @@ class SamplingPanel(QFrame):
         set_shown(self.problem, bool(self.problem.text()))
         texts = {key: line.text() for key, line in self.fields.items()}
         defaults = {key: _text(self._defaults.get(key)) for key in self.fields}
-        self.restore.setEnabled(texts != defaults or self.system_message() is not None)
+        is_free = bool(self._defaults.get("free_output")) != self.free_output.isChecked()
+        self.restore.setEnabled(texts != defaults or is_free or self.system_message() is not None)
 
 
 def _number(entry: SamplingField, text: str) -> float | int | None:

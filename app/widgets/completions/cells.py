@@ -10,7 +10,7 @@ from PySide6.QtCore import QRectF, Qt
 from PySide6.QtGui import QColor, QPainter, QPixmap
 
 from app import theme
-from app.widgets.basic.number_format import DASH, finite
+from app.widgets.basic.number_format import DASH, figure, finite
 
 RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
@@ -23,6 +23,15 @@ _PREVIEW_CHARS = 400
 def one_line(text: Any) -> str:
     """The beginning of a text on one line, line breaks replaced by spaces."""
     return " ".join(text[:_PREVIEW_CHARS].split()) if isinstance(text, str) else DASH
+
+
+def logged_text(value: Any) -> str:
+    """A value that a reward function logged, on one line."""
+    if isinstance(value, str):
+        return one_line(value)
+    if finite(value) is not None:
+        return figure(value)
+    return DASH if value is None else one_line(str(value))
 
 
 def prompt_line(row: Mapping[str, Any]) -> str:

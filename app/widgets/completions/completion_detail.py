@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPlainTextEdit, QSpli
 from app import theme
 from app.widgets.basic.labels_and_buttons import label
 from app.widgets.basic.number_format import figure, signed
-from app.widgets.completions.cells import STOP_LABELS, advantage_colour
+from app.widgets.completions.cells import STOP_LABELS, advantage_colour, logged_text
 from backend.spec.completion_rows import token_count
 
 
@@ -58,7 +58,9 @@ class CompletionPane(QWidget):
         scores = completion.get("rewards")
         scores = scores if isinstance(scores, Mapping) else {}
         shown = scores_html(self._labels, [scores.get(name) for name in self._names], weights=self._weights)
-        return f"{figure(completion.get('reward'))} = {shown}" if self._weights else shown
+        logged = _logged_html(completion)
+        total = f"{figure(completion.get('reward'))} = {shown}" if self._weights else shown
+        return f"{total}<br>{logged}" if logged else total
 
 
 def scores_html(
@@ -150,6 +152,15 @@ def _result_html(completion: Mapping[str, Any]) -> str:
         parts.append(f'<span style="color:{colour}">Advantage {signed(advantage)}</span>')
     parts.append(f"{figure(token_count(completion.get('tokens')))} tokens, {html.escape(STOP_LABELS.get(stop, stop))}")
     return _join_unbroken(parts)
+
+
+def _logged_html(completion: Mapping[str, Any]) -> str:
+    """“kind: sum   tests passed: 3 of 5”: what reward functions logged; "" where there is nothing."""
+    logged = completion.get("logged")
+    values = logged.items() if isinstance(logged, Mapping) else ()
+    return " &nbsp;&nbsp; ".join(
+        f"{html.escape(str(name))}: {html.escape(logged_text(value))}" for name, value in values
+    )
 
 
 def _join_unbroken(parts: Sequence[str], between: str = " &nbsp;&nbsp; ") -> str:

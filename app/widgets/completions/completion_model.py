@@ -20,6 +20,7 @@ from app.widgets.completions.cells import (
     RIGHT,
     STOP_LABELS,
     advantage_colour,
+    logged_text,
     one_line,
     prompt_line,
     reward_dot,
@@ -66,7 +67,8 @@ class CompletionModel(QAbstractTableModel):
         self.rewards: list[str] = []
         self.is_flat = False
         self._count = 0
-        self._logged: list[str] = []
+        self._logged: dict[str, bool] = {}
+        self._logged_at: dict[int, str] = {}
         self._headers = ["Completion", "Reward", "Advantage", "Tokens", "End"]
         self._max_scores: Mapping[str, float] = {}
         self._fonts = theme.mono_font(), theme.figures_font()  # made for every cell they took a fifth of a painting
@@ -77,20 +79,28 @@ class CompletionModel(QAbstractTableModel):
         rewards: Sequence[str],
         labels: Sequence[str],
         weights: Sequence[float] = (),
-        logged: Sequence[str] = (),
+        logged: Mapping[str, bool] | None = None,
         *,
         has_steps: bool = False,
     ) -> None:
         """`rewards` are the functions' metric names, `labels` their headers, `weights` what stands below these; `logged` names what
-        functions logged. Call it before showing lines."""
+        functions logged, and whether it is numbers. Call it before showing lines."""
         self.beginResetModel()
-        self.rewards, self._logged, self.is_flat = list(rewards), list(logged), has_steps
+        self.rewards, self._logged, self.is_flat = list(rewards), dict(logged or {}), has_steps
         self.lines, self._count = [], 0
         shown_weights = [f" × {weight:g}" for weight in weights] or [""] * len(labels)
         heads = [_two_lines(text, weight) for text, weight in zip(labels, shown_weights, strict=True)]
         steps = ["Step"] if has_steps else []
-        self._headers = ["Completion", *heads, *steps, "Reward", "Advantage", *logged, "Tokens", "End"]
+        before = ["Completion", *heads, *steps, "Reward", "Advantage"]
+        self._headers = [*before, *self._logged, "Tokens", "End"]
+        # By place: a function may log under any name, "Reward" too.
+        self._logged_at = dict(enumerate(self._logged, len(before)))
         self.endResetModel()
+
+    @property
+    def logged(self) -> dict[str, bool]:
+        """The names of the columns that functions logged, and whether each is numbers."""
+        return self._logged
 
     def show_lines(self, lines: Sequence[CompletionLine], max_scores: Mapping[str, float] | None = None) -> None:
         """Show these lines. `max_scores`, each function's largest score by magnitude, are worked out from them if left out: scores of
@@ -116,6 +126,8 @@ class CompletionModel(QAbstractTableModel):
         """The name of a column among the facts of completions; "" for one that cannot be sorted by."""
         if 0 < column <= len(self.rewards):
             return f"score:{self.rewards[column - 1]}"
+        if (logged := self._logged_at.get(column)) is not None:
+            return f"logged:{logged}" if self._logged[logged] else ""
         return _SORT_KEYS.get(self._headers[column], "")
 
     def _recolour(self) -> None:
@@ -145,21 +157,20 @@ class CompletionModel(QAbstractTableModel):
         return None
 
     def _tip(self, section: int) -> str | None:
-        header = self._headers[section]
         if 0 < section <= len(self.rewards):
             return self.rewards[section - 1]
-        return f"{header}, as a reward function logged it." if header in self._logged else TIPS.get(header)
+        header = self._headers[section]
+        return f"{header}, as a reward function logged it." if section in self._logged_at else TIPS.get(header)
 
     def _alignment(self, column: int) -> Qt.AlignmentFlag:
-        is_text = column in (0, len(self._headers) - 1) or self._headers[column] in self._logged
-        return LEFT if is_text else RIGHT
+        return LEFT if self.is_text(column) else RIGHT
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         line, column = self.lines[index.row()], index.column()
         if role == Qt.ItemDataRole.DisplayRole:
             return self._text(line, column)
         if role == Qt.ItemDataRole.ToolTipRole:
-            return plain_tip(str(self._text(line, column))) if column == 0 and line.completion is None else None
+            return plain_tip(str(self._text(line, column))) if self._is_cut(line, column) else None
         if role == Qt.ItemDataRole.ForegroundRole:
             return self._colour(line, column)
         if role == Qt.ItemDataRole.BackgroundRole:
@@ -171,6 +182,15 @@ class CompletionModel(QAbstractTableModel):
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return self._alignment(column)
         return None
+
+    def _is_cut(self, line: CompletionLine, column: int) -> bool:
+        """Whether a cell has more text than it may have room for: a prompt, and a text that a function logged."""
+        return column == 0 if line.completion is None else self.is_text(column) and column in self._logged_at
+
+    def is_text(self, column: int) -> bool:
+        """Whether a column's values are texts."""
+        is_ours = column in (0, len(self._headers) - 1)
+        return is_ours or not self._logged.get(self._logged_at.get(column, ""), True)
 
     def _bar(self, line: CompletionLine, column: int) -> tuple[float, QColor] | None:
         """A score divided by its function's largest score (by magnitude), and the bar's colour."""
@@ -187,12 +207,15 @@ class CompletionModel(QAbstractTableModel):
             return one_line(line.completion.get("text"))
         if column <= len(self.rewards):
             return figure(_scores(line.completion).get(self.rewards[column - 1]))
+        if (logged := self._logged_at.get(column)) is not None:
+            return logged_text(logged_of(line.completion).get(logged))
         return self._text_after_scores(line, line.completion, self._headers[column])
 
     def _prompt_text(self, line: CompletionLine, column: int) -> str:
         if column == 0:
             return prompt_line(line.row)
-        return figure(_mean_reward(line.row)) if self._headers[column] == "Reward" else ""
+        is_reward = self._headers[column] == "Reward" and column not in self._logged_at
+        return figure(_mean_reward(line.row)) if is_reward else ""
 
     def _text_after_scores(self, line: CompletionLine, completion: Mapping[str, Any], header: str) -> str:
         if header == "Reward":
@@ -203,13 +226,7 @@ class CompletionModel(QAbstractTableModel):
             return figure(token_count(completion.get("tokens")))
         if header == "End":
             return STOP_LABELS.get(str(completion.get("stop")), str(completion.get("stop") or DASH))
-        if header == "Step":
-            return figure(line.row.get("step"))
-        logged = completion.get("logged")
-        value = logged.get(header) if isinstance(logged, Mapping) else None
-        return (
-            one_line(value) if isinstance(value, str) else figure(value) if finite(value) is not None else _plain(value)
-        )
+        return figure(line.row.get("step"))
 
     def _colour(self, line: CompletionLine, column: int) -> Any:
         colours = theme.palette()
@@ -217,12 +234,12 @@ class CompletionModel(QAbstractTableModel):
             return colours.text if column == 0 else colours.muted
         if 0 < column <= len(self.rewards):
             return colours.text if score_of(line, self.rewards[column - 1]) else colours.muted
-        header = self._headers[column]
+        header = "" if column in self._logged_at else self._headers[column]
         if header == "Advantage":
             return advantage_colour(line.completion.get("advantage"))
         if header == "End" and line.completion.get("stop") == "length":
             return colours.warning
-        return colours.text if header in ("Completion", "Reward", *self._logged) else colours.muted
+        return colours.text if header in ("Completion", "Reward", "") else colours.muted
 
 
 def lines_of_row(group: int, row: Mapping[str, Any], offset: int = -1) -> list[CompletionLine]:
@@ -231,6 +248,12 @@ def lines_of_row(group: int, row: Mapping[str, Any], offset: int = -1) -> list[C
     completions = [item for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
     lines = [CompletionLine(group, row, item, offset, place) for place, item in enumerate(completions)]
     return [CompletionLine(group, row, None, offset), *lines]
+
+
+def logged_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What reward functions logged of a completion, by name."""
+    logged = completion.get("logged")
+    return logged if isinstance(logged, Mapping) else {}
 
 
 def score_of(line: CompletionLine, name: str) -> float | None:
@@ -265,7 +288,3 @@ def _mean_reward(row: Mapping[str, Any]) -> float | None:
 def _scores(completion: Mapping[str, Any]) -> Mapping[str, Any]:
     scores = completion.get("rewards")
     return scores if isinstance(scores, Mapping) else {}
-
-
-def _plain(value: Any) -> str:
-    return DASH if value is None else one_line(str(value))

@@ -12,6 +12,8 @@ from app.widgets.basic.base_table import BaseTable
 from app.widgets.completions.completion_model import BAR_ROLE, CompletionLine, CompletionModel, Index
 
 _MIN_FIGURE_WIDTH, _MAX_FIGURE_WIDTH, _MIN_TEXT_WIDTH = 64, 124, 220
+_LOGGED_TEXT_WIDTH = 112
+"""Of a column of short texts that a function logged, such as “3 of 5”."""
 _DOT_WIDTH = 18
 """Width of the dot in a header, with its gap."""
 OPTIONAL_COLUMNS = 2
@@ -156,7 +158,9 @@ class CompletionTable(BaseTable):
         dot = theme.scaled(_DOT_WIDTH) if column <= len(self._completions.rewards) else 0
         needed = max(map(metrics.horizontalAdvance, lines)) + dot + 2 * CELL_PADDING + 2
         widest = self._max_score_width if dot else theme.scaled(_MAX_FIGURE_WIDTH)
-        return max(min(theme.scaled(_MIN_FIGURE_WIDTH), widest), min(widest, needed))
+        is_text = self._completions.is_text(column) and column < self._completions.columnCount() - OPTIONAL_COLUMNS
+        least = theme.scaled(_LOGGED_TEXT_WIDTH if is_text else _MIN_FIGURE_WIDTH)
+        return max(min(least, widest), min(widest, needed))
 
     def _emit_chosen(self, current: QModelIndex, _previous: QModelIndex) -> None:
         if current.isValid() and current.row() < len(self._completions.lines):

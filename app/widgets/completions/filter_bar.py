@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QAction, QDoubleValidator
@@ -79,7 +79,7 @@ class FilterBar(QWidget):
         self.limit.setText("0")
         self.limit.setFixedWidth(theme.scaled(72))
         self._condition = (self.measure, self.side, self.limit)
-        self.set_rewards([], [])
+        self.set_measures([], [])
 
     def _lay_out(self) -> None:
         first, second = QHBoxLayout(), QHBoxLayout()
@@ -148,12 +148,21 @@ class FilterBar(QWidget):
         self.scope.choose(RUN if prompt is not None else self.scope.key)
         self._changed()
 
-    def set_rewards(self, names: Sequence[str], labels: Sequence[str]) -> None:
-        """The scores that a condition may be about."""
-        listed = [*_PLAIN, *((f"score:{name}", text) for name, text in zip(names, labels, strict=True))]
+    def set_measures(
+        self, names: Sequence[str], labels: Sequence[str], logged: Mapping[str, bool] | None = None
+    ) -> None:
+        """The numbers that a condition may be about: scores of functions, and what they `logged`, where that is numbers."""
+        scores = ((f"score:{name}", text) for name, text in zip(names, labels, strict=True))
+        numbers = ((f"logged:{name}", name) for name, is_number in (logged or {}).items() if is_number)
+        listed = [*_PLAIN, *scores, *numbers]
+        chosen = str(self.measure.currentData())
+        if chosen.startswith("logged:") and chosen not in dict(listed):
+            listed.append(
+                (chosen, self.measure.currentText())
+            )  # what a condition is about stays, where a step has none of it
         if [self.measure.itemData(at) for at in range(self.measure.count())] == [key for key, _ in listed]:
             return
-        chosen, blocked = self.measure.currentData(), self.measure.blockSignals(True)
+        blocked = self.measure.blockSignals(True)
         self.measure.clear()
         for key, text in listed:
             self.measure.addItem(text, key)
@@ -188,6 +197,7 @@ class SearchLine(QLineEdit):
         super().__init__(parent)
         self.setPlaceholderText("Find text in prompts and completions")
         self.setAccessibleName("Find text in prompts and completions")
+        self.setToolTip("In prompts, completions, and texts that reward functions logged, over the whole run")
         self.setClearButtonEnabled(True)
         self.setProperty("role", "search")
         self.setMinimumWidth(theme.scaled(140))

@@ -13,8 +13,11 @@ from app.widgets.basic.number_format import DASH
 from app.widgets.dataset.dataset_histogram import Histogram
 
 FIGURES = {
-    "rows": ("Rows", "Rows of this split."),
-    "too_long": ("Too long", "Prompts that leave no room for the completion under Max Seq. Training leaves them out."),
+    "rows": ("Rows", "Rows of this split. Of a large file the first are shown and counted, and ~ is an estimate."),
+    "too_long": (
+        "Too long",
+        "Prompts that leave no room for the completion under Max Seq, or are above Max prompt. Training leaves them out, or cuts them.",
+    ),
     "unanswered": (
         "No answer",
         "Rows whose answer is missing or empty: rewards that compare find nothing right there.",

@@ -97,7 +97,9 @@ class RowDetail(QFrame):
         self.about.setVisible(bool(parts))
         self.views.setEnabled(bool(preview))
         notes = [fault["sentence"] for fault in preview.get("faults", ())]
-        notes += [too_long(tokens, self._prompt_limit)] if tokens is not None and tokens > self._prompt_limit else []
+        if tokens is not None and tokens > self._prompt_limit:
+            kept = preview.get("kept")
+            notes.append(cut(tokens, kept) if kept else too_long(tokens, self._prompt_limit))
         notes += [LOADING] if preview.get("loading") and not notes else []
         notes += [] if preview.get("has_template", True) else [NO_TEMPLATE]
         self.note.setText("\n".join(notes))
@@ -120,7 +122,9 @@ class RowDetail(QFrame):
 
     def _write_remainder(self, cursor: QTextCursor, preview: Mapping[str, Any]) -> None:
         """Append how many tokens of a very long prompt the service has left out of its answer."""
-        missing = (preview["tokens"] or 0) - sum(len(piece["ids"]) for piece in preview["pieces"])
+        missing = (preview.get("kept") or preview["tokens"] or 0) - sum(
+            len(piece["ids"]) for piece in preview["pieces"]
+        )
         if missing > 0:
             cursor.insertText(f"\n… and {missing:,} more tokens", _muted())
 
@@ -136,6 +140,10 @@ def _length_text(tokens: int, prompt_limit: int) -> str:
 
 def too_long(tokens: int, prompt_limit: int) -> str:
     return f"Too long by {tokens - prompt_limit:,}: training leaves this row out."
+
+
+def cut(tokens: int, kept: int) -> str:
+    return f"Too long: the beginning of its last user message is cut off. {kept:,} of {tokens:,} tokens are left, shown here."
 
 
 def _special() -> QTextCharFormat:

@@ -12,11 +12,12 @@ from PySide6.QtGui import QKeyEvent, QKeySequence
 from PySide6.QtWidgets import QApplication, QHBoxLayout, QLabel, QLineEdit, QVBoxLayout, QWidget
 
 from app import theme
-from app.widgets.basic.controls import ElidedLabel, PathEdit
+from app.widgets.basic.controls import ElidedLabel, LinkButton, PathEdit
 from app.widgets.basic.labels_and_buttons import PlainLabel
 from app.widgets.basic.layout import set_style_property
 from app.widgets.form.field_hints import HINTS
 from app.widgets.form.value_text import limits_text
+from backend.spec.config import SETTINGS
 from backend.spec.setting import Setting
 
 
@@ -40,6 +41,8 @@ class Field(QWidget):
         super().__init__(parent)
         self.setting = setting
         self._problem: QLabel | None = None
+        self._note: QLabel | None = None
+        self._remedy: LinkButton | None = None
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(3)
@@ -56,6 +59,10 @@ class Field(QWidget):
         self._column.addLayout(across)
         self._column.addWidget(self.build())
         self._explain()
+        if setting.note:
+            self.show_note(setting.note)
+        if setting.stays_visible:
+            self._add_remedy()
 
     def build(self) -> QWidget:
         """Create `control`; returns the widget for the form: the control, or a widget that contains it."""
@@ -63,7 +70,7 @@ class Field(QWidget):
 
     def tab_stops(self) -> list[QWidget]:
         """The widgets that Tab visits, in order."""
-        return [self.control]
+        return [self.control] if self._remedy is None else [self.control, self._remedy]
 
     def value(self) -> Any:
         """The raw value that the control shows."""
@@ -78,6 +85,34 @@ class Field(QWidget):
     def set_control_value(self, raw: Any) -> None:
         """Put `raw` into the control."""
         raise NotImplementedError
+
+    def show_note(self, sentence: str, *, wrong: bool = False) -> None:
+        """Show a caption below the field: what is to be known about it, or (`wrong`) why its value cannot be used; "" hides it."""
+        if self._note is None:
+            self._note = PlainLabel(wordWrap=True)
+            self._note.setFont(theme.caption_font())
+            self._column.addWidget(self._note)
+        self._note.setText(sentence)
+        set_style_property(self._note, "role", "problem" if wrong else "muted")
+        self._note.setVisible(bool(sentence))
+
+    def show_idle(self, is_idle: bool) -> None:
+        """Of a setting that stays visible: whether another one leaves it without effect. It is disabled then, with a link that sets
+        the other."""
+        self.control.setEnabled(not is_idle)
+        if self._remedy is not None:
+            self._remedy.setVisible(is_idle)
+
+    def _add_remedy(self) -> None:
+        assert self.setting.when is not None
+        key, values = self.setting.when
+        self._remedy = LinkButton(f"Turn on {SETTINGS[key].label}", self)
+        self._remedy.setAccessibleName(f"Turn on {SETTINGS[key].label}, which {self.setting.label} belongs to")
+        self._remedy.setToolTip(f"<p>{self.setting.label} is used while {SETTINGS[key].label} is on.</p>")
+        self._remedy.setFont(theme.caption_font())
+        self._remedy.clicked.connect(lambda: self.edited.emit(key, values[0]))
+        self._remedy.hide()
+        self._column.addWidget(self._remedy, 0, Qt.AlignmentFlag.AlignLeft)
 
     def show_problem(self, sentence: str) -> None:
         """Show the sentence below the control and mark the control; "" removes both."""

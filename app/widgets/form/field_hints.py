@@ -27,7 +27,7 @@ HINTS: dict[str, str] = {
     "answer_feature": "column of solutions",
     "type_feature": "column of kinds",
     "system_feature": "column of system prompts",
-    "beta": "pull to the first model",
+    "beta": "0 is off",
     "group_size": "answers to a question",
     "max_completion_length": "of an answer, at most",
     "temperature": "how much answers vary",

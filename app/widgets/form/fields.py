@@ -16,7 +16,7 @@ from app.widgets.form.field import Field, LineField
 from app.widgets.form.path_field import PathField
 from backend.spec import first_choices
 from backend.spec.rewards.catalog import split_names
-from backend.spec.setting import Setting
+from backend.spec.setting import Choice, Setting
 
 
 class TextField(LineField):
@@ -96,11 +96,20 @@ class MenuField(Field):
 
     def build(self) -> QWidget:
         self.control = ComboBox(self)
-        for i, choice in enumerate(self.setting.choices):
+        for i, choice in enumerate(self._entries()):
             self.control.addItem(choice.label, choice.value)
             self.control.setItemData(i, choice.sentence, Qt.ItemDataRole.ToolTipRole)
         self.control.activated.connect(self.emit_edited)  # not currentIndexChanged: `activated` is the user's alone
         return self.control
+
+    def _entries(self) -> list[Choice]:
+        """The choices, and before them an entry for the default where there is one. Both have its value, so picking either stays as it
+        is picked, and a file that names the value shows the first."""
+        choices, label = list(self.setting.choices), self.setting.default_entry
+        if not label:
+            return choices
+        default = next(choice for choice in choices if choice.value == self.setting.default)
+        return [Choice(default.value, f"{label} ({default.label})", default.sentence), *choices]
 
     def value(self) -> Any:
         return self.control.currentData()
@@ -212,33 +221,23 @@ class MappingField(ProseField):
 
 
 class StagesField(ProseField):
-    """Stages, one JSON object per line, such as {"iters": 100, "reward_weights": [1, 0.5]}."""
+    """Stages, one JSON object per line."""
 
     lines = 3
+
+    def build(self) -> QWidget:
+        holder = super().build()
+        self.control.setPlaceholderText(
+            'One stage a line, such as {"iters": 100, "max_completion_length": 256}\n'
+            '{"iters": 300, "max_completion_length": 1024, "learning_rate": 5e-6}'
+        )
+        return holder
 
     def value(self) -> Any:
         return value_text.stages_value(self.control.toPlainText())
 
     def text_of(self, raw: Any) -> str:
         return value_text.stages_text(raw)
-
-
-class FactField(Field):
-    """A fact to know that cannot be changed: its help as a label."""
-
-    wide = True
-
-    def build(self) -> QWidget:
-        self.control = PlainLabel(self.setting.help, self)
-        self.control.setWordWrap(True)
-        self._raw: Any = self.setting.default
-        return self.control
-
-    def value(self) -> Any:
-        return self._raw
-
-    def set_control_value(self, raw: Any) -> None:
-        self._raw = raw
 
 
 _KINDS: dict[str, type[Field]] = {
@@ -257,7 +256,6 @@ _KINDS: dict[str, type[Field]] = {
     "rewards": RewardsField,
     "mapping": MappingField,
     "stages": StagesField,
-    "fact": FactField,
 }
 
 

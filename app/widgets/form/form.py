@@ -31,7 +31,8 @@ COLUMN, MAX_COLUMNS = 200, 4
 
 
 class FieldGrid(QWidget):
-    """Fields in as many columns as the width allows, without gaps where fields are hidden.
+    """Fields in as many columns as the width allows, without gaps where fields are hidden. Fields of a group stand below its heading, in
+    rows of their own.
 
     Attributes:
         fields – all fields, shown or not, in order.
@@ -43,6 +44,8 @@ class FieldGrid(QWidget):
         self._columns = 0
         self._shown: set[Field] = set(self.fields)
         self._fillers: list[QWidget] = []
+        groups = dict.fromkeys(field.setting.group for field in self.fields if field.setting.group)
+        self._headings = {group: _heading(group, self) for group in groups}
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setHorizontalSpacing(2 * theme.SPACE)
@@ -69,16 +72,27 @@ class FieldGrid(QWidget):
 
     def _flow(self, columns: int) -> None:
         self._columns = columns
-        row = column = 0
+        for widget in (*self.fields, *self._headings.values()):
+            self._grid.removeWidget(widget)
         for field in self.fields:
-            self._grid.removeWidget(field)
             set_shown(field, field in self._shown)
-        for field in [field for field in self.fields if field in self._shown]:
+        row = column = 0
+        group = ""
+        groups: set[str] = set()
+        for field in (field for field in self.fields if field in self._shown):
             span = columns if field.wide else 1
+            if field.setting.group != group:
+                row, column, group = row + (column > 0), 0, field.setting.group
+                if group:
+                    self._grid.addWidget(self._headings[group], row, 0, 1, columns)
+                    row += 1
+                    groups.add(group)
             if column + span > columns:
                 row, column = row + 1, 0
             self._grid.addWidget(field, row, column, 1, span, Qt.AlignmentFlag.AlignTop)
             column += span
+        for name, heading in self._headings.items():
+            set_shown(heading, name in groups)
         for i in range(MAX_COLUMNS):
             self._grid.setColumnStretch(i, 1 if i < columns else 0)
         self._fill_empty_columns(columns)
@@ -96,13 +110,13 @@ class FieldGrid(QWidget):
 
 
 class SettingsCard(QFrame):
-    """A card of the form: a title, its basic fields, and the others behind a button. Of those, the ones that differ from their
-    default are shown all the same: nothing that a run does is out of sight.
+    """A card of the form: a title, its basic fields, and the others once a button is pressed. Of those, the ones that differ from their
+    default are shown all the same: nothing that a run does is out of sight. Open or closed, the fields keep their order.
 
     Attributes:
         key – names the card.
         fields – setting → field, folded ones included.
-        middle – a layout below the basic fields for the page's own widgets.
+        middle – a layout for the page's own widgets, between the fields of `first` and the others.
         more – the button that shows and hides the other fields.
 
     Signals:
@@ -115,21 +129,19 @@ class SettingsCard(QFrame):
         self,
         key: str,
         title: str,
-        settings: Iterable[Setting],
+        first: Iterable[Setting],
+        others: Iterable[Setting],
         basic: Container[str],
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(parent)
         self.key = key
         self.setProperty("role", "card")
-        settings = list(settings)
-        self._applying = {setting.key for setting in settings}
         self._changed: set[str] = set()
-        self.grid = FieldGrid((setting for setting in settings if setting.key in basic), self)
-        folded = [setting for setting in settings if setting.key not in basic]
-        self.folded_grid = FieldGrid(sorted(folded, key=lambda setting: setting.advanced), self)
-        fields = {field.setting.key: field for field in (*self.grid.fields, *self.folded_grid.fields)}
-        self.fields: dict[str, Field] = {setting.key: fields[setting.key] for setting in settings}
+        self._grids = (FieldGrid(first, self), FieldGrid(others, self))
+        self.fields: dict[str, Field] = {field.setting.key: field for grid in self._grids for field in grid.fields}
+        self._basic = {key for key in self.fields if key in basic}
+        self._applying = set(self.fields)
         self._lay_out(title)
         self._flow()
 
@@ -148,16 +160,16 @@ class SettingsCard(QFrame):
         column.setContentsMargins(2 * theme.SPACE, 12, 2 * theme.SPACE, 12)
         column.setSpacing(12)
         column.addWidget(self.title)
-        column.addWidget(self.grid)
+        above, below = self._grids
+        column.addWidget(above)
         column.addLayout(self.middle)
-        column.addWidget(self.folded_grid)
+        column.addWidget(below)
         column.addWidget(self.more, 0, Qt.AlignmentFlag.AlignLeft)
 
     def tab_order(self, middle: Iterable[QWidget] = ()) -> list[QWidget]:
         """The widgets that Tab visits, from top to bottom; `middle` are those that the page has added."""
-        basic = [widget for field in self.grid.fields for widget in field.tab_stops()]
-        folded = [widget for field in self.folded_grid.fields for widget in field.tab_stops()]
-        return [*basic, *middle, *folded, self.more]
+        above, below = ([widget for field in grid.fields for widget in field.tab_stops()] for grid in self._grids)
+        return [*above, *middle, *below, self.more]
 
     @property
     def is_open(self) -> bool:
@@ -169,13 +181,15 @@ class SettingsCard(QFrame):
 
     def uncover(self, key: str) -> None:
         """Open the card if it hides this field."""
-        folded = {field.setting.key for field in self.folded_grid.fields}
-        if key in folded and key not in self._changed:
+        if key in self.fields.keys() - self._basic - self._changed:
             self.set_open(True)
 
     def show_only(self, applying: set[str]) -> None:
-        """Hide the fields of settings that do not apply."""
-        self._applying = applying
+        """Hide the fields of settings that do not apply, or disable those that stay visible."""
+        self._applying = {key for key, field in self.fields.items() if key in applying or field.setting.stays_visible}
+        for key, field in self.fields.items():
+            if field.setting.stays_visible:
+                field.show_idle(key not in applying)
         self._flow()
 
     def show_changed(self, changed: set[str], *, afresh: bool) -> None:
@@ -185,19 +199,23 @@ class SettingsCard(QFrame):
         self._flow()
 
     def _flow(self) -> None:
-        applying = [field.setting.key for field in self.folded_grid.fields if field.setting.key in self._applying]
-        self.grid.show_only(self._applying)
-        shown = {key for key in applying if self.is_open or key in self._changed}
-        self.folded_grid.show_only(shown)
-        set_shown(self.grid, not self.grid.is_empty)
-        set_shown(self.folded_grid, bool(shown))
-        hidden = sum(key not in self._changed for key in applying)
-        what = "settings" if self.grid.is_empty and not self._changed & set(applying) else "more settings"
+        shown = {key for key in self._applying if self.is_open or key in self._basic | self._changed}
+        for grid in self._grids:
+            grid.show_only(shown)
+            set_shown(grid, not grid.is_empty)
+        hidden = len(self._applying - self._basic - self._changed)
+        what = "more settings" if self._applying & (self._basic | self._changed) else "settings"
         count = f"{hidden} {what if hidden > 1 else what.removesuffix('s')}"
         self.more.setText("Fewer settings" if self.is_open else f"Show {count}")
         self.more.setAccessibleName(f"{self.more.text()} of {self.title.text()}")
         self.more.set_icon("chevron-down" if self.is_open else "chevron-right")  # type: ignore[attr-defined]
         set_shown(self.more, bool(hidden))
+
+
+def _heading(text: str, parent: QWidget) -> QWidget:
+    heading = PlainLabel(text, parent)
+    heading.setFont(theme.heading_font())
+    return heading
 
 
 class Form(QScrollArea):
@@ -303,6 +321,9 @@ class Form(QScrollArea):
             return False
         self._uncover(key)
         if field.isHidden():
+            return False
+        if not field.control.isEnabled():
+            self.scroll_to(field)
             return False
         field.control.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.scroll_to(field)

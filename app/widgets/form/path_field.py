@@ -8,14 +8,14 @@ from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QIcon, QKeySequence, QShortcut
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QMenu, QPushButton, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QMenu, QPushButton, QWidget
 
 from app import theme
 from app.widgets.basic import icons
 from app.widgets.basic.controls import PathEdit
 from app.widgets.basic.file_dialogs import open_file, open_folder
 from app.widgets.basic.key_names import key_name
-from app.widgets.basic.labels_and_buttons import PlainLabel, give_menu
+from app.widgets.basic.labels_and_buttons import give_menu
 from app.widgets.form import value_text
 from app.widgets.form.field import LineField
 from backend.spec import first_choices, places
@@ -33,6 +33,8 @@ _PLACEHOLDERS = {
     "adapter": "none: starts from the base model",
     "reward_functions_file": "drop a Python file here",
 }
+_BROWSE_LABELS = {"reward_functions_file": "Import…"}
+"""Setting → the button's label, where it is another than Browse."""
 
 
 class PathField(LineField):
@@ -47,7 +49,6 @@ class PathField(LineField):
 
     pick_requested = Signal()
     wide = True
-    _note: QLabel | None = None
 
     def line(self) -> QLineEdit:
         line = PathEdit(_ACCEPTS[self.setting.kind])
@@ -66,7 +67,7 @@ class PathField(LineField):
         across.setContentsMargins(0, 0, 0, 0)
         across.setSpacing(theme.SPACE)
         across.addWidget(super().build(), 1)
-        self.browse = QPushButton("Browse…")
+        self.browse = QPushButton(_BROWSE_LABELS.get(self.setting.key, "Browse…"))
         self.browse.setMinimumWidth(
             theme.scaled(116)
         )  # with and without a menu's arrow alike, so that the fields align
@@ -97,17 +98,6 @@ class PathField(LineField):
         shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
         theme.signals.changed.connect(self._draw_arrow)
         self._draw_arrow()
-
-    def show_note(self, sentence: str, *, wrong: bool = False) -> None:
-        """Show a caption below the field: what the value is, or (`wrong`) why it cannot be used; "" hides it."""
-        if self._note is None:
-            self._note = PlainLabel(wordWrap=True)
-            self._note.setFont(theme.caption_font())
-            self._column.addWidget(self._note)
-        self._note.setText(sentence)
-        self._note.setProperty("role", "problem" if wrong else "muted")
-        self._note.style().polish(self._note)
-        self._note.setVisible(bool(sentence))
 
     def _draw_arrow(self) -> None:
         self._arrow.setIcon(icons.icon("chevron-down", theme.palette().muted, 16))

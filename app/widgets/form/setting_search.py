@@ -1,4 +1,4 @@
-"""Search over settings by label, key, name in other programs, labels of their choices, and help.
+"""Search over settings by label, key, other labels, block, name in other programs, labels of their choices, and help.
 
 It emits the key of the chosen setting; the page scrolls to its field.
 """
@@ -13,6 +13,7 @@ from PySide6.QtWidgets import QCompleter, QLineEdit, QWidget
 
 from app import theme
 from app.widgets.basic import icons
+from backend.spec.config import SECTIONS
 from backend.spec.other_programs.translation import other_names
 from backend.spec.setting import Setting
 
@@ -103,19 +104,22 @@ def matching_settings(text: str, settings: Sequence[Setting]) -> list[Setting]:
 def _rank(words: Sequence[str], setting: Setting) -> int | None:
     """How well a setting matches, 0 the best; None if a word occurs nowhere.
 
-    0: the words are its label, its key or a name in another program; 1: its label or key begins with them. From 2 on: every
-    word occurs in the label or key (2), or with the names in other programs (3), the choices (4), the help (5) added.
+    0: the words are a label of it, its key or a name in another program; 1: a label or the key begins with them. From 2 on: every
+    word occurs in the labels or key (2), or with its block (3), the names in other programs (4), the choices (5), the help (6) added.
     """
-    phrase, label, key = " ".join(words), setting.label.lower(), setting.key
+    phrase, key = " ".join(words), setting.key
+    labels = [name.lower() for name in (setting.label, *setting.known_as)]
     other_programs = [name.lower() for name in other_names(setting.key)]
-    choices = " ".join(f"{choice.label} {choice.value} {choice.sentence}" for choice in setting.choices).lower()
-    if phrase in (label, key, *other_programs):
+    entries = (f"{choice.label} {choice.value} {choice.sentence}" for choice in setting.choices)
+    choices = " ".join((setting.default_entry, *entries)).lower()
+    if phrase in (*labels, key, *other_programs):
         return 0
-    if label.startswith(phrase) or key.startswith(phrase):
+    if any(name.startswith(phrase) for name in (*labels, key)):
         return 1
     text = ""
-    names = f"{label} {key} {key.replace('_', ' ')}"
-    for rank, part in enumerate((names, " ".join(other_programs), choices, setting.help.lower()), 2):
+    names = f"{' '.join(labels)} {key} {key.replace('_', ' ')}"
+    block = f"{SECTIONS[setting.section]} {setting.group}".lower()
+    for rank, part in enumerate((names, block, " ".join(other_programs), choices, setting.help.lower()), 2):
         text = f"{text} {part}"  # summed up: one word may be in the label and the next one in the help
         if all(word in text for word in words):
             return rank

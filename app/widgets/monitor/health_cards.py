@@ -271,7 +271,7 @@ def when(episode: Episode) -> str:
 
 
 def proposal(settings: Mapping[str, Any], *, full: bool = False) -> str:
-    """“Learning rate 5e-05”; of a text its label alone, unless `full`."""
+    """“Learning Rate 5e-05”; of a text its label alone, unless `full`."""
     parts = []
     for key, value in settings.items():
         shown = f"{value:g}" if isinstance(value, float) else str(value)

@@ -19,6 +19,8 @@ from app.widgets.rewards.reward_delegates import LABEL
 from app.widgets.rewards.reward_table import RewardModel, RewardTable
 from backend.spec.rewards.catalog import BUILT_IN, DEFAULT_REWARDS, RewardEntry
 
+NONE_TICKED = "No function is ticked, so the five defaults score: Accuracy, Integer Answer, Strict Format, Soft Format and XML Count."
+
 
 class RewardPanel(QWidget):
     """The reward table with its heading and buttons.
@@ -50,6 +52,9 @@ class RewardPanel(QWidget):
         self.problem.setProperty("role", "problem")
         self.problem.setFont(theme.caption_font())
         self.problem.hide()
+        self.none_ticked = PlainLabel(NONE_TICKED, wordWrap=True)
+        self.none_ticked.setProperty("role", "muted")
+        self.none_ticked.hide()
         self.use_defaults = QPushButton("Use All Defaults")
         self.use_defaults.clicked.connect(lambda: self.model.use_only(DEFAULT_REWARDS))
         self.add_file = QPushButton("Add File…")
@@ -69,9 +74,15 @@ class RewardPanel(QWidget):
         self._visible_names = {entry.name for entry in rows}  # a row that is unticked stays in the table
         self.model.show_rewards(rows, names, weights)
         self._restore_current()
-        self._count.setText(f"{len(self.model.ticked)} used")
+        self._show_count()
         self.more.setText(f"Show {len(entries) - len(rows)} more")
         self.more.setVisible(len(entries) > len(rows))
+
+    def _show_count(self) -> None:
+        """How many functions are used; with no tick the defaults, as in mlx-lm-lora."""
+        ticked = len(self.model.ticked)
+        self._count.setText(f"{ticked} used" if ticked else f"the {len(DEFAULT_REWARDS)} defaults used")
+        self.none_ticked.setVisible(not ticked)
 
     def show_means(self, means: Mapping[str, float]) -> None:
         """Show the mean score of each function on the bench, by metric name."""
@@ -131,7 +142,7 @@ class RewardPanel(QWidget):
         return super().focusNextPrevChild(forward)
 
     def _lay_out(self) -> None:
-        title = PlainLabel("Reward functions")
+        title = PlainLabel("Default Reward Functions")
         title.setFont(theme.heading_font())
         above, below, rule = QHBoxLayout(), QHBoxLayout(), QFrame()
         above.addWidget(title)
@@ -146,6 +157,6 @@ class RewardPanel(QWidget):
         column.setContentsMargins(0, theme.SPACE // 2, 0, 0)
         column.setSpacing(theme.SPACE)
         column.addLayout(above)
-        for part in (rule, self.table, self.arguments, self.problem):
+        for part in (rule, self.table, self.none_ticked, self.arguments, self.problem):
             column.addWidget(part)
         column.addLayout(below)

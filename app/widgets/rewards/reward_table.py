@@ -1,7 +1,7 @@
 """The table of reward functions: check box, colour, label, function, what it scores, source, last mean, weight.
 
-The ticked rows from top to bottom are the setting `reward_functions`, their weights `reward_weights`. No tick means no
-function, which is a problem to show, and never all of them. Ticked rows are reordered by dragging or with Alt and the arrow
+The ticked rows from top to bottom are the setting `reward_functions`, their weights `reward_weights`. No tick is an empty list, which
+means the defaults; the panel says so. Ticked rows are reordered by dragging or with Alt and the arrow
 keys; the others have no order.
 """
 

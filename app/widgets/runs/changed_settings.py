@@ -37,9 +37,7 @@ class ChangedSettings(QWidget):
         self.fields: dict[str, Field] = {}
         self._rows: dict[str, QWidget] = {}
         self._now: Mapping[str, Any] = {}
-        self.search = SettingSearch(
-            [about for key, about in SETTINGS.items() if key not in FIXED and about.kind != "fact"]
-        )
+        self.search = SettingSearch([about for key, about in SETTINGS.items() if key not in FIXED])
         self.search.setPlaceholderText("Change a setting…")
         self.search.chosen.connect(self.add)
         self._column = QVBoxLayout(self)

@@ -66,7 +66,7 @@ class Workload:
     @property
     def sampling(self) -> Sampling:
         config = self.config
-        return Sampling(config.temperature, config.top_p, config.top_k, config.min_p)
+        return Sampling.of(config)
 
     def sample(self, rollout: Rollout, poll: Callable[[int], None] = lambda tokens: None) -> list[Group]:
         """One group for each prompt, every completion of full length."""

@@ -16,8 +16,9 @@ from huggingface_hub import ModelCardData
 from huggingface_hub.constants import HUGGINGFACE_CO_URL_HOME
 
 from backend.models.publish.card_facts import CardFacts, CardSample, RewardEnds
+from backend.spec.config import Config
 from backend.spec.evaluation import Decoding, Figures, MeanWithInterval
-from backend.spec.loss_menu import levels, losses
+from backend.spec.loss_menu import kl_estimators, levels, losses
 from backend.spec.user_input.text import one_line
 
 CURVES_FILE, SETTINGS_FILE = "curves.png", "training.yaml"
@@ -252,7 +253,7 @@ def _method(facts: CardFacts) -> Iterator[str]:
         ("Steps × prompts × completions", f"{facts.step or '–'} × {config.batch_size} × {config.group_size}"),
         ("Longest completion", f"{config.max_completion_length} tokens"),
         ("Learning rate", f"{config.learning_rate:g}, {config.lr_schedule}"),
-        ("KL coefficient β", f"{config.beta:g}"),
+        ("KL coefficient β", f"{config.beta:g}{_kl_formula(config)}"),
         ("Seed", str(config.seed)),
         ("Time", f"{_duration(facts.seconds)} on {_plain(facts.device)}"),
         ("Versions", versions or "–"),
@@ -266,10 +267,19 @@ def _method(facts: CardFacts) -> Iterator[str]:
         yield from (f"- {_plain(change.sentence)}" for change in facts.changes)
 
 
+def _kl_formula(config: Config) -> str:
+    """The formula of the KL term, where it is not the usual one."""
+    if config.kl_estimator == "k3" or not config.beta:
+        return ""
+    return f", estimator: {next(row.name for row in kl_estimators() if row.key == config.kl_estimator).lower()}"
+
+
 def _loss_sentence(facts: CardFacts) -> str:
     loss = next(row for row in losses() if row.key == facts.config.grpo_loss_type)
     level = next((row for row in levels() if row.key == facts.config.importance_sampling_level), None)
     ratio = f", with importance ratios by {level.name.lower()}" if level and level.key != "token" else ""
+    if facts.config.ratio_against == "reference":
+        ratio += ", with importance ratios against the reference model"
     return f"The loss is {loss.name} ({_paper(loss.paper)}){ratio}: {loss.sentence[0].lower()}{loss.sentence[1:]}"
 
 

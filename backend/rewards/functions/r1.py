@@ -44,10 +44,10 @@ def r1_int_reward_func(
     *,
     sign: bool = True,
 ) -> list[float]:
-    """0.5 when the text in the last `<answer>` is digits only.
+    """0.5 when the text in the last `<answer>` is digits only, after a minus sign or not.
 
-    The digits 0 to 9, with a minus sign before them or not, of any length; without `sign` the minus makes it 0. White space
-    around them is free. 0 without a closed `<answer>` and for an empty completion.
+    The digits 0 to 9, of any length. −3 is an integer too; `sign=False` gives it 0, as mlx-lm-lora does. White space around them is
+    free. 0 without a closed `<answer>` and for an empty completion.
     """
     answers = [extract_answer(text) for text in completions]
     return [0.5 if _INTEGER.fullmatch(text) and (sign or text[0] != "-") else 0.0 for text in answers]

@@ -32,7 +32,9 @@ from backend.spec.faults import Mistake
 from backend.types import Group, Problem
 
 WITHOUT_REFERENCE = {
-    key: value for key, value in SMALLEST_MODEL.items() if key not in ("train_type", "num_layers", "rank", "lora_keys")
+    key: value
+    for key, value in SMALLEST_MODEL.items()
+    if key not in ("train_type", "num_layers", "rank", "lora_keys", "modules_to_save")
 }
 """Settings that load no reference and keep the run's adapters."""
 
@@ -105,7 +107,7 @@ class HeldOutComparison:
 
         held_out_rewards(
             Rollout(policy, config.max_completion_length, stop=config.stop), problems, score, stage.names,
-            stage.weights.at(step), sampling=Sampling(config.temperature, config.top_p, config.top_k, config.min_p),
+            stage.weights.at(step), sampling=Sampling.of(config),
             group_size=1, batch_size=BATCH, count=-1, poll=poll, overlap_scoring=False,
         )  # fmt: skip
         del policy, load

@@ -25,12 +25,20 @@ def write_modelfile(config: Config, tokenizer_from: Path, weights: Path) -> tupl
     chat = _chat_format(tokenizer, config)
     parameters: dict[str, Any] = {
         "temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k, "min_p": config.min_p,
+        **_penalties(config),
         "stop": sorted({*_ends(tokenizer), *config.stop}),
     }  # fmt: skip
     licence = next(map(_text_of, sorted(tokenizer_from.glob("LICENSE*"))), "")
     text = modelfile(weights.name, chat, parameters, config.system_prompt, licence)
     (weights.parent / MODELFILE).write_text(text, encoding="utf-8")
     return (NO_TEMPLATE,) if chat is None and tokenizer.has_chat_template else ()
+
+
+def _penalties(config: Config) -> dict[str, float]:
+    """Those that are on, by Ollama's names."""
+    names = ("repeat_penalty", "presence_penalty", "frequency_penalty")
+    neutral = (1.0, 0.0, 0.0)
+    return {name: now for name, now, off in zip(names, config.penalties, neutral, strict=True) if now != off}
 
 
 def _text_of(licence: Path) -> str:

@@ -17,8 +17,9 @@ from typing import Any
 from backend.rewards.resolve import Arguments, RewardFunction, resolve
 from backend.rewards.runner.error_text import class_name
 from backend.rewards.scorer import Scorer, ThreadScorer, begin_scorer, reward_source
+from backend.rewards.user_files import load_reward_file
 from backend.spec.faults import Mistake
-from backend.spec.rewards.catalog import metric_name, reward_call
+from backend.spec.rewards.catalog import locate_reward_file, metric_name, reward_call
 from backend.spec.rewards.entry import RewardCall
 from backend.spec.setting_groups import RewardSettings
 from backend.spec.whole_file import replace_file
@@ -92,8 +93,8 @@ class OwnFunctionsScorer(ThreadScorer):
     """Calls a run's functions in this process: its own ones, and those of files and ours among them."""
 
     def __init__(self, settings: RewardSettings, calls: OwnCalls) -> None:
-        self._calls, self._settings = calls, settings
-        super().__init__(reward_source(settings))
+        self._calls = calls
+        super().__init__(reward_source(settings), settings.reward_timeout)
 
     def notes(self) -> list[str]:
         names = ", ".join(self._calls)
@@ -103,14 +104,15 @@ class OwnFunctionsScorer(ThreadScorer):
 
     def _functions(self) -> list[list[RewardFunction]]:
         if self._stages is None:
-            executed: dict[Path, Any] = {}
-            source = self._source
-            self._stages = [[self._function(entry, executed) for entry in stage] for stage in source.stages]
+            if self._source.file:  # no entry may name a function of it, and rows be mapped by one
+                path = locate_reward_file(self._source.file).resolve()
+                self._executed[path] = load_reward_file(path)
+            self._stages = [[self._function(entry) for entry in stage] for stage in self._source.stages]
         return self._stages
 
-    def _function(self, entry: str, executed: dict[Path, Any]) -> RewardFunction:
+    def _function(self, entry: str) -> RewardFunction:
         if (name := own_name(entry)) not in self._calls:
-            (function,) = resolve([entry], self._source.file, self._source.base, executed)
+            (function,) = resolve([entry], self._source.file, self._source.base, self._executed)
             return function
         call = self._calls[name]
         try:
@@ -135,6 +137,13 @@ def begin_own_scorer(settings: RewardSettings, calls: OwnCalls) -> Scorer:
         sentence = f"The run was trained with functions of a program, and {', '.join(missing)[:80]} is not among those given now."
         raise Mistake("reward_functions", sentence)
     return OwnFunctionsScorer(settings, calls) if named else begin_scorer(settings)
+
+
+def require_no_program(settings: RewardSettings) -> None:
+    """Raise Mistake for a run whose functions are objects of a program, before anything of it is touched."""
+    if names := ", ".join(filter(None, map(own_name, _all_entries(settings)))):
+        sentence = f"The run's reward functions {names[:60]} are objects of the program that called train(); go on there, with backend.resume()."
+        raise Mistake("reward_functions", sentence)
 
 
 def _all_entries(settings: RewardSettings) -> list[str]:

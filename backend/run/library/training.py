@@ -86,11 +86,10 @@ def resume(
     _prepare_engine(settings)
     scorer = begin_own_scorer(settings, own.calls)
     try:
-        from backend.data.rows import read_splits
-        from backend.run.run_inputs import RunInputs
+        from backend.run.run_inputs import RunInputs, read_rows
 
         scorer.load()
-        inputs = RunInputs(read_splits(settings), scorer)
+        inputs = RunInputs(read_rows(settings, scorer), scorer)
     except BaseException:
         scorer.close()
         raise

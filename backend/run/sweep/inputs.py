@@ -51,7 +51,10 @@ class SweepInputs:
     def _shared(self, inputs: RunInputs) -> RunInputs:
         """The same inputs with lists of rows that another run has already, where they are equal."""
         rows: dict[str, Any] = {split: self._known(inputs.splits.rows(split)) for split in SPLITS}
-        return RunInputs(replace(inputs.splits, **rows), inputs.scorer)
+        stages = {id(stage): replace(stage, rows=self._known(stage.rows)) for stage in inputs.stages}
+        return RunInputs(
+            replace(inputs.splits, **rows), inputs.scorer, tuple(stages[id(stage)] for stage in inputs.stages)
+        )
 
     def _known(self, rows: Rows) -> Rows:
         if isinstance(rows, LazyRows):  # on the disk, and to compare them would mean to read them

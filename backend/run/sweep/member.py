@@ -115,8 +115,9 @@ class MemberRun:
         def load() -> None:
             # Its notes are in the diary since the first time.
             parts = load_parts(
-                trainer.config, lambda sentence: None, self._read_inputs(), trainer.gpu_errors.step_size, shared
-            )
+                trainer.config, lambda sentence: None, self._read_inputs(), trainer.gpu_errors.step_size, shared,
+                trainer.steering.stage_configs(),
+            )  # fmt: skip
             saved = checkpoint.newest(self.folder)
             if saved is None:
                 raise Mistake("run", f"The checkpoints of {self.folder.name} were deleted while it waited.")

@@ -82,12 +82,23 @@ def cut_off(recent: Recent, threshold: float) -> Sign | None:
     share, length = recent.mean("hit_max_tokens_ratio"), recent.setting("max_completion_length")
     if share is None or share <= threshold:
         return None
-    return Sign(
-        share,
+    sentence = (
         f"“Cut off at the limit” is {share:.0%} on average over the last {WINDOW} steps (above {threshold:.0%} too many answers are never "
-        f"finished): these completions reached {length:,} tokens.",
-        {"max_completion_length": length * 2},
+        f"finished): these completions reached {length:,} tokens."
     )
+    if (recent.mean("completions/repetition") or 0.0) > REPEATING:
+        shorter = max(SHORTEST, length // 2)
+        return Sign(
+            share, sentence, {"max_completion_length": shorter} if shorter < length else {}, advice=ROOM_IS_WASTED
+        )
+    return Sign(share, sentence, {"max_completion_length": length * 2})
+
+
+REPEATING = 0.3
+"""Share of repeated 8-grams above which more room would be filled with more of the same."""
+SHORTEST = 16
+"""Tokens: no shorter completions are proposed."""
+ROOM_IS_WASTED = "They say the same again and again, so more room would not end them: lower Completion, and strengthen a reward for the right form."
 
 
 def straggler(recent: Recent, threshold: float) -> Sign | None:
@@ -132,21 +143,22 @@ COMPLETION_RULES = (
         Threshold(0.2, f"the mean entropy of {WINDOW} steps is at most this part of that of the run's first {WINDOW} steps, and the reward "
                   "has not risen to nearly the same for all",
                   "ours; that reward is bought with entropy and stalls once it is spent: arXiv:2505.22617"),
-        "Lower the learning rate, raise Epsilon high above Epsilon, or give the KL weight or the entropy bonus a value.",
+        "Lower the learning rate, raise Epsilon high above Epsilon, or give Beta (KL weight) or the entropy bonus a value.",
         entropy_collapse, "learning_rate",
     ),
     Rule(
         "repetition", "Repetition", "Diversity of groups", "completions/repetition",
-        Threshold(0.3, f"the mean over {WINDOW} steps of the share of 8-grams of tokens that stood in the completion before is above this",
+        Threshold(REPEATING, f"the mean over {WINDOW} steps of the share of 8-grams of tokens that stood in the completion before is above this",
                   "ours: a text whose second half repeats the first has 0.5, the healthy recordings stay below 0.02"),
-        "Read some completions. Lower the learning rate or raise the KL weight; take back a reward that pays for repeating.",
+        "Read some completions. Lower the learning rate or raise Beta (KL weight); take back a reward that pays for repeating.",
         repetition, "reward_functions",
     ),
     Rule(
         "cut_off", "Cut off at the limit", "Cut off at the limit", "hit_max_tokens_ratio",
         Threshold(0.3, f"the mean over {WINDOW} steps of the share of completions that reached the limit is above this",
                   "users' reports: at 0.97 nothing was learned (trl#5697), below 0.3 runs did well"),
-        "Raise Completion, or strengthen a reward for the right form.",
+        "Read some. Answers that are on their way to an end need more room: raise Completion. Where they go on without ever giving an answer, "
+        "lower it, and strengthen a reward for the right form.",
         cut_off, "max_completion_length",
     ),
     Rule(

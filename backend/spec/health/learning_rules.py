@@ -60,12 +60,13 @@ def moving_fast(recent: Recent, threshold: float) -> Sign | None:
 
 def never_clips(recent: Recent, threshold: float) -> Sign | None:
     clipped, updates = recent.values("clip_ratio_total", LONG), recent.updates_per_rollout
-    if updates < 2 or len(clipped) < LONG or max(clipped) > threshold or recent.has_improved:
+    if updates < 2 or len(clipped) < LONG or sum(clipped) >= threshold * LONG or recent.has_improved:
         return None
+    share = sum(clipped) / LONG
     return Sign(
-        max(clipped),
-        f"“Clip ratios” has been {threshold:.0%} for {LONG} steps, although there are {updates} updates per rollout, and the reward does "
-        f"not rise: the updates are too small to matter.",
+        share,
+        f"“Clip ratios” total {share:.1%} on average over the last {LONG} steps (below {threshold:.0%} is too seldom), although there are "
+        f"{updates} updates per rollout, and the reward does not rise: the updates are too small to matter.",
         {"learning_rate": max(LOWEST_RATE, recent.scaled("learning_rate", 3))},
     )
 
@@ -75,6 +76,8 @@ def too_slow(recent: Recent, threshold: float) -> Sign | None:
     rate = recent.setting("learning_rate")
     if kl is None or kl >= threshold or recent.has_improved or min(rates, default=0) < rate / 2:
         return None
+    if recent.setting("kl_estimator") != "k3" and recent.setting("beta") > 0:
+        return None  # that estimate is of either sign, and small where the policy has moved far
     return Sign(
         kl,
         f"“KL from the reference” is still {kl:.1g} nats a token after {recent.step} steps (below {threshold:.0g} the policy has not moved), "
@@ -141,7 +144,7 @@ LEARNING_RULES = (
     Rule(
         "drifting", "Drifting from the reference", "KL from the reference", "kl",
         Threshold(0.5, f"the median KL of {WINDOW} steps is above this, in nats a token", "SPEC, after the guides to GRPO with TRL"),
-        "Lower the learning rate, or raise the KL weight.",
+        "Lower the learning rate, or raise Beta (KL weight).",
         drifting, "learning_rate",
     ),
     KL_EXPLODING,
@@ -152,10 +155,10 @@ LEARNING_RULES = (
         moving_fast, "learning_rate",
     ),
     Rule(
-        "never_clips", "Never clipped", "Clip ratios", "clip_ratio_total",
-        Threshold(0.0, f"with two or more updates per rollout the share of clipped tokens was never above this in {LONG} steps, and the "
-                  "reward has not risen", "SPEC: a signal too weak"),
-        "Raise the learning rate, or save time with one update per rollout.",
+        "never_clips", "Clipped never or too seldom", "Clip ratios", "clip_ratio_total",
+        Threshold(0.05, f"with two or more updates per rollout the mean share of clipped tokens over {LONG} steps is below this, and the "
+                  "reward has not risen", "MLX LoRA Studio's guide: 0.05 to 0.2 is healthy, below it the signal is too weak"),
+        "Raise the learning rate, or make rewards that tell the completions of a group apart. Else one update per rollout saves time.",
         never_clips, "learning_rate", level="info", needs=LONG,
     ),
     Rule(

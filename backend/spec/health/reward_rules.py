@@ -101,7 +101,7 @@ def _against_held_out(recent: Recent, threshold: float) -> Sign | None:
         limit=best.reward * (1 - threshold),
         metric="reward",
         advice="The run learns its training prompts and not the task. Go back to the checkpoint of that step; take more prompts, a lower "
-        "learning rate or a higher KL weight.",
+        "learning rate or a higher Beta (KL weight).",
     )
 
 
@@ -172,7 +172,7 @@ REWARD_RULES = (
                   "than this many standard deviations of the first completions' rewards; or the last two held-out rewards are below the "
                   "first by as much; not where reward weights vary",
                   "ours: half a standard deviation, a medium effect by Cohen's convention"),
-        "Stop, and go on from an early checkpoint with a lower learning rate; a KL weight above 0 keeps the policy near its start.",
+        "Stop, and go on from an early checkpoint with a lower learning rate; a Beta (KL weight) above 0 keeps the policy near its start.",
         reward_fell, "learning_rate",
     ),
     Rule(

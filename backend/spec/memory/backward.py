@@ -33,7 +33,9 @@ class BackwardMemory:
         self.group, self.prompt, self.completion = memory.group, memory.prompt, memory.completion
         self.most_rows = memory.config.batch_size * self.group
         self.prompts = memory.config.batch_size * memory.config.gradient_accumulation_steps
-        self.may_share_prefixes = memory.shape.has_full_attention and not memory.config.dropout
+        self.shares_prompts = memory.shape.has_full_attention and not memory.config.neftune_noise_alpha
+        """Whether rows of a prompt read it together; with noise on the embeddings each reads its own."""
+        self.may_share_prefixes = self.shares_prompts and not memory.config.dropout
         """Whether a prompt's keys and values may be shared by its group's micro-batches (`backend.training.shared_prefix`)."""
 
     def phase(self, plan: MemoryPlan) -> Phase:
@@ -87,7 +89,7 @@ class BackwardMemory:
             rows = min(self._most_rows(offset, token_budget), total - done)
             alike = max(1, (self.group - offset) // rows)
             # Without full attention no prompt is shared: each row is computed with its own (see `_tokens`).
-            prompts = self._prompts_of(offset, rows) if self.shape.has_full_attention else 0
+            prompts = self._prompts_of(offset, rows) if self.shares_prompts else 0
             passes[ForwardPass(rows, prompts)] += alike
             done += alike * rows
         return passes
@@ -103,9 +105,7 @@ class BackwardMemory:
 
     def _budgeted(self, offset: int, rows: int) -> int:
         """Tokens that rows count against the budget."""
-        prompts = (
-            0 if self.may_share_prefixes else self._prompts_of(offset, rows) if self.shape.has_full_attention else rows
-        )
+        prompts = 0 if self.may_share_prefixes else self._prompts_of(offset, rows) if self.shares_prompts else rows
         return rows * self.completion + prompts * self.prompt
 
     def _shares_prefixes(self, batches: Counter[ForwardPass], token_budget: int) -> bool:
@@ -136,7 +136,7 @@ class BackwardMemory:
         return self._inputs(batch) + max(round(layers * saved) + layer - logits, 0), logits
 
     def _tokens(self, batch: ForwardPass) -> int:
-        alone = self.prompt if not self.shape.has_full_attention else 0
+        alone = self.prompt if not self.shares_prompts else 0
         return batch.rows * (self.completion + alone) + batch.prompts * self.prompt
 
     def _inputs(self, batch: ForwardPass) -> int:
@@ -258,10 +258,12 @@ class BackwardMemory:
         gradient three times: of this chunk, of those before, and their sum."""
         tokens = rows * self.completion
         arrays = 5.5 if plan.chunk < tokens else 5
+        # The tokens' counts, and the penalised logits beside the plain ones.
+        arrays += 2 if self.memory.config.penalises else 0
         logits = round(arrays * min(plan.chunk, tokens) * self.shape.vocabulary * FLOAT_BYTES)
         head_gradients = (
             3 * self.shape.vocabulary * self.shape.hidden * FLOAT_BYTES
-            if self.memory.full and plan.chunk < tokens
+            if self.memory.trains_head and plan.chunk < tokens
             else 0
         )
         return logits + head_gradients + 2 * tokens * self.shape.hidden * FLOAT_BYTES

@@ -21,7 +21,9 @@ def chat_bytes(config: Config, shape: ModelShape, weights: WeightChoice | None) 
 
     Full fine-tuning leaves two models of one size, whatever a checkpoint was saved in; adapters are as large as their file.
     """
-    memory = MemoryModel(config.model_copy(update={"train_type": "lora"}), shape, 0, gpu=has_gpu())
+    memory = MemoryModel(
+        config.model_copy(update={"train_type": "lora"}), shape, 0, gpu=has_gpu() and config.device != "cpu"
+    )
     base, has_two = memory.weights(), weights is not None and config.train_type == "full"
     trained = 0 if weights is None else base if has_two else weights.bytes
     sides = 1 if weights is None else 2

@@ -113,7 +113,7 @@ def estimate(
     `machine`: bytes that it may use (`machine_bytes`). `prompt`: tokens of the longest prompt, where known; else prompts are
     assumed to fill what `max_seq_length` leaves beside the completion. `gpu`: whether it computes on one (None: as this machine).
     """
-    gpu = has_gpu() if gpu is None else gpu
+    gpu = has_gpu() and config.device != "cpu" if gpu is None else gpu
     fitted = _fit(config, shape, machine, prompt, gpu)
     if not fitted.fits:
         return replace(fitted, advice=_advice(config, shape, machine, prompt, gpu))

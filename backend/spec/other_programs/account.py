@@ -24,4 +24,6 @@ def account(translation: Translation) -> list[str]:
 
 
 def _said(fate: str, sentence: str) -> str:
-    return f"read as {sentence}" if fate == "translated" else f"without effect here: {sentence}"
+    return {"translated": f"read as {sentence}", "without effect": f"without effect here: {sentence}"}.get(
+        fate, sentence
+    )

@@ -35,7 +35,7 @@ def import_file(path: Path, *, their_defaults: bool = True) -> ImportedFile:
     raw: Any = read_json(path, "file") if path.suffix.lower() == ".json" else read_yaml(path, "file")
     if not isinstance(raw, dict):
         raise Mistake("file", f"{shown(path)} must hold settings as “key: value” lines.")
-    raw = beside(path.parent, {str(key): value for key, value in raw.items()})  # pyright: ignore[reportUnknownVariableType]
+    raw = beside(path.parent, {str(key): value for key, value in cast("dict[Any, Any]", raw).items()})
     program = program_of(raw)
     if program is None:
         raise Mistake(
@@ -91,7 +91,7 @@ def _text(path: Path, program: OtherProgram, written: Translation, whole: Transl
         _comment("Read as:", [f"{word.word} → {word.sentence}" for word in written.words if word.fate == "translated"]),
         _comment(
             "Not carried over:",
-            [f"{word.word}: {word.sentence}" for word in written.words if word.fate != "translated"],
+            [f"{word.word}: {word.sentence}" for word in written.words if word.fate == "without effect"],
         ),
     ]
     return "\n".join(part for part in parts if part)

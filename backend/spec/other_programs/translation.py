@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from backend.spec.faults import Fault
 from backend.spec.other_programs import spellings
@@ -28,10 +28,11 @@ _OWN_REGROUPS = (spellings.one_dataset, spellings.split_lists)
 
 @dataclass(frozen=True, slots=True)
 class WordRead:
-    """What one word of another program was made of. `sentence` begins in lower case, to follow the word."""
+    """What one word of another program was made of. `sentence` begins in lower case, to follow the word. `as here`: it asks for what
+    is so here anyway, such as a feature that is missing here to be off."""
 
     word: str
-    fate: Literal["translated", "without effect", "refused"]
+    fate: Literal["translated", "without effect", "as here"]
     sentence: str
 
 
@@ -192,7 +193,10 @@ def _drop_words(to: Rewriting, words: Mapping[str, Word]) -> None:
 
 
 def _as_yaml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else shown(value, 30)
+    """A value in a sentence, nearly as a file has it."""
+    if isinstance(value, list):
+        return f"[{shown(', '.join(shown(part, 60) for part in cast('list[Any]', value[:20])), 80)}]"
+    return str(value).lower() if isinstance(value, bool) else shown(value, 40)
 
 
 def _rename(to: Rewriting, program: OtherProgram | None) -> None:
@@ -219,12 +223,12 @@ def _told(word: str, fate: Word, to: Rewriting, values: Raw) -> WordRead | None:
     if isinstance(fate, WithoutEffect):
         return WordRead(word, "without effect", fate.reason)
     if isinstance(fate, Refused):
-        return WordRead(word, "without effect", _AS_HERE)
+        return WordRead(word, "as here", _AS_HERE)
     if remark.startswith("without effect: "):
         return WordRead(word, "without effect", remark.removeprefix("without effect: "))
-    made = [f"{key}: {shown(values[key], 40)}" for key in fate.settings if key in values]
+    made = [f"{key}: {_as_yaml(values[key])}" for key in fate.settings if key in values]
     if not made:
-        return WordRead(word, "without effect", remark or _AS_HERE)
+        return WordRead(word, "without effect", remark) if remark else WordRead(word, "as here", _AS_HERE)
     return WordRead(word, "translated", "; ".join([", ".join(made), *([remark] if remark else [])]))
 
 
@@ -247,12 +251,3 @@ def _is_one_of_many(word: str) -> bool:
     """Whether a word holds so many settings that it is no name for one."""
     fate = fate_of(word, None)
     return isinstance(fate, Translated) and len(fate.settings) > 2
-
-
-def ignored_keys(raw: Mapping[str, Any]) -> dict[str, str]:
-    """Keys of `raw` that are accepted and have no effect → why. Keys without a value (null, "") are left out."""
-    return {
-        word.word: word.sentence
-        for word in read_words({key: value for key, value in raw.items() if value not in (None, "")}).words
-        if word.fate == "without effect"
-    }

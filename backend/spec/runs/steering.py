@@ -16,42 +16,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from backend.spec.config import SETTINGS, Config, load, parse, problems
+from backend.spec.diary_ends import first_and_last_events
 from backend.spec.faults import Fault, Mistake
 from backend.spec.other_programs.translation import translate
 from backend.spec.places import RunFolder
+from backend.spec.runs.changeable import STAGE_KEYS, STEERABLE
+from backend.spec.stages import faults_in_course, first_step, scoring_of, stage_at, stage_data, stage_settings
 from backend.spec.user_input.documents import read_json
 from backend.spec.user_input.text import shown
 from backend.spec.whole_file import replace_file
 
 VERSION = 1
-
-STEERABLE: tuple[str, ...] = (
-    "iters",
-    "learning_rate",
-    "lr_final",
-    "max_grad_norm",
-    "beta",
-    "epsilon",
-    "epsilon_high",
-    "delta",
-    "entropy_coef",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "reward_weights",
-    "reward_weights_final",
-    "scale_rewards",
-    "mask_truncated_completions",
-    "dynamic_sampling",
-    "save_every",
-    "steps_per_eval",
-    "stop_when",
-    "early_stopping_patience",
-    "early_stopping_min_delta",
-)
-"""Keys of the settings that may change during a run, in the order in which they are offered. The others decide the shape of the model,
-the rows, or how much memory a step takes: they are fixed once the model is loaded, and a clone of the run changes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +48,7 @@ class Change:
 
     @property
     def sentence(self) -> str:
-        """“From step 13 on: Learning rate 1e-05 → 5e-06, KL weight 0.1 → 0.”"""
+        """“From step 13 on: Learning Rate 1e-05 → 5e-06, Beta (KL weight) 0.1 → 0.”"""
         parts = [f"{SETTINGS[key].label} {_shown(old)} → {_shown(new)}" for key, (old, new) in self.settings.items()]
         return f"From step {self.step:,} on: {', '.join(parts)}."
 
@@ -133,17 +108,7 @@ def _faults_in_course(config: Config, new: Config, changes: Mapping[str, Any], d
         )
     if "reward_weights" in changes and config.stages:
         yield Fault("reward_weights", "The stages of this run have their own weights; clone the run to change them.")
-    if "steps_per_eval" in changes and not config.steps_per_eval:
-        yield Fault(
-            "steps_per_eval",
-            "This run began without evaluations and has read no held-out prompts; clone it to add them.",
-        )
-    if new.needs_reference and not config.needs_reference and config.train_type == "full":
-        yield Fault(
-            "beta",
-            "This run began with KL weight 0, so it keeps no reference model, and under full fine-tuning its weights are overwritten; "
-            "clone the run to add one.",
-        )
+    yield from faults_in_course(config.model_dump(), new.model_dump())
 
 
 # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -177,14 +142,65 @@ def write_changes(run: RunFolder, changes: Sequence[Change]) -> None:
 def run_config(run: RunFolder, step: int | None = None) -> Config:
     """The settings that a run had at a step, or has at its end: whoever means the settings of a trained run reads these, and not
     config.yaml, which has those that it began with. Raises Mistake."""
-    return config_at(load(run.config), read_changes(run), step)
+    config, changes = load(run.config), read_changes(run)
+    if step is None and config.stages:  # a run that ended before its last stage has never had its settings
+        _, last = first_and_last_events(run.events)
+        step = max((event["step"] for event in last if event["kind"] == "step"), default=0)
+    return config_at(config, changes, step)
 
 
 def config_at(config: Config, changes: Sequence[Change], step: int | None = None) -> Config:
-    """The settings of a step: those of config.yaml, `config`, with every change that holds by then; without a step with every change.
-    Raises Mistake where they do not fit together, as after an edit of config.yaml."""
+    """The settings of a step: those of config.yaml, `config`, with every change that holds by then, and those of its stage; without a
+    step with every change, in the last stage. Raises Mistake where they do not fit together, as after an edit of config.yaml."""
     new = changed_values(changes, step)
+    if config.stages:
+        values, index = config.model_dump() | new, stage_at(config.stages, step)
+        since = first_step(config.stages, index)
+        kept = changed_values([change for change in changes if change.step >= since], step)
+        # A change that was asked for in this stage replaces what the stage has planned.
+        new |= {key: value for key, value in stage_settings(values, index).items() if key not in kept}
     return parse(config.model_dump() | new) if new else config
+
+
+def own_config(config: Config, changes: Sequence[Change], step: int) -> Config:
+    """The settings with which a run that goes on after `step` has all that it had by then: as `config_at`, with the stages apart. What was
+    changed in the present stage is taken out of it, since the change replaced it."""
+    values = config.model_dump() | changed_values(changes, step)
+    if config.stages:
+        index = stage_at(config.stages, step)
+        since = first_step(config.stages, index)
+        replaced = changed_values([change for change in changes if change.step >= since], step)
+        kept = {key: value for key, value in config.stages[index].items() if key not in replaced}
+        values["stages"] = [*config.stages[:index], kept, *config.stages[index + 1 :]]
+    return parse(values)
+
+
+def stage_configs(config: Config) -> list[Config]:
+    """The settings of each stage of a run, its training rows and reward functions included; those of the run where it has no stages."""
+    values = config.model_dump()
+    return [
+        parse(values | _of_stage(values, index) | {"stages": [], "reward_weights": []})
+        for index in range(len(config.stages))
+    ] or [config]
+
+
+def _of_stage(values: Mapping[str, Any], index: int) -> dict[str, Any]:
+    functions = {"reward_functions": scoring_of(values, index)["reward_functions"]}
+    return stage_settings(values, index) | stage_data(values, index) | functions
+
+
+def stage_change(config: Config, changes: Sequence[Change], step: int) -> Change | None:
+    """What changes where a stage begins at `step`; None where none does, or it is as the one before. `changes`: those that were asked
+    for."""
+    if not config.stages or step == 1 or first_step(config.stages, index := stage_at(config.stages, step)) != step:
+        return None
+    earlier = [change for change in changes if change.step < step]
+    old, new = (config_at(config, earlier, at).model_dump() for at in (step - 1, step))
+    own = own_config(config, earlier, step - 1).model_dump()
+    old |= stage_data(own, index - 1) | scoring_of(own, index - 1)
+    new |= stage_data(own, index) | scoring_of(own, index)
+    pairs = {key: (old[key], new[key]) for key in STAGE_KEYS if key != "iters" and old[key] != new[key]}
+    return Change(step, pairs) if pairs else None
 
 
 def changed_values(changes: Sequence[Change], step: int | None = None) -> dict[str, Any]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from backend.spec.checks import MOST_COMPLETIONS, MOST_STEPS
 from backend.spec.setting import setting
-from backend.spec.settings.limits import MOST_TOKENS
+from backend.spec.settings.limits import MOST_COMPLETIONS, MOST_STEPS, MOST_TOKENS
 
 
 class BatchFields(BaseModel):
@@ -23,7 +22,7 @@ class BatchFields(BaseModel):
         "piece, so memory stays the same.", ge=1, le=MOST_COMPLETIONS, unit="batches")
     num_iterations: int = setting(
         1, "training", "Updates per rollout", "How often the weights are updated from the same completions (μ). At 1 the "
-        "ratio is always 1 and nothing is ever clipped.", ge=1, le=10_000, unit="updates", used_by=("duration",))
+        "ratio is always 1: Epsilon and Importance do nothing, and the clip chart stays at 0.", ge=1, le=10_000, unit="updates", used_by=("duration",))
     steps_per_generation: int = setting(
         1, "training", "Batches per rollout", "How many optimizer batches are sampled at once. Above 1, the later ones learn from "
         "completions that a slightly older policy wrote.", ge=1, le=10_000, unit="batches", advanced=True)

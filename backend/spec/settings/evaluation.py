@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from backend.spec.checks import MOST_COMPLETIONS
 from backend.spec.setting import setting
-from backend.spec.settings.limits import NEVER
+from backend.spec.settings.limits import MOST_COMPLETIONS, NEVER
 
 
 class EvaluationFields(BaseModel):
     """When a run reports, evaluates, saves and stops: the fields of `backend.spec.config.Config` about it."""
 
     # fmt: off
-    steps_per_report: int = setting(10, "training", "Report", "How often the terminal prints a line. The charts have "
-                                    "every step.", ge=1, le=NEVER, unit="steps")
+    steps_per_report: int = setting(10, "training", "Report", "How often the terminal prints a line. The charts get a point for "
+                                    "every step, whatever stands here; in MLX LoRA Studio they get one for each report.", ge=1, le=NEVER, unit="steps")
     steps_per_eval: int = setting(200, "training", "Eval", "How often held-out prompts are answered and scored. 0 never "
                                   "does.", ge=0, le=NEVER, unit="steps")
     eval_delay: int = setting(0, "training", "Eval delay", "No evaluation before this step, but for the one before training, which all later ones "
                               "are compared with, and the one after the last step.", ge=0, le=NEVER, unit="steps", advanced=True)
-    eval_batch_size: int | None = setting(None, "training", "Eval batch", "Held-out prompts that are answered together; Val batches and Test "
-                                          "batches count batches of this size. Empty means as many as in a step.", ge=1, le=MOST_COMPLETIONS,
+    eval_batch_size: int | None = setting(None, "training", "Eval batch", "Held-out prompts that are answered together; Val Batches and Test "
+                                          "Batches count batches of this size. Empty means as many as in a step.", ge=1, le=MOST_COMPLETIONS,
                                           unit="prompts", advanced=True)
     save_every: int = setting(100, "training", "Save", "How often a checkpoint is written.", ge=1, le=NEVER, unit="steps")
     stop_when: list[str] = setting([], "training", "Stop when", "Ends the run once one of these is met, as finished: a metric, a sign and a "
@@ -42,9 +41,9 @@ class EvaluationFields(BaseModel):
                                               ge=0, le=1_000_000, advanced=True)
     keep_checkpoints: int = setting(3, "training", "Keep checkpoints", "How many of the newest stay on disk, beside the "
                                     "best one.", ge=1, le=NEVER, unit="checkpoints", advanced=True)
-    val_batches: int = setting(25, "training", "Val batches", "Batches of held-out prompts in one evaluation. −1 takes "
+    val_batches: int = setting(25, "training", "Val Batches", "Batches of held-out prompts in one evaluation. −1 takes "
                                "all.", ge=-1, le=NEVER, unit="batches")
     test: bool = setting(False, "training", "Evaluate test split", "Answers the test prompts once more when training ends.")
-    test_batches: int = setting(100, "training", "Test batches", "Batches of test prompts. −1 takes all.", ge=-1, le=NEVER,
-                                unit="batches", when=("test", (True,)))
+    test_batches: int = setting(100, "training", "Test Batches", "Batches of test prompts. −1 takes all.", ge=-1, le=NEVER,
+                                unit="batches", when=("test", (True,)), stays_visible=True)
     # fmt: on

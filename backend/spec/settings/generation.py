@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from backend.spec.checks import MOST_COMPLETIONS
 from backend.spec.setting import setting
-from backend.spec.settings.limits import MOST_TOKENS
+from backend.spec.settings.limits import MOST_COMPLETIONS, MOST_TOKENS
 
 
 class GenerationFields(BaseModel):
@@ -23,4 +22,17 @@ class GenerationFields(BaseModel):
                            "turns it off.", gt=0, le=1)
     top_k: int = setting(20, "generation", "Top K", "Draws only from this many likeliest tokens. 0 turns it off.", ge=0, le=10_000_000, unit="tokens")
     min_p: float = setting(0.0, "generation", "Min P", "Drops tokens below this share of the likeliest one. 0 turns it off.", ge=0, le=1)
+    repetition_penalty: float = setting(1.0, "generation", "Repetition penalty", "Divides the logit of every token of prompt and completion by "
+                                        "this, or multiplies a negative one. Above 1 repeats less; 1 turns it off. Part of the policy: "
+                                        "learning computes it too.", gt=0, le=10, advanced=True)
+    presence_penalty: float = setting(0.0, "generation", "Presence penalty", "Taken from the logit of every token that the completion has "
+                                      "already. Above 0 repeats less; 0 turns it off. Part of the policy: learning computes it too.",
+                                      ge=-10, le=10, advanced=True)
+    frequency_penalty: float = setting(0.0, "generation", "Frequency penalty", "Taken from the logit of a token as often as the completion "
+                                       "has it. Above 0 repeats less; 0 turns it off. Part of the policy: learning computes it too.",
+                                       ge=-10, le=10, advanced=True)
+    output_regex: str = setting("", "generation", "Output regex", "Holds every completion to this regular expression while it is sampled; it "
+                                "may end only where the whole of it matches. Empty lets the model write freely.", kind="prose", advanced=True)
+    output_schema: str = setting("", "generation", "Output schema", "Holds every completion to JSON of this JSON schema, given as text or as a "
+                                 "file. Empty lets the model write freely.", kind="prose", advanced=True)
     # fmt: on

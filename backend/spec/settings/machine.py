@@ -16,6 +16,12 @@ class MachineFields(BaseModel):
     # fmt: off
     grad_checkpoint: bool = setting(False, "training", "Gradient checkpointing", "Recomputes each layer in the backward "
                                     "pass: less memory, about a third slower.", used_by=("duration",))
+    device: str = setting(
+        "auto", "training", "Device", "What the run computes on.",
+        choices=[("auto", "Automatic", "The GPU where MLX has one, else the CPU."), ("gpu", "GPU", "Refused where MLX has none."),
+                 ("cpu", "CPU", "Much slower on a Mac; leaves its GPU free.")],
+        advanced=True, used_by=("duration",),
+    )
     memory_limit: float = setting(0.0, "training", "Memory limit", "What a run may use. Sampling and learning are cut up so that "
                                   "they stay within it. 0 takes a safe share of this machine.", ge=0, le=1_000_000, unit="GB", advanced=True)
     retry_on_gpu_error: int = setting(3, "training", "Retries after a GPU error", "How often in a row a run that the GPU has failed, for want "
@@ -27,13 +33,14 @@ class MachineFields(BaseModel):
     efficient_long_context: bool = setting(False, "training", "Efficient long context", "Reads long prompts and works out "
                                            "log-probabilities piece by piece, in steps of the sequence step size.", advanced=True)
     seq_step_size: int = setting(512, "training", "Sequence step size", "Tokens per piece.", ge=16, le=MOST_TOKENS, unit="tokens",
-                                 advanced=True, when=("efficient_long_context", (True,)))
+                                 when=("efficient_long_context", (True,)), stays_visible=True)
     record_tokens: bool = setting(False, "training", "Record tokens", "Writes every token of a completion beside its text: its log-"
                                   "probability when it was sampled and when it was learned from, its ratio, and whether it was clipped. "
                                   "The Completions page colours tokens by them. Changes no weight; completions.jsonl grows about fivefold.",
                                   advanced=True)
-    mask_prompt: bool = setting(True, "training", "Mask prompt", "GRPO never trains on the prompt, so this changes "
-                                "nothing; the key is accepted.", advanced=True, kind="fact")
+    mask_prompt: bool = setting(True, "training", "Mask prompt", "Leaves the prompt's tokens out of the loss. GRPO never trains on the prompt: "
+                                "it learns from what the model itself has written. On and off give the same run.",
+                                note="GRPO never trains on the prompt: on or off, the run is the same.", known_as=("Mask prompt loss",))
     fuse: bool = setting(True, "training", "Fuse", "At the end, folds the adapters into a complete model in the run "
-                         "folder.", when=_ADAPTERS)
+                         "folder.", when=_ADAPTERS, known_as=("Fuse merged model after training",))
     # fmt: on

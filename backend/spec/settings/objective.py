@@ -19,12 +19,13 @@ class ObjectiveFields(BaseModel):
     epsilon_high: float | None = setting(None, "generation", "Epsilon high", "How far above 1 the ratio may rise. Empty "
                                          "means the same as Epsilon; DAPO sets it higher.", gt=0, le=1_000_000)
     grpo_loss_type: str = setting(
-        "grpo", "generation", "GRPO loss", "How the tokens' losses are averaged.",
+        "grpo", "generation", "GRPO Loss", "How the tokens' losses are averaged. GRPO is the paper's and TRL's mean; the mean over all tokens, "
+        "which MLX LoRA Studio's guide gives for it, is BNPO.",
         choices=[(entry.key, entry.name, entry.sentence) for entry in losses()],
     )
     importance_sampling_level: str = setting(
         "token", "generation", "Importance", "Whether the ratio is taken for each token or for the whole completion.",
-        choices=[(entry.key, entry.name, entry.sentence) for entry in levels()],
+        choices=[(entry.key, entry.name, entry.sentence) for entry in levels()], default_entry="Default",
     )
     delta: float | None = setting(None, "generation", "Delta", "Largest ratio that is left alone where nothing else clips it "
                                   "(two-sided clipping, INTELLECT-2). Empty turns it off.", gt=1, le=1_000_000, advanced=True)
@@ -57,7 +58,7 @@ class ObjectiveFields(BaseModel):
         "auto", "generation", "Sampling correction", "What to do about the gap between the policy and what was drawn from: a model "
         "in 16 bits rounds differently in sampling and in learning, and top-p, top-k and min-p cut the distribution. The gap is "
         "measured in any case.", advanced=True,
-        choices=[("auto", "Automatic", "Token, truncated where the model computes in 16 bits; none in 32."),
+        choices=[("auto", "Automatic", "Sequence, truncated where output is held; else token, truncated in 16 bits and none in 32."),
                  ("none", "None", "Leave it."),
                  ("token_truncate", "Token, truncated", "Multiply each token's term by the ratio, held within the limits (TIS)."),
                  ("token_mask", "Token, masked", "The same, with tokens outside the limits left out (MIS)."),

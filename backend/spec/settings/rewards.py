@@ -14,13 +14,15 @@ class RewardFields(BaseModel):
     """The reward functions, their weights, and where they run: the fields of `backend.spec.config.Config` about it."""
 
     # fmt: off
-    reward_functions: list[str] = setting(list(DEFAULT_REWARDS), "generation", "Reward functions", "Names of the functions "
-                                          "that score a completion, in order.", kind="rewards",
-                                          used_by=("task", "row_view", "rewards", "scoring"))
+    reward_functions: list[str] = setting(list(DEFAULT_REWARDS), "generation", "Custom reward function names", "Names of the "
+                                          "functions that score a completion, in order, separated by commas. Empty means the five defaults.",
+                                          kind="rewards", used_by=("task", "row_view", "rewards", "scoring"), empty_is_default=True,
+                                          known_as=("Default Reward Functions", "Reward functions", "Use All Defaults"))
     reward_weights: list[float] = setting([], "generation", "Reward weights", "One number a function. Empty means 1 for each.",
                                           kind="numbers", used_by=("task", "rewards", "scoring"))
-    reward_functions_file: str = setting("", "generation", "Reward functions file", "A Python file (.py or .txt) that "
-                                         "registers functions of your own.", kind="file", used_by=("task", "rewards", "scoring"))
+    reward_functions_file: str = setting("", "generation", "Reward functions Python file", "A Python file (.py or .txt) that "
+                                         "registers functions of your own.", kind="file", used_by=("task", "rewards", "scoring"),
+                                         known_as=("Reward functions file",))
     reward_weight_schedule: str = setting(
         "constant", "generation", "Weight schedule", "Whether the weights change over the run.", advanced=True,
         choices=[("constant", "Constant", "The weights as they stand."),
@@ -32,7 +34,8 @@ class RewardFields(BaseModel):
                                                 kind="numbers", advanced=True, when=("reward_weight_schedule", ("linear",)),
                                                 used_by=("rewards",))
     stages: list[dict[str, Any]] = setting([], "generation", "Stages", "Parts of the run, one after the other, each with its own "
-                                           "iters, reward_functions and reward_weights. Together they decide how long the run is.",
+                                           "iters and whatever else it needs: reward_functions, reward_weights, data and its columns, learning_rate, "
+                                           "temperature, group_size, max_completion_length … Together they decide how long the run is.",
                                            kind="stages", advanced=True)
     reward_timeout: float = setting(60.0, "generation", "Reward timeout", "A reward function that takes longer than this "
                                     "in one step stops the run.", gt=0, le=1_000_000, unit="s", advanced=True,

@@ -46,7 +46,7 @@ class Configuration:
 
     @property
     def label(self) -> str:
-        """“Learning rate 0.0001, Temp 0.8”."""
+        """“Learning Rate 0.0001, Temp 0.8”."""
         return ", ".join(f"{SETTINGS[key].label} {text_of(value)}" for key, value in self.settings.items())
 
 
@@ -99,7 +99,7 @@ class SweepPlan:
         groups: dict[tuple[str, ...], list[Member]] = {}
         for member in self.members():
             config = parse(self.raw_settings(member))
-            base = (config.model, config.quantization, config.dtype)
+            base = (config.model, config.quantization, config.dtype, config.device)
             key = (*base, member.run) if config.train_type == "full" else base
             groups.setdefault(key, []).append(member)
         return list(groups.values())

@@ -23,7 +23,7 @@ FILES = {
     "mlx_grpo_every_argument": MLX_GRPO,
 }  # fmt: skip
 AWAITED = {
-    "adapter", "device", "frequency_penalty", "lora_alpha", "modules_to_save", "neftune_noise_alpha", "output_regex",
+    "device", "frequency_penalty", "lora_alpha", "modules_to_save", "neftune_noise_alpha", "output_regex",
     "presence_penalty", "repetition_penalty", "report_to", "tracker_project", "tracker_run_name", "use_rslora",
 }  # fmt: skip
 """Settings that are being built beside this: to be taken out of here as they arrive."""

@@ -1,13 +1,14 @@
 """LoRA or DoRA adapters in the files of Hugging Face's peft: adapter_config.json and adapter_model.safetensors.
 
 peft names a layer as the transformers model does, which has the names of the original weights, and stores A as [r, in], B as [out, r] and
-alpha = scale · r. Where an original layer holds several of mlx-lm's, its adapters become one of the sum of their ranks. The format is
+alpha = scale · r (under rsLoRA scale · √r). Where an original layer holds several of mlx-lm's, its adapters become one of the sum of their ranks. The format is
 described in peft's documentation, "PEFT checkpoint format".
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from backend.models.export.model_files import write_safetensors
+from backend.models.export.original.merged_weights import merged
 from backend.models.export.original.original_files import OriginalFiles, open_with
 from backend.models.export.original.row_trace import Rows, Trace, by_original, trace
 from backend.models.export.original.trained_rows import LowRank, TrainedRows, trained_rows
@@ -51,8 +53,13 @@ def write_peft_adapter(trained: TrainedWeights, original: OriginalFiles, to: Pat
         arrays[f"{PREFIX}{name}.lora_B.weight"] = layer.b.astype(mx.float32)
         if layer.magnitude is not None:
             arrays[f"{PREFIX}{name}.lora_magnitude_vector"] = layer.magnitude.astype(mx.float32)
+    whole = _whole_tensors(original, learned, traced)
+    arrays |= {f"{PREFIX}{name}": tensor for name, tensor in whole.items()}
     write_safetensors(to / ARRAYS, arrays, metadata={"format": "pt"})
-    config = _config(original.name, layers, next(iter(learned.adapters.values())).scale)
+    assert trained.adapters is not None
+    uses_rslora = trained.adapters.about().get("use_rslora") is True
+    config = _config(original.name, layers, next(iter(learned.adapters.values())).scale, uses_rslora)
+    config["modules_to_save"] = sorted({name.rpartition(".")[0] for name in whole}) or None
     (to / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     (to / "README.md").write_text(_readme(original.name, config["use_dora"]), encoding="utf-8")
 
@@ -63,7 +70,9 @@ def open_peft_adapter(folder: Path, original: OriginalFiles) -> nn.Module:
     config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     arrays, saved = original.arrays(), _saved(folder)
     for name in config["target_modules"]:
-        scale = config["alpha_pattern"].get(name, config["lora_alpha"]) / config["rank_pattern"].get(name, config["r"])
+        rank = config["rank_pattern"].get(name, config["r"])
+        alpha = config["alpha_pattern"].get(name, config["lora_alpha"])
+        scale = alpha / (math.sqrt(rank) if config["use_rslora"] else rank)
         weight = arrays[f"{name}.weight"]
         a, b = (saved[f"{PREFIX}{name}.lora_{letter}.weight"] for letter in "AB")
         merged = weight.astype(mx.float32) + scale * (b @ a)
@@ -71,6 +80,7 @@ def open_peft_adapter(folder: Path, original: OriginalFiles) -> nn.Module:
             magnitude = saved[f"{PREFIX}{name}.lora_magnitude_vector"]
             merged = (magnitude / mx.linalg.norm(merged, axis=1))[:, None] * merged
         arrays[f"{name}.weight"] = merged
+    arrays |= {name: saved[f"{PREFIX}{name}"] for name in arrays if f"{PREFIX}{name}" in saved}
     return open_with(original, arrays)
 
 
@@ -115,6 +125,17 @@ def _layers(original: OriginalFiles, learned: TrainedRows, traced: Trace) -> Ite
         yield name.removesuffix(".weight"), _layer(runs, learned.adapters, shapes[name], weights[name])
 
 
+def _whole_tensors(original: OriginalFiles, learned: TrainedRows, traced: Trace) -> dict[str, mx.array]:
+    """The original tensors, float32, of the modules that were trained as a whole. Raises Mistake where one cannot be found."""
+    if lost := sorted(learned.arrays.keys() - traced.keys()):
+        raise Mistake(
+            "format", f"Which of the original weights {lost[0]} comes from could not be found out; {MERGE_INSTEAD}."
+        )
+    tensors = original.arrays()
+    runs = by_original(run for array in learned.arrays for run in traced[array])
+    return {name: merged(tensors[name].astype(mx.float32), rows, learned) for name, rows in runs.items()}
+
+
 def _layer(runs: list[Rows], adapters: Mapping[str, LowRank], shape: tuple[int, ...], weight: mx.array) -> PeftLayer:
     """One adapter of an original layer [out, in] from those of the mlx-lm layers in it, side by side along the rank."""
     arrays = list(dict.fromkeys(run.array for run in runs))
@@ -140,17 +161,18 @@ def _layer(runs: list[Rows], adapters: Mapping[str, LowRank], shape: tuple[int, 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _config(base: str, layers: Mapping[str, PeftLayer], scale: float) -> dict[str, Any]:
-    """adapter_config.json. Layers go by their full names: a last part like q_proj would also fit layers that were not trained."""
+def _config(base: str, layers: Mapping[str, PeftLayer], scale: float, rslora: bool) -> dict[str, Any]:
+    """adapter_config.json; alpha is scale · rank, under rsLoRA scale · √rank. Layers go by their full names: a last part like q_proj would also fit layers that were not trained."""
     ranks = {name: layer.a.shape[0] for name, layer in layers.items()}
     usual = min(ranks.values())
     others = {name: rank for name, rank in ranks.items() if rank != usual}
+    alphas = {rank: _whole(round(scale * (math.sqrt(rank) if rslora else rank), 9)) for rank in ranks.values()}
     return {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "revision": None,
-        "inference_mode": True, "r": usual, "lora_alpha": _whole(scale * usual), "lora_dropout": 0.0, "bias": "none",
+        "inference_mode": True, "r": usual, "lora_alpha": alphas[usual], "lora_dropout": 0.0, "bias": "none",
         "target_modules": sorted(layers), "rank_pattern": others,
-        "alpha_pattern": {name: _whole(scale * rank) for name, rank in others.items()},
-        "use_dora": any(layer.magnitude is not None for layer in layers.values()), "use_rslora": False,
+        "alpha_pattern": {name: alphas[rank] for name, rank in others.items()},
+        "use_dora": any(layer.magnitude is not None for layer in layers.values()), "use_rslora": rslora,
         "fan_in_fan_out": False, "modules_to_save": None, "layers_to_transform": None, "layers_pattern": None,
     }  # fmt: skip
 

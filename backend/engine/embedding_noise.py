@@ -1,0 +1,92 @@
+"""NEFTune's noise on the input embeddings of a policy while it learns (arXiv:2310.05914).
+
+Each number of a row's embeddings gets alpha / √(L · H) times a draw from [−1, 1), L the row's tokens and H the embedding's width. The draws
+belong to a row and not to the batch that it is in: they are keyed by the run's seed, the rollout and the row's number in it, so neither a
+resume nor another split into micro-batches changes one.
+
+In every pass of one rollout a row has the same noise, so the ratio compares a perturbed policy with itself: it is 1 at the first update,
+as without noise. Sampling, evaluation and the reference have none. Letters: B rows, L tokens, H embedding width.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.tuner.dora import DoRAEmbedding
+from mlx_lm.tuner.lora import LoRAEmbedding
+
+from backend.engine.output_layer import PROBE
+from backend.spec.faults import Mistake
+
+EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding, LoRAEmbedding, DoRAEmbedding)
+
+
+@dataclass(slots=True)
+class EmbeddingNoise:
+    """The noise of one run; off until a rollout is learned from (`rollout`)."""
+
+    embedding: Any
+    alpha: float
+    seed: int
+    rollout: int | None = None
+    """The number of the rollout that is being learned from; None where there is no noise."""
+
+    @contextmanager
+    def on(self, rows: Sequence[int], lengths: Sequence[int]) -> Iterator[None]:
+        """Within it the model's embeddings of whole rows, [B, L, H], have their noise. `rows`: their numbers in the rollout, `lengths`:
+        their tokens, padding not counted."""
+        kind = type(self.embedding)
+
+        class NoisyEmbedding(kind):
+            def __call__(layer, tokens: mx.array) -> mx.array:
+                y_BLH = kind.__call__(layer, tokens)
+                return y_BLH + self._noise(rows, lengths, *y_BLH.shape[1:]).astype(y_BLH.dtype)
+
+        self.embedding.__class__ = NoisyEmbedding
+        try:
+            yield
+        finally:
+            self.embedding.__class__ = kind
+
+    def _noise(self, rows: Sequence[int], lengths: Sequence[int], width: int, hidden: int) -> mx.array:
+        """[B, width, hidden]; 0 at the padding."""
+        parts: list[mx.array] = []
+        for row, length in zip(rows, lengths, strict=True):
+            # As many draws as the row has tokens, whatever it is padded to: others would come of another shape.
+            draw_LH = mx.random.uniform(-1, 1, (length, hidden), key=self._key(row))
+            shown = (self.alpha / (length * hidden) ** 0.5 * draw_LH)[:width]
+            parts.append(mx.pad(shown, [(0, width - shown.shape[0]), (0, 0)]))
+        return mx.stack(parts)
+
+    def _key(self, row: int) -> mx.array:
+        digest = hashlib.blake2b(f"{self.seed} {self.rollout} {row}".encode(), digest_size=8).digest()
+        return mx.random.key(int.from_bytes(digest, "little"))
+
+
+def input_embedding(model: nn.Module) -> nn.Module:
+    """The layer that turns the tokens of a row into what the model computes with: the first embedding that a pass calls. Raises Mistake
+    where the model's code calls none."""
+    called: list[nn.Module] = []
+    kinds = {id(module): (module, type(module)) for module in model.modules() if type(module) in EMBEDDINGS}
+    for module, kind in kinds.values():
+
+        class RecordingEmbedding(kind):
+            def __call__(layer, tokens: mx.array, kind: Any = kind) -> mx.array:
+                called.append(layer)
+                return kind.__call__(layer, tokens)
+
+        module.__class__ = RecordingEmbedding
+    try:
+        model(PROBE)
+    finally:
+        for module, kind in kinds.values():
+            module.__class__ = kind
+    if not called:
+        raise Mistake("neftune_noise_alpha", "This model's code has no embedding layer of mlx, so none can get noise.")
+    return called[0]

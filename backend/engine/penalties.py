@@ -1,0 +1,118 @@
+"""Penalties on tokens that a sequence has already, as vLLM and Hugging Face define them, for sampling and for learning alike.
+
+For logits z before the temperature, and for a token v that the sequence has so far
+
+    in prompt or completion:    z_v ← z_v / r  where z_v > 0,  else  z_v · r        repetition (CTRL, arXiv:1909.05858)
+    n times in the completion:  z_v ← z_v − f · n − p                               frequency and presence
+
+The penalised distribution *is* the policy: what it gives a token follows from the tokens before it, so learning computes it from the
+ids, under the policy and the reference alike. Only the logits of the tokens in the sequence change, so a position costs its length and
+not the vocabulary: the tokens are counted by a scatter of whole numbers, whose sum has no order, and every column of the same token then
+writes the same number. So the result is the same on every run, on a GPU too.
+
+Letters: N positions, L columns of tokens that may be in the sequence, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+IN_PROMPT, IN_COMPLETION = 1, 2
+"""Weights of a column in the count: a prompt's distinct tokens have one column each, a completion's tokens one each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """repetition 1, presence 0 and frequency 0 change nothing."""
+
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+
+    def __bool__(self) -> bool:
+        """Whether any of them changes a logit."""
+        return self != NO_PENALTIES
+
+
+NO_PENALTIES = Penalties()
+
+
+class SeenTokens(NamedTuple):
+    """The tokens before each position. `weight`: IN_PROMPT, IN_COMPLETION, or 0 where the column does not count."""
+
+    token_NL: mx.array
+    weight_NL: mx.array
+
+
+def penalised(logits_NV: mx.array, seen: SeenTokens, penalties: Penalties) -> tuple[mx.array, mx.array]:
+    """(float32 logits after the penalties [N, V], their slopes ∂ z′ / ∂ z at the columns of `seen` [N, L])."""
+    logits_NV = logits_NV.astype(mx.float32)
+    count_NL = _counts(seen, logits_NV.shape[-1])
+    before_NL = mx.take_along_axis(logits_NV, seen.token_NL, axis=-1)
+    repetition = penalties.repetition
+    slope_NL = mx.where(count_NL > 0, mx.where(before_NL > 0, 1 / repetition, repetition), 1.0)
+    times_NL = count_NL // IN_COMPLETION
+    additive_NL = penalties.frequency * times_NL + penalties.presence * (times_NL > 0)
+    after_NL = before_NL * slope_NL - additive_NL
+    return mx.put_along_axis(logits_NV, seen.token_NL, after_NL, axis=-1), slope_NL
+
+
+def in_unpenalised(gradient_NV: mx.array, seen: SeenTokens, slope_NL: mx.array) -> mx.array:
+    """The gradient in the logits before the penalties, from that in the logits after them."""
+    at_NL = mx.take_along_axis(gradient_NV, seen.token_NL, axis=-1)
+    return mx.put_along_axis(gradient_NV, seen.token_NL, at_NL * slope_NL, axis=-1)
+
+
+def penalised_with_autodiff(logits_NV: mx.array, seen: SeenTokens, penalties: Penalties) -> mx.array:
+    """As `penalised`, differentiable: autodiff of its `put_along_axis` would count a token once for each of its columns."""
+    constant_NV = mx.stop_gradient(logits_NV.astype(mx.float32))
+    after_NV, slope_NL = penalised(constant_NV, seen, penalties)
+    slope_NV = in_unpenalised(mx.ones_like(constant_NV), seen, slope_NL)
+    return logits_NV.astype(mx.float32) * slope_NV + (after_NV - constant_NV * slope_NV)
+
+
+def _counts(seen: SeenTokens, vocabulary: int) -> mx.array:
+    """[N, L]: IN_PROMPT if the column's token is in the prompt, plus IN_COMPLETION for each time it is in the completion."""
+    row_N1 = mx.arange(seen.token_NL.shape[0])[:, None]
+    zeros_NV = mx.zeros((seen.token_NL.shape[0], vocabulary), mx.int32)
+    return mx.take_along_axis(zeros_NV.at[row_N1, seen.token_NL].add(seen.weight_NL), seen.token_NL, axis=-1)
+
+
+# ── positions of completions ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionHistory:
+    """What every position of a batch of completions has before it: their prompts' distinct tokens [B, U], and the completions [B, T].
+    `position_N`: flat indices into [B, T], of the positions that are scored."""
+
+    penalties: Penalties
+    prompt: SeenTokens
+    completion_BT: mx.array
+    position_N: mx.array
+
+    def before(self, span: slice) -> SeenTokens:
+        """The tokens before the positions position_N[span]."""
+        T = self.completion_BT.shape[1]
+        position_n = self.position_N[span]
+        row_n, t_n1 = position_n // T, (position_n % T)[:, None]
+        weight_nT = (mx.arange(T)[None] < t_n1).astype(mx.int32) * IN_COMPLETION
+        return SeenTokens(
+            mx.concatenate([self.prompt.token_NL[row_n], self.completion_BT[row_n]], axis=1),
+            mx.concatenate([self.prompt.weight_NL[row_n], weight_nT], axis=1),
+        )
+
+
+def distinct_tokens(prompts: list[list[int]], multiple: int = 1) -> SeenTokens:
+    """Each prompt's distinct tokens, in as many columns as the longest needs, rounded up to a multiple."""
+    distinct = [np.unique(np.array(prompt, np.int32)) for prompt in prompts]
+    width = -(-max([1, *map(len, distinct)]) // multiple) * multiple
+    token_PU = np.zeros((len(prompts), width), np.int32)
+    weight_PU = np.zeros((len(prompts), width), np.int32)
+    for row, tokens in enumerate(distinct):
+        token_PU[row, : len(tokens)], weight_PU[row, : len(tokens)] = tokens, IN_PROMPT
+    return SeenTokens(mx.array(token_PU), mx.array(weight_PU))

@@ -1,0 +1,228 @@
+"""The form against the document that users come from, MLX LoRA Studio's guide to GRPO: its words, order, pickers and toggles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from PySide6.QtWidgets import QApplication
+
+from app.model.prefs import Prefs
+from app.model.service import Service
+from app.model.session import Session
+from app.pages.train_page import TrainPage
+from app.widgets.form.fields import MenuField
+from app.widgets.form.setting_search import matching_settings
+from backend.spec import first_choices
+from backend.spec.config import SECTIONS, SETTINGS, dump, parse
+from backend.spec.documented_form import DOCUMENTED
+from backend.spec.rewards.catalog import builtin_rewards
+
+LABELS = {
+    "Base model": "model", "Dataset": "data", "LM Studio export name": "lm_studio_name",
+    "Fine-tune": "train_type", "Layers": "num_layers", "Rank": "rank", "Scale": "scale", "Dropout": "dropout",
+    "Quantization": "quantization",
+    "Iterations": "iters", "Epochs": "epochs", "Batch": "batch_size", "Max Seq": "max_seq_length", "Seed": "seed",
+    "Learning Rate": "learning_rate", "Optimizer": "optimizer", "LR Schedule": "lr_schedule",
+    "Report": "steps_per_report", "Eval": "steps_per_eval", "Save": "save_every", "Val Batches": "val_batches",
+    "Gradient accumulation": "gradient_accumulation_steps", "Sequence step size": "seq_step_size", "Test Batches": "test_batches",
+    "Gradient checkpointing": "grad_checkpoint", "Mask prompt": "mask_prompt", "Fuse": "fuse",
+    "Prompt": "prompt_feature", "Answer": "answer_feature", "Type": "type_feature", "Run folder name": "run_name",
+    "Beta": "beta", "Reference model path": "reference_model_path",
+    "Group": "group_size", "Completion": "max_completion_length", "Temp": "temperature", "Epsilon": "epsilon",
+    "Top P": "top_p", "Top K": "top_k", "Min P": "min_p", "Epsilon high": "epsilon_high",
+    "GRPO Loss": "grpo_loss_type", "Importance": "importance_sampling_level",
+    "Custom reward function names": "reward_functions", "Reward weights": "reward_weights",
+    "Reward functions Python file": "reward_functions_file",
+}  # fmt: skip
+"""The document's labels, in its order within each block."""
+FORMER = {
+    "KL weight": "beta", "Reference model": "reference_model_path", "Reward functions": "reward_functions",
+    "Reward functions file": "reward_functions_file", "Default Reward Functions": "reward_functions",
+    "Use All Defaults": "reward_functions", "LoRA Settings": "num_layers", "QAT": "quantization",
+    "Preference And Judge": "beta", "Model or Hugging Face repo": "model", "Dataset path or local data folder": "data",
+    "DR GRPO": "grpo_loss_type", "Default Token Importance": "importance_sampling_level",
+}  # fmt: skip
+"""What else is searched for: our own former labels, headings, and those of the app itself."""
+
+
+@pytest.fixture(scope="module")
+def only_page(qapp: QApplication, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainPage]:
+    """One page for all tests, which change nothing but the form: to build one takes most of a second."""
+    page = TrainPage(Session(Prefs(tmp_path_factory.mktemp("prefs") / "prefs")))
+    page.resize(1400, 760)
+    page.show()
+    yield page
+    if page.session._service is not None:
+        page.session._service.close()
+    page.close()
+    page.deleteLater()
+
+
+@pytest.fixture
+def page(only_page: TrainPage) -> TrainPage:
+    """The page with every setting at its default, and all cards open."""
+    only_page.draft.reset()
+    only_page.form.open_cards(SECTIONS)
+    QApplication.processEvents()
+    return only_page
+
+
+def test_blocks_are_titled_as_documented() -> None:
+    titles = ["Model & Data", "Fine-tune", "Training Settings", "Dataset Columns", "Output", "Preference And Judge"]
+    assert list(SECTIONS.values()) == ["Algorithm", *titles, "GRPO Generation And Rewards"]
+
+
+def test_labels_are_verbatim_and_search_finds_each_first() -> None:
+    settings = list(SETTINGS.values())
+    for label, key in LABELS.items():
+        assert SETTINGS[key].label.partition(" (")[0] == label, key
+    for words, key in (LABELS | FORMER).items():
+        for written in (words, words.lower()):
+            assert matching_settings(written, settings)[0].key == key, words
+
+
+def test_every_documented_key_is_found_too() -> None:
+    for key in LABELS.values():
+        assert matching_settings(key, list(SETTINGS.values()))[0].key == key
+
+
+def test_each_block_begins_with_the_documented_fields_in_their_order() -> None:
+    """A setting that depends on one of them, such as the warm-up, may stand in between."""
+    for section, keys in DOCUMENTED.items():
+        own = [about for about in SETTINGS.values() if about.section == section]
+        assert [about.key for about in own if about.key in keys] == list(keys)
+        last = max(i for i, about in enumerate(own) if about.key in keys)
+        strangers = [about for about in own[:last] if about.key not in keys]
+        assert all(about.when is not None and about.when[0] in keys for about in strangers), section
+    documented = [key for section, keys in DOCUMENTED.items() if section != "algorithm" for key in keys]
+    assert sorted(documented) == sorted(LABELS.values())
+
+
+def test_the_file_has_the_order_of_the_form() -> None:
+    lines = [line.partition(":")[0] for line in dump(parse({"model": "a/b", "data": "a/b"})).splitlines()]
+    assert [line for line in lines if line in SETTINGS] == list(SETTINGS)
+
+
+def test_what_stands_on_the_page_is_in_that_order_too(page: TrainPage) -> None:
+    sheet = page.form.widget()
+    places = {
+        key: (point.y(), point.x())
+        for key, field in page.form.fields.items()
+        if field.isVisible() and (point := field.mapTo(sheet, field.rect().topLeft()))
+    }
+    for section, keys in DOCUMENTED.items():
+        assert set(keys) <= set(places), section
+        assert sorted(keys, key=lambda key: places[key]) == list(keys), section
+    table = page.rewards.mapTo(sheet, page.rewards.rect().topLeft()).y()
+    below = ("reward_functions", "reward_weights", "reward_functions_file")
+    assert places["importance_sampling_level"][0] < table < min(places[key][0] for key in below)
+
+
+def test_closing_a_card_leaves_the_order_as_it_is(page: TrainPage) -> None:
+    page.form.open_cards(())
+    QApplication.processEvents()
+    sheet, basic = page.form.widget(), ["iters", "batch_size", "learning_rate"]
+    fields = page.form.fields
+    assert [key for key in DOCUMENTED["training"] if fields[key].isVisible()] == basic
+    places = [fields[key].mapTo(sheet, fields[key].rect().topLeft()) for key in basic]
+    assert [point.x() for point in places] == sorted(point.x() for point in places)
+
+
+def entries(page: TrainPage, key: str) -> list[str]:
+    control = page.form.fields[key].control
+    return [control.itemText(i) for i in range(control.count())]
+
+
+def test_pickers_have_the_documented_entries(page: TrainPage) -> None:
+    assert entries(page, "grpo_loss_type")[:3] == ["GRPO", "BNPO", "Dr. GRPO"]
+    assert entries(page, "importance_sampling_level")[:3] == ["Default (Token)", "Token", "Sequence"]
+    assert entries(page, "train_type") == ["LoRA", "DoRA", "Full"]
+    assert entries(page, "quantization") == ["None", "4-bit", "6-bit", "8-bit", "MXFP4"]
+    assert page.form.fields["reward_functions_file"].browse.text() == "Import…"
+    assert [entry.label for entry in builtin_rewards()[:5]] == [
+        "Accuracy", "Integer Answer", "Strict Format", "Soft Format", "XML Count",
+    ]  # fmt: skip
+
+
+def test_default_importance_is_token_and_a_choice_stays_as_it_was_made(page: TrainPage) -> None:
+    field = page.form.fields["importance_sampling_level"]
+    assert isinstance(field, MenuField)
+    assert field.control.currentText() == "Default (Token)"
+    for entry, value in (("Sequence", "sequence"), ("Token", "token"), ("Default (Token)", "token")):
+        field.control.setCurrentText(entry)
+        field.control.activated.emit(field.control.currentIndex())
+        page.draft.set("seed", hash(entry) % 1000)
+        assert field.control.currentText() == entry and page.draft.value("importance_sampling_level") == value
+
+
+def test_toggles_are_toggles_and_mask_prompt_says_that_it_changes_nothing(page: TrainPage) -> None:
+    for key in ("grad_checkpoint", "mask_prompt", "fuse"):
+        control = page.form.fields[key].control
+        before = page.draft.value(key)
+        control.click()
+        assert page.draft.value(key) is not before
+    note = page.form.fields["mask_prompt"]._note
+    assert (
+        note is not None
+        and note.isVisible()
+        and note.text() == "GRPO never trains on the prompt: on or off, the run is the same."
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "decides"), [("seq_step_size", "efficient_long_context"), ("test_batches", "test")], ids=lambda key: key
+)
+def test_a_documented_field_without_effect_is_disabled_with_the_switch_beside_it(
+    page: TrainPage, key: str, decides: str
+) -> None:
+    field = page.form.fields[key]
+    assert field.isVisible() and not field.control.isEnabled()
+    assert field._remedy is not None and field._remedy.isVisible()
+    assert field._remedy.text() == f"Turn on {SETTINGS[decides].label}"
+    field._remedy.click()
+    assert page.draft.value(decides) is True and field.control.isEnabled() and not field._remedy.isVisible()
+    page.draft.set(decides, False)
+    assert not field.control.isEnabled() and field._remedy.isVisible()
+
+
+def test_lora_settings_stand_below_their_heading(page: TrainPage) -> None:
+    card = next(card for card in page.form._cards if card.key == "fine_tune")
+    heading = card._grids[0]._headings["LoRA Settings"]
+    rank = page.form.fields["rank"]
+    assert (
+        heading.isVisible()
+        and heading.mapTo(card, heading.rect().topLeft()).y() < rank.mapTo(card, rank.rect().topLeft()).y()
+    )
+    page.draft.set("train_type", "full")
+    assert not heading.isVisible() and not rank.isVisible()
+
+
+def test_the_documented_dataset_is_one_click_away(page: TrainPage, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer, asked = page.default_dataset, []
+    monkeypatch.setattr(Service, "ask", lambda _service, *what, **request: asked.append((what, request)))
+    assert offer.isVisible() and first_choices.DATASET in offer.text() and "2,000" in offer.text()
+    offer.click()
+    assert page.draft.value("data") == first_choices.DATASET and not offer.isVisible()
+    (_, answered), request = next(call for call in asked if call[0][0] == "hub_files")
+    assert request["id"] == first_choices.DATASET and request["repo_type"] == "dataset"
+    answered({"total": 12_300_000})
+    note = page.form.fields["data"]._note
+    assert (
+        note is not None
+        and note.text().replace("\u202f", " ").replace("\u00a0", " ")
+        == "Not on this machine: 12.3 MB will be downloaded when the run starts."
+    )
+    page.draft.set("data", "")
+    assert offer.isVisible() and not note.isVisible()
+
+
+def test_places_where_the_document_says_otherwise_say_so() -> None:
+    """What the help has to explain to a reader of the document."""
+    assert "every step" in SETTINGS["steps_per_report"].help and "MLX LoRA Studio" in SETTINGS["steps_per_report"].help
+    assert "price" in SETTINGS["beta"].help and "Log KL" in SETTINGS["beta"].help
+    assert "BNPO" in SETTINGS["grpo_loss_type"].help
+    against = {choice.value: choice.sentence for choice in SETTINGS["ratio_against"].choices}
+    assert "MLX LoRA Studio" in against["reference"]
+    integer = next(entry for entry in builtin_rewards() if entry.label == "Integer Answer")
+    assert "minus sign" in integer.scores
