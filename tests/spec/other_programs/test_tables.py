@@ -22,10 +22,7 @@ FILES = {
     "mlx_lm_defaults": MLX_LM_LORA, "mlx_lm_lora_example_grpo": MLX_LM_LORA, "mlx_lm_lora_example_lora": MLX_LM_LORA,
     "mlx_grpo_every_argument": MLX_GRPO,
 }  # fmt: skip
-AWAITED = {
-    "device", "frequency_penalty", "lora_alpha", "modules_to_save", "neftune_noise_alpha", "output_regex",
-    "presence_penalty", "repetition_penalty", "report_to", "tracker_project", "tracker_run_name", "use_rslora",
-}  # fmt: skip
+AWAITED = {"modules_to_save"}
 """Settings that are being built beside this: to be taken out of here as they arrive."""
 
 
