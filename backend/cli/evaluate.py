@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -54,7 +54,10 @@ def evaluate(
     ] = None,
     config_option: Annotated[Path | None, typer.Option("--config", help="The same, as an option.")] = None,
     split: Annotated[
-        Literal["test", "valid", "train"], typer.Option(help="The split whose prompts are answered.")
+        str,
+        typer.Option(
+            help="The split whose prompts are answered: test, valid, train, or the name of a set of eval_data."
+        ),
     ] = "test",
     is_greedy: Annotated[
         bool | None,

@@ -41,7 +41,7 @@ INSPECTED_ROWS = 200
 
 def settings_of(raw: Mapping[str, Any]) -> Config:
     """The settings that a preview needs; an invalid setting is left at its default, because the form reports it."""
-    given = {key: raw[key] for key in (*READING, *MAPPING, *CODE) if raw.get(key) not in (None, "")}
+    given = {key: raw[key] for key in (*READING, *MAPPING, *CODE) if raw.get(key) not in (None, "", [])}
     wrong = {fault.setting for fault in problems(given)} - {"model", "data"}
     return Config(**{key: value for key, value in given.items() if key not in wrong})
 

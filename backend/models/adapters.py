@@ -5,7 +5,7 @@ Knows a module tree and settings; loads and saves nothing (`backend.models.polic
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -15,6 +15,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from backend.engine.model_probe import tracing_error
+from backend.models.saved_modules import whole_modules, without_whole
 from backend.spec.adapters import ALL_LINEAR, adapter_scale, is_named
 from backend.spec.faults import Mistake
 from backend.spec.setting_groups import AdapterSettings
@@ -38,9 +39,11 @@ def attach_adapters(
     layers, adapted_layers = len(model.layers), adapted_layer_count(model, config.num_layers)  # pyright: ignore
     if config.num_layers > layers:
         note(f"Layers is {config.num_layers}, and the model has {layers}: all of them get adapters.")
-    keys, base = layer_names(model, config.lora_keys), model.leaf_modules()
+    whole = whole_modules(model, config.modules_to_save)
+    keys, base = _keys_beside(model, layer_names(model, config.lora_keys), whole), model.leaf_modules()
     reason = _attach(model, config, keys)
-    if reason and not keys and (keys := _keys_whose_adapters_run(model, config, base, note)):
+    if reason and not config.lora_keys and (keys := _keys_whose_adapters_run(model, config, base, note)):
+        keys = without_whole(keys, whole)
         reason = _attach(model, config, keys)
     if reason:
         raise Mistake("train_type", f"This model cannot take {config.train_type.upper()} adapters: {reason}.")
@@ -49,7 +52,19 @@ def attach_adapters(
         if config.lora_keys:
             raise Mistake("lora_keys", f"{last} {shown(' or '.join(config.lora_keys))}.")
         raise Mistake("train_type", f"{last} anything that takes adapters; choose Full, or another model.")
+    for module in whole.values():
+        module.unfreeze()
     return keys
+
+
+def _keys_beside(model: nn.Module, keys: list[str], whole: Mapping[str, nn.Module]) -> list[str]:
+    """`keys` without layers in modules that are trained as a whole, which need no adapter. Raises Mistake where they were asked for."""
+    inside = sorted({name for layer in model.layers for name in adaptable_names(layer)})  # pyright: ignore
+    beside = without_whole(keys or inside, whole)
+    if both := [key for key in keys if key not in beside]:
+        sentence = f"{shown(both[0], 60)} would get an adapter and be trained as a whole; name it in one of the two."
+        raise Mistake("modules_to_save", sentence)
+    return beside if keys or len(beside) < len(inside) else []
 
 
 def without_adapters(model: nn.Module) -> nn.Module:

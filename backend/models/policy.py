@@ -30,6 +30,7 @@ from backend.models.adapter_files import check_adapter
 from backend.models.adapters import attach_adapters, without_adapters
 from backend.models.loading import load_model
 from backend.models.own_tokenizer import run_tokenizer
+from backend.models.saved_modules import masters_of
 from backend.models.tokenizers import reason_of
 from backend.spec.faults import Mistake
 from backend.spec.setting_groups import ModelSettings
@@ -127,7 +128,7 @@ class Policy:
             return
         reference = None
         if config.needs_reference:
-            assert config.train_type != "full"
+            assert config.train_type != "full" and not config.modules_to_save
             reference = _load_reference(without_adapters(copy_sharing_arrays(self.model)), self.tokenizer, config, {})
             mx.eval(reference.parameters() if reference else [])
         self.reference_model = reference
@@ -220,6 +221,7 @@ def load_policy(
         model.unfreeze()
     else:
         adapted_keys = attach_adapters(model, config, note)
+        masters = masters_of(model) if config.modules_to_save else None
         if config.sync_ref_model:  # a reference that follows needs adapters of its own; the base is still shared
             reference = _frozen(copy_sharing_arrays(model))
     _check_learns(model, config.model)

@@ -18,6 +18,7 @@ from backend.models.adapters import adapted_layer_count, lora_parameters
 from backend.models.export.model_files import write_model
 from backend.models.own_tokenizer import tokenizer_folder
 from backend.models.policy import Policy
+from backend.models.saved_modules import whole_modules
 from backend.spec.disk_space import require_room
 from backend.spec.setting_groups import ModelSettings
 from backend.spec.whole_file import whole_folder
@@ -27,12 +28,17 @@ Arrays = dict[str, mx.array]
 
 def adapter_config(policy: Policy, config: ModelSettings) -> dict[str, Any]:
     """The content of adapter_config.json, from which mlx-lm's `load_adapters` rebuilds the adapters."""
-    return {
+    about: dict[str, Any] = {
         "fine_tune_type": config.train_type,
         "model": config.model,
         "num_layers": adapted_layer_count(policy.model, config.num_layers),
         "lora_parameters": lora_parameters(config, policy.adapted_keys),
-    } | ({"use_rslora": True} if config.use_rslora else {})  # for peft's file; mlx-lm reads the scale
+    }
+    if config.use_rslora:  # for peft's file; mlx-lm reads the scale
+        about["use_rslora"] = True
+    if whole := whole_modules(policy.model, config.modules_to_save):
+        about["modules_to_save"] = list(whole)
+    return about
 
 
 def save_arrays(path: Path, arrays: Arrays) -> None:

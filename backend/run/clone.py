@@ -47,24 +47,13 @@ from backend.training.optimizers.state import state_arrays
 Reference = Literal["base", "clone"]
 
 OF_THE_WEIGHTS = (
-    *(
-        "model",
-        "train_mode",
-        "train_type",
-        "num_layers",
-        "rank",
-        "scale",
-        "lora_alpha",
-        "use_rslora",
-        "lora_keys",
-        "quantization",
-        "dtype",
-    ),
+    *("model", "train_mode", "train_type", "num_layers", "rank", "scale", "lora_alpha", "use_rslora", "lora_keys"),
+    *("modules_to_save", "quantization", "dtype"),
 )
 """Settings that the weights were trained for: with others they would be another model, or none."""
 OF_THE_STATE = ("optimizer", "optimizer_bits", "data", "dataset_config", "train_split", "validation_split")
 """Settings that moments and the place in the data belong to: a warm clone keeps them."""
-OF_THE_PARENT: Mapping[str, Any] = {"run_name": "", "adapter": ""}
+OF_THE_PARENT: dict[str, Any] = {"run_name": "", "adapter": ""}
 """Settings that a clone does not take over."""
 COPIED_AT_ONCE = 16 << 20
 """Bytes."""

@@ -18,7 +18,7 @@ from backend.spec.runs.steering import run_config
 
 MODEL_KEYS = (
     "model", "tokenizer", "quantization", "dtype", "train_type", "num_layers", "rank", "scale", "dropout", "lora_keys",
-    "lora_alpha", "use_rslora",
+    "lora_alpha", "use_rslora", "modules_to_save",
 )  # fmt: skip
 """Settings that a run's checkpoint fits; another config cannot change them."""
 

@@ -65,7 +65,7 @@ def read_stages(config: Config, splits: Splits, scorer: Scorer) -> tuple[StageRo
                 found = read_rows(config.model_copy(update=of_stage), scorer)
             except Mistake as mistake:
                 raise stage_mistake(index, mistake) from None
-            read[key] = StageRows(found.train, found.source.get("train", of_stage.get("data", config.data)))
+            read[key] = StageRows(found.train, found.source.get("train", str(of_stage.get("data", config.data))))
         stages.append(read[key] if of_stage else own)
     return tuple(stages)
 

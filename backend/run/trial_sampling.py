@@ -30,7 +30,7 @@ WITHOUT_REFERENCE = {
 """Settings under which no reference is loaded: sampling needs none."""
 
 SMALLEST_MODEL = WITHOUT_REFERENCE | {
-    "train_type": "lora", "num_layers": 1, "rank": 1, "lora_keys": [], "grad_checkpoint": False,
+    "train_type": "lora", "num_layers": 1, "rank": 1, "lora_keys": [], "modules_to_save": [], "grad_checkpoint": False,
 }  # fmt: skip
 """Settings that load as little as possible: no reference, and one fresh adapter, which changes no output (B = 0)."""
 

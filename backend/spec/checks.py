@@ -5,28 +5,23 @@ invalid field never hides another's fault. Nothing here opens a file: see `backe
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 from backend.spec.faults import Fault, Mistake
 from backend.spec.learning_rate import DEFAULT_FINAL
-from backend.spec.row_settings import evaluation_set_faults, pattern_faults, template_faults
-from backend.spec.runs.changeable import STAGE_DATA, STAGE_KEYS, STAGE_OWN, STAGE_SETTINGS
+from backend.spec.output_grammar import held_output_faults
+from backend.spec.row_settings import evaluation_set_faults, map_function_faults, pattern_faults, template_faults
 from backend.spec.runs.stop_conditions import EVALUATION, condition_fault, metric_fault
+from backend.spec.settings.limits import LARGEST_WEIGHT, MOST_COMPLETIONS
 from backend.spec.settings.optimizer import EIGHT_BIT
+from backend.spec.stage_entries import duplicates, stage_faults
 from backend.spec.trackers import project_fault, report_to_fault
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown
 
 Check = Callable[..., "Iterator[Fault]"]
 CHECKS: list[tuple[tuple[str, ...], Check]] = []
-MOST_COMPLETIONS = 1_000_000
-"""Completions of one step. More is a slip, and what is computed from it would take hours."""
-MOST_STEPS = 100_000_000
-"""Steps of one run."""
-LARGEST_WEIGHT = 1_000_000
-"""Of a reward: products with larger ones leave float32's exact range."""
 RESERVED_TEMPLATE_OPTIONS = (
     *("conversation", "messages", "tokenize", "add_generation_prompt", "continue_final_message"),
     *("return_dict", "return_tensors", "return_assistant_tokens_mask", "padding", "truncation", "max_length"),
@@ -90,15 +85,7 @@ for _key in (
 _reads("prompt_template")(template_faults)
 _reads("answer_pattern")(pattern_faults)
 _reads("eval_data")(evaluation_set_faults)
-
-
-@_reads("map_function", "reward_functions_file")
-def _map_function_has_a_file(function: str, file: str) -> Iterator[Fault]:
-    if function and not file:
-        yield Fault(
-            "map_function",
-            f"{shown(function, 40)} is to map the rows, but no reward functions file is given that has it.",
-        )
+_reads("map_function", "reward_functions_file")(map_function_faults)
 
 
 @_reads("batch_size", "gradient_accumulation_steps", "steps_per_generation", "group_size")
@@ -127,12 +114,8 @@ def _completion_leaves_space_for_a_prompt(completion: int, sequence: int) -> Ite
 
 @_reads("reward_functions")
 def _reward_functions_are_listed_once(functions: list[str]) -> Iterator[Fault]:
-    if twice := _duplicates(functions):
+    if twice := duplicates(functions):
         yield Fault("reward_functions", f"{shown(', '.join(twice))} is listed twice; list each reward function once.")
-
-
-def _duplicates(names: list[str]) -> list[str]:
-    return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 @_reads("reward_functions", "reward_weights")
@@ -270,21 +253,19 @@ def _safe_name(setting: str, what: str, name: str) -> Iterator[Fault]:
 
 @_reads("learning_rate", "lr_final", "lr_schedule")
 def _learning_rate_decays(peak: float, final: float | None, schedule: str) -> Iterator[Fault]:
-    if final is None or schedule in ("constant", "constant_with_warmup", "inverse_sqrt"):
-        return
-    if final > peak and final != DEFAULT_FINAL:  # which gives way (`backend.spec.learning_rate`)
+    falls = schedule not in ("constant", "constant_with_warmup", "inverse_sqrt")
+    if (
+        falls and final is not None and final > peak and final != DEFAULT_FINAL
+    ):  # which gives way to a share of the peak
         yield Fault("lr_final", f"The final rate ({final:g}) is above the learning rate ({peak:g}).")
-    elif final == 0 and schedule in ("exponential", "step"):
-        yield Fault(
-            "lr_final", "A rate that falls by factors never reaches 0; give a final rate above 0, or leave it empty."
-        )
+    if final == 0 and schedule in ("exponential", "step"):
+        yield Fault("lr_final", "A rate that falls by factors never reaches 0; give one above 0, or leave it empty.")
 
 
 @_reads("optimizer", "optimizer_bits")
 def _state_is_built_in_8_bits(name: str, bits: str) -> Iterator[Fault]:
     if bits == "8" and name not in EIGHT_BIT:
-        built = ", ".join(EIGHT_BIT)
-        yield Fault("optimizer_bits", f"The state of {name} is not built in 8 bits; that of {built} is.")
+        yield Fault("optimizer_bits", f"The state of {name} is not built in 8 bits; that of {', '.join(EIGHT_BIT)} is.")
 
 
 def reference_is_needed(beta: float, log_kl: bool, ratio_against: str) -> bool:
@@ -317,16 +298,7 @@ def _sampling_correction_needs_the_old_policy(correction: str, against: str) -> 
         )
 
 
-@_reads("output_regex", "output_schema", "ratio_against")
-def _held_output_can_be_corrected_for(regex: str, schema: str, against: str) -> Iterator[Fault]:
-    if regex and schema:
-        yield Fault("output_schema", "Output is held to a regex or to a schema, not to both; clear one of the two.")
-    if (regex or schema) and against == "reference":
-        yield Fault(
-            "ratio_against",
-            "Held output is corrected for against the policy that sampled, but Ratio against is the reference model; turn one of the two "
-            "back.",
-        )
+_reads("output_regex", "output_schema", "ratio_against")(held_output_faults)
 
 
 @_reads("sampling_correction", "sampling_correction_min", "sampling_correction_max")
@@ -357,38 +329,7 @@ def _stages_are_valid(stages: list[dict[str, Any]], schedule: str) -> Iterator[F
     if stages and schedule != "constant":
         yield Fault("reward_weight_schedule", "Stages have weights of their own; set Weight schedule to Constant.")
     for number, stage in enumerate(stages, 1):
-        yield from _stage_faults(stage, f"Stage {number}")
-
-
-def _stage_faults(stage: Mapping[str, Any], name: str) -> Iterator[Fault]:
-    strange = [key for key in stage if key not in STAGE_KEYS]
-    iters, functions, weights = (stage.get(key) for key in STAGE_OWN)
-    if strange:
-        sentence = f"{name} has {shown(strange[0], 40)}, which no stage can have of its own; it can have "
-        listed = shown(", ".join((*STAGE_OWN, *STAGE_DATA[:1], *STAGE_SETTINGS)), 199 - len(sentence))
-        yield Fault("stages", f"{sentence}{listed}.")
-    if not isinstance(iters, int) or isinstance(iters, bool) or iters < 1:
-        yield Fault("stages", f"{name} needs iters, a whole number of steps above 0.")
-    elif iters > MOST_STEPS:
-        yield Fault("stages", f"{name} has {shown(iters)} steps; at most {MOST_STEPS:,} can be trained.")
-    if functions is not None and not (_is_list_of(functions, str) and functions):
-        yield Fault("stages", f"{name}: reward_functions must be a list of names.")
-    elif functions and (twice := _duplicates(cast("list[str]", functions))):
-        yield Fault("stages", f"{name} lists {shown(', '.join(twice))} twice; list each reward function once.")
-    if weights is not None and not _is_list_of(weights, (int, float)):
-        yield Fault("stages", f"{name}: reward_weights must be a list of numbers.")
-    elif weights and not (any(weights) and all(abs(weight) <= LARGEST_WEIGHT for weight in weights)):
-        yield Fault(
-            "stages", f"{name}: reward_weights must lie within ±{LARGEST_WEIGHT:,}, and at least one of them not be 0."
-        )
-    elif weights and _is_list_of(functions, str) and functions and len(weights) != len(functions):
-        yield Fault("stages", f"{name} has {len(weights)} reward weights for {len(functions)} reward functions.")
-
-
-def _is_list_of(value: Any, kind: type | tuple[type, ...]) -> bool:
-    """Whether it is a list of these; true and false are no numbers."""
-    items = cast("list[Any]", value) if isinstance(value, list) else [None]
-    return all(isinstance(item, kind) and not isinstance(item, bool) for item in items)
+        yield from stage_faults(stage, f"Stage {number}")
 
 
 @_reads("report_to")

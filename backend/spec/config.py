@@ -207,7 +207,7 @@ def _set_beside(folder: Path, about: Any) -> Any:
 
 def _stage_beside(folder: Path, stage: Any) -> Any:
     if not isinstance(stage, dict):
-        return cast("Any", stage)
+        return stage
     stage = cast("dict[str, Any]", stage)
     paths = _paths_beside(folder, stage, PATHS)
     if "reward_functions" in stage:

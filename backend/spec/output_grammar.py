@@ -5,9 +5,10 @@ Whether a grammar can be compiled, and whether the model's tokenizer can write i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from backend.spec.faults import Mistake
+from backend.spec.faults import Fault, Mistake
 from backend.spec.user_input.documents import parse_json
 from backend.spec.user_input.files import read_text
 from backend.spec.user_input.paths import user_path
@@ -30,3 +31,15 @@ def schema_text(value: str) -> str:
 def is_schema(value: str) -> bool:
     """Whether a value of `output_schema` is the schema itself, and no file's name."""
     return value.lstrip().startswith("{")
+
+
+def held_output_faults(regex: str, schema: str, ratio_against: str) -> Iterator[Fault]:
+    """What is wrong with these settings together."""
+    if regex and schema:
+        yield Fault("output_schema", "Output is held to a regex or to a schema, not to both; clear one of the two.")
+    if (regex or schema) and ratio_against == "reference":
+        yield Fault(
+            "ratio_against",
+            "Held output is corrected for against the policy that sampled, but Ratio against is the reference model; turn one of the two "
+            "back.",
+        )

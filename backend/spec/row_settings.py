@@ -70,6 +70,12 @@ def pattern_faults(pattern: str) -> Iterator[Fault]:
         )
 
 
+def map_function_faults(function: str, file: str) -> Iterator[Fault]:
+    if function and not file:
+        name = shown(function, 40)
+        yield Fault("map_function", f"{name} is to map the rows, but no reward functions file is given that has it.")
+
+
 def evaluation_sets(eval_data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Name → the settings in which that dataset differs from the run's, `data` among them. What is wrong stays as it is: see
     `evaluation_set_faults`."""

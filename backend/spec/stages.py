@@ -55,11 +55,13 @@ def stage_data(values: Mapping[str, Any], index: int) -> dict[str, Any]:
     """The settings of the training rows that a stage replaces in those of its run. Of another dataset the training split alone is read."""
     stage = values["stages"][index]
     replaced = {key: stage[key] for key in STAGE_DATA if key in stage and stage[key] != values[key]}
-    return replaced | (TRAINING_SPLIT_ALONE if replaced.keys() & OF_DATASET else {})
+    if replaced.keys() & {*OF_DATASET}:
+        replaced |= TRAINING_SPLIT_ALONE
+    return replaced
 
 
 OF_DATASET = ("data", "dataset_config", "train_split")
-TRAINING_SPLIT_ALONE: Mapping[str, Any] = {
+TRAINING_SPLIT_ALONE: dict[str, Any] = {
     "valid_split": "valid",
     "test_split": "test",
     "validation_split": 0.0,
@@ -84,8 +86,10 @@ def stage_rows(values: Mapping[str, Any], index: int) -> dict[str, Any]:
 def scoring_of(values: Mapping[str, Any], index: int) -> dict[str, Any]:
     """The reward functions and weights of a stage, as the settings of a run name them."""
     stage = values["stages"][index]
-    functions = stage.get("reward_functions") or values["reward_functions"]
-    weights = stage.get("reward_weights") or ([] if stage.get("reward_functions") else values["reward_weights"])
+    functions: list[str] = stage.get("reward_functions") or values["reward_functions"]
+    weights: list[float] = stage.get("reward_weights") or []
+    if not weights and not stage.get("reward_functions"):
+        weights = values["reward_weights"]
     return {"reward_functions": functions, "reward_weights": weights}
 
 
@@ -148,11 +152,13 @@ def faults_in_course(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
             "This run began without evaluations and has read no held-out prompts; clone it to add them.",
         )
     keys = ("beta", "log_kl", "ratio_against")
-    if before.get("train_type") == "full" and all(key in before for key in keys):
+    is_full = before.get("train_type") == "full"
+    if (is_full or before.get("modules_to_save")) and all(key in before for key in keys):
         had, has = (reference_is_needed(*(values[key] for key in keys)) for values in (before, after))
         if has and not had:
+            how = "under full fine-tuning its weights" if is_full else "its Modules to save"
             yield Fault(
                 "beta",
-                "This run began with Beta (KL weight) 0, so it keeps no reference model, and under full fine-tuning its weights are overwritten; "
+                f"This run began with Beta (KL weight) 0, so it keeps no reference model, and {how} are overwritten; "
                 "clone the run to add one.",
             )

@@ -18,6 +18,7 @@ from backend.cli import completions, help_page
 from backend.spec.config import SETTINGS
 from backend.spec.exports import FORMATS, TARGETS
 from backend.spec.places import make_run_folder
+from backend.spec.trackers import TRACKERS
 
 VERBS = app()
 
@@ -53,7 +54,7 @@ def test_examples_stand_on_the_verbs_page(verb: str) -> None:
         assert line.startswith(verb) and line in page
         words = line.split()
         assert all(word in page for word in words if word.startswith("--")), line
-        for option, known in (("--to", TARGETS), ("--format", FORMATS)):
+        for option, known in (("--to", {**TARGETS, **TRACKERS}), ("--format", FORMATS)):
             assert option not in words or words[words.index(option) + 1] in known
 
 
@@ -64,12 +65,12 @@ def test_examples_are_understood(line: str) -> None:
     command = typer.main.get_command(VERBS)
     context = command.make_context("backend", [verb], resilient_parsing=True)
     options = command.get_command(context, verb).make_context(verb, words, parent=context).params  # pyright: ignore
-    assert options.get("to", "folder") in TARGETS
+    assert options.get("to", "folder") in (TRACKERS if verb == "track" else TARGETS)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["trian", "x.yaml"], "Did you mean 'train'?"), (["export", "x", "--fromat", "4bit"], "--format")],
+    [(["trian", "x.yaml"], "Did you mean 'train'"), (["export", "x", "--fromat", "4bit"], "--format")],
 )
 def test_the_nearest_word_is_suggested(arguments: list[str], words: str) -> None:
     result = call(*arguments)

@@ -420,3 +420,56 @@ def test_a_hundred_thousand_rows_are_previewed_in_two_seconds(ask, tmp_path: Pat
         assert ask("preview_rows", settings, start=start, count=100)["tokens"][0]
     per_page_s = (time.process_time() - began) / 10
     assert per_page_s < 0.1, f"a part of the table took {per_page_s * 1e3:.0f} ms"
+
+
+# ── settings that make or cut rows ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_of_a_large_file_the_first_rows_are_shown_and_the_rest_is_estimated(
+    ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from backend.data import files
+
+    monkeypatch.setattr(files, "LARGE_TEXT", 10_000)
+    monkeypatch.setattr(files, "LARGE_PARQUET", 1_000)
+    monkeypatch.setattr(files, "HEAD_ROWS", 40)
+    rows = [{"question": f"What is {n:06}?", "solution": str(n)} for n in range(1000)]
+    for suffix in (".jsonl", ".csv", ".parquet"):
+        file = write(tmp_path / f"large{suffix}", rows)
+        split = ask("preview", MAPPED | {"data": str(file)})["splits"]["train"]
+        assert split["rows"] == 40 and 900 < split["about"] < 1100, suffix
+        assert len(ask("preview_rows", MAPPED | {"data": str(file)}, start=0, count=100)["rows"]) == 40
+
+
+def test_a_row_is_shown_as_it_is_cut(ask, tmp_path: Path) -> None:
+    file = write(tmp_path / "long.jsonl", [{"question": "word " * 50 + "the end", "solution": "1"}])
+    settings = MAPPED | {"data": str(file), "max_prompt_length": 40, "long_prompts": "cut_left"}
+    row = ask("preview_row", settings, index=0)
+    assert row["kept"] == sum(len(piece["ids"]) for piece in row["pieces"]) <= 40 < row["tokens"]
+    assert "".join(piece["text"] for piece in row["pieces"]).count("the end") == 1
+    assert ask("preview_row", settings | {"long_prompts": "leave_out"}, index=0)["kept"] is None
+
+
+def test_a_map_function_is_previewed_once_its_file_may_run(ask, tmp_path: Path) -> None:
+    from backend.serve import preview_mapping
+    from backend.spec.rewards.allowed_code import allow_named
+
+    code = tmp_path / "mine.py"
+    code.write_text(
+        "from backend.rewards import register_map_function\n@register_map_function\ndef f(row):\n"
+        "    return row | {'solution': 'mapped'} if row['solution'] != '0' else None\n"
+    )
+    file = write(tmp_path / "rows.jsonl", [{"question": "?", "solution": str(n)} for n in range(3)])
+    settings = MAPPED | {"data": str(file), "map_function": "f", "reward_functions_file": str(code)}
+    refused = ask("preview", settings)
+    assert refused["splits"]["train"]["rows"] == 3
+    assert refused["faults"][-1]["sentence"].startswith("mine.py has not been allowed to run yet")
+    allow_named({"reward_functions_file": str(code)})
+    try:
+        allowed = ask("preview", settings)
+        assert allowed["splits"]["train"]["rows"] == 2 and allowed["faults"] == []
+        (note,) = allowed["notes"]
+        assert note.startswith("1 of 3 rows of train are left out: the map function f returned None")
+        assert ask("preview_rows", settings, start=0, count=1)["rows"][0]["solution"] == "mapped"
+    finally:
+        preview_mapping.close()

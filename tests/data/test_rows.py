@@ -217,10 +217,11 @@ import json
 from backend.data.rows import read_splits
 from backend.spec.config import parse
 from backend.spec.faults import Mistake
-for more in ({}, {"data": "owner/none"}, {"train_split": "learn"}, {"test_split": "exam"}, {"dataset_config": "large"}):
+for more in ({}, {"streaming": True, "eval_data": {"sums": "owner/sums"}}, {"data": "owner/none"}, {"train_split": "learn"}, {"test_split": "exam"}, {"dataset_config": "large"}):
     try:
         splits = read_splits(parse({"model": "m", "data": "owner/sums"} | more))
-        print(json.dumps([splits.train, splits.valid, splits.test, splits.source]))
+        named = {name: list(each.rows) for name, each in splits.evals.items()}
+        print(json.dumps([list(splits.train), list(splits.valid), list(splits.test), splits.source, named]))
     except Mistake as mistake:
         print(json.dumps([fault.to_dict() for fault in mistake.faults]))
 """
@@ -241,8 +242,11 @@ def test_a_hub_id_is_read_through_the_datasets_library(tmp_path: Path) -> None:
         server.shutdown()
         server.server_close()
     assert process.returncode == 0, process.stderr
-    dataset, none, learn, exam, large = map(json.loads, process.stdout.splitlines())
-    assert dataset == [ROWS, ROWS[:1], [], {"train": "owner/sums, train", "valid": "owner/sums, validation"}]
+    dataset, streamed, none, learn, exam, large = map(json.loads, process.stdout.splitlines())
+    assert dataset == [ROWS, ROWS[:1], [], {"train": "owner/sums, train", "valid": "owner/sums, validation"}, {}]
+    assert streamed == [*dataset[:4], {"sums": ROWS[:1]}], (
+        "the same rows and order, left in a file that is mapped into memory"
+    )
     assert none[0]["setting"] == "data" and "has no dataset owner/none" in none[0]["sentence"]
     assert learn == [{"setting": "train_split", "sentence": "owner/sums has no split learn; it has train, validation."}]
     assert exam == [{"setting": "test_split", "sentence": "There is no split exam. owner/sums has train, validation."}]

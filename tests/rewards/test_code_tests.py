@@ -164,6 +164,24 @@ def test_hostile_programs_get_nothing_and_cost_no_more_than_their_time(tmp_path:
     assert secret.read_text() == "3"
 
 
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (ADD, 1.0),
+        ("def add(a, b):\n    return a + b if b < 3 else 1 / 0", 0.0),
+        ("import os\ndef add(a, b):\n    if b > 2: os.write(3, b'[0]\\n'); os._exit(0)\n    return a + b", 0.0),
+    ],
+    ids=["honest", "raises after it was right", "was right once and forges the end"],
+)
+@pytest.mark.parametrize(
+    "test", ["assert add(1, 2) == 3 and add(1, 5) == 6", "for n in (1, 5): assert add(1, n) == n + 1"]
+)
+def test_a_test_has_passed_at_its_end_alone(program: str, expected: float, test: str) -> None:
+    if "os.write" in program and test.startswith("for"):
+        expected = 1.0  # how often a loop observes is not known; docs/rewards.md says so
+    assert scores([program], tests=[test]) == [expected]
+
+
 @pytest.mark.parametrize("name", ["reads a file", "writes a file", "lists a folder", "reaches a network"])
 def test_programs_that_are_refused_something_would_pass_otherwise(name: str, tmp_path: Path) -> None:
     """Else the table above would hold whatever a program is refused."""

@@ -163,7 +163,7 @@ def test_a_warm_clone_of_a_staged_run_continues_as_its_parent(whole: RunFolder, 
     cloned = clone(whole, "4", name="twin", runs_dir=tmp_path)
     assert small_run.train_here(yaml.safe_load(cloned.config.read_text()), cloned).kind == "finished"
     assert same_at(cloned, whole, 7) and rows_of(cloned) == rows_of(whole)
-    with pytest.raises(Mistake, match="The stages of this run have a Learning rate of their own; change the stages"):
+    with pytest.raises(Mistake, match="The stages of this run have a Learning Rate of their own; change the stages"):
         clone(whole, "4", {"learning_rate": 1e-5}, name="other", runs_dir=tmp_path)
 
 
@@ -236,7 +236,7 @@ def test_scores_of_a_stage_with_other_rewards_are_a_series_of_their_own(raw: dic
     [
         ({"rank": 4}, "Stage 2 has rank, which no stage can have of its own; it can have iters, reward_functions"),
         ({"temperature": 0}, "Stage 2: Temp must be above 0, not 0."),
-        ({"learning_rate": "fast"}, "Stage 2: Learning rate must be a number, not 'fast'."),
+        ({"learning_rate": "fast"}, "Stage 2: Learning Rate must be a number, not 'fast'."),
         ({"max_completion_length": 300}, "Stage 2: Completion (300 tokens) leaves no room for a prompt"),
         ({"steps_per_eval": 5}, "Stage 2: This run began without evaluations"),
         ({"train_mode": "sft"}, "Stage 2 has train_mode, which no stage can have of its own"),

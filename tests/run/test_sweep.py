@@ -82,7 +82,7 @@ def story(run: RunFolder) -> list[Any]:
     """What the diary says of steps and evaluations, times and memory left out."""
 
     def plain(metrics: dict[str, float]) -> dict[str, float]:
-        timed = ("time/", "tokens_per_second", "memory")
+        timed = ("time/", "tokens_per_second", "memory", "process/", "machine/")
         return {name: value for name, value in metrics.items() if not any(part in name for part in timed)}
 
     return [

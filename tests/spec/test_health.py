@@ -128,6 +128,26 @@ def test_equal_completions_are_no_sickness_once_the_reward_has_risen_for_all() -
     assert found([*run(WINDOW), *split]) == ["no_signal", "identical", "entropy_collapse"]
 
 
+def test_a_collapse_to_one_wording_is_told_from_longer_and_from_shorter_texts() -> None:
+    """Longer texts have a smaller share of different pairs, shorter ones fewer pairs: neither is a collapse."""
+
+    def after(share: float, length: float) -> list[str]:
+        return found([*run(WINDOW, **worded(0.2, 20.0)), *run(WINDOW, WINDOW, **worded(share, length))])
+
+    def worded(share: float, length: float) -> dict[str, float]:
+        return {
+            "completions/distinct_2": share,
+            "completions/mean_length": length,
+            "completions/max_length": 2 * length,
+        }
+
+    assert after(0.1, 20.0) == ["mode_collapse"] and after(0.11, 20.0) == []
+    assert after(0.05, 60.0) == [] and after(0.05, 40.0) == ["mode_collapse"]  # three and two times as long
+    assert after(0.2, 8.0) == []  # two fifths as long
+    converged = run(WINDOW, WINDOW, **worded(0.05, 20.0), reward=3.0, reward_std=0.1)
+    assert found([*run(WINDOW, **worded(0.2, 20.0)), *converged]) == []
+
+
 def test_a_reward_is_flat_only_if_it_scatters_around_one_level() -> None:
     scatter = [{"reward": 1.0 + (-1) ** step * 0.2} for step in range(LONG)]
     flat = [event | {"metrics": event["metrics"] | extra} for event, extra in zip(run(LONG), scatter, strict=True)]
@@ -142,6 +162,7 @@ def test_a_learning_rate_still_warming_up_is_not_too_low() -> None:
     assert found(run(30, **still)) == ["too_slow"]
     assert found([*run(30, **still, learning_rate=4e-6)]) == []
     assert found(run(30, **still | {"kl": 1e-4})) == []
+    assert found(run(30, **still | {"kl": -0.2}), kl_estimator="documented") == []
     assert found(run(29, **still)) == []
 
 

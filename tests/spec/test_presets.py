@@ -31,9 +31,9 @@ def draft(tmp_path: Path, qapp) -> Draft:
 
 
 def test_the_documented_presets_exist():
-    assert [candidate.title for candidate in ALL][:9] == [
+    assert [candidate.title for candidate in ALL][:11] == [
         "Demo", "Fast try", "Reasoning", "Small memory", "GSPO", "DAPO", "Dr. GRPO", "Full, small model",
-        "As documented",
+        "GSM8K", "DeepMath", "As documented",
     ]  # fmt: skip
 
 

@@ -119,6 +119,8 @@ SICK = [
          ("repetition",)),
     Plan("entropy", "Rewards by chance, a high learning rate and no KL term.",
          own("dice") | {"learning_rate": 2e-3, **CONSTANT, "beta": 0.0, "num_iterations": 4}, ("entropy_collapse",)),
+    Plan("mode-collapse", "The same: texts of a group still differ, and are more and more made of the same words.",
+         own("dice") | {"learning_rate": 2e-3, **CONSTANT, "beta": 0.0, "num_iterations": 4}, ("mode_collapse",)),
     Plan("zero-gradient", "Every completion is cut off, and cut-off completions are not trained on.",
          own("digits") | {"max_completion_length": 6, "mask_truncated_completions": True}, ("gradient_zero", "cut_off"),
          steps=30),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -93,4 +94,51 @@ class Inputs:
             raw["fuse"] = chance() < 0.4
         if (raw["fuse"] or raw["train_type"] == "full") and chance() < 0.6:
             raw["lm_studio_name"] = "tortured"
-        return raw
+        return raw | self._draw_course(random, raw)
+
+    def _draw_course(self, random: Random, raw: dict[str, Any]) -> dict[str, Any]:
+        """Where the run starts, what a stage has of its own, which checkpoint is the best, and what is in one."""
+        choice, chance = random.choice, random.random
+        drawn: dict[str, Any] = {}
+        if raw["train_type"] != "full" and chance() < 0.25:
+            drawn["adapter"] = str(self.adapter(raw))
+        if "stages" in raw and chance() < 0.8:
+            first, second = raw["stages"]
+            own = {
+                "learning_rate": 3e-4,
+                "temperature": 1.2,
+                "max_completion_length": choice([4, 8]),
+                "group_size": choice([2, 3]),
+            }
+            other = {"data": str(write_rows(self.folder / "others.jsonl", 5))} if chance() < 0.6 else {}
+            drawn["stages"] = [first, second | own | other, *([first] if chance() < 0.3 else [])]
+        if chance() < 0.3:
+            drawn |= {"load_best_at_end": True}
+        if chance() < 0.2:
+            drawn |= {"best_metric": choice(["grad_norm", "reward_std"]), "best_is_lowest": chance() < 0.5}
+        if chance() < 0.2:
+            # Plain SGD has no moments that a checkpoint without them would lose.
+            drawn |= {"save_only_model": True, "optimizer": "sgd"}
+        if raw["steps_per_eval"] and chance() < 0.3:
+            drawn |= {"eval_delay": 3, "eval_batch_size": 2}
+        return drawn
+
+    def adapter(self, raw: dict[str, Any]) -> Path:
+        """A trained adapter that fits these settings, as far as its files tell."""
+        folder = self.folder / f"adapter-{Path(raw['model']).name}-{raw['train_type']}"
+        if folder.exists():
+            return folder
+        import mlx.core as mx
+
+        from backend.models.policy import load_policy
+        from backend.models.saving import adapter_config, save_arrays
+        from backend.spec.config import parse
+
+        config = parse(raw | {"beta": 0.0, "sync_ref_model": False})
+        policy, arrays = load_policy(config), dict[str, mx.array]()
+        for index, (name, array) in enumerate(policy.trainable().items()):
+            arrays[name] = array + 0.02 * mx.random.normal(array.shape, key=mx.random.key(index))
+        folder.mkdir()
+        save_arrays(folder / "adapters.safetensors", arrays)
+        (folder / "adapter_config.json").write_text(json.dumps(adapter_config(policy, config)))
+        return folder

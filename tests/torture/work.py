@@ -56,7 +56,19 @@ class Work:
         return self.warm.run(*self.command(home), home=home, kill_after_s=kill_after_s, blow=blow)
 
     def __str__(self) -> str:
-        told = ("train_type", "grpo_loss_type", "num_iterations", "iters", "save_every", "stages", "fuse")
+        told = (
+            "adapter",
+            "save_only_model",
+            "load_best_at_end",
+            "best_metric",
+            "train_type",
+            "grpo_loss_type",
+            "num_iterations",
+            "iters",
+            "save_every",
+            "stages",
+            "fuse",
+        )
         return f"{type(self).__name__} { ({key: self.raw[key] for key in told if key in self.raw}) }"
 
 
@@ -87,7 +99,7 @@ class Sweep(Work):
             "lm_studio_name": "",
             "run_name": "",
         }
-        self.raw |= {"early_stopping_patience": 0}
+        self.raw |= {"early_stopping_patience": 0, "save_only_model": False}
         del self.raw["stages"]
 
     def prepare(self, home: Path) -> None:

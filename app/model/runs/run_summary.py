@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.spec.config import SETTINGS, Config
+from backend.spec.stages import stage_settings
 
 
 def summary(config: Config, seconds: float | None = None, memory: str = "") -> str:
@@ -21,8 +22,9 @@ def summary(config: Config, seconds: float | None = None, memory: str = "") -> s
         count_text(steps, "step") if steps else f"{count_text(config.epochs, 'pass', 'passes')} over the dataset"
     )
     if seconds is not None:
+        all_of_them = _completions(config)
         step_s = seconds * group * prompts
-        parts.append(duration_text(step_s * steps) if steps else f"{duration_text(step_s)} a step")
+        parts.append(duration_text(seconds * all_of_them) if all_of_them else f"{duration_text(step_s)} a step")
     return ", ".join([*parts, memory] if memory else parts) + "."
 
 
@@ -70,12 +72,25 @@ def _steps(config: Config) -> int:
     return staged or (0 if config.epochs > 0 else config.iters)
 
 
+def _completions(config: Config) -> int:
+    """How many completions the run samples to learn from; 0 if that depends on the length of the dataset."""
+    per_step = config.group_size * config.prompts_per_step
+    if not _staged(config.stages):
+        return per_step * _steps(config)
+    values, total = config.model_dump(), 0
+    for index, stage in enumerate(config.stages):
+        own = values | stage_settings(values, index)
+        prompts = own["batch_size"] * own["gradient_accumulation_steps"] * own["steps_per_generation"]
+        total += stage["iters"] * own["group_size"] * prompts
+    return total
+
+
 def details(config: Config) -> list[str]:
     """Short phrases without a full stop, the most important first."""
     phrases = [_learner(config), _rewards(config), _reference(config)]
     phrases += _updates(config)
-    if steps := _steps(config):
-        phrases.append(f"{config.group_size * config.prompts_per_step * steps:,} completions in all")
+    if completions := _completions(config):
+        phrases.append(f"{completions:,} completions in all")
     phrases.append(_pauses(config))
     if config.lm_studio_name.strip():
         phrases.append(f"Goes to LM Studio as {config.lm_studio_name.strip()}")

@@ -117,7 +117,8 @@ class Plot(QFrame):
         column.addLayout(self._body, 1)
 
     def _build_placeholder(self) -> QWidget:
-        self._placeholder = QWidget()
+        # With a parent: a stack shows its first page at once, which would be a window.
+        self._placeholder = QWidget(self)
         self._waiting = label(role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
         self._offer = LinkButton("")
         self._offer.clicked.connect(self.offer_taken)

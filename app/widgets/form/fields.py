@@ -221,9 +221,17 @@ class MappingField(ProseField):
 
 
 class StagesField(ProseField):
-    """Stages, one JSON object per line, such as {"iters": 100, "reward_weights": [1, 0.5]}."""
+    """Stages, one JSON object per line."""
 
     lines = 3
+
+    def build(self) -> QWidget:
+        holder = super().build()
+        self.control.setPlaceholderText(
+            'One stage a line, such as {"iters": 100, "max_completion_length": 256}\n'
+            '{"iters": 300, "max_completion_length": 1024, "learning_rate": 5e-6}'
+        )
+        return holder
 
     def value(self) -> Any:
         return value_text.stages_value(self.control.toPlainText())

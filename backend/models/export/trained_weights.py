@@ -19,6 +19,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from backend.models import policy
 from backend.models.loading import open_weights
+from backend.models.saved_modules import array_names
 from backend.models.tokenizers import load_tokenizer
 from backend.spec.faults import Mistake
 
@@ -32,6 +33,10 @@ class AdapterFiles:
 
     arrays: Path
     config: Path
+
+    def about(self) -> dict[str, Any]:
+        """The content of adapter_config.json."""
+        return json.loads(self.config.read_text(encoding="utf-8"))
 
     def copied_to(self, folder: Path) -> AdapterFiles:
         """Copies under mlx-lm's names in `folder`, made where it is missing."""
@@ -88,6 +93,10 @@ class TrainedWeights:
         how = policy.QUANTIZATION.get(self.quantization)
         return policy.quantize(model, config, **how) if how else (model, config)
 
+    def whole_modules(self) -> list[str]:
+        """The full names of the modules that were trained as a whole beside adapters."""
+        return [] if self.adapters is None else self.adapters.about().get("modules_to_save") or []
+
     def pinned(self, folder: Path) -> TrainedWeights:
         """The same with copies of the adapters in `folder`: a run that is still training replaces its own."""
         return self.with_adapters(self.adapters.copied_to(folder)) if self.adapters else self
@@ -115,9 +124,14 @@ def _attach(model: nn.Module, files: AdapterFiles) -> None:
     saved: Any = mx.load(str(files.arrays))
     names = [name for name, _ in tree_flatten(model.parameters())]
     own = {name for name in names if name.rpartition(".")[2] in (ADAPTER_LEAVES if is_dora else ADAPTER_LEAVES[:2])}
+    whole = array_names(model, config.get("modules_to_save") or [])
+    own |= whole
     if missing := sorted(own - saved.keys()):
         raise Mistake("run", f"{files.arrays} lacks {len(missing)} of the model's adapters, {missing[0]} among them.")
-    _load(model, saved, own, files.arrays)
+    types = {name: array.dtype for name, array in tree_flatten(model.parameters()) if name in whole}
+    # What was trained as a whole was kept in 32 bits, and has the type of the model in it.
+    typed = {name: array.astype(types.get(name, array.dtype)) for name, array in saved.items()}
+    _load(model, typed, own, files.arrays)
 
 
 def _replace_arrays(model: nn.Module, file: Path) -> None:

@@ -32,7 +32,9 @@ from backend.spec.faults import Mistake
 from backend.types import Group, Problem
 
 WITHOUT_REFERENCE = {
-    key: value for key, value in SMALLEST_MODEL.items() if key not in ("train_type", "num_layers", "rank", "lora_keys")
+    key: value
+    for key, value in SMALLEST_MODEL.items()
+    if key not in ("train_type", "num_layers", "rank", "lora_keys", "modules_to_save")
 }
 """Settings that load no reference and keep the run's adapters."""
 

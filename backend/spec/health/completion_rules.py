@@ -23,6 +23,28 @@ def identical(recent: Recent, threshold: float) -> Sign | None:
     )
 
 
+def mode_collapse(recent: Recent, threshold: float) -> Sign | None:
+    names = "completions/distinct_2", "completions/mean_length"
+    now, length = (recent.mean(name) for name in names)
+    shares, lengths = (known(recent.first, name) for name in names)
+    if now is None or not length or not shares or len(shares) != len(lengths) or recent.has_converged:
+        return None
+    before, length_before = sum(shares) / len(shares), sum(lengths) / len(lengths)
+    if before <= 0 or length_before <= 0:
+        return None
+    # Longer texts have a smaller share of different pairs by themselves, and shorter ones fewer pairs: both have to have fallen.
+    left = max(now / before, now * length / (before * length_before))
+    if left > threshold:
+        return None
+    return Sign(
+        now,
+        f"“Distinct-2” has fallen from {before:.2g} to {now:.2g}: of the pairs of words that a group was written with at first, {left:.0%} are left "
+        f"(at {threshold:.0%} or less it has collapsed to one way of saying things).",
+        _more_variety(recent) or {"learning_rate": recent.scaled("learning_rate", 0.5)},
+        limit=threshold * before,
+    )
+
+
 def _more_variety(recent: Recent) -> dict[str, float]:
     return {"temperature": 1.0} if recent.setting("temperature") < 0.8 else {}
 
@@ -107,6 +129,14 @@ COMPLETION_RULES = (
                   "ours: with 20 other completions in a group, one that differs; the demo starts at 0.2, and ends at 0 once it has learned"),
         "Raise Temp towards 1, and let Top P and Top K through more tokens.",
         identical, "temperature",
+    ),
+    Rule(
+        "mode_collapse", "Mode collapse", "Distinct words", "completions/distinct_2",
+        Threshold(0.5, f"over {WINDOW} steps the different pairs of tokens of a group, as a share of its tokens and as a number, are at most this part of "
+                  f"what they were in the run's first {WINDOW} steps, and the reward has not risen to nearly the same for all",
+                  "ours; distinct-n: arXiv:1510.03055. A healthy run of the demo keeps 0.6 and more, one that collapses comes to 0.4"),
+        "Go on from an earlier checkpoint with a lower learning rate, a KL weight or an entropy bonus; raise Temp towards 1.",
+        mode_collapse, "learning_rate",
     ),
     Rule(
         "entropy_collapse", "Entropy collapse", "Entropy", "entropy",

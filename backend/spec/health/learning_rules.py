@@ -76,6 +76,8 @@ def too_slow(recent: Recent, threshold: float) -> Sign | None:
     rate = recent.setting("learning_rate")
     if kl is None or kl >= threshold or recent.has_improved or min(rates, default=0) < rate / 2:
         return None
+    if recent.setting("kl_estimator") != "k3" and recent.setting("beta") > 0:
+        return None  # that estimate is of either sign, and small where the policy has moved far
     return Sign(
         kl,
         f"“KL from the reference” is still {kl:.1g} nats a token after {recent.step} steps (below {threshold:.0g} the policy has not moved), "

@@ -263,7 +263,7 @@ class BackwardMemory:
         logits = round(arrays * min(plan.chunk, tokens) * self.shape.vocabulary * FLOAT_BYTES)
         head_gradients = (
             3 * self.shape.vocabulary * self.shape.hidden * FLOAT_BYTES
-            if self.memory.full and plan.chunk < tokens
+            if self.memory.trains_head and plan.chunk < tokens
             else 0
         )
         return logits + head_gradients + 2 * tokens * self.shape.hidden * FLOAT_BYTES

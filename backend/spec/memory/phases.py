@@ -106,7 +106,12 @@ class MemoryModel:
         self.rows = self.row_costs.planned(self.completions)
         """Completions decoded together where memory suffices."""
         count = len(shape.layers)
-        trainable_layers = count if self.full or config.num_layers < 0 else min(config.num_layers, count)
+        embeds = [linear.name for linear in shape.outside if not linear.name.endswith("lm_head")]
+        trains_embedding = any(is_named(name, config.modules_to_save) for name in embeds) and not self.full
+        self.trains_head = self.full or any(is_named(linear.name, config.modules_to_save) for linear in shape.outside)
+        """Whether the output layer's weights may learn: it is the embedding in many models."""
+        every_layer = self.full or trains_embedding or config.num_layers < 0
+        trainable_layers = count if every_layer else min(config.num_layers, count)
         self.layers = shape.layers[count - trainable_layers :]
         self.kinds = shape.kinds[count - trainable_layers :]
         """The trainable layers, which are the last. Earlier layers save nothing for the backward pass."""
@@ -118,7 +123,7 @@ class MemoryModel:
         weights = self.weights()
         sizes = [
             ("weights", weights),
-            ("adapters", 0 if self.full else self.trainable()),
+            ("adapters", 0 if self.full else self._beside_weights()),
             ("optimizer", self._optimizer()),
         ]
         return [
@@ -151,7 +156,19 @@ class MemoryModel:
         """Bytes of all trainable weights; their gradients are as large."""
         if self.full:
             return self._in_floats(FLOAT_BYTES)
-        return FLOAT_BYTES * sum(self._adapter(linear) for linear in self.adapted_linears())
+        return FLOAT_BYTES * (
+            sum(self._adapter(linear) for linear in self.adapted_linears()) + self._in_whole_modules()
+        )
+
+    def _in_whole_modules(self) -> int:
+        """Numbers of the matrices that are trained as a whole beside adapters; norms are too small to count."""
+        whole = self.config.modules_to_save
+        return sum(linear.numbers for linear in self.shape.matrices if is_named(linear.name, whole))
+
+    def _beside_weights(self) -> int:
+        """Bytes of the trainable arrays that are not the model's own: adapters, and the float32 of whole modules in 16 bits."""
+        in_place = self.weight_width == FLOAT_BYTES
+        return self.trainable() - (FLOAT_BYTES * self._in_whole_modules() if in_place else 0)
 
     def _adapter(self, linear: Linear) -> int:
         """Numbers of an adapter: LoRA's A [in, rank] and B [rank, out] per expert (arXiv:2106.09685), and with DoRA the
@@ -161,12 +178,19 @@ class MemoryModel:
 
     def adapted_linears(self) -> list[Linear]:
         named = [linear for linear in self.shape.outside if is_named(linear.name, self.config.lora_keys)]
-        return [linear for layer in self.layers for linear in self.adapted_in_layer(layer)] + named
+        # A trained embedding makes every layer save for the backward pass, and adapters are in the last ones all the same.
+        layers = self.layers if self.full or self.config.num_layers < 0 else self.layers[-self.config.num_layers :]
+        return [linear for layer in layers for linear in self.adapted_in_layer(layer)] + named
 
     def adapted_in_layer(self, layer: tuple[Linear, ...]) -> list[Linear]:
         keys = self.config.lora_keys
         is_all = self.full or not keys or ALL_LINEAR in keys
-        return [linear for linear in layer if is_all or is_named(linear.name, keys)]
+        named = [linear for linear in layer if is_all or is_named(linear.name, keys)]
+        return (
+            named
+            if self.full
+            else [linear for linear in named if not is_named(linear.name, self.config.modules_to_save)]
+        )
 
     def _optimizer(self) -> int:
         if self.config.optimizer in OPTIMIZER_COPIES:
@@ -193,7 +217,9 @@ class MemoryModel:
             return 0
         if self.config.reference_model_path:
             return weights
-        return self.trainable() if self.full or self.config.sync_ref_model else 0
+        if self.full or self.config.sync_ref_model:
+            return self.trainable()
+        return round(self._in_whole_modules() * self.weight_width)  # the modules as they were
 
     # ── sampling ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

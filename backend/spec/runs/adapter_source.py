@@ -38,7 +38,7 @@ class AdapterSource:
 
     def described(self) -> dict[str, Any]:
         """The content of adapter_config.json, {} without one. Raises Mistake."""
-        content = read_json(self.about, SETTING) if self.about is not None else {}
+        content: Any = read_json(self.about, SETTING) if self.about is not None else {}
         if not isinstance(content, dict):
             raise Mistake(SETTING, f"{shown(self.about, PATH)} must hold a JSON object.")
         return cast("dict[str, Any]", content)
@@ -95,9 +95,9 @@ def _about(weights: Path) -> Path | None:
 def adapter_settings(source: AdapterSource) -> dict[str, Any]:
     """The settings that the adapters were trained with, as far as adapter_config.json tells them. Raises Mistake."""
     about = source.described()
-    parameters = about.get("lora_parameters")
-    parameters = cast("Mapping[str, Any]", parameters) if isinstance(parameters, dict) else {}
-    told = {
+    listed: Any = about.get("lora_parameters")
+    parameters = cast("dict[str, Any]", listed if isinstance(listed, dict) else {})
+    told: dict[str, Any] = {
         "train_type": about.get("fine_tune_type"),
         "num_layers": about.get("num_layers"),
         "rank": parameters.get("rank"),

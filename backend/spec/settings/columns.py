@@ -6,9 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from backend.spec.checks import MOST_COMPLETIONS
 from backend.spec.setting import setting
-from backend.spec.settings.limits import MOST_TOKENS
+from backend.spec.settings.limits import MOST_COMPLETIONS, MOST_TOKENS
 
 
 class DataColumnFields(BaseModel):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from backend.spec.checks import MOST_COMPLETIONS
 from backend.spec.setting import setting
-from backend.spec.settings.limits import NEVER
+from backend.spec.settings.limits import MOST_COMPLETIONS, NEVER
 
 
 class EvaluationFields(BaseModel):
@@ -20,7 +19,7 @@ class EvaluationFields(BaseModel):
     eval_delay: int = setting(0, "training", "Eval delay", "No evaluation before this step, but for the one before training, which all later ones "
                               "are compared with, and the one after the last step.", ge=0, le=NEVER, unit="steps", advanced=True)
     eval_batch_size: int | None = setting(None, "training", "Eval batch", "Held-out prompts that are answered together; Val Batches and Test "
-                                          "batches count batches of this size. Empty means as many as in a step.", ge=1, le=MOST_COMPLETIONS,
+                                          "Batches count batches of this size. Empty means as many as in a step.", ge=1, le=MOST_COMPLETIONS,
                                           unit="prompts", advanced=True)
     save_every: int = setting(100, "training", "Save", "How often a checkpoint is written.", ge=1, le=NEVER, unit="steps")
     stop_when: list[str] = setting([], "training", "Stop when", "Ends the run once one of these is met, as finished: a metric, a sign and a "

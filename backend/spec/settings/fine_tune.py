@@ -36,6 +36,9 @@ class FineTuneFields(BaseModel):
     lora_keys: list[str] = setting([], "fine_tune", "Target modules", "Names of the layers that get adapters, whole or their end: "
                                    "self_attn.q_proj or q_proj; all-linear means every linear one. Empty means all that can.",
                                    advanced=True, when=_ADAPTERS)
+    modules_to_save: list[str] = setting([], "fine_tune", "Modules to save", "Modules that are trained as a whole beside the adapters, by name "
+                                         "or its end: lm_head, embed_tokens, norm. They are saved with the adapters, which mlx-lm then does "
+                                         "not load by itself; the fused model has them.", advanced=True, when=_ADAPTERS)
     quantization: str = setting(
         "none", "fine_tune", "Quantization", "Stores the frozen base weights in fewer bits, after loading. Quantisation-aware training (QAT) does "
         "not apply to GRPO.",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from backend.spec.checks import MOST_COMPLETIONS
 from backend.spec.setting import setting
-from backend.spec.settings.limits import MOST_TOKENS
+from backend.spec.settings.limits import MOST_COMPLETIONS, MOST_TOKENS
 
 
 class GenerationFields(BaseModel):

@@ -34,7 +34,8 @@ class RewardFields(BaseModel):
                                                 kind="numbers", advanced=True, when=("reward_weight_schedule", ("linear",)),
                                                 used_by=("rewards",))
     stages: list[dict[str, Any]] = setting([], "generation", "Stages", "Parts of the run, one after the other, each with its own "
-                                           "iters, reward_functions and reward_weights. Together they decide how long the run is.",
+                                           "iters and whatever else it needs: reward_functions, reward_weights, data and its columns, learning_rate, "
+                                           "temperature, group_size, max_completion_length … Together they decide how long the run is.",
                                            kind="stages", advanced=True)
     reward_timeout: float = setting(60.0, "generation", "Reward timeout", "A reward function that takes longer than this "
                                     "in one step stops the run.", gt=0, le=1_000_000, unit="s", advanced=True,

@@ -62,11 +62,11 @@ def merged_arrays(trained: TrainedWeights, original: OriginalFiles) -> dict[str,
         )
     arrays = original.arrays()
     for name, runs in by_original(run for array in learned.changed() for run in traced[array]).items():
-        arrays[name] = _merged(arrays[name], runs, learned)
+        arrays[name] = merged(arrays[name], runs, learned)
     return arrays | _tied_copy(original, arrays, {run.original for runs in traced.values() for run in runs})
 
 
-def _merged(tensor: mx.array, runs: list[Rows], learned: TrainedRows) -> mx.array:
+def merged(tensor: mx.array, runs: list[Rows], learned: TrainedRows) -> mx.array:
     """The tensor with the rows that were trained in the place of its own."""
     rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.ndim > 1 else tensor.reshape(math.prod(tensor.shape), 1)
     parts: list[mx.array] = []

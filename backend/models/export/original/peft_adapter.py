@@ -18,6 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from backend.models.export.model_files import write_safetensors
+from backend.models.export.original.merged_weights import merged
 from backend.models.export.original.original_files import OriginalFiles, open_with
 from backend.models.export.original.row_trace import Rows, Trace, by_original, trace
 from backend.models.export.original.trained_rows import LowRank, TrainedRows, trained_rows
@@ -52,8 +53,13 @@ def write_peft_adapter(trained: TrainedWeights, original: OriginalFiles, to: Pat
         arrays[f"{PREFIX}{name}.lora_B.weight"] = layer.b.astype(mx.float32)
         if layer.magnitude is not None:
             arrays[f"{PREFIX}{name}.lora_magnitude_vector"] = layer.magnitude.astype(mx.float32)
+    whole = _whole_tensors(original, learned, traced)
+    arrays |= {f"{PREFIX}{name}": tensor for name, tensor in whole.items()}
     write_safetensors(to / ARRAYS, arrays, metadata={"format": "pt"})
-    config = _config(original.name, layers, next(iter(learned.adapters.values())).scale, _uses_rslora(trained))
+    assert trained.adapters is not None
+    uses_rslora = trained.adapters.about().get("use_rslora") is True
+    config = _config(original.name, layers, next(iter(learned.adapters.values())).scale, uses_rslora)
+    config["modules_to_save"] = sorted({name.rpartition(".")[0] for name in whole}) or None
     (to / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     (to / "README.md").write_text(_readme(original.name, config["use_dora"]), encoding="utf-8")
 
@@ -74,6 +80,7 @@ def open_peft_adapter(folder: Path, original: OriginalFiles) -> nn.Module:
             magnitude = saved[f"{PREFIX}{name}.lora_magnitude_vector"]
             merged = (magnitude / mx.linalg.norm(merged, axis=1))[:, None] * merged
         arrays[f"{name}.weight"] = merged
+    arrays |= {name: saved[f"{PREFIX}{name}"] for name in arrays if f"{PREFIX}{name}" in saved}
     return open_with(original, arrays)
 
 
@@ -118,6 +125,17 @@ def _layers(original: OriginalFiles, learned: TrainedRows, traced: Trace) -> Ite
         yield name.removesuffix(".weight"), _layer(runs, learned.adapters, shapes[name], weights[name])
 
 
+def _whole_tensors(original: OriginalFiles, learned: TrainedRows, traced: Trace) -> dict[str, mx.array]:
+    """The original tensors, float32, of the modules that were trained as a whole. Raises Mistake where one cannot be found."""
+    if lost := sorted(learned.arrays.keys() - traced.keys()):
+        raise Mistake(
+            "format", f"Which of the original weights {lost[0]} comes from could not be found out; {MERGE_INSTEAD}."
+        )
+    tensors = original.arrays()
+    runs = by_original(run for array in learned.arrays for run in traced[array])
+    return {name: merged(tensors[name].astype(mx.float32), rows, learned) for name, rows in runs.items()}
+
+
 def _layer(runs: list[Rows], adapters: Mapping[str, LowRank], shape: tuple[int, ...], weight: mx.array) -> PeftLayer:
     """One adapter of an original layer [out, in] from those of the mlx-lm layers in it, side by side along the rank."""
     arrays = list(dict.fromkeys(run.array for run in runs))
@@ -141,11 +159,6 @@ def _layer(runs: list[Rows], adapters: Mapping[str, LowRank], shape: tuple[int, 
 
 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _uses_rslora(trained: TrainedWeights) -> bool:
-    assert trained.adapters is not None
-    return json.loads(trained.adapters.config.read_text(encoding="utf-8")).get("use_rslora") is True
 
 
 def _config(base: str, layers: Mapping[str, PeftLayer], scale: float, rslora: bool) -> dict[str, Any]:

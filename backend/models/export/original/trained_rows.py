@@ -15,6 +15,7 @@ from mlx_lm.tuner.dora import DoRAEmbedding, DoRALinear
 from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear, LoRASwitchLinear
 
 from backend.models.export.trained_weights import TrainedWeights
+from backend.models.saved_modules import array_names
 from backend.spec.faults import Mistake
 
 
@@ -73,7 +74,9 @@ def trained_rows(trained: TrainedWeights) -> TrainedRows:
     if trained.adapters is None:
         return TrainedRows({}, dict(tree_flatten(model.parameters())))
     adapted = {name: module for name, module in model.named_modules() if "lora_a" in module}
-    return TrainedRows({f"{name}.weight": _low_rank(name, module) for name, module in adapted.items()}, {})
+    arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    whole = {name: arrays[name] for name in array_names(model, trained.whole_modules())}
+    return TrainedRows({f"{name}.weight": _low_rank(name, module) for name, module in adapted.items()}, whole)
 
 
 def _low_rank(name: str, module: nn.Module) -> LowRank:
