@@ -40,7 +40,7 @@ _FIELDS: dict[str, Word] = {
     **renamed(optimizer_weight_decay="weight_decay", num_rollout_samples="group_size", ppo_batch_size="batch_size"),
     **renamed(sampling_temperature="temperature", sampling_top_p="top_p", sampling_min_p="min_p", grpo_beta="beta"),
     **renamed(eval_every="steps_per_eval", grad_accum_steps="gradient_accumulation_steps", use_grad_checkpointing="grad_checkpoint"),
-    "use_wandb": Translated(("report_to",), "true is wandb."),
+    "use_wandb": Translated(("report_to",), "true is wandb.", is_switch=True),
     **renamed(wandb_project="tracker_project", wandb_run_name="tracker_run_name"),
     "resume_from_checkpoint": PLUMBING["resume_from_checkpoint"],
     **refused(_TAGS, "think_start_tag", "think_end_tag", "answer_start_tag", "answer_end_tag",
