@@ -10,12 +10,8 @@ from backend.spec.other_programs.trl_training import PLUMBING
 from backend.spec.other_programs.words import OtherProgram, Translated, Word, refused, renamed, same, without_effect
 from backend.spec.user_input.text import shown
 
-CONTENT_REWARDS = {
-    "jaccard": "jaccard",
-    "math_eval": "math_eval",
-    "choice_correctness": "multiple_choice(partial=true)",
-}
-"""Its `reward_content_type` → our reward function."""
+CONTENT_REWARDS = ("jaccard", "math_eval", "choice_correctness")
+"""Values of its `reward_content_type`; our reward functions have the same names."""
 FORMAT_REWARD = "r1_soft_format_reward_func"
 _REWARDS = "The format reward r1_soft_format_reward_func (0 or 0.5, −0.5 or 0.5 there) and the content reward, with these weights."
 
@@ -75,7 +71,7 @@ def rewards(to: Rewriting) -> None:
     if kind not in CONTENT_REWARDS:
         sentence = f"reward_content_type cannot be {shown(kind, 40)}; it is one of {', '.join(CONTENT_REWARDS)}."
         return to.refuse("reward_content_type", sentence)
-    to.fill("reward_functions", [FORMAT_REWARD, CONTENT_REWARDS[kind]], "reward_content_type")
+    to.fill("reward_functions", [FORMAT_REWARD, kind], "reward_content_type")
     to.fill("reward_weights", [0.5 if weight is None else weight for weight in weights], "reward_format_weight")
 
 

@@ -20,7 +20,8 @@ GENERATION: dict[str, Word] = {
         "Options of these names; others are refused.",
     ),
     **dict.fromkeys(
-        ("vllm_guided_decoding_regex", "vllm_structured_outputs_regex"), Translated(("output_regex",), "With or without use_vllm.")
+        ("guided_decoding_regex", "vllm_guided_decoding_regex", "structured_outputs_regex", "vllm_structured_outputs_regex"),
+        Translated(("output_regex",), "With or without use_vllm."),
     ),
     "generation_batch_size": Translated(
         ("batch_size", "steps_per_generation"), "Completions sampled at once there: prompts times group; refused where that leaves a rest."
