@@ -138,7 +138,7 @@ class GuideContents(QWidget):
 
 
 def _children(item: QTreeWidgetItem) -> list[QTreeWidgetItem]:
-    return [item.child(row) for row in range(item.childCount())]
+    return [child for row in range(item.childCount()) if (child := item.child(row)) is not None]
 
 
 def _item(heading: Heading) -> QTreeWidgetItem:
