@@ -43,7 +43,7 @@ class EvaluationRequest:
     """What the page asks for. None leaves the choice to the verb."""
 
     split: str = "test"
-    checkpoint: str = "last"
+    checkpoint: str = "end"
     completions: int | None = None
     limit: int | None = None
 

@@ -27,17 +27,8 @@ BRINGS = "Brings: dataset and rewards"
 """The third line of a preset of a public dataset: where it is, its columns, and the rewards that fit them."""
 BROUGHT = {*DATASET_KEYS, "valid_data", "test_data", "reward_functions", "reward_weights", "reward_functions_file"}
 ORDER = (
-    "demo",
-    "fast_try",
-    "reasoning",
-    "small_memory",
-    "gspo",
-    "dapo",
-    "dr_grpo",
-    "full_small",
-    "gsm8k",
-    "deepmath",
-    "as_documented",
+    *("demo", "fast_try", "reasoning", "small_memory", "gspo", "dapo", "dr_grpo", "full_small"),
+    *("as_documented", "gsm8k", "deepmath"),
 )
 
 

@@ -174,7 +174,7 @@ class EvaluatePage(QWidget):
         self.evaluations.start(
             EvaluationRequest(
                 split=form.split.currentData(),
-                checkpoint=form.checkpoint.currentData() or "last",
+                checkpoint=form.checkpoint.currentData() or "end",
                 completions=form.number(form.completions),
                 limit=form.number(form.limit),
             )

@@ -40,14 +40,15 @@ def estimate(
     prompt: Annotated[int | None, typer.Option("--prompt", help="Tokens of the longest prompt.", min=1)] = None,
 ) -> None:
     """Say what memory a run needs, phase by phase; loads no weights."""
-    from backend.spec.config import load
+    from backend.spec.config import parse, read
     from backend.spec.machine import machine_bytes
     from backend.spec.memory.model_shape import shape_of
     from backend.spec.memory.worst_stage import estimate_run
     from backend.spec.model_and_data_names import model_source
     from backend.spec.places import local_folder
+    from backend.spec.runs.adapter_source import with_adapter
 
-    settings = load(config)
+    settings = parse(with_adapter(read(config)))
     model_source(settings.model, "model")
     folder = local_folder(settings.model)
     shape = shape_of(folder) if folder is not None else None

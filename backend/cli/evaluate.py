@@ -75,8 +75,11 @@ def evaluate(
     ] = "",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first prompts of the split.")] = None,
     checkpoint: Annotated[
-        str, typer.Option(help="last, best, or the number of a step.", autocompletion=checkpoints)
-    ] = "last",
+        str,
+        typer.Option(
+            help="end, which is what the run has left, last, best, or the number of a step.", autocompletion=checkpoints
+        ),
+    ] = "end",
     is_base_only: Annotated[bool, typer.Option("--base-only", help="Only the model as it was before the run.")] = False,
     seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampled completions.")] = None,
     name: Annotated[str, typer.Option(help="Name of the result.")] = "",

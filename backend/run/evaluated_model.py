@@ -8,6 +8,7 @@ from pathlib import Path
 from backend.run.checkpoint import Checkpoint, all_checkpoints
 from backend.run.trial_sampling import SMALLEST_MODEL, WITHOUT_REFERENCE
 from backend.spec.config import Config
+from backend.spec.diary_ends import step_of_end
 from backend.spec.evaluation import Subject, config_digest
 from backend.spec.faults import Mistake
 from backend.spec.model_and_data_names import check_weights, model_source
@@ -15,6 +16,7 @@ from backend.spec.places import RunFolder, find_run, local_folder
 from backend.spec.runs.archive import summary
 from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import run_config
+from backend.spec.weight_choices import END
 
 MODEL_KEYS = (
     "model", "tokenizer", "quantization", "dtype", "train_type", "num_layers", "rank", "scale", "dropout", "lora_keys",
@@ -47,9 +49,7 @@ class EvaluatedModel:
         )
 
 
-def find_evaluated(
-    name: str, config: Config | None, runs_dir: Path | None = None, which: str = "last"
-) -> EvaluatedModel:
+def find_evaluated(name: str, config: Config | None, runs_dir: Path | None = None, which: str = END) -> EvaluatedModel:
     """The run `name`, a path or a name in the runs folder, at the checkpoint `which`; else the model `name`, a folder or an id.
 
     `config` gives data, rewards and sampling in place of the run's own settings; a model needs it. Raises Mistake.
@@ -80,6 +80,10 @@ def _model(name: str, config: Config | None, no_run: Mistake) -> EvaluatedModel:
 
 
 def _checkpoint(run: RunFolder, which: str) -> Checkpoint:
-    """The checkpoint that `which` names: last, best, or a step. Raises Mistake naming those there are."""
+    """The checkpoint that `which` names: end, which is the last unless the run has left another, last, best, or a step. Raises Mistake
+    naming those there are."""
+    if which == END:
+        left = step_of_end(run)
+        which = "last" if left is None else str(left)
     step = find_checkpoint(run, which).step
     return next(saved for saved in all_checkpoints(run) if saved.state.step == step)

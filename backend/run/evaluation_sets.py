@@ -6,7 +6,7 @@ One evaluation is one `eval` event. The metrics of the valid split have their pl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,18 @@ class EvaluationSets:
                 found |= {f"{name}/{key}": value for key, value in measured.items()}
             before += len(problems)
         return found
+
+
+def held_out_settings(config: Config, stages: Sequence[Config]) -> Config:
+    """The settings by which held-out rows are checked and their prompts chosen. `stages`: the settings of each.
+
+    The rows are the same in every stage: the longest completions decide which prompts fit, and the functions of all stages score them.
+    """
+    if not config.stages:
+        return config
+    functions = dict.fromkeys(name for stage in stages for name in stage.reward_functions)
+    longest = max(stage.max_completion_length for stage in stages)
+    return config.model_copy(update={"max_completion_length": longest, "reward_functions": list(functions)})
 
 
 def named_prompts(splits: Splits, tokenizer: Any, config: Config, make: MakePrompts) -> dict[str, TokenizedPrompts]:

@@ -21,7 +21,7 @@ from backend.run.checkpoint import Checkpoint
 from backend.run.checkpoint_integrity import DamagedCheckpoint
 from backend.run.checkpoint_score import check_metric
 from backend.run.evaluate import held_out_rewards, sample_of
-from backend.run.evaluation_sets import EvaluationSets, named_prompts
+from backend.run.evaluation_sets import EvaluationSets, held_out_settings, named_prompts
 from backend.run.gpu_retries import StepSize
 from backend.run.memory_plan import WHOLE_STEP, learner_limits, plan_memory, refuse_too_large, rollout_limits
 from backend.run.run_inputs import RunInputs, read_inputs, read_stages
@@ -214,15 +214,15 @@ def load_parts(
     refuse_too_large(config, stages)
     policy = load_policy(config, note, shared.base if shared else None)
     make_prompts = shared.tokenized if shared else TokenizedPrompts
-    held_out_settings = _held_out_settings(config, stages)
-    prompts = _tokenized_prompts(inputs.splits, policy, held_out_settings, make_prompts)
+    of_held_out = held_out_settings(config, stages)
+    prompts = _tokenized_prompts(inputs.splits, policy, of_held_out, make_prompts)
     stage_prompts = None
     if config.stages:
         rows = inputs.stages or read_stages(config, inputs.splits, inputs.scorer)
         stage_prompts = tokenized_stages(
             config, stages, rows, lambda rows, *about: make_prompts(rows, policy.tokenizer, *about)
         )
-    named = named_prompts(inputs.splits, policy.tokenizer, held_out_settings, make_prompts)
+    named = named_prompts(inputs.splits, policy.tokenizer, of_held_out, make_prompts)
     for sentence in inputs.splits.notes:
         note(sentence)
     if config.test and "test" not in prompts:
@@ -256,12 +256,6 @@ def load_parts(
         stage_prompts=stage_prompts,
         slow_paths=list(dict.fromkeys([*policy.split_model.slow_paths, *rollout.slow_paths, *of_prompts])),
     )
-
-
-def _held_out_settings(config: Config, stages: Sequence[Config]) -> Config:
-    """The settings by which held-out prompts are chosen: they are the same in every stage, so the longest completions decide."""
-    longest = max(stage.max_completion_length for stage in stages)
-    return config.model_copy(update={"max_completion_length": longest}) if config.stages else config
 
 
 def _tokenized_prompts(

@@ -25,7 +25,7 @@ from backend.models.start_adapter import check_start
 from backend.models.supported_architectures import architecture_refusal
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.run.checkpoint_score import check_metric
-from backend.run.evaluation_sets import check_evaluation_sets
+from backend.run.evaluation_sets import check_evaluation_sets, held_out_settings
 from backend.run.run_inputs import RunInputs, StageRows, read_rows, read_stages, stage_mistake
 from backend.run.scoring_stages import scoring_stages
 from backend.spec.config import Config, parse, problems
@@ -201,20 +201,23 @@ def _check_quantised(folder: Path, config: Config) -> None:
 
 
 def _read_and_check_data(config: Config, tokenizer: Any, scorer: Scorer) -> Splits:
-    """Rows, columns, and, where the model's tokenizer is on disk, whether any prompt leaves room for a completion."""
+    """Rows, columns, and, where the model's tokenizer is on disk, whether any prompt leaves room for a completion. The training rows of
+    a run with stages are `_check_stages`'."""
     splits = read_rows(config, scorer)
-    for split in SPLITS:
-        rows = splits.rows(split)
-        if rows and (faults := check_columns(rows, config, splits.source.get(split, config.data))):
+    of_held_out = held_out_settings(config, stage_configs(config))
+    checked = [split for split in SPLITS if splits.rows(split) and not (split == "train" and config.stages)]
+    for split in checked:
+        if faults := check_columns(splits.rows(split), of_held_out, splits.source.get(split, config.data)):
             raise Mistake(faults)
-    check_evaluation_sets(splits, config, tokenizer)
+    check_evaluation_sets(splits, of_held_out, tokenizer)
     if config.test and not splits.test:
         raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
     check_metric(config, has_held_out=bool(splits.valid or splits.evals))
     if tokenizer is not None:
         used = {"train": True, "valid": config.steps_per_eval > 0, "test": config.test}
-        for split in (split for split in SPLITS if used[split] and splits.rows(split)):
-            check_prompts(splits.rows(split), tokenizer, PromptFormat.of(config), splits.source.get(split, config.data))
+        for split in (split for split in checked if used[split]):
+            source = splits.source.get(split, config.data)
+            check_prompts(splits.rows(split), tokenizer, PromptFormat.of(of_held_out), source)
     return splits
 
 

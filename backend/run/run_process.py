@@ -61,12 +61,14 @@ def train(
     lock = hold_lock(run) if inherited is None else inherited
     try:
         notes = [*warnings]
+        tracks = inherited is None  # those of the program before this one follow the run still
         while True:
             trainer, saved = open_run(
                 config, run, echo, changes=changes, is_restarted=inherited is not None, notes=notes
             )
-            if not notes:  # the first time
+            if tracks:
                 start_trackers(run, config.report_to, trainer.note)
+                tracks = False
             if look is not None:
                 trainer.control.also_look(look)
             ending, damaged = _trained(trainer, saved, command, inputs)

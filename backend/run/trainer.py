@@ -237,9 +237,8 @@ class Trainer:
         # Set only once restored: from here on a failure saves the run first, and half-restored parts must not be saved.
         self.parts = parts
         self.write_started(saved, command)
-        if (
-            saved is None and self.config.adapter
-        ):  # so that no later process needs the adapter, which may have changed by then
+        # So that no later process needs the adapter, which may have changed by then.
+        if saved is None and self.config.adapter:
             self.save_when_there_is_room()
 
     def write_started(self, saved: checkpoint.Checkpoint | None, command: str) -> None:

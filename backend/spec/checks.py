@@ -202,11 +202,10 @@ def _full_fine_tuning_needs_float_weights(train_type: str, quantization: str) ->
 @_reads("train_type", "dtype")
 def _full_fine_tuning_needs_range(train_type: str, dtype: str) -> Iterator[Fault]:
     if train_type == "full" and dtype == "float16":
-        yield Fault(
-            "dtype",
-            "The gradients of weights in float16 fall out of its range, so full fine-tuning takes float32 or bfloat16; choose one "
-            "of them, or LoRA.",
+        sentence = (
+            "The gradients of weights in float16 fall out of its range, so full fine-tuning takes float32 or bfloat16"
         )
+        yield Fault("dtype", f"{sentence}; choose one of them, or LoRA.")
 
 
 @_reads("train_type", "lora_alpha", "use_rslora")
@@ -218,10 +217,8 @@ def _rslora_needs_alpha(train_type: str, alpha: float | None, rslora: bool) -> I
 @_reads("train_type", "quantization")
 def _dora_lacks_6_bits(train_type: str, quantization: str) -> Iterator[Fault]:
     if train_type == "dora" and quantization == "6":
-        yield Fault(
-            "quantization",
-            "DoRA cannot be trained on 6-bit weights with this version of mlx-lm; choose 4 or 8 bits, or LoRA.",
-        )
+        sentence = "DoRA cannot be trained on 6-bit weights with this version of mlx-lm; choose 4 or 8 bits, or LoRA."
+        yield Fault("quantization", sentence)
 
 
 @_reads("lm_studio_name", "fuse", "train_type")

@@ -246,11 +246,16 @@ def dump(config: Config | Mapping[str, Any]) -> str:
         values.pop("iters", None)
     parts: list[str] = []
     for section, members in sections().items():
-        chosen = {about.key: values[about.key] for about in members if about.key in values}
+        chosen = {about.key: _dumped(about, values[about.key]) for about in members if about.key in values}
         if chosen:
             text = yaml.dump(chosen, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
             parts.append(f"# {SECTIONS[section]}\n{text}")
     return "\n".join(parts)
+
+
+def _dumped(about: Setting, value: Any) -> Any:
+    """Empty text for an optional setting that was emptied and would not be by default: null means that a file leaves it out."""
+    return "" if value is None and about.default is not None else value
 
 
 class _Dumper(yaml.SafeDumper):

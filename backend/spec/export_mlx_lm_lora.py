@@ -11,8 +11,10 @@ import yaml
 
 from backend.spec.adapters import ALL_LINEAR, adapter_scale
 from backend.spec.config import SETTINGS, Config
+from backend.spec.faults import Mistake
 from backend.spec.learning_rate import final_rate, warmup_updates
 from backend.spec.other_programs.mlx_lm_groups import QUANTIZATION_FLAGS
+from backend.spec.runs.adapter_source import find_adapter
 from backend.spec.settings.limits import NEVER
 
 _SHARED_KEYS = (
@@ -42,6 +44,7 @@ def mlx_lm_lora_yaml(config: Config) -> tuple[str, dict[str, Any]]:
     values |= (
         {"train": True}
         | _lora_parameters(config)
+        | _start(config)
         | _quantization_flags(config)
         | _schedule(config)
         | _optimizer(config)
@@ -78,6 +81,7 @@ def _untranslatable(config: Config) -> dict[str, Any]:
         config.lr_schedule == "constant" or not config.epochs
     )
     missing |= set() if has_schedule else {"lr_schedule"}
+    missing -= {"adapter"} if _start(config) else set()
     missing |= {"lr_warmup_ratio"} if config.lr_schedule == "constant" and config.lr_warmup_ratio else set()
     return {key: getattr(config, key) for key in SETTINGS if key in missing}
 
@@ -89,6 +93,14 @@ def _lora_parameters(config: Config) -> dict[str, Any]:
     # mlx-lm has whole names alone, and none for all linear layers, which it adapts without names.
     keys = [key for key in config.lora_keys if key != ALL_LINEAR]
     return {"lora_parameters": parameters | ({"keys": keys} if keys else {})}
+
+
+def _start(config: Config) -> dict[str, str]:
+    """The file of the adapters that the run starts from; {} without any, or where it cannot be found."""
+    try:
+        return {"resume_adapter_file": str(find_adapter(config.adapter).weights)} if config.adapter else {}
+    except Mistake:
+        return {}
 
 
 def _quantization_flags(config: Config) -> dict[str, Any]:

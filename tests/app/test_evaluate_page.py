@@ -172,7 +172,7 @@ def test_several_evaluations_are_listed_newest_first(qtbot, page: EvaluatePage, 
 
 
 def test_an_evaluation_is_started_followed_and_shown(qtbot, page: EvaluatePage, run: RunFolder) -> None:
-    assert [page.form.checkpoint.itemData(i) for i in range(page.form.checkpoint.count())] == ["last", "best", "4", "2"]
+    assert [page.form.checkpoint.itemData(i) for i in range(page.form.checkpoint.count())] == ["end", "best", "4", "2"]
     page.form.checkpoint.setCurrentIndex(3)
     page.form.limit.setText("64")
     qtbot.mouseClick(page.form.button, Qt.MouseButton.LeftButton)

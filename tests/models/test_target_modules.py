@@ -90,7 +90,7 @@ def test_a_saved_adapter_loads_onto_the_same_layers(models: Path, tmp_path: Path
         ("phi3", ["qkv_proj"], {"self_attn.qkv_proj"}),
         ("gemma3_text", ["q_proj", "self_attn.q_proj"], {"self_attn.q_proj"}),
     ],
-    ids=lambda value: "-".join(value) if isinstance(value, list) else str(value)[:10],
+    ids=lambda value: "-".join(sorted(value)) if isinstance(value, list | set) else value,
 )
 def test_the_end_of_a_name_means_every_layer_that_has_it(
     models: Path, arch: str, keys: list[str], meant: set[str]

@@ -74,7 +74,7 @@ def test_a_step_costs_at_most_a_tenth_more_than_in_this_process() -> None:
     """Measured on 2 processors: 0.81 for 60 words, 0.96 for 400. Calls need no threads there, but texts have to be sent."""
     with before_other_programs():
         source = RewardSource([ENTRIES], None, Path.cwd())
-        here, there = ThreadScorer(source), ProcessScorer(source, ScoringProcess(), 60.0)
+        here, there = ThreadScorer(source, 60.0), ProcessScorer(source, ScoringProcess(), 60.0)
         try:
             for words in (60, 400):
                 ratios: list[float] = []

@@ -16,6 +16,7 @@ from backend.__main__ import app as verbs
 from backend.run import checkpoint
 from backend.run.checkpoint import TrainingState
 from backend.run.checkpoint_score import observe_score
+from backend.run.evaluated_model import find_evaluated
 from backend.run.go_back import go_back, last_step
 from backend.run.parts import RunParts
 from backend.run.planned_end import patience_is_over
@@ -141,6 +142,7 @@ def test_a_run_ends_with_its_best_checkpoint_and_goes_on_from_its_last(
     assert (last["kind"], last["step"], last["ends_with"]) == ("finished", 5, 2)
     weights = find_checkpoint(run, "2").arrays
     assert find_choice(run).step == 2 and find_checkpoint(run, "last").step == 5
+    assert [find_evaluated(str(run.path), None, which=which).step for which in ("end", "last")] == [2, 5]
     if train_type == "lora":
         assert same(arrays(run.adapters / "adapters.safetensors"), arrays(weights))
     else:

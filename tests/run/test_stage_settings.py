@@ -263,11 +263,33 @@ def test_rows_of_a_stage_are_checked_before_it_begins(raw: dict[str, Any], input
     assert says(max_completion_length=198)[0].startswith("stages: Stage 2: ")
 
 
+def test_held_out_rows_are_checked_for_the_rewards_and_lengths_of_every_stage(
+    raw: dict[str, Any], tmp_path: Path
+) -> None:
+    """What the stages score them with, and no function that none of them has."""
+    row = {"prompt": "Add 2 and 3.", "answer": "5", "tests": "assert add(2, 3) == 5"}
+    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
+    held_out = tmp_path / "valid.jsonl"
+    held_out.write_text(json.dumps({key: row[key] for key in ("prompt", "answer")}) + "\n")
+    split = raw | {"data": str(tmp_path / "train.jsonl"), "valid_data": str(held_out), "steps_per_eval": 1}
+    split |= {"reward_functions_file": "", "reward_functions": ["r1_int"], "reward_weights": []}
+
+    def says(**stage: Any) -> list[str]:
+        return [fault.sentence for fault in check(split | {"stages": [{"iters": 1}, {"iters": 1, **stage}]})]
+
+    (sentence,) = says(reward_functions=["code_tests"])
+    assert sentence.startswith("code_tests finds no column tests with tests; ") and "valid.jsonl" in sentence
+    assert says() == []
+    split["reward_functions"] = ["code_tests"]
+    scored = [{"iters": 1, "reward_functions": ["r1_int"]}] * 2
+    assert check(split | {"stages": scored}) == []
+
+
 def test_full_fine_tuning_takes_no_reference_up_in_a_later_stage(raw: dict[str, Any]) -> None:
     stages = [{"iters": 1}, {"iters": 1, "beta": 0.1}]
     assert not problems(raw | {"stages": stages})
     (fault,) = problems(raw | {"stages": stages, "train_type": "full"})
-    assert fault.sentence.startswith("Stage 2: This run began with KL weight 0, so it keeps no reference model")
+    assert fault.sentence.startswith("Stage 2: This run began with Beta (KL weight) 0, so it keeps no reference model")
 
 
 def test_memory_is_that_of_the_largest_stage(raw: dict[str, Any]) -> None:

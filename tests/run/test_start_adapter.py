@@ -11,7 +11,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from backend.__main__ import app
 from backend.cli.new_run import new_run
 from backend.run import checkpoint
 from backend.run.clone import clone
@@ -106,6 +108,22 @@ def test_a_run_that_was_killed_does_not_need_the_adapter_again(
     starts(raw, run, lent)
     assert same(arrays(find_checkpoint(run, "4").arrays), arrays(find_checkpoint(whole, "4").arrays))
     assert run.completions.read_text() == whole.completions.read_text()
+
+
+# ── estimate ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_estimate_counts_the_adapters_that_the_run_starts_from(
+    raw: dict[str, Any], first: RunFolder, tmp_path: Path
+) -> None:
+    def adapter_bytes(**settings: Any) -> Any:
+        file = tmp_path / "run.yaml"
+        file.write_text(yaml.safe_dump({key: value for key, value in raw.items() if key != "rank"} | settings))
+        result = CliRunner().invoke(app(), ["estimate", str(file), "--json"])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)["training"]["adapters"]
+
+    assert adapter_bytes(adapter=str(first.path)) == adapter_bytes(rank=raw["rank"]) != adapter_bytes()
 
 
 # ── what belongs to it ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from backend.cli.exit_codes import MISTAKE
+from backend.run import run_process
 from backend.run.trackers import csv_tables, follow, launch, trackio_run, wandb_run
 from backend.run.trackers.csv_tables import CsvTables
 from backend.run.trackers.follow import MAKERS, about_run, track
@@ -25,11 +26,11 @@ from backend.run.trackers.records import RecordReader, Sent, StepRecord
 from backend.run.trackers.tracker import AboutRun
 from backend.spec.checks import cross_setting_faults
 from backend.spec.command import backend_environment
-from backend.spec.config import problems
+from backend.spec.config import parse, problems
 from backend.spec.disk_faults import DiskFault
 from backend.spec.events import Diary, JsonLines, truncate_file
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, hold_lock
+from backend.spec.places import RunFolder, hand_on_lock, hold_lock
 from backend.spec.trackers import ALL, NONE, TRACKERS, chosen
 from backend.spec.trl_metrics import trl_metrics
 from tests.support import small_run
@@ -730,6 +731,24 @@ def test_a_tracker_changes_nothing_of_a_run(
     if harm == "works":
         assert started[0].returncode == 0, (run.trackers / "csv.log").read_text()
         assert [row["step"] for row in csv.DictReader((run.path / "metrics.csv").open())] == ["1", "2", "3"]
+
+
+def test_every_process_of_a_run_starts_its_trackers_but_one_that_takes_over_after_a_gpu_error(
+    plain: tuple[Path, RunFolder], run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the program before it, in the same process, follow the run still. A run that was taken back begins with a warning."""
+    started: list[Any] = []
+    monkeypatch.setattr(run_process, "start_trackers", lambda run, names, tell: started.append(names))
+    raw = small_run.settings_for(plain[0], report_to=["csv"], iters=1, **small_run.low_half(plain[0]))
+    small_run.train_here(raw, run)
+    taken_back = "The run was taken back from step 2 to its checkpoint of step 1."
+    run_process.train(parse(raw), run, command="a test", warnings=[taken_back])
+    assert started == [["csv"], ["csv"]]
+    lock = hold_lock(run)
+    hand_on_lock(os.dup(lock))
+    os.close(lock)
+    small_run.train_here(raw, run)
+    assert len(started) == 2
 
 
 def events_of(run: RunFolder) -> list[dict[str, Any]]:

@@ -601,7 +601,12 @@ def values_of(about: Setting) -> st.SearchStrategy[Any]:
     }.get(about.kind, text)  # fmt: skip
 
 
-SOME = st.fixed_dictionaries({}, optional={key: values_of(about) for key, about in SETTINGS.items()})
+def given_values_of(about: Setting) -> st.SearchStrategy[Any]:
+    """As they may stand in a file: empty text too, where that is a value."""
+    return values_of(about) | st.just("") if about.optional else values_of(about)
+
+
+SOME = st.fixed_dictionaries({}, optional={key: given_values_of(about) for key, about in SETTINGS.items()})
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

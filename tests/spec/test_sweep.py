@@ -43,6 +43,21 @@ def test_a_grid_is_every_combination_with_every_seed() -> None:
     assert raw == BASE | {"learning_rate": 1e-5, "beta": 0.0, "seed": 4, "run_name": "s-1-seed4"}
 
 
+def test_a_setting_that_the_stages_replace_does_not_vary() -> None:
+    stages = [{"iters": 40}, {"iters": 40, "learning_rate": 1e-6}]
+    with pytest.raises(Mistake) as raised:
+        parse_sweep(sweep(base=BASE | {"stages": stages}))
+    assert [(fault.setting, fault.sentence) for fault in raised.value.faults] == [
+        (
+            "learning_rate",
+            "The stages of the base have a Learning Rate of their own; vary the stages instead.",
+        )
+    ]
+    others = [stages, [{"iters": 80, "learning_rate": 1e-4}]]
+    assert len(parse_sweep(sweep(base=BASE | {"stages": stages}, over={"stages": others})).configurations) == 2
+    assert len(parse_sweep(sweep(base=BASE | {"stages": stages}, over={"beta": [0, 0.1]})).configurations) == 2
+
+
 def test_a_random_search_draws_the_same_configurations_again_and_none_twice() -> None:
     over = {"learning_rate": {"log_uniform": [1e-6, 1e-3]}, "group_size": {"uniform": [4, 16]}, "beta": [0, 0.1]}
     first = parse_sweep(sweep(search="random", trials=4, over=over)).configurations

@@ -80,7 +80,7 @@ class EvaluationForm(QWidget):
 
     def set_checkpoints(self, steps: Sequence[int]) -> None:
         """Offer the newest, the best and every step; the choice stays where it still exists."""
-        items = [("Last", "last"), ("Best", "best"), *((f"Step {step:,}", str(step)) for step in steps)]
+        items = [("End", "end"), ("Best", "best"), *((f"Step {step:,}", str(step)) for step in steps)]
         if [self.checkpoint.itemData(i) for i in range(self.checkpoint.count())] == [key for _, key in items]:
             return
         chosen = self.checkpoint.currentData()

@@ -179,7 +179,9 @@ class ProgramServer:
 
     def _finish(self, task: RunningTask, batch: ProgramBatch) -> None:
         """Take what is left of its output, and forget it."""
-        _kill(task.pid)  # whatever is left of its group, where forks cannot be refused
+        # What is left of its group, where forks cannot be refused. Not the process itself: its number may be another's by now.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(task.pid, signal.SIGKILL)
         self._read(task)
         del self._running[task.output]
         os.close(task.output)

@@ -10,12 +10,8 @@ from backend.spec.other_programs.trl_training import PLUMBING
 from backend.spec.other_programs.words import OtherProgram, Translated, Word, refused, renamed, same, without_effect
 from backend.spec.user_input.text import shown
 
-CONTENT_REWARDS = {
-    "jaccard": "jaccard",
-    "math_eval": "math_eval",
-    "choice_correctness": "multiple_choice(partial=true)",
-}
-"""Its `reward_content_type` → our reward function."""
+CONTENT_REWARDS = ("jaccard", "math_eval", "choice_correctness")
+"""Values of its `reward_content_type`; our reward functions have the same names."""
 FORMAT_REWARD = "r1_soft_format_reward_func"
 _REWARDS = "The format reward r1_soft_format_reward_func (0 or 0.5, −0.5 or 0.5 there) and the content reward, with these weights."
 
@@ -40,7 +36,7 @@ _FIELDS: dict[str, Word] = {
     **renamed(optimizer_weight_decay="weight_decay", num_rollout_samples="group_size", ppo_batch_size="batch_size"),
     **renamed(sampling_temperature="temperature", sampling_top_p="top_p", sampling_min_p="min_p", grpo_beta="beta"),
     **renamed(eval_every="steps_per_eval", grad_accum_steps="gradient_accumulation_steps", use_grad_checkpointing="grad_checkpoint"),
-    "use_wandb": Translated(("report_to",), "true is wandb."),
+    "use_wandb": Translated(("report_to",), "true is wandb.", is_switch=True),
     **renamed(wandb_project="tracker_project", wandb_run_name="tracker_run_name"),
     "resume_from_checkpoint": PLUMBING["resume_from_checkpoint"],
     **refused(_TAGS, "think_start_tag", "think_end_tag", "answer_start_tag", "answer_end_tag",
@@ -75,7 +71,7 @@ def rewards(to: Rewriting) -> None:
     if kind not in CONTENT_REWARDS:
         sentence = f"reward_content_type cannot be {shown(kind, 40)}; it is one of {', '.join(CONTENT_REWARDS)}."
         return to.refuse("reward_content_type", sentence)
-    to.fill("reward_functions", [FORMAT_REWARD, CONTENT_REWARDS[kind]], "reward_content_type")
+    to.fill("reward_functions", [FORMAT_REWARD, kind], "reward_content_type")
     to.fill("reward_weights", [0.5 if weight is None else weight for weight in weights], "reward_format_weight")
 
 

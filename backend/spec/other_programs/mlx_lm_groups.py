@@ -98,6 +98,10 @@ _OPTIMIZER_SETTINGS = {
 }
 
 
+_OPTIMIZER_WORDS = ("optimizer_config", "optimizer", "learning_rate", "model")
+_BIAS_CORRECTION = "Adam corrects its bias here always, and there only with bias_correction, so the first updates are about three times as large there"
+
+
 def optimizer_config(to: Rewriting) -> None:
     """mlx-lm has a mapping of settings per optimizer; only the mapping of the optimizer in use counts."""
     every: Any = to.take("optimizer_config")
@@ -105,6 +109,9 @@ def optimizer_config(to: Rewriting) -> None:
     own: Any = cast("Mapping[str, Any]", every).get(optimizer) if isinstance(every, Mapping) else every
     if not isinstance(own or {}, Mapping):
         return to.refuse("optimizer", "optimizer_config must be a mapping of optimizers to their settings.")
+    if to.program == "mlx_lm_lora" and optimizer in ("adam", "adamw") and "bias_correction" not in (own or {}):
+        told_at = next(word for word in (*_OPTIMIZER_WORDS, *to.written) if word in to.written)
+        to.remark(told_at, _BIAS_CORRECTION)
     for name, value in cast("Mapping[str, Any]", own or {}).items():
         if name == "bias_correction" and as_bool(value) is not None:
             if not as_bool(value):

@@ -68,7 +68,7 @@ _RENAMED: dict[str, Word] = {
         ("lr_schedule", "learning_rate", "lr_final", "lr_decay_fraction", "lr_warmup_steps", "lr_warmup_init", "lr_cycles"),
         "A mapping with name and arguments; its first argument is the learning rate, and what it leaves out is 0, as there.",
     ),
-    **dict.fromkeys(("load_in_4bits", "load_in_6bits", "load_in_8bits", "load_in_mxfp4"), Translated(("quantization",))),
+    **dict.fromkeys(("load_in_4bits", "load_in_6bits", "load_in_8bits", "load_in_mxfp4"), Translated(("quantization",), is_switch=True)),
     "hf_dataset": Translated(
         ("data", "dataset_config", "train_split", "valid_split", "test_split", "prompt_feature", "answer_feature"),
         "One dataset: its path, config name, splits and columns.",

@@ -16,7 +16,7 @@ from backend.spec.other_programs import spellings
 from backend.spec.other_programs.mlx_grpo import MLX_GRPO
 from backend.spec.other_programs.mlx_lm_groups import PRECISION_FLAGS, QUANTIZATION_FLAGS
 from backend.spec.other_programs.mlx_lm_lora import MLX_LM_LORA
-from backend.spec.other_programs.rewriting import Raw, Rewriting
+from backend.spec.other_programs.rewriting import Raw, Rewriting, as_bool
 from backend.spec.other_programs.spellings import KEY_ALIASES
 from backend.spec.other_programs.trl import TRL
 from backend.spec.other_programs.words import OtherProgram, Refused, Translated, WithoutEffect, Word
@@ -122,7 +122,7 @@ def read_words(raw: Mapping[str, Any]) -> Translation:
     spellings.menus_and_empty_names(to)
     faulty = {fault.setting for fault in to.faults}
     values = {key: value for key, value in to.values.items() if value is not None and key not in faulty}
-    read = [_told(word, fate, to, values) for word, fate in fates.items() if word in foreign or word in to.remarks]
+    read = [_told(word, fate, to, values, raw) for word, fate in fates.items() if word in foreign or word in to.remarks]
     return Translation(
         values, to.faults, program, [word for word in read if word is not None], len(_programs_in(raw)) > 1
     )
@@ -215,7 +215,7 @@ def _rename(to: Rewriting, program: OtherProgram | None) -> None:
     to.values = renamed
 
 
-def _told(word: str, fate: Word, to: Rewriting, values: Raw) -> WordRead | None:
+def _told(word: str, fate: Word, to: Rewriting, values: Raw, raw: Mapping[str, Any]) -> WordRead | None:
     """What was made of one word; None for one that has a fault, or that asks for nothing."""
     if any(fault.setting == word for fault in to.faults):
         return None
@@ -226,7 +226,13 @@ def _told(word: str, fate: Word, to: Rewriting, values: Raw) -> WordRead | None:
         return WordRead(word, "as here", _AS_HERE)
     if remark.startswith("without effect: "):
         return WordRead(word, "without effect", remark.removeprefix("without effect: "))
-    made = [f"{key}: {_as_yaml(values[key])}" for key in fate.settings if key in values]
+    if fate.is_switch and not as_bool(raw[word]):
+        return WordRead(word, "as here", _AS_HERE)
+    made = [
+        f"{key}: {_as_yaml(values[key])}"
+        for key in fate.settings
+        if key in values and (key == word or key not in to.written)
+    ]
     if not made:
         return WordRead(word, "without effect", remark) if remark else WordRead(word, "as here", _AS_HERE)
     return WordRead(word, "translated", "; ".join([", ".join(made), *([remark] if remark else [])]))

@@ -20,7 +20,8 @@ GENERATION: dict[str, Word] = {
         "Options of these names; others are refused.",
     ),
     **dict.fromkeys(
-        ("vllm_guided_decoding_regex", "vllm_structured_outputs_regex"), Translated(("output_regex",), "With or without use_vllm.")
+        ("guided_decoding_regex", "vllm_guided_decoding_regex", "structured_outputs_regex", "vllm_structured_outputs_regex"),
+        Translated(("output_regex",), "With or without use_vllm."),
     ),
     "generation_batch_size": Translated(
         ("batch_size", "steps_per_generation"), "Completions sampled at once there: prompts times group; refused where that leaves a rest."
@@ -53,7 +54,7 @@ OBJECTIVE: dict[str, Word] = {
     ),
     **same("use_bias_correction_kl"),
     **renamed(loss_type="grpo_loss_type", use_adaptive_entropy="entropy_adaptive"),
-    "disable_dropout": Translated(("dropout",), "true is 0; only adapters have dropout here."),
+    "disable_dropout": Translated(("dropout",), "true is 0; only adapters have dropout here.", is_switch=True),
     "vllm_importance_sampling_correction": Translated(
         ("sampling_correction",), "true takes vllm_importance_sampling_mode, else TRL's sequence_mask; false is none."
     ),
@@ -121,12 +122,13 @@ SCRIPT: dict[str, Word] = {
 
 MODEL: dict[str, Word] = {
     "use_peft": Translated(("train_type", "num_layers"), "true is lora on all layers, false is full."),
-    "use_dora": Translated(("train_type",), "true is dora."),
+    "use_dora": Translated(("train_type",), "true is dora.", is_switch=True),
     **renamed(lora_r="rank", lora_dropout="dropout", lora_modules_to_save="modules_to_save"),
     **same("lora_alpha", "use_rslora", "dtype"),
     "lora_target_modules": Translated(("lora_keys",), "A name or a list of names; all-linear too."),
     **dict.fromkeys(
-        ("load_in_4bit", "load_in_8bit"), Translated(("quantization",), "MLX's own format of 4 or 8 bits.")
+        ("load_in_4bit", "load_in_8bit"),
+        Translated(("quantization",), "MLX's own format of 4 or 8 bits.", is_switch=True),
     ),
     **without_effect(
         "MLX has its own format of 4 and 8 bits",

@@ -143,8 +143,14 @@ def generation(to: Rewriting) -> None:
             to.refuse(
                 "generation_kwargs", f"generation_kwargs has {shown(name, 40)}, which has no place here; take it out."
             )
-    if (regex := to.take("vllm_guided_decoding_regex", "vllm_structured_outputs_regex")) is not None:
-        to.fill("output_regex", regex, "vllm_structured_outputs_regex")
+    for word in (
+        "guided_decoding_regex",
+        "vllm_guided_decoding_regex",
+        "structured_outputs_regex",
+        "vllm_structured_outputs_regex",
+    ):
+        if (regex := to.take(word)) is not None:
+            to.fill("output_regex", regex, word)
     mode, is_on = to.take("vllm_importance_sampling_mode"), to.flag("vllm_importance_sampling_correction")
     if is_on is False:
         to.fill("sampling_correction", "none", "vllm_importance_sampling_correction")

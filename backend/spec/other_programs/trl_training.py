@@ -47,7 +47,7 @@ OPTIMIZER: dict[str, Word] = {
     "optim_args": Translated(
         ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay"), "Text such as weight_decay=0.1,eps=1e-8; others are refused."
     ),
-    "adafactor": Translated(("optimizer",), "true is optim: adafactor."),
+    "adafactor": Translated(("optimizer",), "true is optim: adafactor.", is_switch=True),
     **refused("Weights are updated at full rank: train fewer layers with num_layers, or adapters.", "optim_target_modules"),
 }  # fmt: skip
 """The optimizer and its learning rate."""
@@ -73,11 +73,11 @@ RHYTHM: dict[str, Word] = {
 """When a run evaluates, saves and reports."""
 
 MACHINE: dict[str, Word] = {
-    **dict.fromkeys(("use_cpu", "no_cuda"), Translated(("device",), "true is cpu.")),
-    "use_mps_device": Translated(("device",), "true is gpu."),
+    **dict.fromkeys(("use_cpu", "no_cuda"), Translated(("device",), "true is cpu.", is_switch=True)),
+    "use_mps_device": Translated(("device",), "true is gpu.", is_switch=True),
     **dict.fromkeys(
         ("bf16", "fp16"),
-        Translated(("dtype",), "true is bfloat16 or float16. In a file for TRL it comes before dtype."),
+        Translated(("dtype",), "true is bfloat16 or float16. In a file for TRL it comes before dtype.", is_switch=True),
     ),
     **renamed(gradient_checkpointing="grad_checkpoint", activation_checkpointing="grad_checkpoint"),
     **same("seed", "data_seed", "run_name"),

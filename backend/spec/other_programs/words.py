@@ -22,10 +22,12 @@ ASKS_FOR_NOTHING = ("", "none", "no", "false", "off", "null")
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """A word that is read as one of our settings, or as several. `how`: one sentence where more than the name differs."""
+    """A word that is read as one of our settings, or as several. `how`: one sentence where more than the name differs.
+    `is_switch`: it says something only where it is true."""
 
     settings: tuple[str, ...]
     how: str = ""
+    is_switch: bool = False
 
 
 @dataclass(frozen=True, slots=True)

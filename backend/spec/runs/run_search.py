@@ -28,7 +28,7 @@ SHORT_NAMES = {
     "lr": "learning_rate", "loss": "grpo_loss_type", "batch": "batch_size", "group": "group_size", "rewards": "reward_functions",
     "tag": "tags", "title": "name", "run": "name", "hours": "worked", "gb": "disk", "step": "steps",
     "heldout": "held_out", "held-out": "held_out",
-    **{word: key for word, key in NAMES.items() if key in SETTINGS},
+    **NAMES,
 }  # fmt: skip
 """What may be typed for a field or setting → its key."""
 FLAGS: dict[str, Test] = {

@@ -265,6 +265,7 @@ def _check_plan(plan: SweepPlan) -> None:
         raise Mistake("seeds", f"The sweep has {len(members):,} runs; at most {MOST_RUNS} can be trained.")
     faults: dict[Fault, None] = {}
     of_base = problems(plan.base)
+    faults |= dict.fromkeys(_staged_faults(plan))
     for configuration in plan.configurations:
         first = Member(configuration, plan.seeds[0], "")
         raw = plan.raw_settings(first)
@@ -275,6 +276,20 @@ def _check_plan(plan: SweepPlan) -> None:
         faults |= dict.fromkeys(_halving_faults(plan, plan.halving))
     if faults:
         raise Mistake(faults)
+
+
+def _staged_faults(plan: SweepPlan) -> Iterator[Fault]:
+    """Faults of settings that would not vary in all of a run, because its stages replace them."""
+    stages: Any = plan.base.get("stages") if "stages" not in plan.over else None
+    entries = [
+        stage for stage in cast("list[Any]", stages if isinstance(stages, list) else []) if isinstance(stage, dict)
+    ]
+    staged = {key for stage in entries for key in translate(cast("dict[str, Any]", stage))[0]}
+    for key in plan.over:
+        if key in staged:
+            yield Fault(
+                key, f"The stages of the base have a {SETTINGS[key].label} of their own; vary the stages instead."
+            )
 
 
 def _sweep_faults(raw: Mapping[str, Any]) -> Iterator[Fault]:

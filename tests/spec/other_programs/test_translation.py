@@ -126,7 +126,6 @@ def test_strategies(raw: dict[str, Any], ours: dict[str, Any]) -> None:
         ({"save_steps": 0.1}, "give a number of steps, or with a share of the run its max_steps too."),
         ({"num_train_epochs": 0.5}, "must be a whole number of passes here, not 0.5; or give max_steps."),
         ({"metric_for_best_model": "eval_loss"}, "eval_reward is nearest."),
-        ({"report_to": "mlflow", "loss_type": "grpo"}, "There is no tracker mlflow here"),
         ({"reward_funcs": "owner/reward-model"}, "owner/reward-model is a reward model"),
         ({"optim": "galore_adamw"}, "There is no optimizer galore_adamw here; adamw is nearest"),
         ({"optim_args": "foreach=true"}, "optim_args has foreach"),
@@ -179,14 +178,15 @@ def test_trls_own_defaults_are_a_run() -> None:
         ({"reward_funcs": ["accuracy_reward", "my_lib.rewards.custom"]}, {"reward_functions": ["accuracy_reward", "my_lib/rewards.py::custom"]}),
         ({"vllm_importance_sampling_correction": True}, {"sampling_correction": "sequence_mask"}),
         ({"vllm_importance_sampling_correction": False, "vllm_importance_sampling_mode": "token_mask"}, {"sampling_correction": "none"}),
-        ({"vllm_guided_decoding_regex": "a+"}, {"output_regex": "a+"}),
+        *(({word: "a+", "loss_type": "dapo"}, {"output_regex": "a+", "grpo_loss_type": "dapo"}) for word in
+          ("guided_decoding_regex", "vllm_guided_decoding_regex", "structured_outputs_regex", "vllm_structured_outputs_regex")),
         ({"generation_kwargs": {"presence_penalty": 0.5, "stop_strings": "</s>"}}, {"presence_penalty": 0.5, "stop": ["</s>"]}),
         ({"metric_for_best_model": "eval_rewards/a/mean", "greater_is_better": False}, {"best_metric": "eval/rewards/a/mean", "best_is_lowest": True}),
         ({"max_prompt_length": 256, "loss_type": "grpo"}, {"max_prompt_length": 256, "long_prompts": "cut_left"}),
         ({"max_completion_length": 4096, "loss_type": "grpo"}, {"max_seq_length": 4608}),
         ({"datasets": [{"path": "a/b", "name": "main", "split": "train"}]}, {"data": "a/b", "dataset_config": "main"}),
         ({"report_to": "wandb,tensorboard"}, {"report_to": ["wandb", "tensorboard"]}),
-        ({"report_to": "none"}, {"report_to": []}),
+        ({"report_to": "none"}, {"report_to": ["none"]}),
         ({"scale_rewards": True, "use_adaptive_entropy": True}, {"scale_rewards": "group", "entropy_adaptive": True}),
         ({"wand": "project", "train": True}, {"report_to": ["wandb"], "tracker_project": "project"}),
         ({"hf_dataset": {"path": "billsum", "train_split": "train", "prompt_feature": "text", "completion_feature": "summary"}},
@@ -195,7 +195,7 @@ def test_trls_own_defaults_are_a_run() -> None:
         ({"optimizer": "adam", "optimizer_config": {"adam": {"eps": 1e-6, "bias_correction": True}}}, {"adam_epsilon": 1e-6}),
         ({"importance_sampling_level": "none"}, {"importance_sampling_level": "token"}),
         ({"reward_content_type": "choice_correctness", "reward_format_weight": 0.3, "reward_content_weight": 0.7},
-         {"reward_functions": ["r1_soft_format_reward_func", "multiple_choice(partial=true)"], "reward_weights": [0.3, 0.7]}),
+         {"reward_functions": ["r1_soft_format_reward_func", "choice_correctness"], "reward_weights": [0.3, 0.7]}),
         ({"train_dataset_path": "train.jsonl", "dataset_name": "a/b", "num_rollout_samples": 4}, {"data": "train.jsonl", "group_size": 4}),
         ({"use_wandb": True, "wandb_project": "p"}, {"report_to": ["wandb"], "tracker_project": "p"}),
     ],
@@ -258,6 +258,35 @@ def test_a_config_exported_for_mlx_lm_lora_and_read_again_is_the_same() -> None:
     text, missing = mlx_lm_lora_yaml(config)
     assert not missing and "iters: 240" in text
     assert parse(parse_yaml(text, "the file", "config")) == config
+
+
+def test_adapters_to_start_from_go_out_by_the_file_of_their_arrays(tmp_path: Path) -> None:
+    (tmp_path / "adapters.safetensors").write_bytes(b"")
+    starts = NEEDED | {"adapter": str(tmp_path), "lora_alpha": 32, "rank": 16}
+    text, missing = mlx_lm_lora_yaml(parse(starts))
+    theirs = parse_yaml(text, "the file", "config")
+    assert not missing and isinstance(theirs, dict)
+    assert theirs["resume_adapter_file"] == str(tmp_path / "adapters.safetensors")
+    assert theirs["lora_parameters"]["scale"] == 2.0
+    text, missing = mlx_lm_lora_yaml(parse(starts | {"adapter": str(tmp_path / "gone")}))
+    assert list(missing) == ["adapter"] and "resume_adapter_file" not in text
+
+
+@pytest.mark.parametrize(
+    ("raw", "word"),
+    [
+        ({"optimizer": "adam"}, "optimizer"),
+        ({"optimizer": "adamw", "optimizer_config": {"adamw": {"eps": 1e-6}}}, "optimizer_config"),
+        ({"model": "a/b"}, "model"),
+        ({"optimizer": "adam", "optimizer_config": {"adam": {"bias_correction": True}}}, ""),
+        ({"optimizer": "muon"}, ""),
+    ],
+)
+def test_a_file_for_mlx_lm_lora_is_told_that_adam_corrects_its_bias_here(raw: dict[str, Any], word: str) -> None:
+    told = [
+        read.word for read in read_words(THEIRS | {"model": "a/b"} | raw).words if "corrects its bias" in read.sentence
+    ]
+    assert told == ([word] if word else [])
 
 
 # ── Whose file, and --set ────────────────────────────────────────────────────────────────────────────────────────────
