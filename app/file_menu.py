@@ -6,6 +6,7 @@ The base class of `app.window.Window`, which does the rest.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from PySide6.QtWidgets import QApplication, QMainWindow
 
@@ -30,6 +31,16 @@ class FileWindow(QMainWindow):
     strip: StatusStrip
 
     def show_page(self, key: str) -> None:
+        raise NotImplementedError
+
+    @property
+    def pages(self) -> dict[str, Any]:
+        """The pages built so far, by key."""
+        raise NotImplementedError
+
+    @property
+    def current_page(self) -> str:
+        """The key of the current page; "" before the first."""
         raise NotImplementedError
 
     def do_on_page(self, key: str, slot: str) -> None:

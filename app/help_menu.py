@@ -10,14 +10,15 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from PySide6.QtGui import QAction
-from PySide6.QtWidgets import QApplication, QWhatsThis
+from PySide6.QtWidgets import QApplication
 
 from app.file_menu import FileWindow
+from app.model.guide import CONTENTS, place_of_setting
 from app.widgets.basic.key_names import key_name
 from app.widgets.form.field import field_of
-from app.widgets.form.setting_help import help_html
 from app.widgets.help.about_dialog import AboutDialog
 from app.widgets.help.glossary_dialog import GlossaryDialog
+from app.widgets.help.guide_link import place_about
 from app.widgets.help.problem_dialog import ProblemDialog
 from app.widgets.help.text_dialog import TextDialog
 from backend.spec import machine
@@ -28,7 +29,7 @@ from backend.spec.runs.archive import raw_settings
 if TYPE_CHECKING:
     from app.model.runs.run import Run
 
-GUIDES = {"Guide": "guide/first-run.md", "What is stored where": "files.md"}
+DOCUMENTS = {"What is stored where": "files.md"}
 """Title → file in docs/."""
 
 
@@ -41,8 +42,13 @@ class HelpWindow(FileWindow):
 
     qt_messages: Collection[str] = ()
 
-    def show_guide(self) -> None:
-        self._show_document("Guide")
+    def show_guide(self, place: str = CONTENTS) -> None:
+        """Show a place of the guide; Back there leads to the page that is shown now."""
+        origin = self.current_page
+        self.show_page("guide")
+        guide = self.pages["guide"]
+        guide.show_place(place, origin if origin != "guide" else "")
+        guide.view.setFocus()
 
     def show_glossary(self) -> None:
         """The glossary, with a line that searches it; it is opened once."""
@@ -57,13 +63,10 @@ class HelpWindow(FileWindow):
         dialog.activateWindow()
 
     def show_help_here(self) -> None:
-        """Explain the field that has the focus; the guide where there is none."""
-        field = field_of(QApplication.focusWidget())
-        if field is None:
-            self.show_guide()
-            return
-        control = field.control
-        QWhatsThis.showText(control.mapToGlobal(control.rect().bottomLeft()), help_html(field.setting), control)
+        """Show what the guide says about the field, the chart or the finding that has the focus; its contents where there is none."""
+        focused = QApplication.focusWidget()
+        field = field_of(focused)
+        self.show_guide(place_of_setting(field.setting.key) if field is not None else place_about(focused) or CONTENTS)
 
     def show_files(self) -> None:
         self._show_document("What is stored where")
@@ -112,7 +115,7 @@ class HelpWindow(FileWindow):
         self.report_problem(ProblemFacts(run.problem, trace, run.log_tail(LOG_LINES), raw_settings(run.folder)))
 
     def _show_document(self, title: str) -> None:
-        text = (project_root() / "docs" / GUIDES[title]).read_text(encoding="utf-8")
+        text = (project_root() / "docs" / DOCUMENTS[title]).read_text(encoding="utf-8")
         TextDialog(title, text, self).show()
 
     def _shortcuts(self) -> Iterator[str]:

@@ -131,7 +131,7 @@ MENUS: dict[str, tuple[MenuEntry | None, ...]] = {
 HELP: tuple[MenuEntry | None, ...] = (
     MenuEntry("help_here", "Help on this field", "F1", "show_help_here"),
     None,
-    MenuEntry("guide", "Guide", "Ctrl+?", "show_guide"),
+    MenuEntry("read_guide", "Guide", "Ctrl+?", "show_guide"),
     MenuEntry("glossary", "Glossary", "Ctrl+Alt+G", "show_glossary"),
     MenuEntry("shortcuts", "Keyboard shortcuts", "Ctrl+/", "show_shortcuts"),
     MenuEntry("files", "What is stored where", "Ctrl+Alt+W", "show_files"),
@@ -273,6 +273,8 @@ class Menus(QObject):
             ("previous_kind", "Previous completion of the filter", "Ctrl+Shift+G", "show_previous"),
         ):
             menu.addAction(self._action(MenuEntry(name, text, keys, slot, page="completions")))
+        menu.addSeparator()
+        menu.addAction(self._action(MenuEntry("back", "Back in the guide", "Ctrl+Alt+Left", "go_back", page="guide")))
         menu.addSeparator()
         menu.addAction(self._action(MenuEntry("sidebar", "Collapse sidebar", "Ctrl+B", "toggle_sidebar")))
         menu.addSeparator()

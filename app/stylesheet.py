@@ -35,6 +35,7 @@ QPushButton[role="link"]:hover, QPushButton[role="link"]:focus { text-decoration
 QToolButton[role="disclosure"] { padding: 4px 8px 4px 0px; border: none; color: @muted; }
 QToolButton[role="disclosure"]:hover, QToolButton[role="disclosure"]:focus { background: transparent; color: @text; }
 QToolButton[role="disclosure"]:checked { background: transparent; }
+QTreeView[role="contents"] { background: transparent; }
 QTextEdit[role="plain"] { background: transparent; border: none; padding: 0px; }
 QScrollArea, QScrollArea > QWidget > QWidget#page { background: transparent; border: none; }
 QSplitter::handle { background: transparent; }

@@ -132,6 +132,7 @@ class Window(RunWindow):
         self.sidebar.chosen.connect(self.show_page)
         session.page_requested.connect(self.show_page)
         session.messages.changed.connect(self._show_message)
+        session.guide_requested.connect(self.show_guide)
         session.undo_requested.connect(self.undo)
         session.problem_found.connect(self.report_run)
         session.consent.ask = self.ask_about_code

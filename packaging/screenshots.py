@@ -129,6 +129,7 @@ def take_all(run: Path, sick: Path, out: Path) -> None:
     try_rewards(window)
     ask_the_model(window)
     show_worse_row(window)
+    window.show_guide("settings-grpo.md#setting-beta")
     for mode in ("light", "dark"):
         window.set_theme(mode)
         for page in PAGES:

@@ -34,6 +34,7 @@ class FormSession(QObject):
     Signals:
         page_requested(str) – show the page with this key.
         field_requested(str) – show and focus this setting on the Train page.
+        guide_requested(str) – show this place of the guide.
         undo_requested – undo the last change of the form.
         message(str) – something has happened: one sentence for the status strip, for a while. What is true for as long as its
             cause is said with `messages.say`.
@@ -41,6 +42,7 @@ class FormSession(QObject):
 
     page_requested = Signal(str)
     field_requested = Signal(str)
+    guide_requested = Signal(str)
     undo_requested = Signal()
     message = Signal(str)
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from html import escape
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -22,6 +23,7 @@ CONTENTS = "README.md"
 PAGE = "app:"
 """What a link to a page of the app begins with."""
 _ANCHOR = re.compile(r'<a id="([\w-]+)"></a>')
+_KEY = re.compile(r" \(`\w+`\)$")
 _HEADING = re.compile(r"^(#{1,3}) (.+)$")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _FENCE = "```"
@@ -29,7 +31,8 @@ _FENCE = "```"
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A heading and the text below it, up to the next. `level`: 1 for the chapter, 2 for a section, 3 for an entry."""
+    """A heading, without a setting's key, and the text below it, up to the next. `level`: 1 for the chapter, 2 for a section, 3 for an
+    entry."""
 
     title: str
     level: int
@@ -55,10 +58,12 @@ def chapters() -> tuple[tuple[Passage, ...], ...]:
 
 
 def found(typed: str) -> list[Passage]:
-    """The passages that have all words that were typed, those with the words in their title first."""
+    """The passages that have all words that were typed, those with the words in their title or key first."""
     words = typed.lower().split()
     matching = [passage for chapter in chapters() for passage in chapter if passage.matches(words)]
-    return sorted(matching, key=lambda passage: not all(word in passage.title.lower() for word in words))
+    return sorted(
+        matching, key=lambda passage: not all(word in f"{passage.title} {passage.place}".lower() for word in words)
+    )
 
 
 @cache
@@ -109,9 +114,17 @@ def chapter_html(chapter: str) -> str:
     """A chapter, or another document that ships with the app, as HTML of the kind that Qt's text widgets show. Raises OSError."""
     tokens = _markdown().parse((folder() / chapter).read_text(encoding="utf-8"))
     for token in tokens:
+        if token.type in ("heading_open", "heading_close"):
+            _rename_heading(token)
         for child in token.children or ():
             _adapt(child, chapter)
     return _markdown().renderer.render(tokens, _markdown().options, {})
+
+
+def _rename_heading(token: Token) -> None:
+    """Qt enlarges h1 to h6 by factors of its own, whatever size a style gives them."""
+    token.attrs["class"] = token.tag
+    token.tag = "div"
 
 
 def _adapt(token: Token, chapter: str) -> None:
@@ -139,7 +152,15 @@ def is_shown(place: str) -> bool:
 
 @cache
 def _markdown() -> MarkdownIt:
-    return MarkdownIt("commonmark", {"html": True}).enable("table")
+    markdown = MarkdownIt("commonmark", {"html": True}).enable("table")
+    markdown.add_render_rule("fence", _code_html)
+    return markdown
+
+
+def _code_html(_renderer: object, tokens: Sequence[Token], index: int, *_: object) -> str:
+    """A block of code as a table of one cell: Qt paints no background behind the space around a paragraph."""
+    code = escape(tokens[index].content.rstrip("\n"))
+    return f'<table width="100%" class="code"><tr><td><pre>{code}</pre></td></tr></table>\n'
 
 
 def _passages(name: str) -> list[Passage]:
@@ -155,7 +176,7 @@ def _passages(name: str) -> list[Passage]:
         _close(passages, lines)
         anchor = _ANCHOR.search(heading[2])
         place = f"{name}#{anchor[1]}" if anchor else name
-        passages.append(Passage(_ANCHOR.sub("", heading[2]).replace("`", ""), len(heading[1]), place, ""))
+        passages.append(Passage(_KEY.sub("", _ANCHOR.sub("", heading[2])).replace("`", ""), len(heading[1]), place, ""))
     _close(passages, lines)
     return passages
 

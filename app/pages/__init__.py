@@ -49,6 +49,7 @@ PAGES: tuple[PageEntry, ...] = (
     PageEntry("chat", "Chat", "chat", "app.pages.chat_page:ChatPage", "Ctrl+7", 1920),
     PageEntry("runs", "Runs", "stack", "app.pages.runs_page:RunsPage", "Ctrl+8", 2560),
     PageEntry("sweeps", "Sweeps", "sweep", "app.pages.sweeps_page:SweepsPage", "Ctrl+9", 1440),
+    PageEntry("guide", "Guide", "book", "app.pages.guide_page:GuidePage", "Ctrl+0", 1120),
 )
 
 

@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWi
 
 from app import theme
 from app.model.form_values import is_equivalent
+from app.model.guide import place_of_setting
 from app.model.memory_parts import amount
 from app.model.session import Session
 from app.pages.parts.dataset_line import DatasetLine
@@ -125,7 +126,7 @@ class TrainPage(QWidget):
             self.translated_file.show_button,
             self.translated_file.close_button,
         )
-        chain = [*first, *self._tabs, self.launch.run, self.launch.copy]
+        chain = [*first, *self._tabs, self.launch.run, self.launch.more, self.launch.copy]
         for widget, following in pairwise(chain):
             QWidget.setTabOrder(widget, following)
 
@@ -199,6 +200,7 @@ class TrainPage(QWidget):
         self.session.queue.changed.connect(self._show_run_button)
         self.launch.editing_given_up.connect(self.session.queue.stop_editing)
         self.launch.problem_pressed.connect(self.reveal)
+        self.launch.guide_pressed.connect(lambda key: self.session.guide_requested.emit(place_of_setting(key)))
         self.session.field_requested.connect(self.reveal)
         self.session.run_changed.connect(self._show_run_button)
         self.session.run_state_changed.connect(self._show_run_button)

@@ -47,7 +47,11 @@ def test_everything_has_one_paragraph_and_nothing_else_has(kind: str, all_of_the
 
 def test_paragraphs_have_the_names_that_the_window_shows() -> None:
     for key, about in SETTINGS.items():
-        assert passage_at(guide.place_of_setting(key)).title == f"{about.label} ({key})"
+        place = guide.place_of_setting(key)
+        assert passage_at(place).title == about.label
+        file, _, anchor = place.partition("#")
+        heading = f'<a id="{anchor}"></a>{about.label} (`{key}`)\n'
+        assert heading in (guide.folder() / file).read_text(encoding="utf-8")
     for chart in CHARTS:
         assert passage_at(guide.place_of_chart(chart.title)).title == chart.title
     for code, rule in RULES.items():

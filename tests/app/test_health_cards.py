@@ -47,13 +47,14 @@ def texts(cards: HealthCards) -> list[str]:
 
 def test_a_card_says_all_of_it_and_offers_what_can_be_done(qtbot, cards: HealthCards) -> None:
     cards.show_episodes([DRIFTING])
-    assert texts(cards) == ["Read completions", "Go to the setting", "Do it: Learning Rate 5e-05", "Dismiss"]
+    assert texts(cards) == ["Read completions", "Go to the setting", "Do it: Learning Rate 5e-05", "Guide", "Dismiss"]
     (row,) = cards.rows()
     for signal, index, expected in (
         (cards.completions_requested, 0, [12, "drifting"]),
         (cards.setting_requested, 1, ["learning_rate"]),
         (cards.proposal_taken, 2, [{"learning_rate": 5e-5}]),
-        (cards.dismissed, 3, [DRIFTING]),
+        (cards.guide_requested, 3, ["drifting"]),
+        (cards.dismissed, 4, [DRIFTING]),
     ):
         with qtbot.waitSignal(signal) as caught:
             row.links()[index].click()
@@ -80,7 +81,7 @@ def test_more_than_two_fold_and_past_ones_say_until_when(cards: HealthCards) -> 
     assert len(cards.rows()) == 4 and cards._more.text() == "Show less"
     past = cards.rows()[-1]
     assert past.accessibleName() == "Cut off at the limit, step 3 until step 40"
-    assert [link.text() for link in past.links()] == ["Read completions", "Dismiss"]
+    assert [link.text() for link in past.links()] == ["Read completions", "Guide", "Dismiss"]
     cards.unfold(False)
     cards.show_episodes([OVER])
     assert cards.rows() == [] and cards._more.text() == "1 finding of earlier steps"

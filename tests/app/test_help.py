@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QGuiApplication
-from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QWhatsThis, QWidget
+from PySide6.QtWidgets import QWidget
 
-from app.help_menu import GUIDES, facts
+from app.help_menu import DOCUMENTS, facts
 from app.menus import HELP, MENUS
 from app.model.charts import CHARTS
 from app.model.glossary import CHART, SETTING, glossary
@@ -19,7 +17,6 @@ from app.model.prefs import Prefs
 from app.model.session import Session
 from app.pages import PAGES
 from app.widgets.basic import key_names
-from app.widgets.form.setting_help import help_html
 from app.widgets.help.about_dialog import NO_TEXT, AboutDialog
 from app.widgets.help.glossary_dialog import GlossaryDialog
 from app.widgets.help.text_dialog import TextDialog
@@ -63,11 +60,10 @@ def test_a_package_without_a_text_says_so(qtbot) -> None:
     assert dialog.text.toPlainText() == NO_TEXT
 
 
-@pytest.mark.parametrize("name", ["guide", "files"])
-def test_documents_are_shown(window: Window, name: str) -> None:
-    window.menus[name].trigger()
+def test_documents_are_shown(window: Window) -> None:
+    window.menus["files"].trigger()
     dialog = window.findChild(TextDialog)
-    assert dialog.windowTitle() in GUIDES and len(dialog.text.toPlainText()) > 500
+    assert dialog.windowTitle() in DOCUMENTS and len(dialog.text.toPlainText()) > 500
 
 
 def test_the_list_of_shortcuts_has_every_one(window: Window) -> None:
@@ -123,26 +119,3 @@ def test_the_glossary_is_searched_by_term_metric_and_other_name(window: Window) 
     assert "No term has" in dialog.text.toPlainText()
     window.menus["glossary"].trigger()
     assert len(window.findChildren(GlossaryDialog)) == 1
-
-
-# F1
-
-
-def test_f1_explains_the_field_that_has_the_focus(window: Window, qtbot) -> None:
-    window.show_page("train")
-    with qtbot.waitActive(window):
-        window.show()
-        window.activateWindow()
-    control = window.pages["train"].form.fields["iters"].control
-    control.setFocus()
-    QTest.keyClick(control, Qt.Key.Key_F1)
-    shown = [widget for widget in QApplication.topLevelWidgets() if widget.metaObject().className() == "QWhatsThat"]
-    assert shown
-    QWhatsThis.hideText()
-    assert SETTINGS["iters"].help.split("\n")[0] in help_html(SETTINGS["iters"])
-    assert window.findChild(TextDialog) is None
-
-
-def test_f1_elsewhere_opens_the_guide(window: Window, qtbot) -> None:
-    window.menus["help_here"].trigger()
-    assert window.findChild(TextDialog).windowTitle() == "Guide"

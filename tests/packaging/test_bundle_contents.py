@@ -17,7 +17,7 @@ from types import ModuleType
 
 import pytest
 
-from app.help_menu import GUIDES
+from app.help_menu import DOCUMENTS
 from app.model import guide
 from app.model.glossary import GLOSSARY
 from backend.spec import components, loss_menu
@@ -96,7 +96,7 @@ def test_sources_that_menus_read_are_in_the_bundle() -> None:
 
 def test_the_documents_of_the_help_menu_are_in_the_bundle() -> None:
     there = {file.relative_to(ROOT / "docs").as_posix() for file in contents.documents() if file.is_file()}
-    assert there == {*GUIDES.values(), GLOSSARY.name} | guide.documents()
+    assert there == {*DOCUMENTS.values(), GLOSSARY.name} | guide.documents()
 
 
 def test_metadata_is_that_of_everything_we_require() -> None:

@@ -7,6 +7,7 @@ from functools import partial
 
 from app.model import charts
 from app.model.charts import CHARTS, Curve
+from app.model.guide import place_of_chart
 from app.model.runs.run import Run
 from app.model.session import Session
 from app.pages.parts.chart_export import ChartExport
@@ -14,6 +15,7 @@ from app.pages.parts.charts_menu import ChartsMenu
 from app.widgets.basic.controls import ComboBox
 from app.widgets.charts.chart_grid import ChartContent, ChartGrid, ZoomButton
 from app.widgets.charts.plot import Plot, Trace
+from app.widgets.help.guide_link import explain_at
 
 TWO_UPDATES = "Set Updates per rollout to 2 in the form"
 SMOOTHING = (("No smoothing", 0.0), ("Light smoothing", 0.6), ("Strong smoothing", 0.9))
@@ -56,6 +58,9 @@ class RunCharts:
     def _connect(self) -> None:
         prefs = self._session.prefs
         for plot in self.grid.plots:
+            place = place_of_chart(plot.title)
+            explain_at(plot, place)
+            plot.explanation_requested.connect(partial(self._session.guide_requested.emit, place))
             plot.offer_taken.connect(self._session.use_two_updates)
             plot.set_log(plot.title in prefs.log_charts)
             plot.log_changed.connect(partial(prefs.set_log_chart, plot.title))

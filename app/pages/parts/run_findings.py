@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.model.completions.filters import FILTERS
+from app.model.guide import place_of_rule
 from app.model.runs.findings import Findings, take_up
 from app.model.runs.run import Run
 from app.model.session import Session
@@ -39,6 +40,7 @@ class RunFindings(QObject):
         self.cards.completions_requested.connect(self._read_completions)
         self.cards.setting_requested.connect(self._show_setting)
         self.cards.proposal_taken.connect(self._take_up)
+        self.cards.guide_requested.connect(lambda code: self._session.guide_requested.emit(place_of_rule(code)))
         self.cards.dismissed.connect(self._dismiss)
 
     def show_run(self, run: Run | None, beside: Sequence[QWidget] = ()) -> None:

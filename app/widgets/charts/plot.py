@@ -32,6 +32,7 @@ from app.widgets.charts.curves import has_spike
 from app.widgets.charts.legend import Legend, LegendEntry
 from app.widgets.charts.plot_view import PlotView
 from app.widgets.charts.trace import Trace, nearest_index, pile, steps_of
+from app.widgets.help.guide_link import place_about
 
 LOG_OFFER = "Log axis"
 BY_KEYBOARD = (
@@ -57,6 +58,7 @@ class Plot(QFrame):
         step_chosen(int) – a point was clicked, or Return pressed on the marked step.
         log_changed(bool) – the value axis was made logarithmic or linear.
         save_requested(str) – save this chart as a file of this format (png, svg or csv).
+        explanation_requested – show what the guide says about this chart; offered where it has a place there.
         offer_taken – the link below the sentence in place of the curves was clicked.
     """
 
@@ -66,6 +68,7 @@ class Plot(QFrame):
     log_changed = Signal(bool)
     save_requested = Signal(str)
     offer_taken = Signal()
+    explanation_requested = Signal()
 
     def __init__(self, title: str, axis: str = "", unit: str = "", help: str = "") -> None:
         super().__init__()
@@ -352,6 +355,9 @@ class Plot(QFrame):
         log.setEnabled(has_data and self.can_be_log)
         show_all = menu.addAction("Show all steps", lambda: self.zoomed.emit(None))
         show_all.setEnabled(self._span is not None)
+        if place_about(self):
+            menu.addSeparator()
+            menu.addAction("About this chart", self.explanation_requested.emit)
         if len(self.traces) > 1:
             menu.addSeparator()
             for trace in self.traces:

@@ -40,12 +40,14 @@ class LaunchColumn(QScrollArea):
     Signals:
         run_pressed – the Run button was clicked.
         problem_pressed(setting) – the link of a problem was clicked.
+        guide_pressed(setting) – show what the guide says about the setting.
         editing_given_up – the settings of a waiting run should stay as they are.
     """
 
     run_pressed = Signal()
     problem_pressed = Signal(str)
     editing_given_up = Signal()
+    guide_pressed = Signal(str)
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -108,6 +110,8 @@ class LaunchColumn(QScrollArea):
             self._help_title.setText("About a setting")
             self._help.setText("Its help stands here while the cursor is in it.")
             return
+        self._explained = setting.key
+        self.more.show()
         self._help_title.setText(setting.label)
         self._help.setText("\n".join(help_lines(setting)))
         self._help_key.setText(setting.key)
@@ -208,8 +212,13 @@ class LaunchColumn(QScrollArea):
         self._help_title.setFont(theme.heading_font())
         self._help_key.setFont(theme.mono_font(theme.CAPTION))
         self._help_key.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.more, self._explained = LinkButton("More in the guide"), ""
+        self.more.setToolTip("What it does, and which way to move it (F1)")
+        self.more.clicked.connect(lambda: self.guide_pressed.emit(self._explained))
+        self.more.hide()
         for part in (self._help_title, self._help, self._help_key):
             column.addWidget(part)
+        column.addWidget(self.more, 0, Qt.AlignmentFlag.AlignLeft)
         self._column.addWidget(holder)
         self.show_help(None)
 

@@ -1,8 +1,6 @@
-"""What is to be known about a setting, for the column beside the form and for F1."""
+"""What is to be known about a setting, for the column beside the form."""
 
 from __future__ import annotations
-
-from html import escape
 
 from app.widgets.form.value_text import limits_text
 from backend.spec.other_programs.translation import other_names
@@ -15,9 +13,3 @@ def help_lines(setting: Setting) -> list[str]:
     elsewhere = f"Elsewhere called {', '.join(names)}." if names else ""
     choices = [f"{choice.label}: {choice.sentence}" for choice in setting.choices if choice.sentence]
     return [line for line in (setting.help, limits_text(setting), elsewhere, *choices) if line]
-
-
-def help_html(setting: Setting) -> str:
-    """The same below its label and key."""
-    lines = "".join(f"<p>{escape(line)}</p>" for line in help_lines(setting))
-    return f"<p><b>{escape(setting.label)}</b> &nbsp;<code>{escape(setting.key)}</code></p>{lines}"

@@ -19,6 +19,7 @@ from app.widgets.basic.labels_and_buttons import label
 from app.widgets.basic.layout import set_shown
 from backend.spec.config import SETTINGS
 from backend.spec.health.episodes import Episode
+from backend.spec.health.rules import RULES
 
 FOLDED = 2
 """Findings that are shown at most while the rest is folded."""
@@ -37,12 +38,14 @@ class HealthRow(QFrame):
         completions_requested(int, str) – read the completions of this step; the rule that found something in them.
         setting_requested(str) – show this setting in the form.
         proposal_taken(dict) – set these settings.
+        guide_requested(str) – show what the guide says about this rule.
         dismissed() – hide this finding.
     """
 
     completions_requested = Signal(int, str)
     setting_requested = Signal(str)
     proposal_taken = Signal(dict)
+    guide_requested = Signal(str)
     dismissed = Signal()
 
     def __init__(self, episode: Episode, parent: QWidget | None = None) -> None:
@@ -96,6 +99,9 @@ class HealthRow(QFrame):
                 f"Do it: {proposal(episode.settings)}", f"Set {proposal(episode.settings, full=True)}",
                 lambda: self.proposal_taken.emit(dict(episode.settings)),
             )  # fmt: skip
+        if episode.rule in RULES:  # an old diary may tell of a rule that there is no more
+            tip = "What it means and what to do, step by step"
+            self._add("Guide", tip, lambda: self.guide_requested.emit(episode.rule))
         self._add("Dismiss", "Hide this finding", self.dismissed.emit)
 
     def _add(self, text: str, tip: str, on_click: Any) -> None:
@@ -146,6 +152,7 @@ class HealthCards(QFrame):
     completions_requested = Signal(int, str)
     setting_requested = Signal(str)
     proposal_taken = Signal(dict)
+    guide_requested = Signal(str)
     dismissed = Signal(object)
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -251,6 +258,7 @@ class HealthCards(QFrame):
         row.completions_requested.connect(self.completions_requested)
         row.setting_requested.connect(self.setting_requested)
         row.proposal_taken.connect(self.proposal_taken)
+        row.guide_requested.connect(self.guide_requested)
         row.dismissed.connect(lambda: self.dismissed.emit(episode))
         return row
 

@@ -1,0 +1,159 @@
+"""The Guide page: every link from a field, a chart or a finding lands on its paragraph; Back, search, themes, keyboard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtTest import QTest
+
+from app import theme
+from app.model import guide
+from app.model.charts import CHARTS
+from app.model.prefs import Prefs
+from app.model.session import Session
+from app.pages import guide_page
+from app.pages.guide_page import GuidePage
+from app.widgets.charts.plot import Plot
+from app.widgets.form.field import Field
+from app.widgets.help.guide_link import place_about
+from app.window import Window
+from backend.spec.config import SETTINGS
+from backend.spec.health.episodes import Episode
+from backend.spec.health.rules import RULES
+
+BETA = guide.place_of_setting("beta")
+TITLES = {passage.place: passage.title for chapter in guide.chapters() for passage in chapter}
+
+
+@pytest.fixture
+def window(tmp_path: Path, qtbot) -> Iterator[Window]:
+    window = Window(Session(Prefs(tmp_path / "prefs")))
+    qtbot.addWidget(window)
+    window.resize(1280, 800)
+    with qtbot.waitActive(window):
+        window.show()
+        window.activateWindow()
+    yield window
+    if window.session._service is not None:
+        window.session._service.close()
+
+
+@pytest.fixture
+def page(window: Window) -> GuidePage:
+    window.show_page("guide")
+    return window.pages["guide"]
+
+
+def heading_at_top(page: GuidePage) -> str:
+    """The first line of text that is in sight."""
+    view = page.view
+    lines = (view.cursorForPosition(QPoint(40, y)).block().text().strip() for y in range(1, 60, 4))
+    return next((line for line in lines if line), "")
+
+
+def test_every_link_of_a_setting_chart_and_rule_scrolls_to_its_paragraph(page: GuidePage) -> None:
+    places = [guide.place_of_setting(key) for key in SETTINGS]
+    places += [guide.place_of_chart(chart.title) for chart in CHARTS] + [guide.place_of_rule(code) for code in RULES]
+    wrong = []
+    for place in places:
+        page.show_place(place)
+        if not heading_at_top(page).startswith(TITLES[place]):
+            wrong.append((place, heading_at_top(page)))
+    assert not wrong
+
+
+def test_the_paragraph_stays_at_the_top_when_the_window_is_resized(window: Window, page: GuidePage) -> None:
+    page.show_place(BETA)
+    for size in ((900, 640), (1600, 1000), (1280, 800)):
+        window.resize(*size)
+        assert heading_at_top(page) == f"{TITLES[BETA]} (beta)", size
+
+
+def test_f1_in_a_field_leads_to_its_paragraph_and_back_to_the_form(window: Window) -> None:
+    window.show_page("train")
+    field: Field = window.pages["train"].form.fields["iters"]
+    field.control.setFocus()
+    QTest.keyClick(field.control, Qt.Key.Key_F1)
+    page = window.pages["guide"]
+    assert window.current_page == "guide" and page.place == guide.place_of_setting("iters")
+    assert heading_at_top(page) == "Iterations (iters)" and page.view.hasFocus()
+    window.menus["back"].trigger()
+    assert window.current_page == "train"
+
+
+def test_the_help_beside_the_form_leads_there(window: Window) -> None:
+    window.show_page("train")
+    launch = window.pages["train"].launch
+    assert launch.more.isHidden(), "no setting is explained yet"
+    launch.show_help(SETTINGS["beta"])
+    assert not launch.more.isHidden()
+    launch.more.click()
+    assert (window.current_page, window.pages["guide"].place) == ("guide", BETA)
+
+
+def test_every_chart_and_every_finding_leads_there(window: Window) -> None:
+    window.show_page("monitor")
+    monitor = window.pages["monitor"]
+    plots = monitor.findChildren(Plot)
+    assert [place_about(plot) for plot in plots] == [guide.place_of_chart(plot.title) for plot in plots]
+    next(action for action in plots[2].menu().actions() if action.text() == "About this chart").trigger()
+    assert window.pages["guide"].place == guide.place_of_chart(plots[2].title)
+    for code in RULES:
+        cards = monitor.findings.cards
+        cards.show_episodes([Episode(code, RULES[code].title, "warning", "One.", "Two.", 3)])
+        next(link for link in cards.rows()[0].links() if link.text() == "Guide").click()
+        assert window.pages["guide"].place == guide.place_of_rule(code)
+
+
+def test_back_returns_to_what_was_read_where_it_was_read(page: GuidePage) -> None:
+    assert not page.back.isEnabled()
+    page.show_place("grpo.md#dataset-format")
+    page.follow("settings-grpo.md#setting-beta")
+    assert page.place == BETA and page.back.isEnabled()
+    page.view.verticalScrollBar().setValue(0)
+    page.follow("../glossary.md")
+    assert page.place == "../glossary.md" and "Advantage" in page.view.toPlainText()
+    page.back.click()
+    assert page.place == BETA and page.view.verticalScrollBar().value() == 0
+    page.view.setFocus()
+    QTest.keyClick(page.view, Qt.Key.Key_Backspace)
+    assert heading_at_top(page) == "Dataset format"
+
+
+def test_links_lead_to_pages_of_the_app_and_to_the_web(
+    window: Window, page: GuidePage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(guide_page, "open_link", opened.append)
+    page.follow("https://arxiv.org/abs/2402.03300")
+    assert opened == ["https://arxiv.org/abs/2402.03300"]
+    page.follow("app:rewards")
+    assert window.current_page == "rewards"
+
+
+def test_contents_show_where_one_is_and_lead_there(page: GuidePage) -> None:
+    tree = page.contents.tree
+    page.show_place(BETA)
+    assert tree.currentItem().text(0) == TITLES[BETA]
+    tree.setFocus()
+    QTest.keyClick(tree, Qt.Key.Key_Down)
+    assert page.place == guide.place_of_setting("reference_model_path") and tree.hasFocus()
+    page.find_text()
+    QTest.keyClicks(page.contents.search, "entropy collapse")
+    assert tree.topLevelItem(0).text(0) == "Entropy collapse"
+    tree.setCurrentItem(tree.topLevelItem(0))
+    assert page.place == guide.place_of_rule("entropy_collapse")
+    page.contents.search.clear()
+    assert tree.topLevelItemCount() == len(guide.chapters())
+    assert tree.currentItem().text(0) == "Entropy collapse"
+
+
+def test_the_theme_recolours_the_text_and_keeps_the_place(window: Window, page: GuidePage) -> None:
+    page.show_place(BETA)
+    for mode in ("dark", "light"):
+        window.set_theme(mode)
+        assert heading_at_top(page) == f"{TITLES[BETA]} (beta)"
+        assert theme.palette().accent.name() in page.view.document().toHtml()
