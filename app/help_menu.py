@@ -28,7 +28,7 @@ from backend.spec.runs.archive import raw_settings
 if TYPE_CHECKING:
     from app.model.runs.run import Run
 
-GUIDES = {"Guide": "first-run.md", "What is stored where": "files.md"}
+GUIDES = {"Guide": "guide/first-run.md", "What is stored where": "files.md"}
 """Title → file in docs/."""
 
 

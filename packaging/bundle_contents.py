@@ -126,9 +126,10 @@ READ_AS_TEXT = ("backend/training/losses.py", "backend/rewards/functions/*.py")
 
 
 def documents() -> list[Path]:
-    """The documents that the Help menu shows."""
+    """The documents that the window shows: the guide, what it refers to, and what the Help menu has besides."""
     docs = Path(__file__).parents[1] / "docs"
-    return [docs / name for name in ("first-run.md", "glossary.md", "files.md")]
+    names = ("algorithms.md", "datasets.md", "files.md", "glossary.md", "health.md", "rewards.md")
+    return [*(docs / name for name in names), *sorted((docs / "guide").glob("*.md"))]
 
 
 def not_in_metadata(requirements: Iterable[str]) -> list[str]:

@@ -80,11 +80,12 @@ def write_ending(diary: Diary, ending: Ending) -> Ending:
         try:
             diary.write(ending.kind, **event)
         except DiskFault as fault:
-            if diary.seq != before or time.monotonic() > until:  # written, and the log has failed after it; or given up
+            if diary.seq != before or time.monotonic() > until:  # written, and what follows it has failed; or given up
                 return after_fault(ending, fault)
             time.sleep(LAST_LINE_PATIENCE_S / 10)
         else:
-            return ending
+            fault = diary.take_echo_fault()  # the log has failed after it
+            return after_fault(ending, fault) if fault else ending
 
 
 def after_fault(ending: Ending, fault: DiskFault) -> Ending:

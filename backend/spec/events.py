@@ -147,18 +147,33 @@ class Diary(JsonLines):
         self._echo = echo
         self.followers: list[Callable[[Event], None]] = []
         """Called with each event once it is written; they may write events of their own."""
+        self._echo_fault: DiskFault | None = None
 
     def write(self, kind: str, **fields: Any) -> Event:
-        """Append one event of `kind`; returns it as written. A `t` among the fields is a made-up time, and stands without `mono`."""
+        """Append one event of `kind`; returns it as written. A `t` among the fields is a made-up time, and stands without `mono`.
+
+        Raises DiskFault with nothing written. A fault of `echo` is raised by the next call: this event stands in the diary, and whoever
+        writes it has to count it, or a resume would write it twice.
+        """
+        if (fault := self.take_echo_fault()) is not None:
+            raise fault
         times = {} if "t" in fields else {"t": time.time(), "mono": round(time.monotonic(), 3)}
         event = cast("Event", json_safe({"v": VERSION, "seq": self.seq, **times, "kind": kind, **fields}))
         self.append(event)
         self.seq += 1
         if self._echo is not None:
-            self._echo(event)
+            try:
+                self._echo(event)
+            except DiskFault as fault:
+                self._echo_fault = fault
         for follow in self.followers:
             follow(event)
         return event
+
+    def take_echo_fault(self) -> DiskFault | None:
+        """The fault of the last echo that no `write` has raised yet; once."""
+        fault, self._echo_fault = self._echo_fault, None
+        return fault
 
 
 class Follower:

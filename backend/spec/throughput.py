@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, cast
 
-from backend.spec.config import keys_used_by
+from backend.spec.config import SETTINGS, keys_used_by
 from backend.spec.diary_ends import first_and_last_events
 from backend.spec.places import RunFolder
 from backend.spec.runs.archive import raw_settings
@@ -36,9 +36,17 @@ def seconds_per_completion(values: Mapping[str, Any], known: Iterable[Completion
     same = [time for time in known if time.settings.get("model") == values["model"]]
     if not same:
         return None
-    shared = [sum(time.settings.get(key) == values[key] for key in COST_SETTINGS) for time in same]
+    wanted = _cost_settings(values)
+    shared = [
+        sum(one == other for one, other in zip(_cost_settings(time.settings), wanted, strict=True)) for time in same
+    ]
     most = max(shared)
     return median(time.seconds for time, count in zip(same, shared, strict=True) if count == most)
+
+
+def _cost_settings(values: Mapping[str, Any]) -> list[Any]:
+    """Those of COST_SETTINGS; a run of an older version, which lacks one, had what is its default now."""
+    return [values.get(key, SETTINGS[key].default) for key in COST_SETTINGS]
 
 
 def completion_time_of(run: RunFolder) -> CompletionTime | None:

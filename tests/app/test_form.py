@@ -124,6 +124,30 @@ FILLED = {
     "reward_isolation": "process",
     "reward_network": True,
     "adapter": "first@best",
+    "lora_alpha": 8.0,
+    "use_rslora": True,
+    "modules_to_save": ["lm_head"],
+    "data_seed": 11,
+    "optimizer_bits": "8",
+    "adam_epsilon": 1e-6,
+    "neftune_noise_alpha": 5.0,
+    "lr_warmup_ratio": 0.1,
+    "lr_cycles": 2,
+    "lr_power": 2.0,
+    "device": "cpu",
+    "prompt_template": "Question: {question}\nThink first.",
+    "answer_pattern": "#### (.*)",
+    "valid_data": "someone/valid",
+    "test_data": "someone/test",
+    "eval_data": {"hard": "someone/hard"},
+    "streaming": True,
+    "max_prompt_length": 200,
+    "long_prompts": "cut_left",
+    "tokenizer": "someone/tokenizer",
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.2,
+    "frequency_penalty": -0.1,
+    "output_regex": "(yes|no)",
     "eval_delay": 20,
     "eval_batch_size": 16,
     "save_only_model": True,
@@ -162,7 +186,7 @@ FILLED = {
 }
 """A value other than the default for (nearly) every setting that can be typed."""
 GOLDEN = Path(__file__).parents[1] / "golden"
-NOT_TYPED = {"reward_functions_file"}
+NOT_TYPED = {"reward_functions_file", "map_function", "output_schema"}
 
 
 @pytest.fixture

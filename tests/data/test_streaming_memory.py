@@ -44,7 +44,7 @@ def write_large(path: Path, size: int) -> int:
 def test_rows_stay_on_the_disk_while_a_run_takes_them(tmp_path: Path) -> None:
     rows = write_large(tmp_path / "rows.jsonl", 12_000_000)
     tokenizer = load_tokenizer(tiny_tokenizer(tmp_path / "tokenizer"))
-    config = settings(tmp_path / "rows.jsonl", streaming=True)
+    config = settings(tmp_path / "rows.jsonl", streaming=True, max_seq_length=2000)
     tracemalloc.start()
     try:
         train = read_splits(config).train

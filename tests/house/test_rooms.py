@@ -106,6 +106,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "app.stylesheet": (set(), set()),
     "app.theme": ({SPEC, "app.stylesheet"}, {"PySide6"}),
     "app.model.undo": ({SPEC, "app.model"}, {"PySide6"}),
+    "app.model.guide": ({SPEC}, {"markdown_it"}),
     "app.model": ({SPEC}, {"PySide6.QtCore", "numpy"}),
     "app.widgets": ({SPEC, "app.theme", "app.stylesheet", *PLAIN_DATA}, PLOTS),
     "app.pages.parts": (SHELL | {SPEC}, PLOTS),

@@ -233,7 +233,7 @@ def test_a_saved_full_model_loads_with_mlx_lm_in_its_original_precision(
     assert {x.dtype for x in policy.trainable().values()} == {mx.float32}
     assert len(notes) == (dtype != "float32")
     update(policy)
-    save_model(policy, config.model, tmp_path)
+    save_model(policy, config, tmp_path)
     loaded, tokenizer, saved = load(str(tmp_path), return_config=True)
     for name, x in tree_flatten(loaded.parameters()):
         assert x.dtype == getattr(mx, dtype)
@@ -259,8 +259,9 @@ def test_arrays_that_came_in_float32_are_saved_in_float32(models: Path, tmp_path
     name = "model.norm.weight"
     arrays[name] = arrays[name].astype(mx.float32) + 1e-4
     mx.save_safetensors(str(mixed / "model.safetensors"), dict(arrays), metadata={"format": "mlx"})
-    policy = load_policy(config_of(mixed, train_type="full", beta=0))
-    save_model(policy, str(mixed), tmp_path / "out")
+    config = config_of(mixed, train_type="full", beta=0)
+    policy = load_policy(config)
+    save_model(policy, config, tmp_path / "out")
     loaded = dict(tree_flatten(load(str(tmp_path / "out"))[0].parameters()))
     assert loaded[name].dtype == mx.float32 and mx.array_equal(loaded[name], arrays[name])
     assert loaded["model.embed_tokens.weight"].dtype == mx.bfloat16
@@ -270,10 +271,11 @@ def test_saving_a_model_from_the_hub_needs_no_network(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """mlx-lm fetches a model card where it is given an id: a run that ended offline failed to save."""
-    policy = load_policy(config_of(folder_of(models), train_type="full", beta=0))
+    config = config_of(folder_of(models), train_type="full", beta=0)
+    policy = load_policy(config)
     monkeypatch.setattr(mlx_lm_utils, "hf_repo_to_path", lambda name: folder_of(models))
     monkeypatch.setattr("huggingface_hub.ModelCard.load", lambda name: pytest.fail("it went to the Hub"))
-    save_model(policy, "owner/name", tmp_path)
+    save_model(policy, config.model_copy(update={"model": "owner/name"}), tmp_path)
     assert mx.array_equal(load(str(tmp_path))[0](TOKENS), policy.model(TOKENS))
 
 

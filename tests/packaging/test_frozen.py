@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from app import help_menu
+from app.model import guide
 from app.model.glossary import GLOSSARY
 from app.pages import PAGES
 from backend.__main__ import app
@@ -517,7 +518,7 @@ def test_about_has_the_licences_of_everything(monkeypatch: pytest.MonkeyPatch) -
         assert parts["jeepney"].licence == "MIT"
 
 
-@pytest.mark.parametrize("name", [*help_menu.GUIDES.values(), GLOSSARY.name])
+@pytest.mark.parametrize("name", sorted({*help_menu.GUIDES.values(), GLOSSARY.name} | guide.documents()))
 def test_documents_of_the_help_menu_are_there(name: str) -> None:
     assert (RESOURCES.parent / "docs" / name).read_bytes() == (ROOT / "docs" / name).read_bytes()
 

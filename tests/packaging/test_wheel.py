@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from app.help_menu import GUIDES
+from app.model import guide
 from app.model.glossary import GLOSSARY
 from backend import __version__
 
@@ -24,7 +25,7 @@ def test_it_holds_every_file_of_ours_inside_one_package(wheel: Path) -> None:
     """And nothing else: no folder `app` or `backend` that would collide with another program's, no tests, no caches."""
     files = (path for folder in PACKED for path in (ROOT / folder).rglob("*"))
     ours = {f"grpo_studio/{path.relative_to(ROOT).as_posix()}" for path in files if path.is_file() and path.parent.name != "__pycache__"}  # fmt: skip
-    ours |= {f"grpo_studio/docs/{name}" for name in (*GUIDES.values(), GLOSSARY.name)}
+    ours |= {f"grpo_studio/docs/{name}" for name in {*GUIDES.values(), GLOSSARY.name} | guide.documents()}
     ours |= {f"grpo_studio/{name}.py" for name in ("__init__", "launch")}
     about = f"grpo_studio-{__version__}.dist-info"
     packed = set(zipfile.ZipFile(wheel).namelist())

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backend.spec import diary_ends
+from backend.spec.disk_faults import DiskFault
 from backend.spec.events import Diary, Event, Follower, JsonLines, parse_line, read_events, truncate_file
 from backend.spec.places import RunFolder, hold_lock
 from backend.spec.runs import archive
@@ -338,3 +339,23 @@ def test_a_folder_with_any_config_has_a_summary(run: RunFolder, text: str | byte
     run.config.write_bytes(text if isinstance(text, bytes) else text.encode())
     run.events.write_bytes(b'rubbish\n{"kind": ["odd"]}\n{"half')
     assert archive.summary(run).model == ""
+
+
+def test_a_fault_of_the_echo_is_raised_by_the_next_event_so_that_this_one_counts(tmp_path: Path) -> None:
+    """A log that could not be written once ended a run between an evaluation's event and its place in the checkpoint: it stood there twice
+    after a resume."""
+    echoed: list[str] = []
+
+    def echo(event: Event) -> None:
+        echoed.append(event["kind"])
+        if event["kind"] == "eval":
+            raise DiskFault("log.txt cannot be written: no space left on device.")
+
+    diary = Diary(tmp_path / "events.jsonl", echo)
+    assert diary.write("eval", step=2)["seq"] == 0
+    with pytest.raises(DiskFault, match=r"log\.txt"):
+        diary.write("note", sentence="Not written.")
+    diary.write("step", step=3)
+    diary.close()
+    assert echoed == ["eval", "step"] == [event["kind"] for event in read_events(tmp_path / "events.jsonl")]
+    assert diary.take_echo_fault() is None

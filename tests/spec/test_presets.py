@@ -33,7 +33,7 @@ def draft(tmp_path: Path, qapp) -> Draft:
 def test_the_documented_presets_exist():
     assert [candidate.title for candidate in ALL][:11] == [
         "Demo", "Fast try", "Reasoning", "Small memory", "GSPO", "DAPO", "Dr. GRPO", "Full, small model",
-        "GSM8K", "DeepMath", "As documented",
+        "As documented", "GSM8K", "DeepMath",
     ]  # fmt: skip
 
 

@@ -29,7 +29,7 @@ def write_run(
     mx.random.seed(7)
     trained.assign({name: x + 0.1 * mx.random.normal(x.shape) for name, x in trained.trainable().items()})
     if train_type == "full":
-        save_model(trained, config.model, run.model)
+        save_model(trained, config, run.model)
     else:
         save_adapters(trained, config, run.adapters)
     trained.model.eval()
