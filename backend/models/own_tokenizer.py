@@ -69,6 +69,11 @@ def run_tokenizer(name: str, own: Any, model: nn.Module) -> Any:
     return tokenizer
 
 
+def with_end_tokens(config: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """A model's config.json for `tokenizer`: who loads what is saved ends its texts at these tokens."""
+    return config | {"eos_token_id": sorted(int(token) for token in tokenizer.eos_token_ids)}
+
+
 def vocabulary_rows(model: nn.Module) -> int | None:
     """Tokens that the model's embedding has; None for a model without one."""
     rows = [

@@ -29,7 +29,7 @@ from backend.engine.shared_weights import SharedWeights, copy_sharing_arrays
 from backend.models.adapter_files import check_adapter
 from backend.models.adapters import attach_adapters, without_adapters
 from backend.models.loading import load_model
-from backend.models.own_tokenizer import run_tokenizer
+from backend.models.own_tokenizer import run_tokenizer, with_end_tokens
 from backend.models.saved_modules import masters_of
 from backend.models.tokenizers import reason_of
 from backend.spec.faults import Mistake
@@ -173,8 +173,8 @@ def load_base(config: ModelSettings, note: Callable[[str], None] = lambda senten
     device.use(config.device)
     model, tokenizer, model_config = load_model(config.model, "model")
     tokenizer = run_tokenizer(config.tokenizer, tokenizer, model)
-    if config.tokenizer:  # who loads what is saved ends its texts at these tokens
-        model_config = model_config | {"eos_token_id": sorted(int(token) for token in tokenizer.eos_token_ids)}
+    if config.tokenizer:
+        model_config = with_end_tokens(model_config, tokenizer)
     if config.quantization != "none":
         model, model_config = _quantize(model, model_config, config.quantization)
     is_full = config.train_type == "full"

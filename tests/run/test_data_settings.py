@@ -11,7 +11,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from backend.models.tokenizers import load_tokenizer
 from backend.run import preflight
+from backend.run.export.run_weights import run_weights
+from backend.spec.config import load
 from backend.spec.events import read_events
 from backend.spec.places import RunFolder
 from tests.support import small_run
@@ -149,6 +152,22 @@ def test_another_tokenizer_is_used_and_saved_with_what_was_trained(tmp_path: Pat
     assert (run.model / "tokenizer_config.json").read_bytes() == (tokenizer / "tokenizer_config.json").read_bytes()
     (fault,) = preflight.check(raw | {"tokenizer": str(tmp_path / "nowhere")})
     assert fault.setting == "tokenizer" and "neither a folder nor an owner/name id" in fault.sentence
+
+
+def test_an_exported_adapter_ends_its_texts_where_its_own_tokenizer_does(tmp_path: Path) -> None:
+    small_run.settings_for(tmp_path)
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    for file in (tmp_path / "model").glob("*token*"):
+        shutil.copy(file, tokenizer)
+    about = json.loads((tokenizer / "tokenizer_config.json").read_text())
+    vocabulary = load_tokenizer(tokenizer).get_vocab()
+    end = next(token for token in vocabulary if len(token) == 1 and token.isalpha())
+    (tokenizer / "tokenizer_config.json").write_text(json.dumps(about | {"eos_token": end}))
+    run, _ = trained(tmp_path, "run", iters=1, tokenizer=str(tokenizer))
+    weights = run_weights(run, load(run.config))
+    assert weights.tokenizer == tokenizer
+    assert weights.open_with_config()[1]["eos_token_id"] == [vocabulary[end]]
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:

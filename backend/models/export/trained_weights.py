@@ -19,6 +19,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from backend.models import policy
 from backend.models.loading import open_weights
+from backend.models.own_tokenizer import with_end_tokens
 from backend.models.saved_modules import array_names
 from backend.models.tokenizers import load_tokenizer
 from backend.spec.faults import Mistake
@@ -67,6 +68,8 @@ class TrainedWeights:
     weights, and merged into others they would be another model."""
     untrained: Path | None = None
     """The folder of the model before training; None where it is not on this disk."""
+    has_own_tokenizer: bool = False
+    """Whether `tokenizer` is one that the run chose in place of the base's, so that config.json has to name its end tokens."""
 
     def open(self) -> nn.Module:
         """The trained model, adapters attached. Raises Mistake where it cannot be loaded or the arrays do not fit it."""
@@ -79,7 +82,7 @@ class TrainedWeights:
         if self.adapters is not None:
             _attach(model, self.adapters)
         model.eval()  # dropout
-        return model, config
+        return model, with_end_tokens(config, open_tokenizer(self.tokenizer)) if self.has_own_tokenizer else config
 
     def open_untrained(self) -> nn.Module:
         """The model before training, from `untrained`."""

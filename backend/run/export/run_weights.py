@@ -34,13 +34,16 @@ def run_weights(run: RunFolder, config: Config, checkpoint: str = "") -> Trained
     base = local_folder(config.model)
     if base is None:
         raise Mistake("model", f"The base model {config.model} is not on this disk any more, and an export needs it.")
-    tokenizer = tokenizer_folder(config.tokenizer) if config.tokenizer else base
+    tokenizer, is_own = (tokenizer_folder(config.tokenizer), True) if config.tokenizer else (base, False)
     if config.train_type == "full":
-        return TrainedWeights(base, config.model, tokenizer=tokenizer, arrays=arrays, untrained=base)
+        return TrainedWeights(
+            base, config.model, tokenizer=tokenizer, arrays=arrays, untrained=base, has_own_tokenizer=is_own
+        )
     adapters = AdapterFiles(arrays, run.adapters / "adapter_config.json")
     return TrainedWeights(
-        base, config.model, tokenizer=tokenizer, adapters=adapters, quantization=config.quantization, untrained=base
-    )
+        base, config.model, tokenizer=tokenizer, adapters=adapters, quantization=config.quantization, untrained=base,
+        has_own_tokenizer=is_own,
+    )  # fmt: skip
 
 
 def _check_has_end(run: RunFolder) -> None:
