@@ -182,7 +182,7 @@ def no_prompt_fits(prompt_format: PromptFormat, prompts: str) -> Mistake:
         )
     return Mistake(
         "max_seq_length",
-        f"{prompts} is longer than the {most} tokens that Max Seq leaves beside the completion; raise Max Seq or lower Completion.",
+        f"{prompts} is longer than the {most} token{'s' if most != 1 else ''} that Max Seq leaves beside the completion; raise Max Seq or lower Completion.",
     )
 
 

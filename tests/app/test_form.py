@@ -293,7 +293,7 @@ def test_a_config_and_a_reward_file_of_mlx_lm_lora_open_unchanged(page: TrainPag
     banner = page.translated_file
     assert banner.sentence.text() == (
         "mlx_lm_lora_grpo.yaml is a file for mlx-lm-lora; what it leaves out has GRPO Studio's defaults. "
-        "Left out: train (every run here trains)."
+        "1 word of it was translated. Left out: train (every run here trains)."
     )
     assert banner.isVisible() and not banner.show_button.isVisible()
     banner.close_button.click()

@@ -137,7 +137,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "missing prompt column": ({"data": _file("a.jsonl", '{"question": "x"}\n')}, "prompt_feature: There is no column prompt; "),
     "broken line": ({"data": _file("a.jsonl", '{"prompt": "x"}\n{"prompt"\n')}, "data: The JSON in line 2 of "),
-    "prompts too long": ({"max_seq_length": 7}, "max_seq_length: Every prompt is longer than what Max Seq leaves"),
+    "prompts too long": ({"max_seq_length": 7}, "max_seq_length: Every prompt is longer than the 1 token that Max Seq leaves"),
     "test split wanted and absent": ({"test": True}, "test: Evaluate test split is on, and "),
     "unknown reward": (
         {"reward_functions": ["r1_acuracy_reward_func"], "reward_weights": []},

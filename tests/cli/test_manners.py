@@ -28,7 +28,7 @@ def call(*arguments: str) -> Result:
 
 
 def verbs() -> set[str]:
-    names = {command.callback.__name__ for command in VERBS.registered_commands if command.callback}
+    names = {command.name or command.callback.__name__ for command in VERBS.registered_commands if command.callback}
     return names | {str(group.name) for group in VERBS.registered_groups}
 
 

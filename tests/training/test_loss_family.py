@@ -596,7 +596,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"multi_objective_aggregation": "normalize_then_sum", "advantage_baseline": "leave_one_out"},
      "advantage_baseline", "set Baseline to Group mean"),
     ({"stages": [{"iters": 3}], "reward_weight_schedule": "adaptive"}, "reward_weight_schedule", "Constant"),
-    ({"stages": [{"iters": 3, "temperature": 1}]}, "stages", "Stage 1 has temperature; a stage has iters"),
+    ({"stages": [{"iters": 3, "seed": 1}]}, "stages", "Stage 1 has seed, which no stage can have of its own"),
     ({"stages": [{"iters": 3}, {}]}, "stages", "Stage 2 needs iters, a whole number of steps above 0."),
     ({"stages": [{"iters": True}]}, "stages", "Stage 1 needs iters"),
     ({"stages": [{"iters": 1, "reward_functions": []}]}, "stages", "reward_functions must be a list of names"),
