@@ -295,7 +295,7 @@ def test_a_config_and_a_reward_file_of_mlx_lm_lora_open_unchanged(page: TrainPag
         "mlx_lm_lora_grpo.yaml is a file for mlx-lm-lora; what it leaves out has GRPO Studio's defaults. "
         "1 word of it was translated. Left out: train (every run here trains)."
     )
-    assert banner.isVisible() and not banner.show_button.isVisible()
+    assert banner.isVisible() and banner.show_button.isVisible(), "the word that was translated is behind the button"
     banner.close_button.click()
     assert not banner.isVisible()
 
