@@ -120,7 +120,9 @@ def test_the_estimate_counts_with_the_same_micro_batches(
         "gradient_accumulation_steps": groups, "max_completion_length": length,
         "dropout": 0.1 if prompts == "per_micro_batch" else 0.0,
     }  # fmt: skip
-    shape: Any = SimpleNamespace(has_full_attention=prompts != "per_row", layers=(), kinds=(), outside=(), width=4, quantised=False)
+    shape: Any = SimpleNamespace(
+        has_full_attention=prompts != "per_row", layers=(), kinds=(), outside=(), width=4, quantised=False
+    )
     config = parse({"model": "m", "data": "d", "max_seq_length": length + 1} | values)
     passages = BackwardMemory(MemoryModel(config, shape, prompt, gpu=False)).micro_batches(budget)
     many = [RowLengths(i, i // each, prompt, length) for i in range(groups * batch * each)]
