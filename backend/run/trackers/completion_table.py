@@ -25,6 +25,12 @@ def columns(rewards: Sequence[str]) -> list[str]:
     return [*FIRST_COLUMNS, *rewards, *LAST_COLUMNS]
 
 
+def table(groups: Sequence[GroupRow]) -> tuple[list[str], list[list[Any]]]:
+    """(the columns, a row for each completion) of the groups of one step."""
+    rewards = reward_columns(groups)
+    return columns(rewards), [row for group in groups for row in rows(group, rewards)]
+
+
 def rows(group: GroupRow, rewards: Sequence[str]) -> list[list[Any]]:
     """A row for each completion of a group, in the order of `columns`; what a damaged file lacks is None."""
     return [

@@ -58,10 +58,8 @@ class TensorBoardFiles:
 
 def _markdown(record: StepRecord) -> str:
     """The first completions of a step as a table in Markdown."""
-    rewards = completion_table.reward_columns(record.groups)
-    rows = [row for group in record.groups for row in completion_table.rows(group, rewards)][:ROWS]
-    header = completion_table.columns(rewards)
-    return "\n".join(["|".join(map(_cell, line)) for line in (header, ["---"] * len(header), *rows)])
+    header, rows = completion_table.table(record.groups)
+    return "\n".join(["|".join(map(_cell, line)) for line in (header, ["---"] * len(header), *rows[:ROWS])])
 
 
 def _cell(value: Any) -> str:

@@ -48,9 +48,8 @@ class TrackioRun:
     def send(self, record: StepRecord) -> None:
         logged: dict[str, Any] = record.metrics()
         if record.groups:
-            rewards = completion_table.reward_columns(record.groups)
-            rows = [row for group in record.groups for row in completion_table.rows(group, rewards)]
-            logged["completions"] = self._trackio.Table(columns=completion_table.columns(rewards), data=rows)
+            columns, rows = completion_table.table(record.groups)
+            logged["completions"] = self._trackio.Table(columns=columns, data=rows)
         self._trackio.log(logged, step=record.step)
 
     def flush(self, sent: Sent) -> None:

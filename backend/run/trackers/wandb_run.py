@@ -122,12 +122,10 @@ class WandbRun:
     def send(self, record: StepRecord) -> None:
         logged: dict[str, Any] = record.metrics()
         if record.groups:
-            rewards = completion_table.reward_columns(record.groups)
-            rows = [row for group in record.groups for row in completion_table.rows(group, rewards)]
-            logged["completions"] = self._wandb.Table(columns=completion_table.columns(rewards), data=rows)
-        self._run.log(
-            logged, step=record.step
-        )  # a step that wandb has already takes the same values once more, or is dropped
+            columns, rows = completion_table.table(record.groups)
+            logged["completions"] = self._wandb.Table(columns=columns, data=rows)
+        # A step that wandb has already takes the same values once more, or is dropped.
+        self._run.log(logged, step=record.step)
 
     def flush(self, sent: Sent) -> None:
         changes = [asdict(change) for change in read_changes(self._about.folder) if change.step <= sent.step]

@@ -281,10 +281,9 @@ def _check_plan(plan: SweepPlan) -> None:
 def _staged_faults(plan: SweepPlan) -> Iterator[Fault]:
     """Faults of settings that would not vary in all of a run, because its stages replace them."""
     stages: Any = plan.base.get("stages") if "stages" not in plan.over else None
-    entries = [
-        stage for stage in cast("list[Any]", stages if isinstance(stages, list) else []) if isinstance(stage, dict)
-    ]
-    staged = {key for stage in entries for key in translate(cast("dict[str, Any]", stage))[0]}
+    entries = cast("list[Any]", stages) if isinstance(stages, list) else []
+    mappings = [cast("dict[str, Any]", stage) for stage in entries if isinstance(stage, dict)]
+    staged = {key for stage in mappings for key in translate(stage)[0]}
     for key in plan.over:
         if key in staged:
             yield Fault(
