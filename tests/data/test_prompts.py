@@ -247,7 +247,7 @@ def test_the_longest_prompt_is_found_at_any_position(
     monkeypatch.setattr(
         parts,
         "plan_memory",
-        lambda config, policy, longest, note: lengths.extend(longest) or plan(config, policy, longest, note),
+        lambda config, policy, longest, *more: lengths.extend(longest) or plan(config, policy, longest, *more),
     )
     parts.load_parts(parse(raw), lambda sentence: None)
     assert max(lengths) > 3 * before

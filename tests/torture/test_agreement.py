@@ -38,7 +38,7 @@ def test_check_and_train_agree_on_a_sample(inputs: agreement.Place) -> None:
 @pytest.mark.parametrize(
     ("setting", "words", "changes"),
     [
-        ("lora_keys", "self_attn.q_proj", {"lora_keys": ["q_proj"]}),
+        ("lora_keys", "self_attn.q_proj", {"lora_keys": ["qq_proj"]}),
         ("lora_keys", "called nothing", {"lora_keys": [""]}),
         ("quantization", "none is a multiple of 64", {"model": "experts", "quantization": "8"}),
         ("quantization", "cannot be quantised", {"model": "experts", "quantization": "mxfp4"}),

@@ -76,7 +76,7 @@ def length(to: Rewriting) -> None:
     passes = to.number("num_train_epochs")
     if passes is None:
         return
-    if passes <= 0 or passes != int(passes):
+    if passes < 0 or passes != int(passes):
         sentence = (
             f"num_train_epochs must be a whole number of passes here, not {shown(passes, 40)}; or give max_steps."
         )
