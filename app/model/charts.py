@@ -100,8 +100,9 @@ CHARTS: tuple[Chart, ...] = (
     Chart("Advantage", "advantage", "", "Advantages of the step's completions: how far their rewards lie above or below their group.",
           pattern="advantage*"),
     Chart("Loss", "loss", "", "Near 0 and rising is normal for GRPO: watch the reward, not the loss.", (Curve("loss", "Loss", "muted"),)),
-    Chart("Gradient norm", "norm", "", "Size of the gradient before clipping, and the share of updates that Max gradient norm shortened.",
-          (Curve("grad_norm", "Norm", "muted"), Curve("grad_clipped", "Shortened", "clip"))),
+    Chart("Gradient norm", "norm", "", "Size of the gradient before clipping.", (Curve("grad_norm", "Norm", "muted"),)),
+    Chart("Gradient clipping", "% of updates", "share", "Share of a step's updates whose gradient was larger than Max gradient norm, and "
+          "was shortened to it.", (Curve("grad_clipped", "Shortened", "clip"),)),
     Chart("Learning rate", "rate", "", "Size of each update, as the schedule has it.", (Curve("learning_rate", "Rate", "muted"),)),
     Chart("Speed", "tokens/s", "tokens/s", "Tokens sampled, and tokens learned from, in a second.",
           (Curve("rollout_tokens_per_second", "Sampling", "accent"), Curve("train_tokens_per_second", "Learning", "length"))),

@@ -39,7 +39,7 @@ class RoomForSaving:
             return
         if self._is_overruled or self._control.stop_requested:
             return
-        self._diary.write("note", level="warning", sentence=lacks)
+        self._diary.write("note", level="warning", sentence=lacks, during="pause")
         looked = time.monotonic()
 
         def is_over() -> bool:
@@ -52,7 +52,8 @@ class RoomForSaving:
         is_over_by_itself = self._control.pause_until(is_over, lacks)
         self._is_overruled = not is_over_by_itself
         if is_over_by_itself:
-            self._diary.write("note", level="info", sentence="There is room on the disk again; the run goes on.")
+            again = "There is room on the disk again; the run goes on."
+            self._diary.write("note", level="info", sentence=again, during="pause")
         self._control.obey()
 
     def _lacking(self, needed: int) -> str:

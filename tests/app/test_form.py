@@ -23,7 +23,7 @@ from app.pages import train_page
 from app.pages.train_page import BASIC_FIELDS, REWARD_FIELDS, TrainPage
 from app.widgets.basic import controls, file_dialogs
 from app.widgets.form import fields, value_text
-from app.widgets.form.field_hints import HINTS, LONGEST
+from app.widgets.form.field_hints import HINTS, LONGEST, WHEN_EMPTY
 from app.widgets.form.form import SettingsCard
 from app.widgets.form.memory_bar import MemoryBar
 from app.widgets.form.setting_search import SettingSearch
@@ -492,6 +492,29 @@ def test_a_decimal_comma_is_no_thousand(typed: str):
 def test_hints_belong_to_settings_and_fit_beside_their_labels() -> None:
     assert set(HINTS) <= set(SETTINGS)
     assert not [hint for hint in HINTS.values() if len(hint) > LONGEST or hint.endswith(".")]
+
+
+def test_every_editor_that_may_be_empty_says_what_empty_stands_for(page: TrainPage) -> None:
+    editors = {
+        key: field.control for key, field in page.form.fields.items() if hasattr(field.control, "placeholderText")
+    }
+    empty = [key for key in editors if SETTINGS[key].default in (None, "", [], {})]
+    assert len(empty) > 30
+    assert [key for key in empty if not editors[key].placeholderText()] == []
+    assert set(WHEN_EMPTY) <= set(SETTINGS)
+
+
+def test_the_columns_of_a_card_are_equally_wide(page: TrainPage) -> None:
+    """One long label with an empty hint beside it made its column wider than the others."""
+    page.resize(1265, 900)  # four columns, as narrow as they get
+    page.form.open_cards(["generation"])
+    fields = [
+        page.form.fields[key] for key in ("presence_penalty", "mask_truncated_completions", "scale_rewards", "delta")
+    ]
+    QApplication.processEvents()
+    assert all(field.isVisible() for field in fields)
+    widths = [field.width() for field in fields]
+    assert max(widths) - min(widths) <= 1
 
 
 def test_revealing_an_advanced_field_opens_advanced(page: TrainPage):

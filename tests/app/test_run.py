@@ -79,6 +79,15 @@ def test_the_numbers_of_a_finished_run(follow_run, tmp_path: Path) -> None:
     assert len(run.series("no such metric")[0]) == 0 and run.latest("no such metric") is None
 
 
+def test_what_was_said_of_a_pause_goes_with_the_step_that_follows() -> None:
+    run_state = RunState()
+    for sentence, about in (("The disk is full.", {"during": "pause"}), ("Thinking is on.", {})):
+        run_state.apply({"kind": "note", "t": 1, "level": "warning", "sentence": sentence, **about})
+    assert len(run_state.notes) == 2
+    run_state.apply({"kind": "step", "t": 2, "step": 1, "metrics": {"reward": 1.0}})
+    assert [note["sentence"] for note in run_state.notes] == ["Thinking is on."]
+
+
 def test_the_clock_leaves_out_loading_and_pauses() -> None:
     run_state = RunState()
     for t, kind, more in (

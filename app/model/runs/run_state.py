@@ -166,6 +166,7 @@ class RunState:
             return
         self.steps.append(step, metrics)
         self.step = step
+        self._forget_the_pause()
         self._step_times.append((step, self._clock.seconds))
 
     def _on_eval(self, event: Event) -> None:
@@ -204,6 +205,13 @@ class RunState:
 
     def _on_note(self, event: Event) -> None:
         self.notes.append(event)
+
+    def _forget_the_pause(self) -> None:
+        """Drop what was said of a pause: once a step has followed, it is no longer so."""
+        if any(note.get("during") == "pause" for note in self.notes):
+            kept = [note for note in self.notes if note.get("during") != "pause"]
+            self.notes.clear()
+            self.notes.extend(kept)
 
     def _on_ending(self, event: Event) -> None:
         self.ending = event

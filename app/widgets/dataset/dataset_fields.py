@@ -26,6 +26,7 @@ class NameMenuField(Field):
     def build(self) -> QWidget:
         self.control = ComboBox()
         self.control.setMinimumContentsLength(3)  # four of them fit side by side in a small window
+        self.hint.hide()  # beside names to choose from it would be cut off, and says nothing more
         self.control.activated.connect(self.emit_edited)
         return self.control
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from PySide6.QtCore import QEvent, QKeyCombination, QObject, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QKeySequence
-from PySide6.QtWidgets import QApplication, QHBoxLayout, QLabel, QLineEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QHBoxLayout, QLabel, QLineEdit, QPlainTextEdit, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton, PathEdit
 from app.widgets.basic.labels_and_buttons import PlainLabel
 from app.widgets.basic.layout import set_style_property
-from app.widgets.form.field_hints import HINTS
+from app.widgets.form.field_hints import HINTS, WHEN_EMPTY
 from app.widgets.form.value_text import limits_text
 from backend.spec.config import SETTINGS
 from backend.spec.setting import Setting
@@ -52,12 +52,17 @@ class Field(QWidget):
         self.hint = ElidedLabel(parent=self)
         self.hint.setFont(theme.caption_font())
         self.hint.setText(HINTS.get(setting.key, ""))
+        self.hint.setVisible(bool(self.hint.text()))  # an empty one would widen its column, and that one alone
         across = QHBoxLayout()
         across.setSpacing(6)
         across.addWidget(self.label)
         across.addWidget(self.hint, 1)
+        if self.hint.isHidden():
+            across.addStretch()
         self._column.addLayout(across)
         self._column.addWidget(self.build())
+        if setting.key in WHEN_EMPTY and isinstance(self.control, QLineEdit | QPlainTextEdit):
+            self.control.setPlaceholderText(WHEN_EMPTY[setting.key])
         self._explain()
         if setting.note:
             self.show_note(setting.note)

@@ -1,4 +1,5 @@
-"""A few plain words beside the label of a setting whose label is terse. The labels are the field's usual words, and stay."""
+"""A few plain words at a field: beside a label that is terse, and in an editor that is empty. The labels are the field's usual words,
+and stay."""
 
 from __future__ import annotations
 
@@ -11,8 +12,7 @@ HINTS: dict[str, str] = {
     "iters": "steps of training",
     "epochs": "instead of iterations",
     "batch_size": "questions a step",
-    "gradient_accumulation_steps": "batches a step",
-    "num_iterations": "from one sampling",
+    "gradient_accumulation_steps": "a step",
     "max_seq_length": "question and answer",
     "seed": "of all random numbers",
     "learning_rate": "size of an update",
@@ -37,8 +37,61 @@ HINTS: dict[str, str] = {
     "epsilon": "clips what a step changes",
     "epsilon_high": "the same, upwards",
     "importance_sampling_level": "what the ratio is of",
-    "advantage_baseline": "what counts as average",
+    "advantage_baseline": "the average",
+    "adam_epsilon": "under the root",
+    "eval_batch_size": "answered together",
+    "eval_delay": "before the first",
+    "lora_alpha": "scale × rank",
+    "lr_warmup_ratio": "share of updates",
+    "map_function": "of the Python file",
+    "max_prompt_length": "of a prompt, at most",
+    "neftune_noise_alpha": "0 is off",
+    "optimizer_bits": "bits of its numbers",
+    "repetition_penalty": "1 is off",
+    "presence_penalty": "0 is off",
+    "frequency_penalty": "0 is off",
+    "streaming": "rows are read as needed",
+    "validation_split": "of the train rows",
 }
 """Setting → the words."""
 LONGEST = 26
 """Characters that fit beside a label in the narrowest column."""
+
+WHEN_EMPTY: dict[str, str] = {
+    "answer_pattern": "such as #### (.*)",
+    "best_metric": "reward",
+    "chat_template_kwargs": "such as enable_thinking: false",
+    "data_seed": "as Seed",
+    "dataset_config": "the default one",
+    "delta": "off",
+    "epsilon_high": "as Epsilon",
+    "eval_batch_size": "as Batch",
+    "eval_data": "one dataset a line, such as gsm8k: openai/gsm8k",
+    "lm_studio_name": "not exported",
+    "lora_alpha": "by Scale",
+    "lora_keys": "all that can have adapters; or names such as q_proj, v_proj",
+    "lr_final": "a fifth of the rate",
+    "lr_warmup_ratio": "by Warm-up",
+    "map_function": "none",
+    "max_prompt_length": "no limit",
+    "modules_to_save": "none; or names such as lm_head, embed_tokens",
+    "num_generations_eval": "as Group",
+    "off_policy_mask_threshold": "off",
+    "output_regex": "free; or a regular expression such as <answer>[0-9]+</answer>",
+    "output_schema": "free; or a JSON schema, or the path of a file with one",
+    "prompt_template": "the prompt column as it is; or text such as Solve: {question}",
+    "reference_model_path": "the base model as it was before training",
+    "report_to": "none; or csv, tensorboard, trackio, wandb",
+    "reward_weights_final": "the weights at the last step, such as 1, 0.5",
+    "run_name": "by model and date",
+    "sampling_correction_min": "none",
+    "stop": "none; or texts such as </answer>",
+    "stop_when": "never; or conditions such as kl > 0.8, reward >= 2.5",
+    "system_prompt": "none",
+    "test_data": "the dataset's own test split",
+    "tokenizer": "the model's own",
+    "tracker_project": "grpo-studio",
+    "tracker_run_name": "as the run folder",
+    "valid_data": "the dataset's own valid split",
+}
+"""Setting → what an empty editor stands for, shown in it in grey."""
