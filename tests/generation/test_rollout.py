@@ -629,11 +629,11 @@ def test_a_model_that_is_wrong_for_rows_of_unequal_length_says_so(
 def test_room_for_tokens_is_doubled_when_it_is_needed_and_not_before() -> None:
     outputs = Outputs(1, 1000, None, [2], [])
     token = np.full((1, 1), 7)
-    columns = []
+    shapes = []
     for _ in range(129):
         outputs.append(np.array([0]), token, np.zeros((1, 1)), np.zeros((1, 1)))
-        columns.append(outputs._tokens.shape[1])
-    assert columns == [64] * 64 + [128] * 64 + [256]
+        shapes.append(outputs._tokens.shape)
+    assert shapes == [(1, 64)] * 64 + [(1, 128)] * 64 + [(1, 256)]
 
 
 def scheduler_of(

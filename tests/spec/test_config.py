@@ -549,7 +549,13 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
 def test_absolute_and_missing_paths_stay_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    raw = {"model": str(tmp_path / "link"), "data": "~/rows", "reward_functions_file": "", "beta": 1}
+    raw = {
+        "model": str(tmp_path / "link"),
+        "data": "~/rows",
+        "reward_functions_file": "",
+        "beta": 1,
+        "stages": ["none", {"iters": 3}],
+    }
     assert beside(tmp_path, raw) == raw
 
 
