@@ -116,6 +116,7 @@ def take_all(run: Path, sick: Path, out: Path) -> None:
     session.restore()
     window = Window(session)
     window.show()
+    window.resize(*SIZES[""])  # the screen without a display is smaller than any real one
     for mode in ("light", "dark"):
         window.set_theme(mode)
         window.show_page("train")

@@ -162,7 +162,7 @@ class TrainPage(QWidget):
         across.addSpacing(theme.SPACE)
         across.addWidget(self.presets)
         across.addSpacing(theme.SPACE)
-        across.addWidget(self.search)
+        across.addWidget(self.search, 1)
         left = QVBoxLayout()
         left.setSpacing(12)
         left.addLayout(across)

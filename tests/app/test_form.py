@@ -517,6 +517,14 @@ def test_the_columns_of_a_card_are_equally_wide(page: TrainPage) -> None:
     assert max(widths) - min(widths) <= 1
 
 
+def test_the_search_keeps_clear_of_the_launch_column_on_a_small_screen(page: TrainPage) -> None:
+    for width, search in ((720, None), (1265, 220)):
+        page.resize(width, 700)
+        QApplication.processEvents()
+        assert page.search.mapTo(page, QPoint(page.search.width(), 0)).x() <= page.launch.mapTo(page, QPoint(0, 0)).x()
+        assert search is None or page.search.width() == search
+
+
 def test_revealing_an_advanced_field_opens_advanced(page: TrainPage):
     timeout = page.form.fields["reward_timeout"]
     assert not timeout.isVisible()

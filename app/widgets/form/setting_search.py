@@ -21,6 +21,8 @@ KEY = Qt.ItemDataRole.UserRole
 """Item role: the setting's key."""
 WIDTH, POPUP_WIDTH = 220, 420
 """Of the line and of the list below it, in pixels before scaling."""
+NARROWEST = 120
+"""Width that the line keeps on a small screen."""
 
 
 class SettingSearch(QLineEdit):
@@ -39,7 +41,8 @@ class SettingSearch(QLineEdit):
         self.setAccessibleName("Find a setting")
         self.setClearButtonEnabled(True)
         self.setProperty("role", "search")
-        self.setFixedWidth(theme.scaled(WIDTH))
+        self.setMinimumWidth(theme.scaled(NARROWEST))  # fixed, it lay over the column beside it there
+        self.setMaximumWidth(theme.scaled(WIDTH))
         self._icon_action: QAction = self.addAction(icons.icon("search"), QLineEdit.ActionPosition.LeadingPosition)
         self._update_icon()
         self._model = QStandardItemModel(self)
