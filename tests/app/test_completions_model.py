@@ -20,6 +20,7 @@ from app.model.completions.run_completions import RunCompletions
 from app.model.completions.step_index import TAIL, CompletionIndex
 from app.model.completions.text_search import TextSearch
 from app.model.completions.word_diff import diff
+from app.widgets.completions.cells import prompt_line
 from backend.spec.completion_rows import without_token_data
 from backend.spec.events import JsonLines
 from backend.spec.faults import Mistake
@@ -304,3 +305,8 @@ def test_an_export_that_is_cancelled_or_cannot_be_written_leaves_nothing(tmp_pat
         CompletionExport(source, [], tmp_path / "out.txt")
     with pytest.raises(Mistake, match="cannot be opened"):
         CompletionExport(source, [], tmp_path / "no" / "out.md")
+
+
+def test_a_prompt_that_turns_the_letters_around_is_shown_escaped() -> None:
+    row = {"prompt": "a\u202eb\x07c", "answer": "1\u2066"}
+    assert prompt_line(row) == "a\\u202eb\\x07c   answer 1\\u2066"

@@ -30,6 +30,13 @@ def run(tmp_path: Path) -> RunFolder:
 # ── notes ──
 
 
+def test_a_title_cannot_turn_the_row_around(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    change_notes(run, title="good\u202egnp.exe\x07", tags=("a\u2066",), note="one\ntwo")
+    notes = read_notes(run)
+    assert (notes.title, notes.tags, notes.note) == ("good\\u202egnp.exe\\x07", ("a\\u2066",), "one\ntwo")
+
+
 def test_notes_are_kept_field_by_field_and_unknown_fields_with_them(run: RunFolder) -> None:
     assert read_notes(run) == RunNotes()
     change_notes(run, title="Sums", tags=("math", "first"))

@@ -11,6 +11,7 @@ from PySide6.QtGui import QColor, QPainter, QPixmap
 
 from app import theme
 from app.widgets.basic.number_format import DASH, figure, finite
+from backend.spec.user_input.text import visible
 
 RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
@@ -21,8 +22,8 @@ _PREVIEW_CHARS = 400
 
 
 def one_line(text: Any) -> str:
-    """The beginning of a text on one line, line breaks replaced by spaces."""
-    return " ".join(text[:_PREVIEW_CHARS].split()) if isinstance(text, str) else DASH
+    """The beginning of a text on one line, line breaks replaced by spaces and other control characters escaped."""
+    return visible(" ".join(text[:_PREVIEW_CHARS].split())) if isinstance(text, str) else DASH
 
 
 def logged_text(value: Any) -> str:

@@ -16,6 +16,7 @@ from app.widgets.basic.labels_and_buttons import label
 from app.widgets.basic.number_format import figure, signed
 from app.widgets.completions.cells import STOP_LABELS, advantage_colour, logged_text
 from backend.spec.completion_rows import token_count
+from backend.spec.user_input.text import visible
 
 
 class CompletionPane(QWidget):
@@ -126,7 +127,7 @@ class CompletionDetail(QFrame):
 def answer_html(row: Mapping[str, Any]) -> str:
     """The dataset's answer of a row, as a label shows it; "" where there is none."""
     answer = row.get("answer")
-    return f"Answer: {html.escape(str(answer))}" if answer not in (None, "") else ""
+    return f"Answer: {html.escape(visible(str(answer)))}" if answer not in (None, "") else ""
 
 
 class TagHighlighter(QSyntaxHighlighter):
@@ -199,6 +200,6 @@ def _lay_out_side(side: QWidget, title: QLabel, line: QLabel, more: QLabel | Non
 
 def _set_text(pane: QPlainTextEdit, text: Any) -> None:
     """Show `text`, unless it is there already: setting it again would scroll to the top and drop the selection."""
-    shown = text if isinstance(text, str) else "" if text is None else str(text)
+    shown = visible("" if text is None else str(text))
     if pane.toPlainText() != shown:
         pane.setPlainText(shown)

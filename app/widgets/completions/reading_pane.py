@@ -19,6 +19,7 @@ from app.widgets.basic.number_format import figure
 from app.widgets.completions.completion_detail import CompletionPane
 from app.widgets.completions.marked_text import MarkedText
 from app.widgets.completions.token_colours import MEASURES, ColouredTokens, background, coloured
+from backend.spec.user_input.text import visible
 
 NOT_RECORDED = "This run did not record its tokens. Record tokens, an advanced setting of the training, does."
 NOT_LEARNED = (
@@ -207,4 +208,4 @@ class TokenLegend(QWidget):
 
 def _text_of(completion: Mapping[str, Any]) -> str:
     text = completion.get("text")
-    return text if isinstance(text, str) else ""
+    return visible(text) if isinstance(text, str) else ""

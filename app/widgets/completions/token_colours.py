@@ -14,6 +14,7 @@ from PySide6.QtGui import QColor
 
 from app import theme
 from app.widgets.basic.number_format import finite, signed
+from backend.spec.user_input.text import visible
 
 THICKEST = 0.45
 """Share of the role's colour in the strongest background."""
@@ -78,7 +79,7 @@ class ColouredTokens:
 def coloured(measure: TokenMeasure, data: Mapping[str, Any], advantage: Any) -> ColouredTokens | None:
     """The tokens by this measure; None where the data does not have it. `advantage` is the completion's own, which holds for every
     token where the data has no others."""
-    texts = [text if isinstance(text, str) else "" for text in data["text"]]
+    texts = [visible(text) if isinstance(text, str) else "" for text in data["text"]]
     listed = data.get(measure.key)
     if measure.key == "advantage" and listed is None and "ratio" in data:
         listed = [advantage] * len(texts)

@@ -16,7 +16,7 @@ from typing import Any, cast
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.user_input.documents import read_json
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.text import shown, visible
 from backend.spec.whole_file import replace_file
 
 
@@ -70,7 +70,14 @@ def _notes(content: dict[str, Any], run: RunFolder) -> RunNotes:
     wrong = [name for name, value in known.items() if type(value) is not type(getattr(RunNotes(), name))]
     if wrong:
         raise Mistake("about", f"{shown(run.about)} has a value for {wrong[0]} that is none; mend or delete it.")
-    return RunNotes(**known)
+    return RunNotes(**{name: _visible(value) for name, value in known.items()})
+
+
+def _visible(value: Any) -> Any:
+    """A value with what cannot be seen in it escaped: a title must not turn the letters of the row that it stands in."""
+    if isinstance(value, tuple):
+        return tuple(visible(tag) for tag in cast("tuple[str, ...]", value))
+    return visible(value) if isinstance(value, str) else value
 
 
 def _is_list_of_text(value: Any) -> bool:

@@ -20,6 +20,17 @@ _DIGITS = 40
 _TERMINAL = re.compile(r"\x1b(?:\[[0-9:;<=>?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)?")
 """A control sequence of a terminal: a colour, a movement, a title."""
 
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
+"""Control characters, but for tabs and line breaks, and those that turn the order of the letters beside them."""
+
+
+def visible(text: str) -> str:
+    """The whole of a text over any number of lines, with control characters and bidirectional controls escaped as in Python.
+
+    What belongs to writing stays: letters of every script, spaces of every width, the joiners of emoji and of Persian.
+    """
+    return _UNSEEN.sub(lambda found: _escape(found[0]), text)
+
 
 def shown(value: object, limit: int | None = None) -> str:
     """At most `limit` characters of any value (SHOWN; PATH_SHOWN of a path), on one printable line, with an ellipsis where something

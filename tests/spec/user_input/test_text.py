@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backend.spec.faults import Fault, Mistake
-from backend.spec.user_input.text import one_line, shown
+from backend.spec.user_input.text import one_line, shown, visible
 
 
 class Hostile:
@@ -116,3 +116,15 @@ def test_a_fault_is_one_printable_line_whatever_it_was_given() -> None:
     assert fault.sentence == r"It is broken\x1b[31m\ud800."
     assert fault.setting.startswith("key x") and len(fault.setting) <= 60
     assert str(Mistake("a\0", "b\0.")) == r"a\x00: b\x00."
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("a\u202eb\x07c\x1b[31m", "a\\u202eb\\x07c\\x1b[31m"),
+        ("one\ttwo\r\nthree\rfour", "one\ttwo\r\nthree\\rfour"),
+        ("سلام می\u200cخواهم 👩\u200d🚀 全角\u3000空白", "سلام می\u200cخواهم 👩\u200d🚀 全角\u3000空白"),
+    ],
+)
+def test_what_cannot_be_seen_is_escaped_and_writing_stays(text: str, seen: str):
+    assert visible(text) == seen
