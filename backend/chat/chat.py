@@ -21,6 +21,7 @@ from backend.data.chat_tokens import Messages, tokenize
 from backend.data.files import Row
 from backend.data.preview import open_dataset
 from backend.data.problems import PromptFormat, messages_of, problem_of
+from backend.data.row_views import Rows
 from backend.data.rows import row_name
 from backend.engine.cpu.affinity import on_one_core
 from backend.generation.cached_sequence import CachedSequence, SampledToken
@@ -112,7 +113,7 @@ class Chat:
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def held_out_rows(self) -> tuple[str, list[Row]]:
+    def held_out_rows(self) -> tuple[str, Rows]:
         """(the split's name in sentences, its rows): the first of test, valid and train that has any. Raises Mistake."""
         if self.source.run is None:
             raise Mistake("data", f"{self.source.name} is a model and no run, so there are no prompts of a dataset.")

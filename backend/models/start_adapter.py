@@ -29,7 +29,7 @@ LABELS = {"train_type": "Fine-tune", "rank": "Rank", "scale": "Scale"}
 
 def check_start(model: nn.Module, config: AdapterSettings, adapter: str, runs_dir: Path | None = None) -> None:
     """Raises Mistake where the run cannot start from `adapter`. `model`: with the run's own adapters attached, its weights not read."""
-    own: list[tuple[str, mx.array]] = tree_flatten(model.trainable_parameters())
+    own: Any = tree_flatten(model.trainable_parameters())
     _check(find_adapter(adapter, runs_dir), config, {name: tuple(array.shape) for name, array in own})
 
 
