@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -518,6 +519,19 @@ def test_wandb_offline_is_written_anew_until_it_was_synced(made_up: MadeUpRun, w
     wandb.logged.clear()
     track(made_up.folder, "wandb", say=print)
     assert [step for step, _ in wandb.logged] == [3] and wandb.inits[-1]["id"] == first["id"]
+
+
+def test_the_watch_of_a_tracker_ends_with_it(
+    made_up: MadeUpRun, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It once ended the process two minutes later, whatever that process did by then."""
+    ended: list[int] = []
+    monkeypatch.setattr(follow, "HANG_S", 0.05)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    made_up.step(1)
+    track(made_up.folder, "wandb", say=lambda sentence: None)
+    time.sleep(0.3)
+    assert not ended and not [each for each in threading.enumerate() if each.name == "tracker's watch"]
 
 
 def test_wandb_online_is_sent_every_step_once(made_up: MadeUpRun, wandb: FakeWandb) -> None:

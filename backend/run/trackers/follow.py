@@ -88,10 +88,17 @@ class _Following:
         self._sent = Sent()
         self._last_sign = time.monotonic()
         self._last_fault = ""
+        self._has_ended = threading.Event()
 
     def run(self) -> None:
         if self._tracker.may_hang:
             threading.Thread(target=self._end_a_hang, name="tracker's watch", daemon=True).start()
+        try:
+            self._follow()
+        finally:
+            self._has_ended.set()
+
+    def _follow(self) -> None:
         self._sent = self._tracker.open(self._about)
         is_over = False
         while not is_over:
@@ -133,9 +140,9 @@ class _Following:
             self._last_fault = sentence
 
     def _end_a_hang(self) -> None:
-        """End this process where the run is over and the tracker has been waiting for an answer too long."""
-        while True:
-            time.sleep(min(POLL_S, HANG_S))
+        """End this process where the run is over and the tracker has been waiting for an answer too long. Not once all is sent: the
+        process may be another program's then."""
+        while not self._has_ended.wait(min(POLL_S, HANG_S)):
             if not self._about.folder.is_locked() and time.monotonic() - self._last_sign > HANG_S:
                 self._say(f"No answer for {HANG_S:.0f} s after the run was over; track sends the rest another time.")
                 sys.stdout.flush()
