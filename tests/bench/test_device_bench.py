@@ -333,6 +333,7 @@ def bench_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("bench")
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     "switch",
     # One in four in CI: each takes a second or two.

@@ -178,6 +178,7 @@ def test_runs_on_several_bases_take_their_turns_one_base_after_the_other(tmp_pat
 # ── what is given up ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.proof
 @pytest.mark.usefixtures("without_compiler")
 def test_halving_gives_up_the_runs_of_the_weaker_configurations(tmp_path: Path) -> None:
     over = {"learning_rate": [1e-6, 1e-2, 1e-3, 1e-5]}

@@ -443,6 +443,7 @@ def test_weights_between_the_updates_of_a_step_are_not_saved_as_the_step_before(
 def test_a_full_disk_is_one_sentence_and_the_older_checkpoint_stays(
     inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    raw = settings(inputs, **WHOLE)  # with its model, before no more can be written
     with monkeypatch.context() as patch:
         write = mx.save_safetensors
 
@@ -453,9 +454,10 @@ def test_a_full_disk_is_one_sentence_and_the_older_checkpoint_stays(
             write(file, *rest, **more)
 
         patch.setattr(mx, "save_safetensors", full)
-        ending = small_run.train_here(settings(inputs, **WHOLE), run)
+        ending = small_run.train_here(raw, run)
     assert (ending.kind, ending.step, ending.exit_code) == ("failed", 4, 2)
-    assert ending.sentence == f"disk: {run.checkpoints}/000004 cannot be written: the disk is full."
+    assert ending.sentence.startswith("disk: ")  # a long path is cut in its middle
+    assert ending.sentence.endswith("/checkpoints/000004 cannot be written: the disk is full.")
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000002"]
 
 

@@ -88,6 +88,7 @@ def test_the_blocks_of_a_gpu_s_decoding_step_round_as_the_learner_does(
     assert gap(sampled, by_learner(policy, groups)) < 0.01
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("dtype", "most"), [("float16", 0.003), ("float32", 1e-5)])
 def test_finer_types_agree_better(folder: Path, dtype: str, most: float) -> None:
     policy = deep_policy(folder, 128, dtype=dtype)
