@@ -1,0 +1,1 @@
+"""Runs over several processes, on one machine or many."""
