@@ -1,1 +1,1 @@
-"""Runs over several processes, on one machine or many."""
+"""A run on several machines: its launcher, how its ranks talk, and what each of them does."""
