@@ -18,7 +18,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "validate",
         "track",
     ),
-    "This machine and this program": ("where", "hub", "bench", "replay", "serve"),
+    "This machine and this program": ("where", "machines", "hub", "bench", "replay", "serve"),
 }
 """Title → verbs. A verb of no group is listed under Commands."""
 
@@ -45,6 +45,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "replay": ("replay RUN", "replay RUN --speed 10 --name demonstration"),
     "track": ("track RUN --to csv", "track RUN --to wandb --upload"),
     "where": ("where", "where --remove settings"),
+    "machines": ("machines hosts.json", "machines hosts.json --model owner/name --copy"),
 }
 """Verb ("" for the whole program) → what could be typed after the program's name."""
 

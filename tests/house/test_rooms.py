@@ -72,7 +72,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "backend.training.batch": ({TYPES, "backend.training.microbatch"}, {"mlx"}),
     "backend.training": ({SPEC, "backend.engine", "backend.models", TYPES}, NUMBERS),
     "backend.run": (
-        {SPEC, TYPES, "backend.rewards"}
+        {SPEC, TYPES, "backend.rewards", "backend.child_process"}
         | {f"backend.{room}" for room in ("data", "models", "generation", "training", "engine")},
         {*NUMBERS, "mlx_lm", "psutil", "xxhash"},
     ),
