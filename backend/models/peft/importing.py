@@ -47,11 +47,9 @@ class ImportedAdapter:
         compared = (
             ""
             if self.verification is None
-            else (
-                f"; its logits differ from those of the weights that peft merges by {self.verification.max_error:.1g} at most"
-            )
+            else f"; the model's logits differ from those of what peft merges by {self.verification.max_error:.1g} at most"
         )
-        return f"{self.layers} layers with adapters are written to {self.path}{compared}.", *self.notes
+        return f"{self.layers} layers have adapters{compared}.", *self.notes
 
 
 def import_adapter(

@@ -50,7 +50,7 @@ def find_adapter(text: str, runs_dir: Path | None = None) -> AdapterSource:
     if (peft := peft_folder(text)) is not None:
         raise Mistake(
             SETTING,
-            f"{shown(peft, PATH)} is an adapter of peft; import it first: python -m backend import FOLDER --model M.",
+            f"{shown(peft, PATH)} is an adapter of peft; import it first, below the field or with the verb import.",
         )
     if is_file(path):
         return AdapterSource(text, path, _about(path))
@@ -122,6 +122,7 @@ def adapter_settings(source: AdapterSource) -> dict[str, Any]:
         "rank": parameters.get("rank"),
         "scale": parameters.get("scale"),
         "lora_keys": parameters.get("keys"),
+        "modules_to_save": about.get("modules_to_save"),
         "model": about.get("model"),
     }
     return {key: value for key, value in told.items() if value is not None}
