@@ -123,7 +123,7 @@ def open_run(
     saved, damaged = newest_whole(run)
     steering = Steering(run, config)
     if changes:
-        steering.record(changes, saved.state.step if saved else 0)
+        steering.record(changes, saved.state.step if saved else 0, at_resume=True)
     # After a kill both files are ahead of the checkpoint: see the docstring of backend/run/checkpoint.py.
     notes = [*notes, *map(set_aside, damaged)]
     if sentence := cut_back(run, saved.state if saved else TrainingState()):

@@ -1,0 +1,79 @@
+"""Ranks as threads of one process, of which one computes at a time: collectives without processes, for tests of what is summed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import mlx.core as mx
+import numpy as np
+
+from backend.run.distributed.collectives import FlatCollectives
+
+T = TypeVar("T")
+LOST_S = 60.0
+"""How long a rank waits for the others: one of them has failed then, and its error is the one to show."""
+
+
+class Meeting:
+    """Where the ranks lay down what they have, and take what all have laid down."""
+
+    def __init__(self, size: int) -> None:
+        self.turn = threading.Lock()
+        self._barrier = threading.Barrier(size)
+        self._values: list[np.ndarray | None] = [None] * size
+
+    def exchange(self, rank: int, value: np.ndarray) -> list[np.ndarray]:
+        self._values[rank] = value
+        self.turn.release()
+        try:
+            self._barrier.wait(LOST_S)
+            values = [value for value in self._values if value is not None]
+            self._barrier.wait(LOST_S)  # before anybody lays down the next
+        finally:
+            self.turn.acquire()
+        assert len({(value.dtype, value.shape) for value in values}) == 1, "the ranks do not make the same call"
+        return values
+
+    def break_off(self) -> None:
+        self._barrier.abort()
+
+
+class ThreadCollectives(FlatCollectives):
+    def __init__(self, rank: int, size: int, meeting: Meeting) -> None:
+        super().__init__(rank, size)
+        self._meeting = meeting
+
+    def all_sum(self, x_N: mx.array) -> mx.array:
+        return mx.array(sum(self._meeting.exchange(self.rank, np.array(x_N))))
+
+    def all_gather(self, x_N: mx.array) -> mx.array:
+        return mx.array(np.concatenate(self._meeting.exchange(self.rank, np.array(x_N))))
+
+
+def on_ranks(size: int, work: Callable[[ThreadCollectives], T]) -> list[T]:
+    """What `work` returns on each of `size` ranks. Raises the first error of any."""
+    meeting = Meeting(size)
+    results: dict[int, T] = {}
+    errors: list[BaseException] = []
+
+    def of_rank(rank: int) -> None:
+        with meeting.turn:
+            try:
+                results[rank] = work(ThreadCollectives(rank, size, meeting))
+            except BaseException as error:
+                if not isinstance(error, threading.BrokenBarrierError):
+                    errors.append(error)
+                meeting.break_off()
+            finally:
+                mx.clear_streams()  # else mlx aborts the process at its end
+
+    threads = [threading.Thread(target=of_rank, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[rank] for rank in range(size)]
