@@ -218,14 +218,13 @@ class Learner:
     def _loss(
         self, micro_batch: MicroBatch, totals: Any, prompted: PrefilledPrompts | None = None
     ) -> tuple[mx.array, TokenScores, Tally]:
-        """(this micro-batch's share of the loss, log-probabilities and entropies [B, T], tally)."""
+        """(this micro-batch's share of the loss, which alone is differentiated; log-probabilities and entropies [B, T]; tally)."""
         scores = self.forward.scores(
             self.policy.split_model, micro_batch,
             entropy_gradient=self.algorithm.needs_entropy_gradient, prefilled=prompted,
         )  # fmt: skip
         loss, tally = self.algorithm.objective(micro_batch, scores, totals)
-        # Only the first result is differentiated; the scores are kept as constants (`after_backward`).
-        return loss, TokenScores(*map(mx.stop_gradient, scores)), tally
+        return loss, scores, tally
 
     # ── the optimizer ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -14,7 +14,7 @@ class LostRank(Mistake):
 
     def __init__(self, rank: int, machine: str, why: str, log: str = "") -> None:
         self.rank, self.machine, self.why = rank, machine, why
-        told = f" Its log: {shown(log, 60)}." if log else ""
+        told = f" What it printed: {shown(log, 70)}." if log else ""
         super().__init__(SETTING, f"{shown(machine, 40)} (rank {rank}) {shown(why, 90)}.{told}")
 
     @classmethod

@@ -12,6 +12,8 @@ from backend.spec.distributed.hosts_file import HostsFile
 from backend.spec.faults import Mistake
 
 AUTO = "auto"
+WANTED = (AUTO, "ring", "mpi", "jaccl", "nccl")
+"""What a person may ask for; jaccl-ring only a hosts file names."""
 LARGEST_SOUND_RING = 2
 """Ranks up to which the ring's sums always end."""
 

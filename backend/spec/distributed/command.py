@@ -5,11 +5,19 @@ from __future__ import annotations
 import shlex
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from backend.spec.command import BUNDLED_PROGRAM, backend_command, is_bundled
 from backend.spec.distributed.hosts_file import Host, HostsFile
 from backend.spec.places import project_root
+
+CONNECT_S = 8
+"""Seconds that ssh may take to connect."""
+SSH_OPTIONS = (
+    "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
+    "-o", "LogLevel=ERROR",
+)  # fmt: skip
 
 
 def rank_program(host: Host, verb: str, *arguments: str) -> list[str]:
@@ -28,6 +36,12 @@ def rank_environment(host: Host) -> dict[str, str]:
     if is_program or not (host.folder or _is_checkout()):
         return {}
     return {"PYTHONPATH": host.folder or str(project_root())}
+
+
+def ssh_command(host: Host, program: list[str], variables: Mapping[str, str]) -> list[str]:
+    """What runs a program on another machine. It asks nothing (a password, an unknown host's key), and ends where the connection is lost."""
+    words = [*(f"{name}={value}" for name, value in variables.items()), *program]
+    return ["ssh", *SSH_OPTIONS, host.ssh, f"exec env {shell_words(words)}"]
 
 
 def launch_command(hosts: HostsFile, file: Path, backend: str, run: Path) -> list[str]:

@@ -15,8 +15,8 @@ from backend.generation.sampler import Sampling
 from backend.training.batch import Batch
 from backend.types import Problem
 
-LOAD, BUILD, BEGIN, CHANGE, SAMPLE, LEARN, HELD_OUT, ASSIGN, END = (
-    f"divided: {call}" for call in ("load", "build", "begin", "change", "sample", "learn", "held out", "assign", "end")
+LOAD, BUILD, BEGIN, CHANGE, SAMPLE, LEARN, HELD_OUT, END = CALLS = tuple(
+    f"divided: {call}" for call in ("load", "build", "begin", "change", "sample", "learn", "held out", "end")
 )
 """Kinds of announcement. LOAD is the first one of a run."""
 
@@ -59,11 +59,3 @@ def packed_batch(batch: Batch) -> tuple[dict[str, Any], Arrays]:
 
 def unpacked_batch(body: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Batch:
     return Batch(pad_id=int(body["pad_id"]), **{name: mx.array(x) for name, x in arrays.items()})
-
-
-def packed_arrays(arrays: Mapping[str, mx.array]) -> Arrays:
-    return {name: np.array(x) for name, x in arrays.items()}
-
-
-def unpacked_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, mx.array]:
-    return {name: mx.array(x) for name, x in arrays.items()}

@@ -12,32 +12,41 @@ from backend.engine.memory import release_cached_buffers
 from backend.generation.rollout import Rollout
 from backend.models.policy import Policy
 from backend.models.sharded_policy import load_sharded_policy
-from backend.run.distributed.channel import GOODBYE, ChannelMessage, WorkerChannel
+from backend.run.distributed.channel import ChannelMessage
 from backend.run.distributed.collectives import MlxCollectives
 from backend.run.distributed.divided import announcements, meeting
 from backend.run.distributed.divided.announcements import SampleCall, unpacked_batch
 from backend.run.distributed.divided.computing import ComputingParts, follow_leader, keep_together
 from backend.run.distributed.divided.meeting import GivenUp
 from backend.run.distributed.divided.outline import outline_of
+from backend.run.distributed.workers import LeaderLink
 from backend.run.step_parts import LEARNERS
-from backend.spec.config import Config, parse
+from backend.spec.config import Config
 from backend.spec.row_costs import RowCosts
 from backend.training.not_finite import NotFinite
 
 Arrays = Mapping[str, np.ndarray]
 
 
-def follow(channel: WorkerChannel, ranks: MlxCollectives, first: ChannelMessage) -> None:
-    """Make rank 0's calls until the run's end; `first` is its first announcement. Raises what goes wrong on this machine alone."""
-    assert first.kind == announcements.LOAD
-    rank, message = FollowingRank(channel, ranks), first
-    while message is not None and message.kind not in (announcements.END, GOODBYE):
-        message = rank.take(message) or channel.receive()
+def follow(leader: LeaderLink, ranks: MlxCollectives, first: ChannelMessage) -> ChannelMessage:
+    """Make rank 0's calls; `first` is its first announcement. → the first message that is none of them, such as a goodbye. Raises what
+    goes wrong on this machine alone."""
+    rank: FollowingRank | None = FollowingRank(leader, ranks)
+    message = first
+    while message is not None and message.kind in announcements.CALLS:
+        if message.kind == announcements.END:
+            rank = None  # the memory is given back: rank 0 may export for long
+            release_cached_buffers()
+        elif rank is None:
+            rank = FollowingRank(leader, ranks)
+        message = (rank.take(message) if rank else None) or leader.receive()
+    assert message is not None
+    return message
 
 
 class FollowingRank:
-    def __init__(self, channel: WorkerChannel, ranks: MlxCollectives) -> None:
-        self.channel, self.ranks = channel, ranks
+    def __init__(self, leader: LeaderLink, ranks: MlxCollectives) -> None:
+        self.leader, self.ranks = leader, ranks
         self.config: Config
         self.policy: Policy
         self.parts: ComputingParts
@@ -64,10 +73,10 @@ class FollowingRank:
         return None
 
     def _meet(self) -> None:
-        meeting.follow(self.channel)
+        meeting.follow(self.leader)
 
     def _load(self, body: Mapping[str, Any], _arrays: Arrays) -> None:
-        self.config = parse(body["config"])
+        self.config = Config.model_validate(body["config"])
         self.policy = load_sharded_policy(self.config, self.ranks.group, add_up=lambda x: self.ranks.sum([x])[0])
 
     def _build(self, body: Mapping[str, Any], _arrays: Arrays) -> None:
@@ -83,7 +92,7 @@ class FollowingRank:
         self.parts.learner.restore(None, body["updates"], body["algorithm"])
 
     def _change(self, body: Mapping[str, Any], _arrays: Arrays) -> None:
-        self.config = parse(body["config"])
+        self.config = Config.model_validate(body["config"])
         self.policy.use_reference(self.config)
         self.parts.learner.change(self.config, body["steps"], body["keys"])
 

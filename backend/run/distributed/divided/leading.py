@@ -13,16 +13,15 @@ from backend.generation.rollout import Poll, Rollout, own_row_costs
 from backend.generation.sampler import Sampling
 from backend.models.policy import Base, Policy
 from backend.models.sharded_policy import load_sharded_policy
-from backend.run.distributed.channel import LeaderChannel
 from backend.run.distributed.collectives import MlxCollectives
 from backend.run.distributed.divided import announcements, meeting
 from backend.run.distributed.divided.announcements import Arrays, SampleCall, packed_batch
 from backend.run.distributed.divided.compute_thread import ComputeThread
 from backend.run.distributed.divided.computing import ComputingParts, follow_leader, keep_together
 from backend.run.distributed.divided.outline import check_alike, outline_of
+from backend.run.distributed.workers import Workers
 from backend.run.gpu_retries import StepSize
-from backend.run.memory_plan import WHOLE_STEP
-from backend.run.parts import RunParts, SharedParts, load_parts
+from backend.run.parts import RunParts, load_parts
 from backend.run.run_inputs import RunInputs
 from backend.run.step_parts import LEARNERS, Engine, StepLimits
 from backend.spec.config import Config
@@ -35,9 +34,10 @@ T = TypeVar("T")
 class LeadingEngine(Engine):
     """Computes with the other ranks. Its methods announce a call, and make it once all ranks have begun it."""
 
-    def __init__(self, channel: LeaderChannel, ranks: MlxCollectives) -> None:
-        self.channel, self.ranks = channel, ranks
-        self.thread = ComputeThread(channel.check)
+    def __init__(self, workers: Workers, ranks: MlxCollectives, backend: str) -> None:
+        """`backend`: over what the ranks add up, for the diary."""
+        self.workers, self.ranks, self.backend = workers, ranks, backend
+        self.thread = ComputeThread(workers.check)
         self.computing: ComputingParts
 
     def together(self, kind: str, body: Mapping[str, Any], call: Callable[[], T], arrays: Arrays | None = None) -> T:
@@ -45,7 +45,7 @@ class LeadingEngine(Engine):
 
         def met() -> T:
             mx.synchronize()  # nothing of an earlier call may be under way: the ranks' sums have one order
-            self.channel.send_to_all(kind, body, arrays)
+            self.workers.send_to_all(kind, body, arrays)
             self.meet()
             return call()
 
@@ -53,7 +53,7 @@ class LeadingEngine(Engine):
 
     def meet(self, own: Callable[[], None] = lambda: None) -> None:
         """Within a call, do what the trainer does when it looks up, while the other ranks wait."""
-        meeting.lead(self.channel, self.ranks.size - 1, own)
+        meeting.lead(self.workers, own)
 
     def load(self, config: Config, note: Callable[[str], None], base: Base | None = None) -> Policy:
         assert base is None, "a sweep's runs share a model that is whole"
@@ -70,7 +70,7 @@ class LeadingEngine(Engine):
         def build() -> tuple[Learner, Rollout]:
             learner = LEARNERS[config.train_mode](policy, config, steps, **limits.learner)
             rollout = LeadingRollout(self, policy, config.max_completion_length, **limits.rollout, costs=costs)
-            check_alike(self.ranks.gather(outline_of(policy, learner, rollout)), self.channel.machines)
+            check_alike(self.ranks.gather(outline_of(policy, learner, rollout)), self.workers.machines)
             mx.eval(learner.optimizer.state)  # in this thread, whose graph it is: checkpoints are another's
             self.computing = ComputingParts(policy, learner, rollout)
             return learner, rollout
@@ -132,8 +132,10 @@ class DividedParts(RunParts):
         )  # fmt: skip
 
     def of_ranks(self) -> dict[str, Any]:
-        machines = [info.to_dict() for info in self.engine.channel.machines]
-        return {"ranks": self.engine.ranks.size, "machines": machines, "parallelism": "tensor"}
+        engine = self.engine
+        machines = [asdict(machine) for machine in engine.workers.machines]
+        about = {"ranks": engine.ranks.size, "machines": machines, "distributed_backend": engine.backend}
+        return about | {"parallelism": "tensor"}
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
         self.config = config
@@ -163,23 +165,19 @@ class DividedParts(RunParts):
         return body, call, arrays
 
     def close(self) -> None:
-        self.engine.channel.send_to_all(announcements.END)
+        self.engine.workers.send_to_all(announcements.END)
         super(DividedParts, self).close()
 
 
 def load_divided_parts(
     config: Config,
     note: Callable[[str], None],
-    inputs: RunInputs | None = None,
-    most: StepSize = WHOLE_STEP,
-    shared: SharedParts | None = None,
-    stages: Sequence[Config] = (),
-    *,
-    channel: LeaderChannel,
-    ranks: MlxCollectives,
+    inputs: RunInputs | None,
+    most: StepSize,
+    stages: Sequence[Config],
+    engine: LeadingEngine,
 ) -> DividedParts:
-    """As `load_parts`, with a model that is divided among `ranks`. Raises Mistake, and LostRank or WorkerFault."""
-    engine = LeadingEngine(channel, ranks)
-    parts = load_parts(config, note, inputs, most, shared, stages, engine)
+    """As `load_parts`, with a model that is divided among the ranks. Raises Mistake, and what the channel raises."""
+    parts = load_parts(config, note, inputs, most, None, stages, engine)
     own = {each.name: getattr(parts, each.name) for each in fields(RunParts)}
     return DividedParts(**own, engine=engine, config=config)

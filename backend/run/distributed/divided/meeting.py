@@ -8,21 +8,11 @@ micro-batches: a pause, a slow disk or a slow host cost time there. Between two 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from backend.run.distributed.channel import ChannelMessage
+from backend.run.distributed.workers import LeaderLink, Workers
 
 HERE, GO, GIVE_UP = "divided: here", "divided: go", "divided: give up"
-
-
-class LeaderEnd(Protocol):
-    def send_to_all(self, kind: str) -> None: ...
-    def receive(self, timeout: float | None = None) -> ChannelMessage | None: ...
-
-
-class WorkerEnd(Protocol):
-    def send(self, kind: str) -> None: ...
-    def receive(self, timeout: float | None = None) -> ChannelMessage | None: ...
 
 
 class GivenUp(Exception):
@@ -33,24 +23,24 @@ class GivenUp(Exception):
         self.then = then
 
 
-def lead(channel: LeaderEnd, workers: int, own: Callable[[], None] = lambda: None) -> None:
+def lead(workers: Workers, own: Callable[[], None] = lambda: None) -> None:
     """Do what rank 0 does at a meeting, wait for the others, and let them go on. What `own` raises gives the call up everywhere."""
     try:
         own()
     except BaseException:
-        channel.send_to_all(GIVE_UP)
+        workers.send_to_all(GIVE_UP)
         raise
-    here = 0
-    while here < workers:
-        message = channel.receive()
-        here += message is not None and message.kind == HERE
-    channel.send_to_all(GO)
+    absent = len(workers.machines) - 1
+    while absent:
+        message = workers.receive()
+        absent -= message is not None and message.kind == HERE
+    workers.send_to_all(GO)
 
 
-def follow(channel: WorkerEnd) -> None:
+def follow(leader: LeaderLink) -> None:
     """Tell rank 0 that this rank has come so far, and wait until it lets all go on. Raises GivenUp."""
-    channel.send(HERE)
-    message = channel.receive()
+    leader.send(HERE)
+    message = leader.receive()
     if message is None or message.kind == GIVE_UP:
         raise GivenUp
     if message.kind != GO:  # rank 0's call has failed between two meetings

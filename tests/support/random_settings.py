@@ -1,0 +1,66 @@
+"""Valid settings drawn at random, every one of them now and then away from its default."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+from backend.spec.config import SETTINGS, Config, parse
+from backend.spec.faults import Mistake
+from backend.spec.setting import Setting
+
+NEEDED = {"model": "owner/model", "data": "owner/rows"}
+_TEXTS: dict[str, list[Any]] = {
+    "valid_split": ["valid", "validation"], "train_split": ["train", "main"], "test_split": ["test", "held_out"], "dataset_config": ["main"],
+    "best_metric": ["eval/reward", "eval/kl", "reward"], "stop": [["###"], ["</answer>", "\n\n"]], "report_to": [["csv"], ["wandb", "csv"], ["trackio"]],
+    "lora_keys": [["q_proj", "v_proj"], ["all-linear"], ["o_proj"]], "modules_to_save": [["lm_head"]], "run_name": ["some name"],
+    "tracker_project": ["sums"], "tracker_run_name": ["first"], "chat_template_kwargs": [{"enable_thinking": False}],
+    "system_prompt": ["Think: first.\nThen answer."], "prompt_template": ["Q: {question}"], "answer_pattern": ["#### (.*)"],
+    "output_regex": ["[0-9]+"], "eval_data": [{"more": "owner/more"}], "stop_when": [["kl > 0.8"]], "tokenizer": ["owner/words"],
+    "reward_functions": [["accuracy_reward", "r1_int"], ["length_target(target=20, name=short)"], ["diversity"]],
+    "adapter": ["owner/adapter"], "reference_model_path": ["owner/reference"], "validation_split": [0.1], "valid_data": ["owner/valid"],
+    "data_seed": [None, 3], "lr_warmup_ratio": [None, 0.0, 0.05, 0.5, 1.0], "lr_warmup_steps": [0, 5, 40], "lr_final": [None, 0.0, 1e-6, 1e-4],
+    "lr_decay_fraction": [0.8, 1.0, 0.5, 1.5, 0.95], "save_every": [1, 50, 100, 1_000_000_000], "steps_per_eval": [0, 10, 50, 100],
+    "max_seq_length": [1024, 2048, 4096], "max_completion_length": [16, 512, 800], "group_size": [2, 4, 8, 16], "num_generations_eval": [None, 1, 4],
+    "epochs": [0, 0, 3],
+}  # fmt: skip
+"""What is drawn for settings whose values no range tells."""
+_LARGEST = 64
+
+
+def random_config(rng: random.Random, share: float = 0.3) -> Config:
+    """Settings that validate; each is drawn with probability `share`, the others have their defaults."""
+    while True:
+        raw = NEEDED | {
+            key: value
+            for key, about in SETTINGS.items()
+            if rng.random() < share and (value := _value(about, rng)) is not ...
+        }
+        try:
+            return parse(raw)
+        except Mistake:
+            continue
+
+
+def _value(about: Setting, rng: random.Random) -> Any:
+    """A value, or … where none is drawn for this setting."""
+    if about.key in NEEDED:
+        return ...
+    if about.key in _TEXTS:
+        return rng.choice(_TEXTS[about.key])
+    if about.choices:
+        return rng.choice(about.choices).value
+    if about.kind == "bool":
+        return rng.random() < 0.5
+    if about.kind in ("int", "float"):
+        return _number(about, rng)
+    return ...
+
+
+def _number(about: Setting, rng: random.Random) -> float:
+    low = about.low if about.low is not None else 0.0
+    high = min(about.high if about.high is not None else _LARGEST, max(_LARGEST, 2 * low))
+    if about.kind == "int":
+        return rng.randint(math.ceil(low) + about.low_open, max(math.ceil(low) + 1, math.floor(high) - about.high_open))
+    return round(low + (high - low) * rng.uniform(0.001, 0.999) ** 2, 6) or high / 2
