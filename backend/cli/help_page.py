@@ -36,7 +36,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "clone RUN --step best --cold --name second-stage",
     ),
     "check": ("check config.yaml",),
-    "import": ("import trl.yaml --output mine.yaml", "import mlx_lm_lora.yaml --our-defaults"),
+    "import": ("import trl.yaml --output mine.yaml", "import checkpoint-200 --model Qwen/Qwen3-0.6B"),
     "estimate": ("estimate config.yaml --prompt 512",),
     "export": ("export RUN --to lmstudio", "export RUN --to folder --folder models --format 4bit --checkpoint best"),
     "generate": ('generate RUN --prompt "What is 17 plus 25?" --both',),

@@ -165,6 +165,8 @@ class Learner:
                 gradient = prefix.backward(model, split_model, gradient)
         if gradient is None:  # no completion has a signal: the gradient is 0, but momentum and weight decay still apply
             gradient = tree_map(mx.zeros_like, self.policy.parameters())
+        else:
+            gradient = self.policy.whole_gradient(gradient)
         loss, tallies = total_loss(ranks, loss, tallies)
         gradient = total_gradient(ranks, gradient)
         metrics = {name: float(value) for name, value in merge(tallies).items()} if tallies else {}

@@ -58,7 +58,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "backend.engine": ({SPEC}, {*NUMBERS, "mlx_lm"}),
     "backend.models": (
         {SPEC, "backend.engine", "backend.child_process"},
-        {*NUMBERS, "mlx_lm", "huggingface_hub", "gguf", "jinja2"},
+        {*NUMBERS, "mlx_lm", "huggingface_hub", "gguf", "jinja2", "regex"},
     ),
     "backend.models.publish": ({SPEC, "backend.models"}, {"huggingface_hub", "keyring", "PIL", "yaml"}),
     "backend.data": (

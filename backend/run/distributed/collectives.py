@@ -132,6 +132,8 @@ class MlxCollectives(FlatCollectives):
         """Called while a collective is waited for; raises what is known of a lost rank."""
         self.entered = 0
         self.left = 0
+        self.failure = ""
+        """What MLX said of a collective that broke."""
         self.pending_bytes = 0
         self.bandwidth = 0.0
         self._group, self._device = group, device
@@ -173,6 +175,7 @@ class MlxCollectives(FlatCollectives):
                 value = operation()
                 mx.eval(value)
             except BaseException as error:
+                self.failure = str(error) or type(error).__name__
                 result.set_exception(error)
                 continue  # `left` stays behind: this collective has not returned on every rank
             self.bandwidth = max(self.bandwidth, self.pending_bytes / max(time.perf_counter() - began, 1e-9))
