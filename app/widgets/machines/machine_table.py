@@ -36,7 +36,7 @@ class MachineRow:
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
+class _MachineColumn:
     title: str
     tip: str
     width: int
@@ -49,14 +49,14 @@ def _free_of(facts: MachineFacts) -> str:
 
 
 COLUMNS = (
-    _Column("Rank", "The number of the process; rank 0 runs here and writes the run folder", 44, is_figure=True),
-    _Column("Name for ssh", "As you would type it after ssh. 127.0.0.1 is this machine. Double-click to edit.", 120),
-    _Column("Address", "An IPv4 address at which the others reach it, such as that of the Thunderbolt bridge. Double-click to edit.", 88),
-    _Column("State", "What the check is doing, or found", 104),
-    _Column("Chip", "", 108, lambda facts: facts.chip),
-    _Column("Memory free", "Free now, of all there is", 130, _free_of, True),
-    _Column("Disk free", "Where models are kept", 78, lambda facts: DASH if facts.disk_free is None else format_bytes(facts.disk_free), True),
-    _Column("Model", "Whether the form's model is there", 52, lambda facts: "Yes" if facts.model else "No"),
+    _MachineColumn("Rank", "The number of the process; rank 0 runs here and writes the run folder", 44, is_figure=True),
+    _MachineColumn("Name for ssh", "As you would type it after ssh. 127.0.0.1 is this machine. Double-click to edit.", 120),
+    _MachineColumn("Address", "An IPv4 address at which the others reach it, such as that of the Thunderbolt bridge. Double-click to edit.", 88),
+    _MachineColumn("State", "What the check is doing, or found", 104),
+    _MachineColumn("Chip", "", 108, lambda facts: facts.chip),
+    _MachineColumn("Memory free", "Free now, of all there is", 130, _free_of, True),
+    _MachineColumn("Disk free", "Where models are kept", 78, lambda facts: DASH if facts.disk_free is None else format_bytes(facts.disk_free), True),
+    _MachineColumn("Model", "Whether the form's model is there", 52, lambda facts: "Yes" if facts.model else "No"),
 )  # fmt: skip
 
 
@@ -73,7 +73,7 @@ class MachineModel(QAbstractTableModel):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.rows: list[MachineRow] = []
-        theme.signals.changed.connect(lambda: self._changed())
+        theme.signals.changed.connect(self._changed)
 
     def show_rows(self, rows: Sequence[MachineRow]) -> None:
         if len(rows) != len(self.rows):
@@ -140,7 +140,7 @@ class MachineModel(QAbstractTableModel):
         facts = row.checked.facts if row.checked is not None else None
         return (COLUMNS[column].text(facts) or DASH) if facts is not None else ""
 
-    def _colour(self, row: MachineRow, column: _Column) -> Any:
+    def _colour(self, row: MachineRow, column: _MachineColumn) -> Any:
         colours = theme.palette()
         if column.title == "State" and row.checked is not None and not row.stage:
             return colours.good if row.checked.facts is not None else colours.bad
