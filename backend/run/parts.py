@@ -43,6 +43,8 @@ class RunParts(StepParts):
     test: list[Problem]
     stage_prompts: StagePrompts | None
     """The training prompts of each stage, of a run that has stages."""
+    longest_prompts: list[int]
+    """Tokens of the longest prompt of each set, for which memory is planned."""
     slow_paths: list[str]
     """A sentence for each part that does not take its fastest path, with the reason."""
 
@@ -221,10 +223,8 @@ def load_parts(
     background_tokenizer = BackgroundTokenizer(prompts_of_all)
     for sentence in background_tokenizer.new_notes():
         note(sentence)
-    own = build_step_parts(
-        policy, config, inputs.scorer, steps, [split.longest for split in prompts_of_all.values()], note, most=most,
-        stages=stages,
-    )  # fmt: skip
+    longest = [split.longest for split in prompts_of_all.values()]
+    own = build_step_parts(policy, config, inputs.scorer, steps, longest, note, most=most, stages=stages)
     of_prompts = [sentence for split in prompts_of_all.values() for sentence in split.slow_paths]
     return RunParts(
         **{each.name: getattr(own, each.name) for each in fields(own)},
@@ -233,8 +233,13 @@ def load_parts(
         evaluation_sets=EvaluationSets(valid, {name: each.first(held_out["valid"]) for name, each in named.items()}),
         test=test,
         stage_prompts=stage_prompts,
+        longest_prompts=longest,
         slow_paths=list(dict.fromkeys([*policy.split_model.slow_paths, *own.rollout.slow_paths, *of_prompts])),
     )
+
+
+LoadParts = Callable[[Config, Note, RunInputs | None, StepSize, SharedParts | None, Sequence[Config]], RunParts]
+"""`load_parts`, or what takes its place."""
 
 
 def _tokenized_prompts(

@@ -28,7 +28,7 @@ from backend.run.gpu_retries import GpuErrorLog, StepSize
 from backend.run.group_collection import GroupCollection
 from backend.run.held_folder import HeldFolder
 from backend.run.keep_awake import KeepAwake
-from backend.run.parts import RunParts, SharedParts, load_parts
+from backend.run.parts import LoadParts, RunParts, SharedParts, load_parts
 from backend.run.planned_end import MetricWatch, PlannedEnd, patience_is_over
 from backend.run.room_for_saving import RoomForSaving
 from backend.run.run_inputs import RunInputs
@@ -52,8 +52,8 @@ class Trainer:
     parts: RunParts
     """Set once all of them are loaded, deleted before exporting: a run without parts has nothing to save."""
 
-    load_parts = staticmethod(load_parts)
-    """What builds the parts: the leader of several ranks builds others."""
+    load_parts: LoadParts = staticmethod(load_parts)
+    """What builds the parts: where several ranks share the work, the leader's."""
     shared: SharedParts | None = None
     """What the run has in common with others of this process, which has its signals for all of them then."""
 

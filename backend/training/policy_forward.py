@@ -70,6 +70,8 @@ class PolicyForward:
     """The processes that learn together, each from its share of the rows."""
     speeds: Sequence[float] = ()
     """Tokens a second of each rank, the same numbers on all of them: their shares are in proportion. Empty: equal shares."""
+    own_tokens: int = 0
+    """Tokens of the rows that this rank has taken so far, where there are several."""
 
     def micro_batches(self, split_model: SplitModel, batch: Batch, most_rows: int | None = None) -> list[MicroBatch]:
         """Split this rank's rows of a batch within `most_rows` and `micro_batch_tokens`."""
@@ -84,7 +86,10 @@ class PolicyForward:
     def _own_rows(self, batch: Batch) -> Batch:
         if self.ranks.size == 1:
             return batch
-        return batch.take(rows_of_ranks(batch.row_lengths(), self.speeds or [1.0] * self.ranks.size)[self.ranks.rank])
+        rows = batch.row_lengths()
+        own = rows_of_ranks(rows, self.speeds or [1.0] * self.ranks.size)[self.ranks.rank]
+        self.own_tokens += sum(rows[row].length for row in own)
+        return batch.take(own)
 
     def scores(
         self,
