@@ -44,14 +44,14 @@ class LeaderLink(Protocol):
 def work(leader: LeaderLink, ranks: FlatCollectives) -> None:
     """Do what the leader's messages say until it has closed the channel. Raises what goes wrong; the caller tells the leader."""
     with tempfile.TemporaryDirectory(prefix="grpo-studio-rank-") as folder:
-        worker = Worker(leader, ranks, Path(folder))
+        worker = WorkerRank(leader, ranks, Path(folder))
         try:
             worker.run()
         finally:
             worker.close()
 
 
-class Worker:
+class WorkerRank:
     """The state of one worker. Every message of the leader has a method of its kind."""
 
     config: Config
