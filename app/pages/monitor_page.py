@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
 from app import theme
 from app.model import charts
 from app.model.runs.findings import note_text
+from app.model.runs.ranks import ranks_of
 from app.model.runs.run import Run
 from app.model.runs.run_clock import silence_advice
 from app.model.runs.run_files import setting_of_problem
@@ -31,6 +32,7 @@ from app.widgets.basic.labels_and_buttons import plain_tip
 from app.widgets.basic.layout import settle_layouts
 from app.widgets.basic.open_in_desktop import open_path
 from app.widgets.charts.metric_tile import MetricTile, TileRow
+from app.widgets.monitor.rank_table import RankTable
 from app.widgets.runs.log_view import LogView
 from app.widgets.runs.result_card import CardAction, ResultCard
 from app.widgets.runs.run_header import RunHeader
@@ -90,6 +92,7 @@ class MonitorPage(QWidget):
         self.verdict = ResultCard()
         self.note = ElidedLabel()
         self.findings = RunFindings(self.session, self)
+        self.ranks = RankTable()
         self.log = LogView()
         self.charts = RunCharts(self.session)
         self.grid = self.charts.grid
@@ -106,8 +109,8 @@ class MonitorPage(QWidget):
         content = QWidget()
         above, below = QVBoxLayout(), QVBoxLayout()
         tile_row = TileRow(list(self.tiles.values()))
-        self._beside_charts = (self.header, self.note, self.verdict, tile_row, self.log)
-        for part in (self.header, self.note, self.findings.cards, self.verdict, tile_row):
+        self._beside_charts = (self.header, self.note, self.verdict, tile_row, self.ranks.card, self.log)
+        for part in (self.header, self.note, self.findings.cards, self.verdict, tile_row, self.ranks.card):
             above.addWidget(part)
         below.addWidget(self.log)
         column = QVBoxLayout(content)
@@ -157,6 +160,7 @@ class MonitorPage(QWidget):
         self._show_time()
         (self._clock.start if run.is_live else self._clock.stop)()
         self._show_tiles(run)
+        self.ranks.show_ranks(ranks_of(run.started, run.ending, run.latest))
         self._show_note(run)
         if not run.is_live or run.silence or not self.verdict.isHidden():
             self._show_verdict()
