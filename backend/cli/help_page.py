@@ -38,7 +38,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "check": ("check config.yaml",),
     "import": ("import trl.yaml --output mine.yaml", "import mlx_lm_lora.yaml --our-defaults"),
     "estimate": ("estimate config.yaml --prompt 512",),
-    "export": ("export RUN --to lmstudio", "export RUN --to folder --folder models --format 4bit --checkpoint best"),
+    "export": (
+        "export RUN --to lmstudio",
+        "export RUN --to folder --folder models --format 4bit --checkpoint best",
+        "export RUN --to trl --folder cluster",
+    ),
     "generate": ('generate RUN --prompt "What is 17 plus 25?" --both',),
     "doctor": ("doctor RUN", "doctor RUN --json"),
     "evaluate": ("evaluate RUN --n 8", "evaluate owner/model config.yaml --limit 100"),
