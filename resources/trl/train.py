@@ -41,7 +41,7 @@ from backend.spec.faults import Mistake  # noqa: E402
 from backend.training.optimizers.schedules import learning_rates  # noqa: E402
 from datasets import Dataset, load_dataset  # noqa: E402
 from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
-from transformers import AutoConfig, AutoTokenizer, EarlyStoppingCallback  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallback  # noqa: E402
 from trl import GRPOTrainer, get_peft_config, get_quantization_config  # noqa: E402
 from trl.scripts.grpo import make_parser  # noqa: E402
 
@@ -135,9 +135,20 @@ def adapters(model: Any) -> Any:
     """PEFT's configuration; on the last layers alone where the settings say so. None for full fine-tuning."""
     config = get_peft_config(model)
     if config is not None and SETTINGS.num_layers > 0:
-        count = AutoConfig.from_pretrained(model.model_name_or_path).get_text_config().num_hidden_layers
+        about = AutoConfig.from_pretrained(model.model_name_or_path)
+        count = about.get_text_config().num_hidden_layers
         config.layers_to_transform = list(range(max(0, count - SETTINGS.num_layers), count))
+        if config.target_modules == "all-linear":  # under that word PEFT does not look at the layers
+            config.target_modules = linear_layers(about)
     return config
+
+
+def linear_layers(about: Any) -> set[str]:
+    """The last parts of the names of all linear layers but the output layer."""
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(about)
+    head = empty.get_output_embeddings()
+    return {name.rpartition(".")[2] for name, layer in empty.named_modules() if isinstance(layer, torch.nn.Linear) and layer is not head}
 
 
 def callbacks(training: Any) -> list[Any]:
