@@ -15,6 +15,7 @@ from backend.models import template_limits
 from backend.rewards.functions import math_equality
 from backend.rewards.programs import client as programs
 from backend.rewards.sandbox import wire
+from backend.run.distributed import machine_verbs
 from backend.run.trackers import process as tracker_process
 from backend.spec.command import BUNDLED_PROGRAM
 from backend.spec.faults import Mistake
@@ -59,6 +60,7 @@ def app() -> typer.Typer:
         help_page,
         hub,
         import_settings,
+        machines,
         queue,
         replay,
         resume,
@@ -96,6 +98,7 @@ def app() -> typer.Typer:
         chat.chat,
         evaluate.evaluate,
         where.where,
+        machines.machines,
         replay.replay,
         track.track,
         serve.serve,
@@ -160,6 +163,18 @@ def main() -> int | None:
         from backend.models import template_child
 
         return template_child.main()
+    if sys.argv[1:] == [machine_verbs.PROBE]:
+        from backend.run.distributed import probe
+
+        return probe.main()
+    if sys.argv[1:] == [machine_verbs.LINK]:
+        from backend.run.distributed import link
+
+        return link.main()
+    if sys.argv[1:] == [machine_verbs.RECEIVE]:
+        from backend.run.distributed import model_copy
+
+        return model_copy.main()
     if completions.is_asked(sys.argv):  # before the engine is prepared: a person has pressed Tab
         return complete()
     # mlx binds to the BLAS that is loaded first, so this comes before anything that may import mlx.

@@ -114,8 +114,11 @@ class ChildProcess:
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
         own_session: bool = True,
+        marker: str = "",
     ) -> None:
-        self.command, self.grace_s = list(command), grace_s
+        """`marker`: what the child's lines begin with; other lines are of somebody else, such as the startup files of a shell on another
+        machine, and are passed over."""
+        self.command, self.grace_s, self._marker = list(command), grace_s, marker.encode()
         self._environment, self._folder, self._own_session = environment, folder, own_session
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr = _StderrTail()
@@ -194,7 +197,7 @@ class ChildProcess:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._received:
+            while (line := self._next_line()) is None:
                 poll()
                 if deadline is not None and time.monotonic() > deadline:
                     raise ChildTimeout
@@ -205,8 +208,15 @@ class ChildProcess:
                     if not piece:
                         raise ChildEnded(self.stop(), self._stderr.text())
                     self._received += piece
-        line, _, self._received = self._received.partition(b"\n")
         return json.loads(line)
+
+    def _next_line(self) -> bytes | None:
+        """The next line of the child's among those that have arrived, without its marker."""
+        while b"\n" in self._received:
+            line, _, self._received = self._received.partition(b"\n")
+            if line.startswith(self._marker):
+                return line.removeprefix(self._marker)
+        return None
 
 
 class _StderrTail:

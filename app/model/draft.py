@@ -312,7 +312,7 @@ class Draft(QObject):
         if str(self._values["model"]).strip():
             belonging.pop("model", None)  # the same weights may lie in another place here
         if belonging:
-            belonging.setdefault("lora_keys", [])
+            belonging = {"lora_keys": [], "modules_to_save": []} | belonging
         self.update({"adapter": text, **belonging}, f"Adapter {Path(text).name}")
 
     def _known_rewards(self) -> list[RewardEntry]:

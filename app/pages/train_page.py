@@ -17,12 +17,14 @@ from app.model.form_values import is_equivalent
 from app.model.guide import place_of_setting
 from app.model.memory_parts import amount
 from app.model.session import Session
+from app.pages.parts.adapter_import import AdapterImport
 from app.pages.parts.dataset_line import DatasetLine
 from app.pages.parts.default_dataset import DefaultDatasetOffer
 from app.pages.parts.source_picking import Picking
 from app.widgets.basic.labels_and_buttons import PlainLabel, button
 from app.widgets.basic.layout import set_shown
 from app.widgets.form import launch_column
+from app.widgets.form.adapter_field import AdapterField
 from app.widgets.form.form import FieldGrid, Form, SettingsCard
 from app.widgets.form.launch_column import LaunchColumn
 from app.widgets.form.path_field import PathField
@@ -184,8 +186,9 @@ class TrainPage(QWidget):
         assert isinstance(data, PathField)
         data.hand_over = self.session.use_data
         adapter = self.form.fields["adapter"]
-        assert isinstance(adapter, PathField)
+        assert isinstance(adapter, AdapterField)
         adapter.hand_over = self.draft.use_adapter
+        AdapterImport(self.session, adapter)
         file = self.form.fields["reward_functions_file"]
         assert isinstance(file, PathField)
         file.hand_over = self.draft.use_reward_file

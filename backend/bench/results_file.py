@@ -19,7 +19,7 @@ from backend.bench import peers, report
 from backend.bench.device import report as device_report
 from backend.bench.device import schema
 from backend.bench.device.schema import DeviceFile
-from backend.bench.machine import processor
+from backend.spec.machine import processor
 from backend.spec.places import project_root
 
 MARKED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

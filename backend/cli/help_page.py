@@ -18,7 +18,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "validate",
         "track",
     ),
-    "This machine and this program": ("where", "hub", "bench", "replay", "serve"),
+    "This machine and this program": ("where", "machines", "hub", "bench", "replay", "serve"),
 }
 """Title → verbs. A verb of no group is listed under Commands."""
 
@@ -36,7 +36,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "clone RUN --step best --cold --name second-stage",
     ),
     "check": ("check config.yaml",),
-    "import": ("import trl.yaml --output mine.yaml", "import mlx_lm_lora.yaml --our-defaults"),
+    "import": ("import trl.yaml --output mine.yaml", "import checkpoint-200 --model Qwen/Qwen3-0.6B"),
     "estimate": ("estimate config.yaml --prompt 512",),
     "export": (
         "export RUN --to lmstudio",
@@ -49,6 +49,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "replay": ("replay RUN", "replay RUN --speed 10 --name demonstration"),
     "track": ("track RUN --to csv", "track RUN --to wandb --upload"),
     "where": ("where", "where --remove settings"),
+    "machines": ("machines hosts.json", "machines hosts.json --model owner/name --copy"),
 }
 """Verb ("" for the whole program) → what could be typed after the program's name."""
 

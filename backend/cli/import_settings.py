@@ -1,4 +1,4 @@
-"""The verb `import`: a file for TRL, mlx-lm-lora or mlx-grpo, as a file of ours."""
+"""The verb `import`: a file for TRL, mlx-lm-lora or mlx-grpo as a file of ours, or an adapter of peft as one of mlx-lm."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import typer
 
 from backend.cli.exit_codes import print_faults, verb
 from backend.spec.faults import Mistake
+from backend.spec.runs.adapter_source import imported_folder
+from backend.spec.user_input.files import is_folder
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown
 
@@ -17,24 +19,63 @@ from backend.spec.user_input.text import shown
 @verb
 def import_settings(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A file for TRL, mlx-lm-lora or mlx-grpo, YAML or JSON.")
+        Path,
+        typer.Argument(
+            metavar="FILE|FOLDER",
+            help="A file for TRL, mlx-lm-lora or mlx-grpo, YAML or JSON; or the folder of an adapter of peft.",
+        ),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="OUT.yaml", help="Where it goes; else it is printed.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="OUT",
+            help="Where it goes. Left out, settings are printed, and an adapter goes beside FOLDER, with -mlx after its name.",
+        ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.yaml if it is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
     our_defaults: Annotated[
-        bool, typer.Option("--our-defaults", help="Leave what the file leaves out to GRPO Studio's defaults.")
+        bool, typer.Option("--our-defaults", help="Settings: leave what the file leaves out to GRPO Studio's defaults.")
+    ] = False,
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            metavar="M",
+            help="Adapters: the model that it is put on (the one it was trained on, if left out).",
+        ),
+    ] = "",
+    fetch: Annotated[
+        bool,
+        typer.Option("--fetch", help="Adapters: download the original weights of a converted model, to compare with."),
     ] = False,
 ) -> None:
-    """Translate a file for TRL, mlx-lm-lora or mlx-grpo into one of ours, with that program's defaults for what it leaves out."""
+    """Write a file for TRL, mlx-lm-lora or mlx-grpo as one of ours, with that program's defaults for what it leaves out; or put a LoRA or DoRA
+    adapter of peft onto a model of mlx-lm, to chat with, evaluate, export and train on."""
+    source = user_path(str(file), "file")
+    target = None if output is None else user_path(str(output), "output")
+    if is_folder(source):
+        if our_defaults:
+            raise Mistake(
+                "our_defaults", f"{shown(source)} is a folder with an adapter, which has no settings to leave out."
+            )
+        _import_adapter(source, target, model, overwrite=overwrite, fetch=fetch)
+        return
+    if model or fetch:
+        raise Mistake(
+            "model", f"--model and --fetch are for the folder of an adapter, and {shown(source, 60)} is none."
+        )
+    _import_file(source, target, overwrite=overwrite, their_defaults=not our_defaults)
+
+
+def _import_file(file: Path, target: Path | None, *, overwrite: bool, their_defaults: bool) -> None:
     from backend.spec.other_programs.imported import import_file
     from backend.spec.whole_file import save_as
 
-    target = None if output is None else user_path(str(output), "output")
     if target is not None and target.exists() and not overwrite:
         raise Mistake("output", f"{shown(target)} is there already; take another name, or --overwrite.")
-    imported = import_file(file, their_defaults=not our_defaults)
+    imported = import_file(file, their_defaults=their_defaults)
     if target is None:
         print(imported.text, end="")
     else:
@@ -43,3 +84,23 @@ def import_settings(
     if imported.missing:
         print("Still to be given before it can be trained:", file=sys.stderr)
         print_faults(Mistake(imported.missing))
+
+
+def _import_adapter(folder: Path, target: Path | None, model: str, *, overwrite: bool, fetch: bool) -> None:
+    from backend.models.export.original.fetching import fetch_original
+    from backend.models.peft.importing import import_adapter
+
+    def report(sentence: str, done: float | None = None) -> None:
+        print(sentence, file=sys.stderr, flush=True)
+
+    imported = import_adapter(
+        folder.resolve(),
+        model,
+        target or imported_folder(folder),
+        overwrite=overwrite,
+        fetch=(lambda name: fetch_original(name, report)) if fetch else None,
+        progress=report,
+    )
+    for sentence in imported.sentences():
+        print(sentence, file=sys.stderr)
+    print(imported.path)

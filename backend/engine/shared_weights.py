@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -33,6 +34,7 @@ class SharedWeights:
 
 
 def copy_sharing_arrays(model: nn.Module) -> nn.Module:
-    """A second module tree over the same arrays, at no cost in memory."""
-    arrays = {id(array): array for _, array in tree_flatten(model.parameters())}
-    return copy.deepcopy(model, arrays)  # deepcopy does not copy objects that are in its memo
+    """A second module tree over the same arrays, at no cost in memory. Layers of which this rank has a part stay in their group."""
+    shared: list[Any] = [array for _, array in tree_flatten(model.parameters())]
+    shared += [x for part in model.modules() for x in vars(part).values() if isinstance(x, mx.distributed.Group)]
+    return copy.deepcopy(model, {id(x): x for x in shared})  # deepcopy does not copy objects that are in its memo

@@ -6,7 +6,7 @@ Without penalties and without a grammar it keeps nothing, and a token is drawn a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -15,6 +15,15 @@ import numpy as np
 from backend.engine.penalties import IN_COMPLETION, SeenTokens, distinct_tokens
 from backend.generation.grammar import HeldOutputs
 from backend.generation.sampler import Sampled, SampledTokens, Sampling, sample_tokens
+
+Agree = Callable[[Sequence[mx.array]], Sequence[mx.array]]
+"""Where several ranks compute one model: what all of them go on with of arrays that each has computed (`Policy.agreed`)."""
+
+
+def alone(arrays: Sequence[mx.array]) -> Sequence[mx.array]:
+    """One rank goes on with what it has computed."""
+    return arrays
+
 
 PROMPT_COLUMNS = 64
 """A prompt's distinct tokens take a multiple of these, because every width is a trace of the compiled step."""
@@ -63,8 +72,9 @@ class Drawing:
         group_size: int = 1,
         max_tokens: int = 0,
         held: HeldOutputs | None = None,
+        agree: Agree = alone,
     ) -> None:
-        self.sampling, self.held = sampling, held
+        self.sampling, self.held, self._agree = sampling, held, agree
         self._group_size, self._max_tokens = group_size, max_tokens
         self._prompts = distinct_tokens(list(prompts), PROMPT_COLUMNS) if sampling.penalties else None
         self._history: TokenHistory | None = None
@@ -115,15 +125,21 @@ class Drawing:
         seen = None if history is None else history.seen
         mask_BM = None if self.held is None else self.held.masks(index)
         sampled = sample_tokens(logits_BV, uniform_B, self.sampling, seen, mask_BM)
+        sampled = type(sampled)(*self._agree(sampled))
         mx.async_eval(*sampled)
         return sampled
 
 
 def step_results(
-    logits_BV: mx.array, token_B: mx.array, uniform_B: mx.array, sampling: Sampling, history: tuple[mx.array, ...]
+    logits_BV: mx.array,
+    token_B: mx.array,
+    uniform_B: mx.array,
+    sampling: Sampling,
+    history: tuple[mx.array, ...],
+    agree: Agree = alone,
 ) -> tuple[mx.array, ...]:
     """What a compiled step returns for `Drawing.results`: the sampled tokens, and the new history where there is one."""
     if not history:
-        return tuple(sample_tokens(logits_BV, uniform_B, sampling))
+        return tuple(agree(sample_tokens(logits_BV, uniform_B, sampling)))
     now = TokenHistory(*history).with_token(token_B)
-    return (*sample_tokens(logits_BV, uniform_B, sampling, now.seen), *now)
+    return (*agree(sample_tokens(logits_BV, uniform_B, sampling, now.seen)), *now)

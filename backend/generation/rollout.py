@@ -26,7 +26,7 @@ from backend.engine.memory import release_cached_buffers
 from backend.engine.model_probe import describe_error
 from backend.engine.prompt_cache import new_prompt_cache
 from backend.engine.slot_cache import PackedSlotCache, SlotCache, StepContext
-from backend.generation.drawing import Drawing, step_results
+from backend.generation.drawing import Agree, Drawing, alone, step_results
 from backend.generation.fused_model import FusedModel
 from backend.generation.grammar import CompiledGrammar, Grammar, HeldOutputs
 from backend.generation.kv_rows import Prefilled, WaitingQueue
@@ -39,6 +39,8 @@ from backend.spec.row_costs import row_costs
 from backend.types import Group, Problem
 
 Poll = Callable[[int], None]
+
+QUANTIZED = (nn.QuantizedLinear, nn.QuantizedAllToShardedLinear)
 
 SHORT_OF_MEMORY = (
     "Sampling now waits for each token before the next is queued, because caches copied meanwhile took too much memory. "
@@ -68,6 +70,7 @@ class Rollout:
         merge: bool = True,
     ) -> None:
         self.policy = policy
+        self.agree: Agree = getattr(policy, "agreed", alone)
         self.max_tokens = max_tokens
         self.stop = tuple(stop)
         self.prefill_chunk = prefill_chunk
@@ -77,7 +80,7 @@ class Rollout:
         self.fused = FusedModel(policy.model, policy.split_model, merge=merge, others=others, shared=shared)
         self.slow_paths = list(self.fused.slow_paths)
         """Sentences for the user: which fast path is not taken, and why. Empty where all are."""
-        is_quantized = any(isinstance(module, nn.QuantizedLinear) for module in policy.model.modules())
+        is_quantized = any(isinstance(module, QUANTIZED) for module in policy.model.modules())
         self.row_costs = row_costs(on_gpu(), is_quantized, chip())
         self._notes: list[str] = []
         self._compiled_steps: dict[Sampling, Callable[..., Any]] = {}
@@ -151,7 +154,7 @@ class Rollout:
         held = None
         if sampling.grammar is not None:
             held = outputs.held = self._held_outputs(sampling.grammar)
-        return Drawing(sampling, prompts, G, self.max_tokens, held)
+        return Drawing(sampling, prompts, G, self.max_tokens, held, self.agree)
 
     def _held_outputs(self, grammar: Grammar) -> HeldOutputs:
         """The states of one rollout's completions. The compiled grammar is kept from one rollout to the next."""
@@ -200,7 +203,7 @@ class Rollout:
                 keys, values = ([layer.arrays[i] for layer in cache if i < len(layer.arrays)] for i in (0, 1))
                 if sampling.grammar is not None:
                     return (logits,), keys, values
-                return step_results(logits, token_B, uniform_B, sampling, history), keys, values
+                return step_results(logits, token_B, uniform_B, sampling, history, self.agree), keys, values
 
             self._compiled_steps[sampling] = compiled_by_shape(decode, [self.fused.model.state])
         return self._compiled_steps[sampling]
@@ -239,7 +242,9 @@ class Rollout:
             queue = WaitingQueue(prompts, 1, self._prefill)
             # Three rows, whatever `rows` allows: decoded one at a time, no row would be padded.
             step, uniform_NT = self.compiled_step(GREEDY), np.zeros((3, 2), np.float32)
-            scheduler = Scheduler(queue, outputs, uniform_NT, Drawing(GREEDY), step, 3, self.row_costs)
+            scheduler = Scheduler(
+                queue, outputs, uniform_NT, Drawing(GREEDY, agree=self.agree), step, 3, self.row_costs
+            )
             while scheduler.schedule():
                 scheduler.decode_chunk()
         except Exception as error:  # a model's own code may raise anything; the reason goes to the user

@@ -30,15 +30,20 @@ NAME = 50
 
 def load_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
     """(model, tokenizer, its config.json) of a folder or Hub id, through mlx-lm. Raises Mistake naming `setting`."""
+    model, tokenizer, config = open_model(name, setting)
+    with loading(name, setting):
+        mx.eval(model.parameters())
+    check_runs(model, name, setting)
+    return model, tokenizer, config
+
+
+def open_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
+    """`load_model` with arrays that are not read yet, and not run."""
     compiler.prepare()  # mlx-lm's models call compiled functions
     source = model_source(name, setting)
     with loading(name, setting):
         folder = mlx_lm_utils._download(source)  # the folder itself, or the Hub's files in the cache
-    model, tokenizer, config = _open(folder, name, setting)
-    with loading(name, setting):
-        mx.eval(model.parameters())
-    _check_runs(model, name, setting)
-    return model, tokenizer, config
+    return _open(folder, name, setting)
 
 
 def open_weights(folder: Path, name: str, setting: str) -> tuple[nn.Module, dict[str, Any]]:
@@ -111,7 +116,7 @@ def _check_end_tokens(tokenizer: Any, name: str, setting: str) -> None:
         )
 
 
-def _check_runs(model: nn.Module, name: str, setting: str) -> None:
+def check_runs(model: nn.Module, name: str, setting: str) -> None:
     """Run a few tokens forward: some models load and cannot run, for lack of a kernel or by a bug in their code. Raises Mistake."""
     try:
         model.trainable_parameters()

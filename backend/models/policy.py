@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,14 @@ class Policy:
             raise ValueError("The saved weights do not belong to this model.")
         self.set_parameters(tree_map_with_path(lambda name, _: arrays[name], self.parameters()))
 
+    def whole_gradient(self, gradient: Any) -> Any:
+        """The gradient in `parameters()`, from that in the model's own arrays, where the model has parts of them (`ShardedPolicy`)."""
+        return gradient
+
+    def agreed(self, arrays: Sequence[mx.array]) -> Sequence[mx.array]:
+        """What all ranks go on with of arrays that each of them has computed, where several compute one model (`ShardedPolicy`)."""
+        return arrays
+
     def move_reference(self, alpha: float) -> None:
         """reference ← (1 − α)·reference + α·policy, over the trainable arrays (TR-DPO, arXiv:2404.09656)."""
         policy, reference = self.trainable(), self.reference_arrays()
@@ -175,21 +183,19 @@ def load_base(config: ModelSettings, note: Callable[[str], None] = lambda senten
     tokenizer = run_tokenizer(config.tokenizer, tokenizer, model)
     if config.tokenizer:
         model_config = with_end_tokens(model_config, tokenizer)
-    if config.quantization != "none":
-        model, model_config = _quantize(model, model_config, config.quantization)
+    model, model_config = quantized_as(model, model_config, config)
     is_full = config.train_type == "full"
     original_dtypes = _prepare_full_training(model, note) if is_full else {}
     # After quantising, so that the codes are those of the model as it came, which an export quantises too.
     masters = cast(model, config.dtype, keep=is_full)
-    _check_computes(model, config)
+    check_computes(model, config)
     return Base(model, tokenizer, model_config, original_dtypes, masters, SharedWeights(model))
 
 
 def check_learns(model: nn.Module, model_config: dict[str, Any], config: ModelSettings) -> None:
     """Raise the Mistake that `load_policy` would raise, as far as it shows without the weights of `model`, which may be left unread; it is
     of no use afterwards."""
-    if config.quantization != "none":
-        model, _ = _quantize(model, model_config, config.quantization)
+    model, _ = quantized_as(model, model_config, config)
     if config.needs_reference and (adapters := _reference_adapters(config)) is not None:
         _with_adapters(copy_sharing_arrays(model), adapters)
     if config.train_type == "full":
@@ -197,7 +203,7 @@ def check_learns(model: nn.Module, model_config: dict[str, Any], config: ModelSe
         model.unfreeze()
     else:
         attach_adapters(model, config)
-    _check_learns(model, config.model)
+    check_can_learn(model, config.model)
 
 
 def load_policy(
@@ -223,8 +229,8 @@ def load_policy(
         adapted_keys = attach_adapters(model, config, note)
         masters = masters_of(model) if config.modules_to_save else None
         if config.sync_ref_model:  # a reference that follows needs adapters of its own; the base is still shared
-            reference = _frozen(copy_sharing_arrays(model))
-    _check_learns(model, config.model)
+            reference = frozen(copy_sharing_arrays(model))
+    check_can_learn(model, config.model)
     mx.eval(model.parameters(), masters)
     return Policy(
         model, tokenizer, base.model_config, reference, base.original_dtypes, masters, adapted_keys,
@@ -251,10 +257,10 @@ def cast(model: nn.Module, dtype: str, keep: bool = False) -> Any:
     return before if keep and DTYPES[dtype] in SIXTEEN_BIT_TYPES else None
 
 
-def _check_computes(model: nn.Module, config: ModelSettings) -> None:
+def check_computes(model: nn.Module, config: ModelSettings) -> None:
     """Raise Mistake where the model does not run in the type of the settings: some of mlx's operations take one type on a device, such
     as products with experts float32 on a CPU."""
-    if config.dtype == "auto":  # as `_check_runs` has run it
+    if config.dtype == "auto":  # as `check_runs` has run it
         return
     try:
         mx.eval(model(PROBE))
@@ -263,7 +269,7 @@ def _check_computes(model: nn.Module, config: ModelSettings) -> None:
         raise Mistake("dtype", sentence) from error
 
 
-def _check_learns(model: nn.Module, name: str) -> None:
+def check_can_learn(model: nn.Module, name: str) -> None:
     """Raise Mistake for a model with an operation that has no gradient here, such as a Metal kernel that only runs forward."""
     if reason := gradient_error(model):
         raise Mistake(
@@ -273,10 +279,15 @@ def _check_learns(model: nn.Module, name: str) -> None:
         )
 
 
-def _quantize(model: nn.Module, model_config: dict[str, Any], precision: str) -> tuple[nn.Module, dict[str, Any]]:
+def quantized_as(
+    model: nn.Module, model_config: dict[str, Any], config: ModelSettings
+) -> tuple[nn.Module, dict[str, Any]]:
+    """(model, config.json) in the setting Quantization, lazily. Raises Mistake where that cannot be done."""
+    if config.quantization == "none":
+        return model, model_config
     if is_quantised(model):
         raise Mistake("quantization", "The model is quantised already; choose None to train it as it comes.")
-    how = QUANTIZATION[precision]
+    how = QUANTIZATION[config.quantization]
     try:
         model, model_config = quantize(model, model_config, **how)
     except Exception as error:  # a model's code may ask for a group size of its own that its widths do not allow
@@ -328,7 +339,7 @@ def _load_reference(
     if not config.needs_reference:
         return None
     if not config.reference_model_path:
-        return _frozen(copy_sharing_arrays(model))
+        return frozen(copy_sharing_arrays(model))
     if config.reference_model_path not in loaded:
         loaded[config.reference_model_path] = _other_reference(model, tokenizer, config)
     return loaded[config.reference_model_path]
@@ -337,11 +348,11 @@ def _load_reference(
 def _other_reference(model: nn.Module, tokenizer: Any, config: ModelSettings) -> nn.Module:
     """Another model as the reference, or the base with other adapters."""
     if (adapters := _reference_adapters(config)) is not None:
-        return _frozen(_with_adapters(copy_sharing_arrays(model), adapters))
+        return frozen(_with_adapters(copy_sharing_arrays(model), adapters))
     reference, other_tokenizer, _ = load_model(config.reference_model_path, "reference_model_path")
     cast(reference, config.dtype)
     check_same_tokens(other_tokenizer, tokenizer, config)
-    return _frozen(reference)
+    return frozen(reference)
 
 
 def _reference_adapters(config: ModelSettings) -> Path | None:
@@ -360,7 +371,7 @@ def check_same_tokens(of_reference: Any, of_model: Any, config: ModelSettings) -
         )
 
 
-def _frozen(model: nn.Module) -> nn.Module:
+def frozen(model: nn.Module) -> nn.Module:
     model.freeze()
     model.eval()
     return model

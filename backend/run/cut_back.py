@@ -10,11 +10,10 @@ from pathlib import Path
 
 from backend.run.checkpoint import TrainingState
 from backend.spec.completion_rows import parse_group_row
+from backend.spec.diary_ends import last_events
 from backend.spec.events import parse_line, truncate_file
 from backend.spec.places import RunFolder
 
-LAST_BYTES = 1 << 16
-"""How far before the recorded length the newest step is looked for."""
 OF_THE_STEP = ("eval", "health", "note", "phase")
 """Kinds that follow the line of a step and belong to it."""
 
@@ -40,14 +39,13 @@ def _fits(path: Path, length: int, step: int | None) -> bool:
         with path.open("rb") as file:
             if length <= 0 or path.stat().st_size < length:
                 return True  # missing or shorter, as a copy without it: there is nothing to cut
-            file.seek(max(0, length - LAST_BYTES))
-            before = file.read(min(length, LAST_BYTES))
+            file.seek(length - 1)
+            if file.read(1) != b"\n":
+                return False
+            events = last_events(file, length) if step else []
     except OSError:
         return True
-    if not before.endswith(b"\n"):
-        return False
-    events = [event for event in map(parse_line, before.split(b"\n")) if event is not None] if step else []
-    newest = next((event.get("step") for event in reversed(events) if event.get("kind") == "step"), step)
+    newest = next((event.get("step") for event in reversed(events) if event["kind"] == "step"), step)
     return newest == step
 
 

@@ -47,13 +47,17 @@ def held_out_rewards(
     """The metrics of a step over the first `count` batches (−1: all) of `problems`: rewards, groups, lengths, variety, and what
     `measure` finds of the scored groups, which are those that need a model. Of the metrics of learning (clip ratios, gradient)
     there are none: nothing is learned here."""
-    chosen = [problem for batch in batches(problems, batch_size, count) for problem in batch]
     groups = scored_groups(
-        rollout, chosen, score, sampling=sampling, group_size=group_size, batch_size=batch_size, poll=poll,
-        overlap_scoring=overlap_scoring,
+        rollout, first_of(problems, batch_size, count), score, sampling=sampling, group_size=group_size, batch_size=batch_size,
+        poll=poll, overlap_scoring=overlap_scoring,
     )  # fmt: skip
+    return evaluation_metrics(groups, names, weights) | measure(groups)
+
+
+def evaluation_metrics(groups: Sequence[Group], names: Sequence[str], weights: Sequence[float]) -> dict[str, float]:
+    """Rewards, lengths and variety of scored groups; those metrics of a step that need no model."""
     lengths = {name: value for name, value in completion_metrics(groups).items() if name != "num_tokens"}
-    return reward_metrics(groups, names, weights) | lengths | variety_metrics(groups) | measure(groups)
+    return reward_metrics(groups, names, weights) | lengths | variety_metrics(groups)
 
 
 def scored_groups(
@@ -100,6 +104,11 @@ def sample_of(groups: Sequence[Group]) -> list[Group]:
     """The first completion of each of at most FORWARD_ROWS groups, spread evenly over all, each as a group of its own."""
     every = -(-len(groups) // FORWARD_ROWS)
     return [Group(group.problem, group.completions[:1]) for group in groups[::every]]
+
+
+def first_of(problems: Sequence[Problem], batch_size: int, count: int) -> list[Problem]:
+    """The problems of the first `count` batches (−1: all)."""
+    return [problem for batch in batches(problems, batch_size, count) for problem in batch]
 
 
 def batches(problems: Sequence[Problem], size: int, count: int) -> Iterator[list[Problem]]:

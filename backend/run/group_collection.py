@@ -5,17 +5,13 @@ Updates nothing and writes nothing: what the trainer has to do meanwhile comes i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from backend.run.parts import RunParts
 from backend.run.step_timer import StepTimer
+from backend.run.step_work import Poll, StepWork
 from backend.spec.config import Config
-from backend.training.not_finite import check_sampled, check_scores
 from backend.types import Group
-
-Poll = Callable[[str, float | None], None]
-"""Takes the phase, and the share of it that is done where that is known. May raise, to give the step up."""
 
 
 @dataclass(slots=True)
@@ -58,20 +54,8 @@ class GroupCollection:
 
     def _sample_and_score(self, count: int, step: int) -> list[Group]:
         """Take the next `count` prompts, sample a group of completions for each, and score them."""
-        stream, config = self.parts.prompt_stream, self.config
+        stream, already = self.parts.prompt_stream, len(self.batch)
         position = stream.cursor  # with the seed, it fixes the random numbers of these completions
-        problems = stream.take(count)
-        most_tokens = count * config.group_size * config.max_completion_length
-        with self.timer.phase("rollout"):
-            groups = self.parts.rollout.sample(
-                problems, config.group_size, self.parts.sampling, config.seed, position,
-                lambda tokens: self.poll("sampling", tokens / most_tokens),
-            )  # fmt: skip
-        self.batch += groups
-        check_sampled(groups)
-        with self.timer.phase("reward"):
-            self.poll("scoring", None)
-            self.logged = self.parts.scoring.score(groups, step, stream.epoch)
-            check_scores(groups)
-            self.poll("scoring", None)  # a command that came while the functions ran
-        return groups
+        work = StepWork(self.timer, self.poll, self.batch)
+        self.logged = self.parts.sample_and_score(stream.take(count), position, step, self.config, work)
+        return self.batch[already:]

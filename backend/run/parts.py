@@ -3,64 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
-
-import mlx.core as mx
 
 from backend.data.problems import PromptFormat
 from backend.data.prompt_stream import PromptStream
 from backend.data.prompts import BackgroundTokenizer, TokenizedPrompts, measure_first_rows
 from backend.data.rows import SPLITS, Rows, Splits, check_columns, data_seed
 from backend.engine import device
-from backend.engine.memory import release_cached_buffers
-from backend.generation.rollout import Rollout
-from backend.generation.sampler import Sampling
 from backend.models.policy import Base, Policy, load_policy
 from backend.run.checkpoint import Checkpoint
 from backend.run.checkpoint_integrity import DamagedCheckpoint
 from backend.run.checkpoint_score import check_metric
-from backend.run.evaluate import held_out_rewards, sample_of
+from backend.run.evaluate import evaluation_metrics, first_of, sample_of, scored_groups
 from backend.run.evaluation_sets import EvaluationSets, held_out_settings, named_prompts
 from backend.run.gpu_retries import StepSize
-from backend.run.memory_plan import WHOLE_STEP, learner_limits, plan_memory, refuse_too_large, rollout_limits
+from backend.run.memory_plan import WHOLE_STEP, refuse_too_large
 from backend.run.run_inputs import RunInputs, read_inputs, read_stages
-from backend.run.scoring_stages import ScoringStages
 from backend.run.stage_prompts import StagePrompts, tokenized_stages
+from backend.run.step_parts import StepParts, build_step_parts
+from backend.run.step_work import StepWork
 from backend.spec.config import Config
 from backend.spec.config_notes import config_notes
 from backend.spec.faults import Mistake
 from backend.spec.runs.steering import stage_configs
-from backend.training.batch import pack
-from backend.training.grpo import grpo_learner
-from backend.training.learner import Learner
+from backend.training.not_finite import check_sampled, check_scores
 from backend.types import Group, Problem
 
 Note = Callable[[str], None]
 
 
-LEARNERS = {"grpo": grpo_learner}
-"""`train_mode` → what builds its learner: the algorithm, and the optimizer around it."""
-
-
 @dataclass(slots=True)
-class RunParts:
-    """The parts of one run. `steps` is its length: `iters`, or the steps that `epochs` or `stages` amount to."""
+class RunParts(StepParts):
+    """The parts of one run."""
 
-    policy: Policy
-    learner: Learner
-    rollout: Rollout
-    scoring: ScoringStages
     prompt_stream: PromptStream
     background_tokenizer: BackgroundTokenizer
     evaluation_sets: EvaluationSets
     test: list[Problem]
-    sampling: Sampling
-    steps: int
     stage_prompts: StagePrompts | None
     """The training prompts of each stage, of a run that has stages."""
+    longest_prompts: list[int]
+    """Tokens of the longest prompt of each set, for which memory is planned."""
     slow_paths: list[str]
     """A sentence for each part that does not take its fastest path, with the reason."""
+
+    def begin(self) -> None:
+        """Called once the state to begin with is in place, before the first step."""
+
+    def of_ranks(self) -> dict[str, Any]:
+        """What the diary's `started` says of the processes that the run is spread over."""
+        return {"ranks": 1}
 
     def first_notes(self, config: Config) -> list[str]:
         """Sentences for the user about what was built."""
@@ -70,21 +63,31 @@ class RunParts:
         """Sentences for the user that came up since the last call."""
         return [*self.background_tokenizer.new_notes(), *self.rollout.new_notes()]
 
-    def steps_of(self, config: Config) -> int:
-        """How long the run is with these settings. `iters` does not count where epochs or stages decide it."""
-        return self.steps if config.epochs or config.stages else config.iters
-
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
-        """Go on with the settings of `config` from `step` on, between two steps; `keys` names those that differ from before. Raises Mistake
-        for a reference model that cannot be loaded."""
-        self.policy.use_reference(config)
-        self.scoring.change(config, self.steps_of(config))
-        self.steps = self.scoring.steps
-        self.sampling = Sampling.of(config)
-        self.rollout.max_tokens = config.max_completion_length
+        """As in `StepParts`; and the prompts of the stage that begins."""
+        super(RunParts, self).change(config, keys, step)
         if self.stage_prompts is not None:
             self.stage_prompts.begin(step, self.prompt_stream)
-        self.learner.change(config, self.steps, keys)
+
+    def sample_and_score(
+        self, problems: list[Problem], position: int, step: int, config: Config, work: StepWork
+    ) -> dict[str, float]:
+        """A scored group of every problem, in order, appended to `work.groups`; `position` is the first one's number in the run. Returns
+        the metrics that reward functions logged. Raises NotFinite."""
+        most_tokens = len(problems) * config.group_size * config.max_completion_length
+        with work.timer.phase("rollout"):
+            groups = self.rollout.sample(
+                problems, config.group_size, self.sampling, config.seed, position,
+                lambda tokens: work.poll("sampling", tokens / most_tokens),
+            )  # fmt: skip
+        work.groups.extend(groups)
+        check_sampled(groups)
+        with work.timer.phase("reward"):
+            work.poll("scoring", None)
+            logged = self.scoring.score(groups, step, self.prompt_stream.epoch)
+            check_scores(groups)
+            work.poll("scoring", None)  # a command that came while the functions ran
+        return logged
 
     def evaluate(self, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
         """Held-out rewards after `step`, of every set to evaluate on."""
@@ -96,55 +99,37 @@ class RunParts:
         """Held-out rewards after the last `step`, of the test split."""
         return self.held_out(self.test, config.test_batches, step, config, poll)
 
-    def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
-        """The updates of one step, from its scored groups."""
-        batch = pack(groups, pad_id=self.policy.pad_id, mask_truncated_completions=config.mask_truncated_completions)
-        metrics = self.learner.learn(batch, poll)
-        mx.synchronize()  # raises what has failed of this step on the GPU, before the step counts (`gpu_errors`)
-        release_cached_buffers()
-        return metrics
-
     def held_out(
         self, problems: list[Problem], count: int, step: int, config: Config, poll: Callable[[float], None]
     ) -> dict[str, float]:
         """Held-out rewards after `step`, over the first `count` batches of `problems`, with the entropy and the KL of some of the
         completions."""
         stage = self.scoring.stage(step)
-        return held_out_rewards(
+        chosen = first_of(problems, config.prompts_per_evaluation_batch, count)
+        groups = self.held_out_groups(chosen, step, config, poll)
+        measured = self.held_out_metrics(sample_of(groups), config, lambda: poll(1.0))
+        return evaluation_metrics(groups, stage.names, stage.weights.at(step)) | measured
+
+    def held_out_groups(
+        self, problems: list[Problem], step: int, config: Config, poll: Callable[[float], None]
+    ) -> list[Group]:
+        """Scored groups of problems that are not learned from."""
+        return scored_groups(
             self.rollout,
             problems,
             lambda groups: self.scoring.score(groups, step, self.prompt_stream.epoch),
-            stage.names,
-            stage.weights.at(step),
             sampling=self.sampling,
             group_size=config.num_generations_eval or config.group_size,
             batch_size=config.prompts_per_evaluation_batch,
-            count=count,
             poll=poll,
             # Reward functions that use mlx would share the device and its memory with sampling.
             overlap_scoring=not self.scoring.uses_mlx,
-            measure=lambda groups: self.learner.held_out_metrics(
-                pack(
-                    sample_of(groups),
-                    pad_id=self.policy.pad_id,
-                    mask_truncated_completions=config.mask_truncated_completions,
-                ),
-                lambda: poll(1.0),
-            ),
         )
-
-    def step_size(self, config: Config) -> StepSize:
-        """How much of a step has been computed at once."""
-        forward, rows = self.learner.forward, self.rollout.rows
-        every_row = config.prompts_per_step * config.group_size
-        # The largest that there was, where the budget was never used up: half of the budget would change nothing then.
-        tokens = min(forward.micro_batch_tokens, forward.largest_micro_batch or forward.micro_batch_tokens)
-        return StepSize(tokens, min(rows or every_row, every_row))
 
     def close(self) -> None:
         """End the tokenizer's thread and the reward functions' process."""
         self.background_tokenizer.close()
-        self.scoring.close()
+        super(RunParts, self).close()
 
     def checkpoint_bytes(self, config: Config) -> int:
         """What the arrays of a checkpoint take on disk, and the adapters that are published with it."""
@@ -233,29 +218,28 @@ def load_parts(
     valid, test = (prompts[split].first(count) if split in prompts else [] for split, count in held_out.items())
     of_epochs = config.epochs and not config.stages
     steps = -(-config.epochs * prompts["train"].fitting // per_step) if of_epochs else config.iters  # rounded up
-    scoring = ScoringStages(config, inputs.scorer, steps)
     training = stage_prompts.prompts[0] if stage_prompts is not None else prompts["train"]
     prompts_of_all = prompts | named | (stage_prompts.named() if stage_prompts is not None else {})
     background_tokenizer = BackgroundTokenizer(prompts_of_all)
     for sentence in background_tokenizer.new_notes():
         note(sentence)
-    plan = plan_memory(config, policy, [split.longest for split in prompts_of_all.values()], note, stages)
-    rollout = Rollout(policy, config.max_completion_length, stop=config.stop, **rollout_limits(plan, most))
+    longest = [split.longest for split in prompts_of_all.values()]
+    own = build_step_parts(policy, config, inputs.scorer, steps, longest, note, most=most, stages=stages)
     of_prompts = [sentence for split in prompts_of_all.values() for sentence in split.slow_paths]
     return RunParts(
-        policy=policy,
-        learner=LEARNERS[config.train_mode](policy, config, scoring.steps, **learner_limits(plan, most)),
-        rollout=rollout,
-        scoring=scoring,
+        **{each.name: getattr(own, each.name) for each in fields(own)},
         prompt_stream=PromptStream(training, data_seed(config)),
         background_tokenizer=background_tokenizer,
         evaluation_sets=EvaluationSets(valid, {name: each.first(held_out["valid"]) for name, each in named.items()}),
         test=test,
-        sampling=Sampling.of(config),
-        steps=scoring.steps,
         stage_prompts=stage_prompts,
-        slow_paths=list(dict.fromkeys([*policy.split_model.slow_paths, *rollout.slow_paths, *of_prompts])),
+        longest_prompts=longest,
+        slow_paths=list(dict.fromkeys([*policy.split_model.slow_paths, *own.rollout.slow_paths, *of_prompts])),
     )
+
+
+LoadParts = Callable[[Config, Note, RunInputs | None, StepSize, SharedParts | None, Sequence[Config]], RunParts]
+"""`load_parts`, or what takes its place."""
 
 
 def _tokenized_prompts(

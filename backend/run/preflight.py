@@ -14,13 +14,16 @@ import mlx.nn as nn
 from backend.data.problems import PromptFormat, check_prompts
 from backend.data.rows import SPLITS, Splits, check_columns
 from backend.engine import device
+from backend.engine.shared_weights import copy_sharing_arrays
 from backend.generation.grammar import check_grammar
 from backend.models.adapter_files import check_adapter
 from backend.models.hub_search import config_file
 from backend.models.loading import check_opens
 from backend.models.model_folder import check_config, read_object
 from backend.models.own_tokenizer import run_tokenizer, tokenizer_folder
-from backend.models.policy import check_learns, check_same_tokens
+from backend.models.policy import check_learns, check_same_tokens, quantized_as
+from backend.models.sharded_architectures import sharding_refusal
+from backend.models.sharded_policy import check_divides
 from backend.models.start_adapter import check_start
 from backend.models.supported_architectures import architecture_refusal
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
@@ -30,6 +33,7 @@ from backend.run.run_inputs import RunInputs, StageRows, read_rows, read_stages,
 from backend.run.scoring_stages import scoring_stages
 from backend.spec.config import Config, parse, problems
 from backend.spec.disk_space import require_room
+from backend.spec.distributed.hosts_file import read_hosts
 from backend.spec.faults import Fault, Mistake
 from backend.spec.machine import machine_bytes
 from backend.spec.memory.model_shape import shape_of
@@ -142,11 +146,22 @@ def _check_learns(folder: Path, config: Config, faults: list[Fault]) -> Any:
         return None
     model, own, model_config = opened
     tokenizer = _caught(faults, lambda: run_tokenizer(config.tokenizer, own, model))
+    if not faults and config.parallelism == "tensor" and config.hosts:
+        _caught(faults, lambda: check_division(copy_sharing_arrays(model), model_config, config))
     if not faults:
         _caught(faults, lambda: check_learns(model, model_config, config))
     if not faults and config.adapter:  # the model has the run's own adapters now
         _caught(faults, lambda: check_start(model, config, config.adapter))
     return tokenizer
+
+
+def check_division(model: nn.Module, model_config: dict[str, Any], config: Config) -> None:
+    """Raises Mistake for a model whose layers cannot be divided among the machines of the hosts file. `model` is of no use afterwards."""
+    if refusal := sharding_refusal(model_config):
+        raise Mistake("parallelism", refusal)
+    size = len(read_hosts(config.hosts).hosts)
+    if size > 1:
+        check_divides(quantized_as(model, model_config, config)[0], config, size)
 
 
 def _check_reference(config: Config) -> Any:

@@ -22,7 +22,7 @@ from backend.run.cut_back import cut_back
 from backend.run.ending import RESTART, Ending, after_fault, ending_of, write_ending
 from backend.run.gpu_errors import GpuError
 from backend.run.held_folder import FolderPlace
-from backend.run.parts import SharedParts
+from backend.run.parts import LoadParts, SharedParts, load_parts
 from backend.run.run_inputs import RunInputs
 from backend.run.steering import Steering
 from backend.run.trackers.launch import start_trackers
@@ -46,10 +46,11 @@ def train(
     changes: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
     look: Callable[[], None] | None = None,
+    load: LoadParts = load_parts,
 ) -> Ending:
     """Train `config` in `run`, from its newest checkpoint if it has one. `inputs` are what `preflight` read, if it did. `changes`: raw
     settings to change from the step after that checkpoint on. `warnings`: sentences for the diary. `look` is called wherever the run may
-    stop, and may raise Stopped or Mistake.
+    stop, and may raise Stopped or Mistake. `load`: what builds the run's parts, where other ranks share its work.
 
     Errors of the run are written to the diary and returned in the Ending, never raised. Raises Mistake when another process
     holds the run, its log of GPU errors or its changes are damaged, or the settings of `changes` cannot be. With `may_restart` the Ending may be a RESTART: the run stays locked, the stop signals stay blocked, and the caller
@@ -69,6 +70,7 @@ def train(
             if tracks:
                 start_trackers(run, config.report_to, trainer.note)
                 tracks = False
+            trainer.load_parts = load
             if look is not None:
                 trainer.control.also_look(look)
             ending, damaged = _trained(trainer, saved, command, inputs)
@@ -123,7 +125,7 @@ def open_run(
     saved, damaged = newest_whole(run)
     steering = Steering(run, config)
     if changes:
-        steering.record(changes, saved.state.step if saved else 0)
+        steering.record(changes, saved.state.step if saved else 0, at_resume=True)
     # After a kill both files are ahead of the checkpoint: see the docstring of backend/run/checkpoint.py.
     notes = [*notes, *map(set_aside, damaged)]
     if sentence := cut_back(run, saved.state if saved else TrainingState()):

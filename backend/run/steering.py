@@ -71,14 +71,15 @@ class Steering:
             return "warning", " ".join(["The change was not made.", *(fault.sentence for fault in mistake.faults)])
         return "info", change.sentence if change else "Nothing was changed: the settings have these values already."
 
-    def record(self, asked: Mapping[str, Any], begun: int) -> Change | None:
-        """Record a change that holds from the step after `begun` on; None where every setting has this value already.
+    def record(self, asked: Mapping[str, Any], begun: int, *, at_resume: bool = False) -> Change | None:
+        """Record a change that holds from the step after `begun` on; None where every setting has this value already. `at_resume` as in
+        `backend.spec.runs.steering.changed`.
 
         After a resume from an older checkpoint there may be changes of later steps: a new one then holds with the last of them, so that
         they stay in the order in which they were made. Raises Mistake for settings that cannot be, and where the file cannot be written.
         """
         step = max([begun + 1, *(change.step for change in self.changes)])
-        pairs = changed(self.config_at(step), asked, done=step - 1)
+        pairs = changed(self.config_at(step), asked, done=step - 1, at_resume=at_resume)
         if not pairs:
             return None
         change = Change(step, pairs)

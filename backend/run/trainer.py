@@ -28,7 +28,7 @@ from backend.run.gpu_retries import GpuErrorLog, StepSize
 from backend.run.group_collection import GroupCollection
 from backend.run.held_folder import HeldFolder
 from backend.run.keep_awake import KeepAwake
-from backend.run.parts import RunParts, SharedParts, load_parts
+from backend.run.parts import LoadParts, RunParts, SharedParts, load_parts
 from backend.run.planned_end import MetricWatch, PlannedEnd, patience_is_over
 from backend.run.room_for_saving import RoomForSaving
 from backend.run.run_inputs import RunInputs
@@ -52,6 +52,8 @@ class Trainer:
     parts: RunParts
     """Set once all of them are loaded, deleted before exporting: a run without parts has nothing to save."""
 
+    load_parts: LoadParts = staticmethod(load_parts)
+    """What builds the parts: where several ranks share the work, the leader's."""
     shared: SharedParts | None = None
     """What the run has in common with others of this process, which has its signals for all of them then."""
 
@@ -226,7 +228,7 @@ class Trainer:
         self.keep_awake.start()
         maybe_set_recommended_wired_limit()  # on a Mac, keeps memory in use from being paged out; elsewhere it does nothing
         stages = self.steering.stage_configs()
-        parts = load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, self.shared, stages)
+        parts = self.load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, self.shared, stages)
         if saved is not None:
             parts.restore(saved, self.note)
             refresh_adapters(self.folder, saved, parts.policy, self.config)
@@ -236,6 +238,7 @@ class Trainer:
             self.note(load_start(parts.policy, self.config, self.config.adapter, self.folder.path.parent))
         # Set only once restored: from here on a failure saves the run first, and half-restored parts must not be saved.
         self.parts = parts
+        parts.begin()
         self.write_started(saved, command)
         # So that no later process needs the adapter, which may have changed by then.
         if saved is None and self.config.adapter:
@@ -244,7 +247,7 @@ class Trainer:
     def write_started(self, saved: checkpoint.Checkpoint | None, command: str) -> None:
         # Of the settings of the next step: a resume may have lengthened the run.
         steps = self.parts.steps_of(self.steering.config_at(self.state.step + 1))
-        of_run = {"command": command, "model": self.config.model, "iterations": steps, "ranks": 1}
+        of_run = {"command": command, "model": self.config.model, "iterations": steps} | self.parts.of_ranks()
         self.diary.write("started", **of_run, **of_process(), resumed_from=saved.state.step if saved else None)
         self.state.began = self.state.began or first_start(self.folder)
         if saved:  # its event came after the length to which the diary was cut back
@@ -322,7 +325,7 @@ class Trainer:
     def rest(self) -> None:
         """Before a pause: finish the checkpoint being written, give MLX's cached buffers back to the system, and let it sleep."""
         self.wait_for_checkpoint()
-        mx.clear_cache()
+        self.parts.rest()
         self.keep_awake.stop()
 
     def save_without_gpu(self) -> None:
@@ -344,9 +347,7 @@ class Trainer:
     @property
     def has_whole_step(self) -> bool:
         """Whether the weights are those of the last finished step: loaded, and neither in nor between the next step's updates."""
-        if not self.has_parts:
-            return False
-        return self.parts.learner.is_whole and self.parts.learner.updates == self.state.updates
+        return self.has_parts and self.parts.learner.is_whole and self.parts.learner.updates == self.state.updates
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -30,6 +30,7 @@ from backend.spec.settings.evaluation import EvaluationFields
 from backend.spec.settings.fine_tune import FineTuneFields
 from backend.spec.settings.generation import GenerationFields
 from backend.spec.settings.machine import MachineFields
+from backend.spec.settings.machines import DistributedFields
 from backend.spec.settings.model_and_data import ModelAndDataFields
 from backend.spec.settings.objective import ObjectiveFields
 from backend.spec.settings.optimizer import OptimizerFields
@@ -61,8 +62,8 @@ LONGEST_LIST = 1_000
 
 class Config(
     # Pydantic collects fields from the last base to the first.
-    RewardFields, ObjectiveFields, GenerationFields, ReferenceFields, TrackerFields, DataColumnFields, MachineFields, EvaluationFields, OptimizerFields,
-    BatchFields, FineTuneFields, ModelAndDataFields,
+    RewardFields, ObjectiveFields, GenerationFields, ReferenceFields, TrackerFields, DataColumnFields, DistributedFields, MachineFields, EvaluationFields,
+    OptimizerFields, BatchFields, FineTuneFields, ModelAndDataFields,
 ):  # fmt: skip
     """The settings of one run, validated. Build it with `load` or `parse`, which explain what is wrong."""
 
@@ -177,7 +178,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
 PATHS = (
     *("model", "data", "dataset", "valid_data", "test_data", "tokenizer", "reference_model_path", "adapter"),
-    *("reward_functions_file", "output_schema"),
+    *("reward_functions_file", "output_schema", "hosts"),
 )
 """Keys whose value may be a path, relative to the file that it stands in."""
 

@@ -34,21 +34,27 @@ def first_and_last_events(path: Path) -> tuple[list[Event], list[Event]]:
     try:
         with open_regular(path) as file:
             head = file.read(TAIL_BYTES)
-            size = file.seek(0, 2)
-            reach = TAIL_BYTES
-            last = _tail(file, size, reach)
-            while reach < size and not any(event["kind"] == "step" for event in last):
-                reach *= 4
-                last = _tail(file, size, reach)
+            last = last_events(file, file.seek(0, 2))
     except OSError:
         return [], []
     return _events(head), last
 
 
+def last_events(file: BinaryIO, size: int) -> list[Event]:
+    """Events at the end of the first `size` bytes of a diary: of TAIL_BYTES, or of more until they include a `step`."""
+    reach = TAIL_BYTES
+    last = _tail(file, size, reach)
+    while reach < size and not any(event["kind"] == "step" for event in last):
+        reach *= 4
+        last = _tail(file, size, reach)
+    return last
+
+
 def _tail(file: BinaryIO, size: int, reach: int) -> list[Event]:
-    """Events of the last `reach` of `size` bytes."""
-    file.seek(max(0, size - reach))
-    tail = file.read()
+    """Events of the last `reach` of the first `size` bytes."""
+    start = max(0, size - reach)
+    file.seek(start)
+    tail = file.read(size - start)
     return _events(tail if reach >= size else tail.partition(b"\n")[2])
 
 

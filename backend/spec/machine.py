@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import sys
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,18 @@ def has_gpu() -> bool:
 def chip() -> str:
     """A Mac's chip as Metal names it, e.g. "Apple M3 Max"; "" elsewhere."""
     return sysctl("machdep.cpu.brand_string").rstrip(b"\0").decode(errors="replace") if sys.platform == "darwin" else ""
+
+
+@cache
+def processor() -> str:
+    """The processor's own name, as the system tells it; what kind it is where it tells no name."""
+    if sys.platform == "darwin":
+        return chip() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())
 
 
 def sysctl(name: str) -> bytes:

@@ -3,7 +3,8 @@
 The learner owns everything else: forward passes, gradient accumulation, clipping, optimizer, schedule. An algorithm defines what
 is fixed before the first update (`prepare`), the loss of one micro-batch (`objective`), and the metrics. Losses and
 tallies of micro-batches add up to those of the optimizer batch, so every average must be divided by totals of the whole batch
-(`losses.token_weights`), never of the micro-batch.
+(`losses.token_weights`), never of the micro-batch. Where several ranks learn (`PolicyForward.ranks`), the batch is that of all of them,
+and each has micro-batches of its own rows: what an algorithm sums up or compares, it sums up over the ranks.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class Algorithm(Protocol):
         """Metrics of completions that are not learned from, by forward passes alone. `poll` is called after each micro-batch."""
         return {}
 
-    def step_metrics(self, optimizer_batches: list[OptimizerBatch]) -> dict[str, float]:
-        """Metrics of the step as a whole, after its last update."""
+    def step_metrics(self, optimizer_batches: list[OptimizerBatch], forward: PolicyForward) -> dict[str, float]:
+        """Metrics of the step as a whole, after its last update. Every rank calls it: what each has of its own rows can be exchanged."""
         return {}
 
     def state(self) -> list[float | None]:

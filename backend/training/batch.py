@@ -74,14 +74,15 @@ class Batch:
     ) -> Iterator[Batch]:
         """Split by `plan_micro_batches`: at most `rows` rows and `token_budget` tokens each, padding included, so that
         little of it is padding; the largest first."""
-        # Planned on the host with Python integers: three small reads, and no array is allocated before the plan is known.
-        lengths = zip(*map(_ints, (self.group_B, self.prompt_length_B, self.length_B)), strict=True)
-        plan = plan_micro_batches(
-            [RowLengths(index, *row) for index, row in enumerate(lengths)],
-            most_rows=rows, token_budget=token_budget, prompts=prompts,
-        )  # fmt: skip
+        plan = plan_micro_batches(self.row_lengths(), most_rows=rows, token_budget=token_budget, prompts=prompts)
         for indices in plan:
             yield self.take(indices).trimmed()
+
+    def row_lengths(self) -> list[RowLengths]:
+        """The lengths of every row, by which rows are split."""
+        # Planned on the host with Python integers: three small reads, and no array is allocated before the plan is known.
+        lengths = zip(*map(_ints, (self.group_B, self.prompt_length_B, self.length_B)), strict=True)
+        return [RowLengths(index, *row) for index, row in enumerate(lengths)]
 
     def with_signal(self) -> Batch:
         """Without the rows whose policy gradient is zero: advantage 0, or no token trained on.

@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy
@@ -21,10 +22,12 @@ from backend.spec.config import Config
 from backend.training.additive_metrics import Tally, merge
 from backend.training.algorithm import Algorithm, OptimizerBatch
 from backend.training.batch import Batch
+from backend.training.collectives import Collectives
 from backend.training.entropy_bonus import EntropyBonus
 from backend.training.importance_sampling import importance_ratio, logp_gap
 from backend.training.learner import Learner, build_learner
 from backend.training.losses import Settings, entropy_quantile, policy_terms, token_values, token_weights
+from backend.training.over_ranks import total, total_loss
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 from backend.training.token_records import TokenRecord, TokenRecords
 
@@ -142,13 +145,15 @@ class Grpo(Algorithm):
         bonus averages over."""
         top, has_bonus = self.loss.top_entropy_quantile, self.bonus.coefficient > 0
         if top >= 1:
-            return {"entropy_tokens": sum(part.batch.mask_BT.sum() for part in micro_batches)} if has_bonus else {}
+            if not has_bonus:
+                return {}
+            own = sum((part.batch.mask_BT.sum() for part in micro_batches), mx.array(0.0))
+            return {"entropy_tokens": total(forward.ranks, own)}
         # One forward pass more for each update: the first micro-batch's backward pass needs a quantile over all of them.
         entropies = [
             forward.scores(self.policy.split_model, part, with_gradient=False).entropy_N for part in micro_batches
         ]
-        entropy_1N = mx.concatenate([entropy.reshape(1, -1) for entropy in entropies], axis=1)
-        mask_1N = mx.concatenate([part.batch.mask_BT.reshape(1, -1) for part in micro_batches], axis=1)
+        entropy_1N, mask_1N = entropies_of_all(forward.ranks, entropies, [part.batch.mask_BT for part in micro_batches])
         threshold = entropy_quantile(entropy_1N, mask_1N, top)
         # Counted, not top · N: ties at the threshold are kept, and the bonus averages over the tokens that are.
         tokens = ((entropy_1N >= threshold) * mask_1N).sum()
@@ -214,16 +219,19 @@ class Grpo(Algorithm):
         names = ["entropy", "clip_ratio_low", "clip_ratio_high", "clip_ratio_total", "sampling/logp_gap/mean"]
         return names + (["kl"] if self.policy.reference is not None else [])
 
-    def step_metrics(self, optimizer_batches: list[OptimizerBatch]) -> dict[str, float]:
+    def step_metrics(self, optimizer_batches: list[OptimizerBatch], forward: PolicyForward) -> dict[str, float]:
         """How far the sampler lay from the policy: means over the tokens or rows of the rollout, extremes over all."""
+        if self.token_records is not None:
+            self.token_records.exchange(forward.ranks)
         # The list repeats its first `steps_per_generation` batches μ times: each is counted once. Against the reference no pass
         # before the updates is made, and later batches meet a policy that has moved: the first alone is measured.
         once = optimizer_batches[: self.steps_per_generation if self.ratio_against == "old" else 1]
         batches = [part.batch for micro_batches in once for part in micro_batches]
-        measured = [self._sampler_metrics(batch) for batch in batches]
-        tokens = [float(batch.mask_BT.sum()) for batch in batches]
+        own = [(self._sampler_metrics(batch), float(batch.mask_BT.sum()), float(len(batch))) for batch in batches]
+        of_batches = [each for of_rank in forward.ranks.gather(own) for each in of_rank]
+        measured = [metrics for metrics, _, _ in of_batches]
+        tokens, rows = ([each[i] for each in of_batches] for i in (1, 2))
         by_row = self.correction is not None and self.correction.mode.startswith("sequence")
-        rows = [float(len(batch)) for batch in batches]
         return {
             name: _combined(name, [values[name] for values in measured], rows if by_row and "ratio" in name else tokens)
             for name in (measured[0] if measured else ())
@@ -257,9 +265,10 @@ class Grpo(Algorithm):
             tallies.append({"mean": {name: tally["mean"][name] for name in ("entropy", "kl") if name in tally["mean"]}})
             mx.eval(tallies[-1])  # one micro-batch's activations at a time
             poll()
-        if not tallies or not float(batch.mask_BT.sum()):
+        _, of_all = total_loss(forward.ranks, mx.array(0.0), tallies)
+        if not of_all or not float(batch.mask_BT.sum()):
             return {}
-        return {name: float(value) for name, value in merge(tallies).items()}
+        return {name: float(value) for name, value in merge(of_all).items()}
 
     def notes(self) -> list[str]:
         return [self.chosen_correction] if self.chosen_correction else []
@@ -275,6 +284,19 @@ class Grpo(Algorithm):
 
     def restore(self, state: list[float | None]) -> None:
         self.bonus.restore(state)
+
+
+def entropies_of_all(
+    ranks: Collectives, entropies: Sequence[mx.array], masks: Sequence[mx.array]
+) -> tuple[mx.array, mx.array]:
+    """The entropies of the tokens of all micro-batches, and which of them count, [1, N]; over several ranks of those of all."""
+    if ranks.size == 1:
+        own, counts = (mx.concatenate([x.reshape(1, -1) for x in parts], axis=1) for parts in (entropies, masks))
+        return own, counts
+    # Only tokens that count travel. One more that does not, so that there is a column where no rank has any.
+    counted = [np.array(x)[np.array(mask) > 0] for x, mask in zip(entropies, masks, strict=True)]
+    of_all = ranks.concatenate(mx.array(np.concatenate([*counted, np.zeros(0, np.float32)])))
+    return mx.pad(of_all, (0, 1))[None], mx.pad(mx.ones_like(of_all), (0, 1))[None]
 
 
 def _importance(

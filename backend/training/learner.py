@@ -36,6 +36,7 @@ from backend.training.optimizers.by_name import optimizer
 from backend.training.optimizers.clipping import clip_by_norm
 from backend.training.optimizers.schedules import learning_rates
 from backend.training.optimizers.state import restore, state_arrays
+from backend.training.over_ranks import merged, total_gradient, total_loss
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 
 
@@ -112,7 +113,7 @@ class Learner:
         means = {name: float(np.mean([metrics[name] for metrics in updates if name in metrics])) for name in names}
         blank = dict.fromkeys(self.algorithm.metric_names(), math.nan)
         last = {"learning_rate": updates[-1]["learning_rate"]}
-        return blank | means | self.algorithm.step_metrics(optimizer_batches) | last
+        return blank | means | self.algorithm.step_metrics(optimizer_batches, forward) | last
 
     @on_one_core()
     def held_out_metrics(self, batch: Batch, poll: Callable[[], None] = do_nothing) -> dict[str, float]:
@@ -132,12 +133,13 @@ class Learner:
             noise.rollout = None
 
     def _update(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> dict[str, float]:
-        """One optimizer update: θ ← θ − optimizer(Σ over micro-batches of ∇ loss)."""
-        model, split_model = self.policy.model, self.policy.split_model
+        """One optimizer update: θ ← θ − optimizer(Σ over micro-batches of ∇ loss). Over several ranks the sum is over those of all, and
+        every rank makes the same update."""
+        model, split_model, ranks = self.policy.model, self.policy.split_model, forward.ranks
         model.train()
         # Dropout depends on the update, not on what ran before, so a resumed run repeats it. A large prime keeps the sequences
-        # of neighbouring seeds apart.
-        mx.random.seed(self.seed * 1_000_003 + self.updates)
+        # of neighbouring seeds apart; ranks drop out other rows.
+        mx.random.seed(self.seed * 1_000_003 + self.updates + (ranks.rank << 40))
         totals = self.algorithm.batch_totals(micro_batches, forward)
         prefix = forward.shared_prefix(split_model, micro_batches)
         prefilled = prefix.prefill(split_model) if prefix else None
@@ -162,11 +164,16 @@ class Learner:
                 gradient = prefix.backward(model, split_model, gradient)
         if gradient is None:  # no completion has a signal: the gradient is 0, but momentum and weight decay still apply
             gradient = tree_map(mx.zeros_like, self.policy.parameters())
+        else:
+            gradient = self.policy.whole_gradient(gradient)
+        loss, tallies = total_loss(ranks, loss, tallies)
+        gradient = total_gradient(ranks, gradient)
         metrics = {name: float(value) for name, value in merge(tallies).items()} if tallies else {}
         try:
             metrics |= self._apply(gradient, loss)
         except NotFinite as found:
-            found.tokens = token_numbers(micro_batches, forward.logps_without_gradient(split_model, micro_batches))
+            own = token_numbers(micro_batches, forward.logps_without_gradient(split_model, micro_batches))
+            found.tokens = merged(ranks, own)
             raise
         self.algorithm.after_update(self.updates, metrics)
         return metrics
@@ -210,14 +217,13 @@ class Learner:
     def _loss(
         self, micro_batch: MicroBatch, totals: Any, prompted: PrefilledPrompts | None = None
     ) -> tuple[mx.array, TokenScores, Tally]:
-        """(this micro-batch's share of the loss, log-probabilities and entropies [B, T], tally)."""
+        """(this micro-batch's share of the loss, which alone is differentiated; log-probabilities and entropies [B, T]; tally)."""
         scores = self.forward.scores(
             self.policy.split_model, micro_batch,
             entropy_gradient=self.algorithm.needs_entropy_gradient, prefilled=prompted,
         )  # fmt: skip
         loss, tally = self.algorithm.objective(micro_batch, scores, totals)
-        # Only the first result is differentiated; the scores are kept as constants (`after_backward`).
-        return loss, TokenScores(*map(mx.stop_gradient, scores)), tally
+        return loss, scores, tally
 
     # ── the optimizer ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -7,7 +7,7 @@ saves work (`shared_prefix`), else once in each micro-batch. Knows no loss, no o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -18,7 +18,9 @@ from backend.engine.lm_head import TokenScores
 from backend.engine.penalties import NO_PENALTIES, Penalties
 from backend.engine.split_model import SplitModel
 from backend.training.batch import Batch
+from backend.training.collectives import ALONE, Collectives
 from backend.training.microbatch import PromptMode
+from backend.training.rank_rows import rows_of_ranks
 from backend.training.shared_prefix import SharedPrefix
 
 
@@ -64,15 +66,30 @@ class PolicyForward:
     """Called after every micro-batch: the trainer reads its control file in it."""
     penalties: Penalties = NO_PENALTIES
     """Part of the policy: what it sampled from, and what the reference is compared under."""
+    ranks: Collectives = ALONE
+    """The processes that learn together, each from its share of the rows."""
+    speeds: Sequence[float] = ()
+    """Tokens a second of each rank, the same numbers on all of them: their shares are in proportion. Empty: equal shares."""
+    own_tokens: int = 0
+    """Tokens of the rows that this rank has taken so far, where there are several."""
 
     def micro_batches(self, split_model: SplitModel, batch: Batch, most_rows: int | None = None) -> list[MicroBatch]:
-        """Split a batch within `most_rows` and `micro_batch_tokens`."""
+        """Split this rank's rows of a batch within `most_rows` and `micro_batch_tokens`."""
         mode = self.prompt_mode(split_model)
+        batch = self._own_rows(batch)
         parts = batch.micro_batches(rows=most_rows, token_budget=self.micro_batch_tokens, prompts=mode)
         micro_batches = [micro_batch_of(part) for part in parts]
         tokens = [_tokens(micro_batch.rows, mode) for micro_batch in micro_batches]
         self.largest_micro_batch = max([self.largest_micro_batch, *tokens])
         return micro_batches
+
+    def _own_rows(self, batch: Batch) -> Batch:
+        if self.ranks.size == 1:
+            return batch
+        rows = batch.row_lengths()
+        own = rows_of_ranks(rows, self.speeds or [1.0] * self.ranks.size)[self.ranks.rank]
+        self.own_tokens += sum(rows[row].length for row in own)
+        return batch.take(own)
 
     def scores(
         self,

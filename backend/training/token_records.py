@@ -6,13 +6,15 @@ weight. Arrays end in their axes: B rows, T tokens of the completion.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from backend.training.batch import Batch
+from backend.training.collectives import Collectives
 from backend.training.losses import TokenValues
+from backend.training.over_ranks import merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class TokenRecords:
 
     def __init__(self) -> None:
         self._by_row: dict[int, TokenRecord] = {}
+        self._own: dict[int, TokenRecord] = {}
+        """Those kept since the last exchange."""
 
     def keep(self, batch: Batch, logp_BT: mx.array, values: TokenValues) -> None:
         """Keep the rows of one micro-batch."""
@@ -41,7 +45,15 @@ class TokenRecords:
         ]
         lengths: list[int] = batch.length_B.tolist()  # pyright: ignore[reportAssignmentType]: one axis, so a list
         for i, row in enumerate(batch.row_B.tolist()):  # pyright: ignore[reportArgumentType]: as above
-            self._by_row[row] = TokenRecord(*(column[i][: lengths[i]] for column in columns))
+            self._own[row] = TokenRecord(*(column[i][: lengths[i]] for column in columns))
+
+    def exchange(self, ranks: Collectives) -> None:
+        """After a step: take up the records of the other ranks, which have other rows."""
+        if ranks.size > 1:
+            of_all = merged(ranks, {row: astuple(record) for row, record in self._own.items()})
+            self._own = {row: TokenRecord(*columns) for row, columns in of_all.items()}
+        self._by_row |= self._own
+        self._own = {}
 
     def take(self) -> dict[int, TokenRecord]:
         """The records since the last call, by row. A row without one was left out of every update: nothing of it could move

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from app.model.session import Session
 from app.pages.train_page import TrainPage
 from app.widgets.form.adapter_field import AdapterField
 from backend.spec import places
+from backend.spec.faults import Fault
 from backend.spec.places import RunFolder
 
 
@@ -57,3 +59,39 @@ def test_a_run_is_chosen_with_the_settings_that_belong_to_its_adapters(qtbot, tm
     assert field.control.text() == "first@best" and session.draft.value("model") == "someone/base"
     session.draft.use_adapter("gone")
     assert session.draft.value("adapter") == "gone" and session.draft.value("rank") == 5
+
+
+def test_an_adapter_of_peft_is_recognised_imported_and_chosen(qtbot, tmp_path: Path) -> None:
+    """The import itself is tests/models/test_peft_import.py's; here a service answers."""
+    (folder := tmp_path / "checkpoint-200").mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(b"x")
+    page = TrainPage(session := Session(Prefs(tmp_path / "prefs")))
+    qtbot.addWidget(page)
+    session.draft.update({"model": "someone/base"})
+    field = page.form.fields["adapter"]
+    assert isinstance(field, AdapterField) and field.import_button.isHidden()
+    asked: dict[str, Any] = {}
+    session.service.ask = lambda question, on_answer, **how: asked.update(how, question=question, answer=on_answer)  # pyright: ignore
+    for path in (folder, folder / "adapter_model.safetensors"):
+        field.take(str(path))
+        assert not field.import_button.isHidden()
+        field.import_button.click()
+        assert (asked["question"], asked["folder"], asked["model"]) == ("import_adapter", str(folder), "someone/base")
+        assert not field.import_button.isEnabled()
+    asked["on_progress"]({"sentence": "Comparing.", "done": None})
+    assert shown_note(field) == "Comparing."
+    asked["on_refused"]([Fault("file", "x has no place.")])
+    assert shown_note(field) == "x has no place." and field.import_button.isEnabled()
+    (imported := tmp_path / "checkpoint-200-mlx").mkdir()
+    (imported / "adapters.safetensors").write_bytes(b"x")
+    about = {"lora_parameters": {"rank": 6, "scale": 2.0}, "modules_to_save": ["model.norm"]}
+    (imported / "adapter_config.json").write_text(json.dumps(about))
+    asked["answer"]({"path": str(imported), "sentences": ["14 layers.", "A note."]})
+    assert field.value() == str(imported) and field.import_button.isHidden()
+    assert session.draft.value("rank") == 6 and session.draft.value("modules_to_save") == ["model.norm"]
+    assert shown_note(field) == "14 layers. A note."
+
+
+def shown_note(field: AdapterField) -> str:
+    assert field._note is not None
+    return field._note.text() if not field._note.isHidden() else ""

@@ -58,7 +58,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "backend.engine": ({SPEC}, {*NUMBERS, "mlx_lm"}),
     "backend.models": (
         {SPEC, "backend.engine", "backend.child_process"},
-        {*NUMBERS, "mlx_lm", "huggingface_hub", "gguf", "jinja2"},
+        {*NUMBERS, "mlx_lm", "huggingface_hub", "gguf", "jinja2", "regex"},
     ),
     "backend.models.publish": ({SPEC, "backend.models"}, {"huggingface_hub", "keyring", "PIL", "yaml"}),
     "backend.data": (
@@ -72,7 +72,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "backend.training.batch": ({TYPES, "backend.training.microbatch"}, {"mlx"}),
     "backend.training": ({SPEC, "backend.engine", "backend.models", TYPES}, NUMBERS),
     "backend.run": (
-        {SPEC, TYPES, "backend.rewards"}
+        {SPEC, TYPES, "backend.rewards", "backend.child_process"}
         | {f"backend.{room}" for room in ("data", "models", "generation", "training", "engine")},
         {*NUMBERS, "mlx_lm", "psutil", "xxhash"},
     ),

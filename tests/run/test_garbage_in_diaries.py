@@ -14,9 +14,11 @@ import pytest
 from app.model.completions.step_index import CompletionIndex
 from app.model.runs.run_state import RunState
 from backend.run import checkpoint
+from backend.run.checkpoint import TrainingState
+from backend.run.cut_back import cut_back
 from backend.run.planned_end import MetricWatch
 from backend.spec.completion_rows import parse_group_row
-from backend.spec.diary_ends import first_and_last_events, has_finished
+from backend.spec.diary_ends import TAIL_BYTES, first_and_last_events, has_finished
 from backend.spec.events import Diary, Follower, read_events
 from backend.spec.health.examination import examine
 from backend.spec.health.watch import Watch
@@ -133,6 +135,28 @@ def test_every_reader_goes_on(recorded: RunFolder) -> None:
                 where = f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place else ""
                 raised.setdefault(f"reader {number}: {error!r} in {where}", seed)
     assert not raised, "\n".join(f"seed {seed}: {what}" for what, seed in raised.items())
+
+
+def lines_of_step(step: int) -> bytes:
+    """A step and what follows it: far more than is read of a diary's end at once."""
+    phase = b'{"kind": "phase", "phase": "rollout", "done": 1, "of": 2}\n'
+    return b'{"kind": "step", "step": %d, "metrics": {}}\n' % step + phase * (2 * TAIL_BYTES // len(phase))
+
+
+@pytest.mark.parametrize("step, edit, is_by_lines", [
+    (2, lambda diary: diary, False),
+    (3, lambda diary: diary[:-1] + b"x", True),  # as long as before, but no line ends there
+    (2, lambda diary: diary.replace(lines_of_step(1), b""), True),  # moved up, so that step 3 lies at the recorded length
+], ids=["unchanged", "as long as before", "an earlier step is missing"])  # fmt: skip
+def test_a_diary_is_cut_by_its_lines_where_the_recorded_length_no_longer_fits(
+    step: int, edit: Callable[[bytes], bytes], is_by_lines: bool, tmp_path: Path
+) -> None:
+    run, diary = RunFolder(tmp_path), b"".join(map(lines_of_step, (1, 2, 3)))
+    run.events.write_bytes(edit(diary))
+    sentence = cut_back(run, TrainingState(step=step, events_bytes=step * len(lines_of_step(1))))
+    assert bool(sentence) == is_by_lines
+    steps = [event["step"] for event in read_events(run.events) if event["kind"] == "step"]
+    assert steps[-1] == step and run.events.read_bytes().endswith(b"\n")
 
 
 def test_a_run_goes_on_although_its_files_were_edited(tmp_path: Path, run: RunFolder) -> None:

@@ -16,12 +16,13 @@ from backend.run import checkpoint, telemetry
 from backend.run.parts import load_parts
 from backend.run.run_process import train
 from backend.run.stop_signals import handlers_restored
-from backend.spec.config import parse
+from backend.spec.config import parse, read
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.runs.archive import summary
 from backend.spec.runs.steering import Change, read_changes, request_change, write_changes
+from backend.spec.runs.steering import changed as changed_settings
 from tests.support import small_run
 
 Echo = Callable[[dict[str, Any]], None]
@@ -324,3 +325,21 @@ def test_a_change_asked_for_before_a_resumed_run_goes_on_holds_from_its_next_ste
     trained(once, run, lambda event: request_change(run, {"beta": 0.4}) if event["kind"] == "started" else None)
     (change,) = events(run, "change")
     assert change["step"] == 3 and small_run.steps(run) == [1, 2, 3]
+
+
+def test_where_a_run_trains_is_changed_when_it_is_resumed_and_not_before(changed: RunFolder) -> None:
+    config = parse(read(changed.config))
+    asked = {"on_lost_rank": "go_on", "distributed_backend": "ring"}
+    with pytest.raises(Mistake, match="fixed while a run trains; stop the run, and resume it"):
+        changed_settings(config, asked)
+    pairs = changed_settings(config, asked, at_resume=True)
+    assert pairs == {"on_lost_rank": ("stop", "go_on"), "distributed_backend": ("auto", "ring")}
+    with pytest.raises(Mistake, match="clone the run"):
+        changed_settings(config, {"rank": 3}, at_resume=True)
+
+
+def test_changes_of_where_a_run_trains_are_kept(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    change = Change(3, {"hosts": ("", "/two.json"), "parallelism": ("data", "tensor")})
+    write_changes(run, [change])
+    assert read_changes(run) == [change]

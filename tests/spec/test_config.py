@@ -194,7 +194,7 @@ BY_USE: dict[str, set[str]] = {
         "reward_functions", "reward_weights", "reward_functions_file", "scale_rewards", "multi_objective_aggregation",
         "advantage_baseline", "max_completion_length", "reward_timeout", "reward_network",
     },
-    "duration": {"device", "neftune_noise_alpha", "train_type", "max_completion_length", "num_layers", "grad_checkpoint", "num_iterations"},
+    "duration": {"device", "hosts", "neftune_noise_alpha", "train_type", "max_completion_length", "num_layers", "grad_checkpoint", "num_iterations"},
     "task": {
         "adapter", "model", "data", "reference_model_path", "lm_studio_name", "run_name", "prompt_feature", "answer_feature", "type_feature",
         "system_feature", "dataset_config", "train_split", "valid_split", "test_split", "reward_functions", "reward_weights",

@@ -5,6 +5,7 @@ A line of JSON on stdin is a call, a line on stdout its result:
 
     ["make", FAMILY, FOLDER, SHARD_SIZE]     null
     ["logits", FOLDER, PEFT_ADAPTER]         the logits [T, V] of IDS; the adapter may be left out
+    ["adapt", FOLDER, TO, SETTINGS]          an adapter of random arrays with these settings of LoraConfig, as JSON, is written; its logits
 """
 
 import json
@@ -35,6 +36,8 @@ SPECIAL = {
     },
     "mistral": {"head_dim": 16},
     "phi3": {},
+    "phi": {"tie_word_embeddings": False, "partial_rotary_factor": 0.5},
+    "gemma": {"head_dim": 16},
     "smollm3": {},
     "mixtral": EXPERTS,
     "qwen3_moe": EXPERTS | {"head_dim": 16},
@@ -42,6 +45,7 @@ SPECIAL = {
 PUBLISHED = {
     "gemma3_text": {"sliding_window_pattern": 2},
     "qwen3_moe": {"num_experts": 4},
+    "phi": {"partial_rotary_factor": 0.5},
 }
 """Keys that published models have and transformers 5 does not write, but mlx-lm reads."""
 
@@ -70,7 +74,22 @@ def logits(folder: str, adapter: str = "") -> list[list[float]]:
         return model(torch.tensor([IDS])).logits[0].tolist()
 
 
+def adapt(folder: str, to: str, settings: str) -> list[list[float]]:
+    torch.manual_seed(1)
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **json.loads(settings)))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:  # a magnitude must stay positive
+                noise = 0.1 * torch.randn_like(parameter)
+                parameter.mul_(1 + noise) if "magnitude" in name else parameter.add_(noise)
+    model.save_pretrained(to)
+    model.eval()
+    with torch.no_grad():
+        return model(torch.tensor([IDS])).logits[0].tolist()
+
+
 if __name__ == "__main__":
     for line in sys.stdin:
         name, *arguments = json.loads(line)
-        print(json.dumps({"make": make, "logits": logits}[name](*arguments)), flush=True)
+        print(json.dumps({"make": make, "logits": logits, "adapt": adapt}[name](*arguments)), flush=True)

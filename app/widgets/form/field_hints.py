@@ -90,6 +90,7 @@ WHEN_EMPTY: dict[str, str] = {
     "system_prompt": "none",
     "test_data": "the dataset's own test split",
     "tokenizer": "the model's own",
+    "hosts": "this machine alone",
     "tracker_project": "grpo-studio",
     "tracker_run_name": "as the run folder",
     "valid_data": "the dataset's own valid split",

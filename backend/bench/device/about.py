@@ -10,8 +10,8 @@ import mlx.core as mx
 import psutil
 
 from backend.bench.device.schema import Machine
-from backend.bench.machine import processor
 from backend.engine.device import has_metal, on_gpu
+from backend.spec.machine import processor
 from backend.spec.memory.estimate import GB
 
 

@@ -18,7 +18,7 @@ from backend.models import policy
 from backend.models.export import atomic_folder, lm_studio_rules, merging, model_files
 from backend.models.export.destinations import Destination
 from backend.models.export.gguf import gguf_file
-from backend.models.export.original import merged_weights, peft_adapter
+from backend.models.export.original import merged_weights
 from backend.models.export.original.original_files import Fetch, original_of, trained_on_original
 from backend.models.export.trained_weights import (
     AdapterFiles,
@@ -37,6 +37,8 @@ from backend.models.export.verify import (
     make_reference,
     verify_folder,
 )
+from backend.models.peft.reading import merged_model, read_peft_adapter
+from backend.models.peft.writing import write_peft_adapter
 from backend.spec.disk_faults import cause, disk_errors_of
 from backend.spec.exports import ExportFormat, exported_bytes
 from backend.spec.faults import Mistake
@@ -154,7 +156,7 @@ def write_in_format(trained: TrainedWeights, format_: ExportFormat, to: Path, pr
         if format_.kind == "adapter":
             progress("Writing the adapter.")
             if format_.names == "original":
-                peft_adapter.write_peft_adapter(trained, original_of(trained), to)
+                write_peft_adapter(trained, original_of(trained), to)
             else:
                 model_files.write_adapter(trained, to)
             return
@@ -194,7 +196,7 @@ def _tolerance(trained: TrainedWeights, format_: ExportFormat) -> float | None:
 def _verified(trained: TrainedWeights, format_: ExportFormat, built: Path, reference: Reference) -> Verification:
     if format_.kind == "adapter" and format_.names == "original":
         original = original_of(trained)
-        return compare(built, reference, lambda: peft_adapter.open_peft_adapter(built, original))
+        return compare(built, reference, lambda: merged_model(read_peft_adapter(built), original))
     if format_.kind == "gguf":
         original = original_of(trained)
         return compare(built, reference, lambda: gguf_file.open_gguf(built / GGUF_FILE, original))

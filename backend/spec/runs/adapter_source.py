@@ -47,14 +47,33 @@ class AdapterSource:
 def find_adapter(text: str, runs_dir: Path | None = None) -> AdapterSource:
     """The adapters that `text` names: a folder, a file, `RUN`, `RUN@best` or `RUN@step`. Raises Mistake."""
     path = user_path(text, SETTING)
+    if (peft := peft_folder(text)) is not None:
+        raise Mistake(
+            SETTING,
+            f"{shown(peft, PATH)} is an adapter of peft; import it first, below the field or with the verb import.",
+        )
     if is_file(path):
         return AdapterSource(text, path, _about(path))
     if is_folder(path) and is_file(path / ARRAYS):
         return AdapterSource(text, path / ARRAYS, _about(path / ARRAYS))
-    if is_folder(path) and is_file(path / PEFT):
-        raise Mistake(SETTING, f"{shown(path, PATH)} is an adapter of PEFT; convert it to mlx-lm's format first.")
     run, which = _run_of(text, runs_dir)
     return _of_run(run, which)
+
+
+def peft_folder(text: str) -> Path | None:
+    """The folder of an adapter of peft that `text` names, by itself or by its file of arrays; None where it names none."""
+    try:
+        path = user_path(text, SETTING)
+    except Mistake:
+        return None
+    folder = path.parent if path.name == PEFT else path
+    return folder if is_file(folder / PEFT) and not is_file(folder / ARRAYS) else None
+
+
+def imported_folder(folder: Path) -> Path:
+    """Where an adapter of peft goes when it is imported and no other place is named: beside it."""
+    folder = folder.resolve()
+    return folder.with_name(f"{folder.name}-mlx")
 
 
 def _run_of(text: str, runs_dir: Path | None) -> tuple[RunFolder, str]:
@@ -103,6 +122,7 @@ def adapter_settings(source: AdapterSource) -> dict[str, Any]:
         "rank": parameters.get("rank"),
         "scale": parameters.get("scale"),
         "lora_keys": parameters.get("keys"),
+        "modules_to_save": about.get("modules_to_save"),
         "model": about.get("model"),
     }
     return {key: value for key, value in told.items() if value is not None}

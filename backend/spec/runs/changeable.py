@@ -1,4 +1,5 @@
-"""Which settings may have other values from a step of a run on: by a change while it trains, or in one of its stages."""
+"""Which settings may have other values from a step of a run on: by a change while it trains or when it is resumed, or in one of
+its stages."""
 
 from __future__ import annotations
 
@@ -31,6 +32,9 @@ STEERABLE: tuple[str, ...] = (
 )
 """Keys of the settings that may change during a run, in the order in which they are offered. The others decide the shape of the model,
 the rows, or how much memory a step takes: they are fixed once the model is loaded, and a clone of the run changes them."""
+
+AT_RESUME = ("hosts", "distributed_backend", "on_lost_rank", "parallelism")
+"""Keys of the settings that a resumed run may have others of, and a run that trains may not: where it runs, and nothing that it learns."""
 
 STAGE_OWN = ("iters", "reward_functions", "reward_weights")
 """Keys of a stage that are its own: its length, and how it is scored (`backend.run.scoring_stages`)."""

@@ -20,7 +20,7 @@ from backend.spec.diary_ends import first_and_last_events
 from backend.spec.faults import Fault, Mistake
 from backend.spec.other_programs.translation import translate
 from backend.spec.places import RunFolder
-from backend.spec.runs.changeable import STAGE_KEYS, STEERABLE
+from backend.spec.runs.changeable import AT_RESUME, STAGE_KEYS, STEERABLE
 from backend.spec.stages import faults_in_course, first_step, scoring_of, stage_at, stage_data, stage_settings
 from backend.spec.user_input.documents import read_json
 from backend.spec.user_input.text import shown
@@ -64,14 +64,17 @@ def _shown(value: Any) -> str:
 # ── what a change must satisfy ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def changed(config: Config, asked: Mapping[str, Any], done: int = 0) -> dict[str, tuple[Any, Any]]:
+def changed(
+    config: Config, asked: Mapping[str, Any], done: int = 0, *, at_resume: bool = False
+) -> dict[str, tuple[Any, Any]]:
     """What the raw settings `asked` change in `config`: key → (old, new), without those that keep their value.
 
-    `done`: steps that will have been done when the change begins to hold. A key with the value None goes back to its default. Raises
+    `done`: steps that will have been done when the change begins to hold. `at_resume`: no trainer runs, so `AT_RESUME` may change too. A key with the value None goes back to its default. Raises
     Mistake with every fault, in the words of the form.
     """
     values, faults = translate(asked)
-    faults = [*faults, *_fixed_setting_faults([*values, *asked])]
+    allowed = (*STEERABLE, *AT_RESUME) if at_resume else STEERABLE
+    faults = [*faults, *_fixed_setting_faults([*values, *asked], allowed)]
     if faults:
         raise Mistake(faults)
     emptied = {key: SETTINGS[key].default for key, value in asked.items() if value is None and key in SETTINGS}
@@ -80,15 +83,20 @@ def changed(config: Config, asked: Mapping[str, Any], done: int = 0) -> dict[str
     if faults := problems(raw):
         raise Mistake(faults)
     new = parse(raw)
-    pairs = {key: (old[key], getattr(new, key)) for key in STEERABLE if getattr(new, key) != old[key]}
+    pairs = {key: (old[key], getattr(new, key)) for key in allowed if getattr(new, key) != old[key]}
     if faults := list(_faults_in_course(config, new, pairs, done)):
         raise Mistake(faults)
     return pairs
 
 
-def _fixed_setting_faults(keys: Sequence[str]) -> Iterator[Fault]:
+def _fixed_setting_faults(keys: Sequence[str], allowed: Sequence[str]) -> Iterator[Fault]:
     for key in dict.fromkeys(keys):
-        if key in SETTINGS and key not in STEERABLE:
+        if key in AT_RESUME and key not in allowed:
+            yield Fault(
+                key,
+                f"{SETTINGS[key].label} is fixed while a run trains; stop the run, and resume it with another value.",
+            )
+        elif key in SETTINGS and key not in allowed:
             sentence = (
                 f"{SETTINGS[key].label} is fixed once a run has begun; clone the run to go on with another value."
             )
@@ -125,7 +133,7 @@ def read_changes(run: RunFolder) -> list[Change]:
     except (ValueError, TypeError, KeyError, AttributeError):
         raise Mistake("run", f"{shown(run.changes)} is damaged: it does not hold a list of changes.") from None
     # No trainer writes another key. One from somebody else could name other weights, rows or reward files than config.yaml does.
-    strange = next((key for change in changes for key in change.settings if key not in STEERABLE), None)
+    strange = next((key for change in changes for key in change.settings if key not in (*STEERABLE, *AT_RESUME)), None)
     if strange is not None:
         raise Mistake(
             "run", f"{shown(run.changes)} is damaged: {shown(strange, 40)} is no setting that changes during a run."

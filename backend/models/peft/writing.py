@@ -10,35 +10,26 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from backend.models.export.model_files import write_safetensors
 from backend.models.export.original.merged_weights import merged
-from backend.models.export.original.original_files import OriginalFiles, open_with
+from backend.models.export.original.original_files import OriginalFiles
 from backend.models.export.original.row_trace import Rows, Trace, by_original, trace
 from backend.models.export.original.trained_rows import LowRank, TrainedRows, trained_rows
 from backend.models.export.trained_weights import TrainedWeights
+from backend.models.peft.origin import is_tied
+from backend.models.peft.reading import ARRAYS, CONFIG, PREFIX, PeftLayer
+from backend.models.peft.settings import tidy
 from backend.spec.faults import Mistake
 
-PREFIX = "base_model.model."
-"""What peft puts before the name of a layer."""
-ARRAYS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+"""What transformers calls an embedding and the output layer in models that may tie them."""
 
 MERGE_INSTEAD = "choose another format, which merges the adapter into the weights"
-
-
-@dataclass(frozen=True, slots=True)
-class PeftLayer:
-    """The adapter of one original layer: `a` [r, in], `b` [out, r], and under DoRA `magnitude` [out]. Its change is scale · b a."""
-
-    a: mx.array
-    b: mx.array
-    magnitude: mx.array | None
 
 
 def write_peft_adapter(trained: TrainedWeights, original: OriginalFiles, to: Path) -> None:
@@ -57,36 +48,10 @@ def write_peft_adapter(trained: TrainedWeights, original: OriginalFiles, to: Pat
     arrays |= {f"{PREFIX}{name}": tensor for name, tensor in whole.items()}
     write_safetensors(to / ARRAYS, arrays, metadata={"format": "pt"})
     assert trained.adapters is not None
-    uses_rslora = trained.adapters.about().get("use_rslora") is True
-    config = _config(original.name, layers, next(iter(learned.adapters.values())).scale, uses_rslora)
+    config = _config(original.name, layers, trained.adapters.about())
     config["modules_to_save"] = sorted({name.rpartition(".")[0] for name in whole}) or None
     (to / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     (to / "README.md").write_text(_readme(original.name, config["use_dora"]), encoding="utf-8")
-
-
-def open_peft_adapter(folder: Path, original: OriginalFiles) -> nn.Module:
-    """The original model with the adapters of a folder merged by their names, as peft merges them. Reads nothing but the folder and the
-    original."""
-    config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    arrays, saved = original.arrays(), _saved(folder)
-    for name in config["target_modules"]:
-        rank = config["rank_pattern"].get(name, config["r"])
-        alpha = config["alpha_pattern"].get(name, config["lora_alpha"])
-        scale = alpha / (math.sqrt(rank) if config["use_rslora"] else rank)
-        weight = arrays[f"{name}.weight"]
-        a, b = (saved[f"{PREFIX}{name}.lora_{letter}.weight"] for letter in "AB")
-        merged = weight.astype(mx.float32) + scale * (b @ a)
-        if config["use_dora"]:
-            magnitude = saved[f"{PREFIX}{name}.lora_magnitude_vector"]
-            merged = (magnitude / mx.linalg.norm(merged, axis=1))[:, None] * merged
-        arrays[f"{name}.weight"] = merged
-    arrays |= {name: saved[f"{PREFIX}{name}"] for name in arrays if f"{PREFIX}{name}" in saved}
-    return open_with(original, arrays)
-
-
-def _saved(folder: Path) -> dict[str, mx.array]:
-    saved: Any = mx.load(str(folder / ARRAYS))
-    return saved
 
 
 # ── what peft has no adapter for ─────────────────────────────────────────────────────────────────────────────────────
@@ -133,7 +98,11 @@ def _whole_tensors(original: OriginalFiles, learned: TrainedRows, traced: Trace)
         )
     tensors = original.arrays()
     runs = by_original(run for array in learned.arrays for run in traced[array])
-    return {name: merged(tensors[name].astype(mx.float32), rows, learned) for name, rows in runs.items()}
+    whole = {name: merged(tensors[name].astype(mx.float32), rows, learned) for name, rows in runs.items()}
+    if is_tied(original.config, traced) and (inputs := [name for name in whole if name.endswith(EMBEDDING)]):
+        # peft takes a module that is trained as a whole out of what ties it: the output layer would stay the base's.
+        whole[HEAD] = whole[inputs[0]]
+    return whole
 
 
 def _layer(runs: list[Rows], adapters: Mapping[str, LowRank], shape: tuple[int, ...], weight: mx.array) -> PeftLayer:
@@ -155,21 +124,25 @@ def _layer(runs: list[Rows], adapters: Mapping[str, LowRank], shape: tuple[int, 
         b[here, column[run.array] : column[run.array] + adapter.rank] = relative * adapter.b[there]
         if magnitude is not None and adapter.magnitude is not None:
             magnitude[here] = adapter.magnitude[there]
-    return PeftLayer(mx.concatenate([adapters[array].a[0] for array in arrays]), b, magnitude)
+    a = mx.concatenate([adapters[array].a[0] for array in arrays])
+    return PeftLayer(a, b, magnitude, adapters[arrays[0]].scale)
 
 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _config(base: str, layers: Mapping[str, PeftLayer], scale: float, rslora: bool) -> dict[str, Any]:
-    """adapter_config.json; alpha is scale · rank, under rsLoRA scale · √rank. Layers go by their full names: a last part like q_proj would also fit layers that were not trained."""
+def _config(base: str, layers: Mapping[str, PeftLayer], about: Mapping[str, Any]) -> dict[str, Any]:
+    """peft's adapter_config.json; `about` is mlx-lm's. alpha is scale · rank, under rsLoRA scale · √rank. Layers go by their full names: a
+    last part like q_proj would also fit layers that were not trained."""
     ranks = {name: layer.a.shape[0] for name, layer in layers.items()}
     usual = min(ranks.values())
     others = {name: rank for name, rank in ranks.items() if rank != usual}
-    alphas = {rank: _whole(round(scale * (math.sqrt(rank) if rslora else rank), 9)) for rank in ranks.values()}
+    scale, rslora = next(iter(layers.values())).scale, about.get("use_rslora") is True
+    alphas = {rank: _whole(tidy(scale * (math.sqrt(rank) if rslora else rank))) for rank in ranks.values()}
     return {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "revision": None,
-        "inference_mode": True, "r": usual, "lora_alpha": alphas[usual], "lora_dropout": 0.0, "bias": "none",
+        "inference_mode": True, "r": usual, "lora_alpha": alphas[usual], "bias": "none",
+        "lora_dropout": about["lora_parameters"].get("dropout", 0.0),
         "target_modules": sorted(layers), "rank_pattern": others,
         "alpha_pattern": {name: alphas[rank] for name, rank in others.items()},
         "use_dora": any(layer.magnitude is not None for layer in layers.values()), "use_rslora": rslora,

@@ -1,0 +1,192 @@
+"""adapter_config.json of peft: which settings are read, and which kinds of adapter have no counterpart in mlx-lm.
+
+The names are those of `peft.LoraConfig` (peft 0.21). Which layers have adapters is read from the arrays, not from `target_modules`, which
+may be names, a pattern, or "all-linear": peft has resolved it already when it writes them. A list of names is held against the arrays all the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import regex
+
+from backend.models.adapter_files import LARGEST_RANK
+from backend.models.model_folder import PATH, read_object
+from backend.spec.faults import Mistake
+from backend.spec.user_input.numbers import fits_a_float
+from backend.spec.user_input.text import shown
+
+SETTING = "file"
+PATTERN_S = 0.2
+"""Seconds that one pattern of somebody else's may search one name: `(a|aa)+$` can backtrack for years."""
+
+STARTS_FROM_LORA = (True, False, "gaussian", "eva", "orthogonal")
+"""Values of `init_lora_weights` that leave the base as it is. The others subtract the first adapter from its weights."""
+
+OTHER_KINDS = {
+    "use_qalora": "groups its inputs (QA-LoRA)",
+    "layer_replication": "repeats layers of the model",
+    "trainable_token_indices": "trains single rows of the embedding",
+    "alora_invocation_tokens": "works only after certain tokens (aLoRA)",
+    "lora_bias": "has a bias in B",
+    "target_parameters": "adapts parameters that are no layers",
+    "arrow_config": "routes between adapters (Arrow)",
+    "kasa_config": "changes the base's weights (KaSA)",
+    "monteclora_config": "draws its weights at random (MonteCLoRA)",
+    "use_bdlora": "has matrices in blocks (BD-LoRA)",
+}
+"""Settings of peft that make another function than base + scale · B A → what it does, as part of a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeftSettings:
+    """What an adapter_config.json says. `rank_pattern` and `alpha_pattern`: a name of a layer, its end, or a pattern for either → value."""
+
+    base: str
+    rank: int
+    alpha: float
+    rank_pattern: Mapping[str, float]
+    alpha_pattern: Mapping[str, float]
+    uses_rslora: bool
+    uses_dora: bool
+    dropout: float
+    targets: tuple[str, ...]
+    """`target_modules` where they and `excluded` are names, else ()."""
+    excluded: tuple[str, ...]
+    layers: tuple[int, ...] | None
+    """`layers_to_transform`; None means every layer."""
+    modules_to_save: tuple[str, ...]
+    ties_weights: bool
+    """`ensure_weight_tying`: an embedding that was trained is the output layer too, where the base's is."""
+
+    def rank_of(self, layer: str) -> int:
+        return int(_matching(self.rank_pattern, layer, self.rank))
+
+    def scale_of(self, layer: str) -> float:
+        """alpha / rank, under rsLoRA alpha / √rank, of one layer."""
+        rank, alpha = self.rank_of(layer), _matching(self.alpha_pattern, layer, self.alpha)
+        return tidy(alpha / (math.sqrt(rank) if self.uses_rslora else rank))
+
+    def means(self, layer: str) -> bool:
+        """Whether the names in `target_modules` mean this layer."""
+        if not _is_one_of(layer, self.targets) or _is_one_of(layer, self.excluded):
+            return False
+        if any(_is_one_of(part, self.modules_to_save) for part in _with_parents(layer)):
+            return False
+        number = next((int(part) for part in layer.split(".") if part.isdigit()), None)
+        return self.layers is None or number in self.layers
+
+
+def tidy(number: float) -> float:
+    """The number with 12 digits where that is a rounding error away: alpha / rank · rank need not be alpha to the last bit."""
+    short = float(f"{number:.12g}")
+    return short if math.isclose(short, number, rel_tol=1e-15) else number
+
+
+def _with_parents(layer: str) -> Iterable[str]:
+    parts = layer.split(".")
+    return (".".join(parts[: end + 1]) for end in range(len(parts)))
+
+
+def _is_one_of(layer: str, names: Iterable[str]) -> bool:
+    return any(layer == name or layer.endswith(f".{name}") for name in names)
+
+
+def _matching(patterns: Mapping[str, float], layer: str, usual: float) -> float:
+    """The value of the first pattern that fits the layer's name or its end, as in `peft.utils.other.get_pattern_key`. Raises Mistake."""
+    if layer in patterns:
+        return patterns[layer]
+    for pattern, value in patterns.items():
+        try:
+            if regex.match(rf"(.*\.)?({pattern})$", layer, timeout=PATTERN_S):
+                return value
+        except (regex.error, TimeoutError, RecursionError, MemoryError):
+            raise Mistake(SETTING, f"The pattern {shown(pattern, 60)} in adapter_config.json cannot be used.") from None
+    return usual
+
+
+# ── reading the file ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_settings(file: Path) -> PeftSettings:
+    """Raises Mistake for a file that is none of peft's, and for an adapter that mlx-lm has no counterpart for."""
+    raw = read_object(file, SETTING)
+    where = shown(file, PATH)
+    kind = raw.get("peft_type")
+    if kind is None:
+        raise Mistake(SETTING, f"{where} is no file of peft: it has no peft_type.")
+    if kind != "LORA":
+        raise Mistake(SETTING, f"{where} is of the kind {shown(kind, 30)}; only LoRA, rsLoRA and DoRA can be imported.")
+    for key, what in OTHER_KINDS.items():
+        if raw.get(key):
+            raise Mistake(SETTING, f"The adapter {what}, which mlx-lm has nothing for ({key} in adapter_config.json).")
+    start = raw.get("init_lora_weights", True)
+    if start not in STARTS_FROM_LORA:
+        raise Mistake(SETTING, f"The adapter began with {shown(start, 30)}, which changed the base's weights too; convert it to "
+                               "LoRA with peft (path_initial_model_for_weight_conversion).")  # fmt: skip
+    read = _Fields(raw, where)
+    is_pattern = any(isinstance(raw.get(key), str) for key in ("target_modules", "exclude_modules"))
+    return PeftSettings(
+        base=str(raw.get("base_model_name_or_path") or ""),
+        rank=read.checked_rank("r", raw.get("r", 8)),
+        alpha=read.number("lora_alpha", 8),
+        rank_pattern={name: read.checked_rank(name, value) for name, value in read.numbers("rank_pattern").items()},
+        alpha_pattern=read.numbers("alpha_pattern"),
+        uses_rslora=raw.get("use_rslora") is True,
+        uses_dora=raw.get("use_dora") is True,
+        dropout=min(max(read.number("lora_dropout", 0.0), 0.0), 0.99),
+        targets=() if is_pattern else read.names("target_modules"),
+        excluded=() if is_pattern else read.names("exclude_modules"),
+        layers=read.layers(),
+        modules_to_save=read.names("modules_to_save"),
+        ties_weights=raw.get("ensure_weight_tying") is True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """Values of adapter_config.json, each of the kind that is asked for. Raises Mistake for others."""
+
+    raw: Mapping[str, Any]
+    where: str
+
+    def number(self, key: str, default: float) -> float:
+        return self._number(key, self.raw.get(key, default))
+
+    def checked_rank(self, key: str, value: Any) -> int:
+        if type(value) is not int or not 1 <= value <= LARGEST_RANK:
+            self._refuse(key, value)
+        return value
+
+    def numbers(self, key: str) -> dict[str, float]:
+        value: Any = self.raw.get(key) or {}
+        if not isinstance(value, dict):
+            self._refuse(key, value)
+        return {str(name): self._number(key, each) for name, each in cast("dict[Any, Any]", value).items()}
+
+    def names(self, key: str) -> tuple[str, ...]:
+        value: Any = self.raw.get(key) or []
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in cast("list[Any]", value)):
+            self._refuse(key, value)
+        return tuple(value)
+
+    def layers(self) -> tuple[int, ...] | None:
+        value: Any = self.raw.get("layers_to_transform")
+        value = [value] if type(value) is int else value
+        if not value:
+            return None
+        if not isinstance(value, list) or not all(type(number) is int for number in cast("list[Any]", value)):
+            self._refuse("layers_to_transform", value)
+        return tuple(value)
+
+    def _number(self, key: str, value: Any) -> float:
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not fits_a_float(value):
+            self._refuse(key, value)
+        return value
+
+    def _refuse(self, key: str, value: Any) -> NoReturn:
+        raise Mistake(SETTING, f"{self.where} has {shown(key, 40)} {shown(value, 40)}.")

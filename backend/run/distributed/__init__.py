@@ -1,0 +1,1 @@
+"""A run on several machines: its launcher, how its ranks talk, and what each of them does."""

@@ -1,0 +1,168 @@
+"""A rank other than 0: has the model, the optimizer, a sampler and the reward functions, and does what the leader's messages say.
+
+It has no dataset and no run folder, and writes nothing but the files with reward functions, into a temporary folder.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.utils import maybe_set_recommended_wired_limit
+
+from backend.engine import device
+from backend.models.policy import Policy, load_policy
+from backend.rewards.scorer import Scorer, begin_scorer
+from backend.run.distributed import group_wire, reward_code
+from backend.run.distributed.channel import GOODBYE, ChannelMessage
+from backend.run.distributed.collectives import FlatCollectives
+from backend.run.distributed.lockstep import check_same_base, follow_leader, keep_together
+from backend.run.distributed.sampled_round import SamplingOrder, sample_round, score_round
+from backend.run.distributed.step_shares import timed_learning
+from backend.run.keep_awake import KeepAwake
+from backend.run.memory_plan import refuse_too_large
+from backend.run.step_parts import StepParts, build_step_parts
+from backend.spec.config import Config
+from backend.training.not_finite import NotFinite
+from backend.types import Group
+
+
+class LeaderLink(Protocol):
+    """What a worker needs of the control channel (`channel.WorkerChannel`)."""
+
+    def receive(self, timeout: float | None = None) -> ChannelMessage | None: ...
+    def send(
+        self, kind: str, body: Mapping[str, Any] | None = None, arrays: Mapping[str, np.ndarray] | None = None
+    ) -> None: ...
+
+
+def work(leader: LeaderLink, ranks: FlatCollectives) -> None:
+    """Do what the leader's messages say until it has closed the channel. Raises what goes wrong; the caller tells the leader."""
+    with tempfile.TemporaryDirectory(prefix="grpo-studio-rank-") as folder:
+        worker = WorkerRank(leader, ranks, Path(folder))
+        try:
+            worker.run()
+        finally:
+            worker.close()
+
+
+class WorkerRank:
+    """The state of one worker. Every message of the leader has a method of its kind."""
+
+    config: Config
+    """The settings of the present step."""
+    stages: list[Config]
+    policy: Policy
+    scorer: Scorer | None = None
+    parts: StepParts
+
+    def __init__(self, leader: LeaderLink, ranks: FlatCollectives, folder: Path) -> None:
+        """`folder`: for the files with reward functions."""
+        self._leader, self._ranks, self._folder = leader, ranks, folder
+        self._notes: list[str] = []
+        self._keep_awake = KeepAwake(self._notes.append)
+        self._files: dict[str, Path] = {}
+        self._answers: dict[str, Callable[[ChannelMessage], None]] = {
+            "load": self._load, "build": self._build, "follow": self._follow, "change": self._change, "sample": self._sample,
+            "learn": self._learn, "measure": self._measure, "rest": self._rest,
+        }  # fmt: skip
+
+    def run(self) -> None:
+        while True:
+            message = self._leader.receive()
+            if message is not None and message.kind == GOODBYE:
+                return
+            if message is not None:
+                self._answers[message.kind](message)
+
+    def close(self) -> None:
+        self._keep_awake.stop()
+        if self.scorer is not None:
+            self.scorer.close()
+
+    # ── before the first step ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _load(self, message: ChannelMessage) -> None:
+        """The model; the process of the reward functions begins to start meanwhile. Comes again where the leader had to begin anew."""
+        body = message.body
+        self._keep_awake.start()
+        maybe_set_recommended_wired_limit()
+        written = reward_code.write_code(body["code"], self._folder)
+        self._files = {name: written[path] for name, path in body["names"].items()}
+        self.config = self._read(body["config"])
+        self.stages = [self._read(each) for each in body["stages"]]
+        if self.scorer is not None:
+            self.scorer.close()
+        self.scorer = begin_scorer(self.config)
+        device.use(self.config.device)
+        refuse_too_large(self.config, self.stages)
+        self.policy = load_policy(self.config, self._notes.append)
+
+    def _read(self, values: dict[str, Any]) -> Config:
+        return reward_code.with_code(Config.model_validate(values), self._files)
+
+    def _build(self, message: ChannelMessage) -> None:
+        assert self.scorer is not None
+        self.parts = build_step_parts(
+            self.policy, self.config, self.scorer, message.body["steps"], message.body["longest_prompts"], self._notes.append,
+            stages=self.stages,
+        )  # fmt: skip
+        self.parts.learner.forward.ranks = self._ranks
+        check_same_base(self.parts, self.config, self._ranks, [])
+
+    def _follow(self, message: ChannelMessage) -> None:
+        """Take over the leader's state: that of a checkpoint, or of the start."""
+        body = message.body
+        self.parts.learner.restore(None, body["updates"], body["algorithm"])
+        self.parts.scoring.restore(body["scoring"])
+        follow_leader(self.parts, self.config, self._ranks)
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _change(self, message: ChannelMessage) -> None:
+        self.config = self._read(message.body["config"])
+        self.parts.change(self.config, message.body["keys"], message.body["step"])
+
+    def _sample(self, message: ChannelMessage) -> None:
+        order = SamplingOrder(**message.body["order"])
+        problems = group_wire.unpacked_problems(message.body["problems"])
+        self.parts.scoring.restore(order.scoring)
+        sampled = sample_round(
+            self.parts, order, self._ranks.rank, message.body["start"], problems, lambda tokens: None
+        )
+        score_round(self.parts, order, sampled)
+        notes = [*self._notes, *self.parts.rollout.new_notes()]
+        self._notes.clear()
+        body, arrays = sampled.packed()
+        self._leader.send("sampled", body | {"notes": notes}, arrays)
+
+    def _learn(self, message: ChannelMessage) -> None:
+        groups = self._groups(message)
+
+        def learn() -> dict[str, float]:
+            keep_together(self.parts, self.config, self._ranks)
+            return self.parts.learn(groups, self.config, lambda: None)
+
+        try:
+            _, report = timed_learning(self.parts, self._ranks, learn)
+        except NotFinite:
+            return  # on every rank alike, and the leader ends the run
+        self._leader.send("learned", asdict(report))
+        mx.reset_peak_memory()  # of the next step
+
+    def _measure(self, message: ChannelMessage) -> None:
+        self.parts.held_out_metrics(self._groups(message), self.config, lambda: None)
+
+    def _groups(self, message: ChannelMessage) -> list[Group]:
+        body, arrays = message.body, message.arrays
+        self.parts.learner.forward.speeds = body["speeds"]
+        problems = group_wire.unpacked_prompts(body["prompt_lengths"], arrays["prompts"])
+        return group_wire.unpacked_completions(body, arrays, problems)
+
+    def _rest(self, message: ChannelMessage) -> None:
+        self.parts.rest()

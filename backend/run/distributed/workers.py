@@ -1,0 +1,31 @@
+"""What the leader needs of the control channel to work with its workers (`channel.LeaderChannel`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from backend.run.distributed.channel import ChannelMessage
+from backend.spec.distributed.rank_info import RankInfo
+
+
+class Workers(Protocol):
+    """All but `machines` raise LostRank and WorkerFault."""
+
+    machines: list[RankInfo]
+    """Every rank, the leader included, in the order of the ranks."""
+
+    def send(
+        self,
+        rank: int,
+        kind: str,
+        body: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, np.ndarray] | None = None,
+    ) -> None: ...
+    def send_to_all(
+        self, kind: str, body: Mapping[str, Any] | None = None, arrays: Mapping[str, np.ndarray] | None = None
+    ) -> None: ...
+    def receive(self, timeout: float | None = None) -> ChannelMessage | None: ...
+    def check(self) -> None: ...

@@ -1,0 +1,22 @@
+"""The handler that imports an adapter of peft."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from backend.models.peft.importing import import_adapter as carry
+from backend.serve.question_call import QuestionCall
+from backend.spec.runs.adapter_source import imported_folder
+
+
+def import_adapter(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+    """{folder, model: id or path} → {path: the new folder beside it, sentences: what is to be said of it}. An earlier import is replaced."""
+
+    def report(sentence: str, done: float | None = None) -> None:
+        call.check()
+        call.report({"sentence": sentence, "done": done})
+
+    folder = Path(request["folder"]).resolve()
+    imported = carry(folder, request["model"], imported_folder(folder), overwrite=True, progress=report)
+    return {"path": str(imported.path), "sentences": imported.sentences()}

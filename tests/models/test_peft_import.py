@@ -1,0 +1,321 @@
+"""Adapters of peft carried onto a model of mlx-lm. Without torch; tests/run/test_import_transformers.py has adapters that peft itself made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from backend.__main__ import app
+from backend.models.export.original.row_trace import Rows
+from backend.models.export.trained_weights import AdapterFiles, TrainedWeights
+from backend.models.peft.carrying import carried_adapter
+from backend.models.peft.importing import import_adapter
+from backend.models.peft.origin import Origin
+from backend.models.peft.reading import PeftAdapter, PeftLayer
+from backend.models.peft.settings import read_settings
+from backend.run.export.export_run import Export, export_run
+from backend.run.preflight import check
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+from tests.run.test_export_original import as_published
+from tests.support import small_run
+from tests.support.random_models import tiny_model
+from tests.support.random_runs import PROMPT, furthest, write_run
+
+PREFIX = "base_model.model."
+Q, UP = "model.layers.1.self_attn.q_proj", "model.layers.1.mlp.up_proj"
+HIDDEN, INNER = 32, 64
+
+
+def stored(file: Path) -> dict[str, mx.array]:
+    return dict(mx.load(str(file)))  # pyright: ignore
+
+
+def about(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "adapter_config.json").read_text())
+
+
+def write_peft(
+    folder: Path, layers: Mapping[str, tuple[int, int, int]], base: Path | str = "", **settings: Any
+) -> Path:
+    """An adapter of peft with random arrays: layer → (out, in, rank)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mx.random.seed(3)
+    arrays: dict[str, mx.array] = {}
+    for name, (rows, width, rank) in layers.items():
+        arrays[f"{PREFIX}{name}.lora_A.weight"] = 0.3 * mx.random.normal((rank, width))
+        arrays[f"{PREFIX}{name}.lora_B.weight"] = 0.3 * mx.random.normal((rows, rank))
+    mx.save_safetensors(str(folder / "adapter_model.safetensors"), arrays, metadata={"format": "pt"})
+    usual = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": sorted(layers)}
+    (folder / "adapter_config.json").write_text(json.dumps(usual | {"base_model_name_or_path": str(base)} | settings))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("base") / "llama", "llama")
+
+
+# ── ours, there and back ─────────────────────────────────────────────────────────────────────────────────────────────
+
+TRIPS = {
+    "lora": ("llama", "lora", {}),
+    "dora of fused layers": ("phi3", "dora", {}),
+    "rslora of some layers, whole norms": (
+        "llama",
+        "lora",
+        {"num_layers": 1, "lora_keys": ["mlp.up_proj", "self_attn.q_proj"], "lora_alpha": 9, "use_rslora": True}
+        | {"rank": 5, "modules_to_save": ["post_attention_layernorm", "model.norm"]},
+    ),
+    "an embedding that is the output layer too": (
+        "llama",
+        "lora",
+        {"num_layers": 1, "modules_to_save": ["embed_tokens"]},
+    ),
+    "a scale that is no binary fraction": ("llama", "lora", {"scale": 0.1, "rank": 3, "num_layers": 1}),
+}
+
+
+def normalised(config: dict[str, Any]) -> dict[str, Any]:
+    """The order of modules means nothing."""
+    return config | {"modules_to_save": sorted(config.get("modules_to_save", []))}
+
+
+@pytest.mark.parametrize("trip", TRIPS)
+def test_what_is_exported_to_peft_comes_back_bit_by_bit(tmp_path: Path, trip: str) -> None:
+    arch, train_type, settings = TRIPS[trip]
+    model = tiny_model(tmp_path / "base", arch)
+    write_run(tmp_path / "run", model, train_type, **settings)
+    run = RunFolder(tmp_path / "run")
+    there = export_run(run, Export("folder", "mine", tmp_path, "peft")).path
+    back = import_adapter(there, "", tmp_path / "back")
+    before, after = stored(run.adapters / "adapters.safetensors"), stored(back.path / "adapters.safetensors")
+    assert before.keys() == after.keys()
+    assert all(mx.array_equal(before[name], after[name]).item() for name in before)
+    assert normalised(about(run.adapters)) == normalised(about(back.path))
+    assert back.verification is not None and back.verification.max_error < 1e-4
+
+
+# ── others' ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def changes(folder: Path) -> dict[str, np.ndarray]:
+    """What an imported adapter adds to each weight, in numpy from the files alone."""
+    arrays, scale = stored(folder / "adapters.safetensors"), about(folder)["lora_parameters"]["scale"]
+    names = {name.removesuffix(".lora_a") for name in arrays if name.endswith(".lora_a")}
+    return {name: scale * (np.array(arrays[f"{name}.lora_a"]) @ np.array(arrays[f"{name}.lora_b"])).T for name in names}
+
+
+def test_ranks_and_alphas_by_pattern_become_one_rank_and_one_scale(tmp_path: Path, base: Path) -> None:
+    other = "model.layers.0.self_attn.q_proj"
+    folder = write_peft(
+        tmp_path / "peft", {Q: (HIDDEN, HIDDEN, 4), UP: (INNER, HIDDEN, 2), other: (HIDDEN, HIDDEN, 4)},
+        rank_pattern={"up_proj": 2}, alpha_pattern={r"layers\.1\..*_proj": 6, other: 8}, target_modules=".*proj", bias="none",
+    )  # fmt: skip
+    imported = import_adapter(folder, str(base), tmp_path / "mlx")
+    peft = {name: np.array(array) for name, array in stored(folder / "adapter_model.safetensors").items()}
+    scales = {Q: 6 / 4, UP: 6 / 2, other: 8 / 4}
+    for name, change in changes(imported.path).items():
+        a, b = (peft[f"{PREFIX}{name}.lora_{letter}.weight"] for letter in "AB")
+        assert np.abs(change - scales[name] * b @ a).max() < 1e-5
+    config = about(imported.path)
+    # up_proj has an adapter in the last layer alone and q_proj in both: no count of layers says that.
+    assert config["num_layers"] == 2 and config["lora_parameters"]["keys"] == sorted(scales)
+    assert config["lora_parameters"]["rank"] == 4 and len(imported.notes) == 2
+    filled = stored(imported.path / "adapters.safetensors")[f"{UP}.lora_a"][:, 2:]
+    assert mx.all(mx.any(filled != 0, axis=0)).item()  # zeros in A and B could never learn
+    assert imported.verification is not None and imported.verification.max_error < 1e-4
+
+
+def test_adapters_of_experts_are_stacked(tmp_path: Path) -> None:
+    published = as_published(tiny_model(tmp_path / "base", "mixtral"))
+    layers = {
+        f"model.layers.{layer}.block_sparse_moe.experts.{expert}.w1": (INNER, HIDDEN, 4)
+        for layer, expert in ((0, 0), (0, 3), (1, 2))
+    }
+    folder = write_peft(tmp_path / "peft", layers, target_modules="all-linear")
+    imported = import_adapter(folder, str(published), tmp_path / "mlx")
+    assert imported.layers == 2 and imported.verification is not None and imported.verification.max_error < 1e-4
+    with pytest.raises(Mistake, match=r"experts\.0\.w1 belongs to experts, for which mlx-lm has no DoRA"):
+        magnitudes = {f"{PREFIX}{name}.lora_magnitude_vector": mx.ones(INNER) for name in layers}
+        arrays = stored(folder / "adapter_model.safetensors") | magnitudes
+        mx.save_safetensors(str(folder / "adapter_model.safetensors"), arrays)
+        (folder / "adapter_config.json").write_text(json.dumps(about(folder) | {"use_dora": True}))
+        import_adapter(folder, str(published), tmp_path / "dora")
+
+
+class Fused(nn.Module):
+    """A layer of mlx-lm's that two originals are joined in, and two that one original is split into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up, self.q, self.k = (
+            nn.Linear(4, 5, bias=False),
+            nn.Linear(4, 3, bias=False),
+            nn.Linear(4, 2, bias=False),
+        )
+
+
+JOINED = {
+    "gate_up.weight": [Rows("gate_up.weight", 0, "gate.weight", 0, 3), Rows("gate_up.weight", 3, "up.weight", 0, 2)],
+    "q.weight": [Rows("q.weight", 0, "qk.weight", 0, 3)],
+    "k.weight": [Rows("k.weight", 0, "qk.weight", 3, 2)],
+}
+SHAPES = {"gate.weight": (3, 4), "up.weight": (2, 4), "qk.weight": (5, 4)}
+
+
+def fused(tmp_path: Path, layers: Mapping[str, PeftLayer]) -> Mapping[str, Any]:
+    settings = read_settings(write_peft(tmp_path / "peft", {}, target_modules=".*") / "adapter_config.json")
+    return carried_adapter(PeftAdapter(settings, layers, {}), Origin(SHAPES, JOINED, None, False), Fused()).layers
+
+
+def random_layer(rows: int, rank: int, scale: float = 2.0) -> PeftLayer:
+    return PeftLayer(mx.random.normal((rank, 4)), mx.random.normal((rows, rank)), None, scale)
+
+
+def test_adapters_of_originals_that_mlx_lm_joins_or_splits(tmp_path: Path) -> None:
+    gate, up, qk = random_layer(3, 2), random_layer(2, 3, scale=4.0), random_layer(5, 2)
+    carried = fused(tmp_path, {"gate": gate, "up": up, "qk": qk})
+    expected = {
+        "gate_up": mx.concatenate([gate.b @ gate.a, 2 * up.b @ up.a]), "q": (qk.b @ qk.a)[:3], "k": (qk.b @ qk.a)[3:]
+    }  # fmt: skip
+    assert {name: layer.rank for name, layer in carried.items()} == {"gate_up": 5, "q": 2, "k": 2}
+    assert all(furthest(carried[name].b[0] @ carried[name].a[0], expected[name]) < 1e-5 for name in expected)
+
+
+def test_blocks_as_our_export_makes_them_are_taken_apart_again(tmp_path: Path) -> None:
+    """Each of mlx-lm's layers gets back the rank that it had, and one without an adapter none."""
+    gate = random_layer(3, 2)
+    up = PeftLayer(gate.a, mx.random.normal((2, 2)), None, 2.0)  # one adapter of gate_up, written for both originals
+    qk = random_layer(5, 4)
+    qk.b[:3, 2:], qk.b[3:, :2] = 0, 0
+    carried = fused(tmp_path, {"gate": gate, "up": up, "qk": qk})
+    assert {name: layer.rank for name, layer in carried.items()} == {"gate_up": 2, "q": 2, "k": 2}
+    assert mx.array_equal(carried["k"].a[0], qk.a[2:]).item() and mx.array_equal(carried["k"].b[0], qk.b[3:, 2:]).item()
+    qk.b[3:] = 0
+    assert "k" not in fused(tmp_path, {"qk": qk})
+
+
+def test_a_quantised_model_takes_an_adapter_by_the_names_of_its_layers(tmp_path: Path) -> None:
+    packed = tiny_model(tmp_path / "base", "llama", bits=4)
+    imported = import_adapter(write_peft(tmp_path / "peft", {Q: (HIDDEN, HIDDEN, 4)}), str(packed), tmp_path / "mlx")
+    assert imported.verification is None and "no logits compared" in imported.notes[-1]
+    with pytest.raises(Mistake, match="names no base_model"):
+        import_adapter(write_peft(tmp_path / "other", {"model.layers.0.qkv": (96, 32, 4)}), str(packed), tmp_path / "x")
+
+
+# ── what cannot be carried ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def arrays(change: Callable[[dict[str, mx.array]], object]) -> Callable[[Path], object]:
+    def changed(folder: Path) -> None:
+        held = stored(folder / "adapter_model.safetensors")
+        change(held)
+        mx.eval(held)
+        mx.save_safetensors(str(folder / "adapter_model.safetensors"), held)
+
+    return changed
+
+
+def settings(**changed: Any) -> Callable[[Path], object]:
+    return lambda folder: (folder / "adapter_config.json").write_text(json.dumps(about(folder) | changed))
+
+
+def renamed(before: str, after: str) -> Callable[[Path], object]:
+    return arrays(lambda held: held.update({name.replace(before, after): held.pop(name) for name in list(held)}))
+
+
+A, B = (f"{PREFIX}{Q}.lora_{letter}.weight" for letter in "AB")
+HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no B": (arrays(lambda held: held.pop(B)), f"{Q} is not whole: its B is missing"),
+    "a layer missing": (arrays(lambda held: (held.pop(A), held.pop(B))), f"{Q} is missing, and target_modules names it"),
+    "another rank": (settings(r=8), r"its rank is 8"),
+    "turned": (arrays(lambda held: held.update({A: held[A].T})), f"{Q} is A \\[32, 4\\] and B"),
+    "another width": (arrays(lambda held: held.update({A: held[A][:, :8]})), r"\[32, 32\] in the model, and its adapter is for \[32, 8\]"),
+    "not finite": (arrays(lambda held: held.update({A: held[A] * mx.inf})), f"{Q} holds numbers that are not finite"),
+    "unknown layer": (renamed("q_proj", "../../q_proj"), r"has no layer model\.layers\.1\.self_attn\.\.\./\.\./q_proj"),
+    "no prefix": (renamed(PREFIX, ""), "does not begin with base_model.model."),
+    "embedding": (renamed("lora_A.weight", "lora_embedding_A"), "of a kind that mlx-lm has nothing for"),
+    "whole numbers": (arrays(lambda held: held.update({A: held[A].astype(mx.int32)})), "as I32, which is no float"),
+    "bias": (arrays(lambda held: held.update({f"{PREFIX}{Q}.base_layer.bias": mx.zeros(32)})), f"{Q}.bias was trained beside"),
+    "whole module": (arrays(lambda held: held.update({f"{PREFIX}score.weight": mx.zeros(32)})), "score.weight was trained as a whole"),
+    "embedding apart from the output layer": (
+        arrays(lambda held: held.update({f"{PREFIX}model.embed_tokens.weight": mx.zeros((320, 32))})),
+        "apart from the other, and both are one array",
+    ),
+    "dora without magnitude": (settings(use_dora=True), "is not whole: its magnitude is missing"),
+    "another kind": (settings(peft_type="LOHA"), "of the kind LOHA"),
+    "pissa": (settings(init_lora_weights="pissa"), "began with pissa, which changed the base's weights"),
+    "parameters": (settings(target_parameters=["experts.gate_up_proj"]), "adapts parameters that are no layers"),
+    "rank of text": (settings(r="4"), "has r 4"),
+    "alpha that is no number": (settings(lora_alpha=float("nan")), "has lora_alpha nan"),
+    "pattern without end": (settings(alpha_pattern={"(.|..|...)+(?<!.)": 2}), "cannot be used"),
+    "broken pattern": (settings(rank_pattern={"(": 2}), "cannot be used"),
+    "no config": (lambda folder: (folder / "adapter_config.json").unlink(), "There is no file"),
+    "not peft's": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "it has no peft_type"),
+    "huge header": (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"\xff" * 64), "was cut off, or is no safetensors"),
+    "pickle": (lambda folder: (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin"), "is a pickle, which can run code"),
+    "empty": (lambda folder: shutil.rmtree(folder) or folder.mkdir(), "is no adapter of peft"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    layers = {Q: (HIDDEN, HIDDEN, 4), UP: (INNER, HIDDEN, 4)}
+    return write_peft(tmp_path_factory.mktemp("adapter") / "peft", layers, base="../../etc", target_modules=["layers.1.self_attn.q_proj", "up_proj"], layers_to_transform=[1])  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", HOSTILE)
+def test_an_adapter_that_cannot_be_carried_is_refused_in_a_sentence(
+    tmp_path: Path, base: Path, adapter: Path, damage: str
+) -> None:
+    folder = Path(shutil.copytree(adapter, tmp_path / "peft"))
+    change, says = HOSTILE[damage]
+    change(folder)
+    with pytest.raises(Mistake, match=says) as refused:
+        import_adapter(folder, str(base), tmp_path / "mlx")
+    assert all(len(fault.sentence) <= 200 for fault in refused.value.faults)
+    assert [path.name for path in tmp_path.iterdir()] == ["peft"]
+
+
+# ── the verb, and what takes it ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def call(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app(), ["import", *words])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_verb_imports_a_folder_and_a_run_starts_from_it(tmp_path: Path, base: Path, adapter: Path) -> None:
+    folder = Path(shutil.copytree(adapter, tmp_path / "checkpoint-200"))
+    code, out, said = call(str(folder), "--model", str(base))
+    imported = tmp_path / "checkpoint-200-mlx"
+    assert (code, out.strip()) == (0, str(imported)) and "2 layers have adapters; the model's logits differ" in said
+    assert "was trained on ../../etc; it is now for" in said
+    raw = small_run.settings_for(tmp_path, **small_run.low_half(tmp_path), model=str(base))
+    adapter_of = {"adapter": str(imported), "num_layers": 1, "lora_keys": ["self_attn.q_proj", "mlp.up_proj"]}
+    assert not check(raw | adapter_of | {"rank": 4, "scale": 2.0})
+    model = TrainedWeights(
+        base, "", base, AdapterFiles(imported / "adapters.safetensors", imported / "adapter_config.json")
+    )
+    logits: Any = model.open()(PROMPT)
+    untrained: Any = TrainedWeights(base, "", base).open()(PROMPT)
+    assert furthest(logits, untrained) > 0.01
+    (fault,) = check(raw | {"adapter": str(folder / "adapter_model.safetensors")})
+    assert "is an adapter of peft; import it first" in fault.sentence and len(fault.sentence) <= 200
+    code, _, said = call(str(folder), "--model", str(base))
+    assert code == 2 and "is there already" in said
+    assert call(str(folder), "--model", str(base), "--overwrite")[0] == 0
+    code, _, said = call(str(folder), "--model", str(base), "--output", str(tmp_path), "--overwrite")
+    assert code == 2 and "is no folder of an adapter" in said and folder.is_dir()
+    code, _, said = call(str(folder), "--output", str(tmp_path / "other"))
+    assert code == 2 and "is not on this disk; name one that is with --model" in said

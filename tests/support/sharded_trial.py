@@ -1,0 +1,131 @@
+"""What a model that is divided among ranks must compute as one machine does. Run as a program, it is one rank of two (`of_ranks` starts them)."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten, tree_map_with_path
+
+from backend.generation.rollout import Rollout
+from backend.generation.sampler import Sampling
+from backend.models.policy import Policy
+from backend.models.sharded_policy import load_sharded_policy
+from backend.spec.config import parse
+from backend.training.batch import pack
+from backend.training.grpo import grpo_learner
+from backend.types import Problem
+
+TOKENS = mx.array([[5, 6, 70, 8, 33, 100, 5, 6], [7, 3, 2, 8, 33, 100, 61, 25]])
+PROMPTS = [[5, 6, 70], [8, 33, 100, 5, 6, 2, 9], [7]]
+SETTINGS: dict[str, Any] = {
+    "data": "none", "num_layers": -1, "rank": 4, "beta": 0.1, "optimizer": "sgd", "learning_rate": 0.1, "num_iterations": 2,
+    "batch_size": 3, "group_size": 4, "max_grad_norm": 0.5,
+}  # fmt: skip
+"""SGD: Adam divides by the gradient's size, so that rounding of a gradient that is 0 would show in full."""
+
+
+def shake(policy: Policy) -> None:
+    """Adapters that add something: fresh ones are zero, and would hide any mistake."""
+    noise = {
+        name: 0.05 * mx.random.normal(array.shape, key=mx.random.key(i))
+        for i, (name, array) in enumerate(sorted(policy.trainable().items()))
+    }
+    policy.set_parameters(tree_map_with_path(lambda name, x: x + noise[name], policy.parameters()))
+    mx.eval(policy.arrays())
+
+
+def forward_and_gradient(policy: Policy) -> dict[str, np.ndarray]:
+    """Logits of the policy and its reference, and the gradient of the tokens' log-probability in every adapter, by name."""
+
+    def loss(model: nn.Module, tokens: mx.array) -> mx.array:
+        return nn.losses.cross_entropy(model(tokens[:, :-1]).astype(mx.float32), tokens[:, 1:]).mean()  # pyright: ignore
+
+    assert policy.reference_model is not None
+    logits, reference = policy.model(TOKENS), policy.reference_model(TOKENS)  # pyright: ignore
+    mx.eval(logits, reference)
+    _, gradient = nn.value_and_grad(policy.model, loss)(policy.model, TOKENS)
+    arrays = dict(tree_flatten(policy.whole_gradient(gradient)))
+    return {"logits": np.array(logits), "reference": np.array(reference)} | {
+        f"gradient of {name}": np.array(array) for name, array in arrays.items()
+    }
+
+
+def step(policy: Policy, raw: dict[str, Any]) -> dict[str, np.ndarray]:
+    """A rollout and its updates: tokens, log-probabilities, metrics and the weights after it."""
+    groups = Rollout(policy, 8).sample(
+        [_problem(tokens) for tokens in PROMPTS], 4, Sampling(0.9), seed=3, first_number=0
+    )
+    completions = [completion for group in groups for completion in group.completions]
+    for completion, advantage in zip(completions, np.linspace(-1, 1, len(completions)).tolist(), strict=True):
+        completion.advantage = advantage
+    metrics = grpo_learner(policy, parse(raw), 1).learn(pack(groups, pad_id=policy.pad_id))
+    return {
+        "tokens": np.array([token for completion in completions for token in completion.tokens]),
+        "sampled logps": np.array([logp for completion in completions for logp in completion.logps], np.float32),
+        "metrics": np.array([metrics[name] for name in sorted(metrics)], np.float32),
+    } | {f"weight of {name}": np.array(array) for name, array in policy.trainable().items()}
+
+
+def _problem(tokens: list[int]) -> Problem:
+    return Problem(0, "", [], tokens, "")
+
+
+def trial(policy: Policy, raw: dict[str, Any], *, steps: bool) -> dict[str, np.ndarray]:
+    shake(policy)
+    found = forward_and_gradient(policy)
+    return found | step(policy, raw) if steps else found
+
+
+# ── ranks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def of_ranks(folder: Path, cases: dict[str, dict[str, Any]], ranks: int = 2) -> list[dict[str, dict[str, np.ndarray]]]:
+    """For each rank, what it found in each of the cases: raw settings by name; those of the cases whose name ends in "step" have one."""
+    (folder / "cases.json").write_text(json.dumps(cases))
+    (folder / "hosts.json").write_text(json.dumps([[f"127.0.0.1:{port}"] for port in _free_ports(ranks)]))
+    program = [sys.executable, "-m", "tests.support.sharded_trial", str(folder)]
+    # Compiled functions run one operation at a time: ranks of one machine would compile the same kernels into one folder.
+    ours = {"MLX_HOSTFILE": str(folder / "hosts.json"), "MLX_DISABLE_COMPILE": "1"}
+    processes = [subprocess.Popen(program, env=os.environ | ours | {"MLX_RANK": str(rank)}) for rank in range(ranks)]
+    try:
+        ends = [process.wait(timeout=240) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert ends == [0] * ranks
+    return [_read(folder, cases, rank) for rank in range(ranks)]
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as open_sockets:
+        sockets = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _read(folder: Path, cases: dict[str, Any], rank: int) -> dict[str, dict[str, np.ndarray]]:
+    return {name: dict(np.load(folder / f"{name}-{rank}.npz")) for name in cases}
+
+
+def main(folder: Path) -> None:
+    group = mx.distributed.init(strict=True, backend="ring")
+    for name, raw in json.loads((folder / "cases.json").read_text()).items():
+        found = trial(load_sharded_policy(parse(raw), group), raw, steps=name.endswith("step"))
+        largest = max(found.items(), key=lambda item: item[1].size)[1].nbytes
+        found["peak"] = np.array([mx.get_peak_memory(), largest])
+        np.savez(folder / f"{name}-{group.rank()}.npz", **found)  # pyright: ignore[reportArgumentType]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
