@@ -102,12 +102,13 @@ def make_run(
     `now`: its last events are a few seconds old; `ranks`: the machines it trains on, of which `lost_rank` ends it; `config` overrides
     settings.
     """
+    what = (steps, total, ending, seconds, ranks, lost_rank, config)
     if now:
-        return _write_run(path, steps, total, ending, seconds, time.time() - steps * seconds - 3, config)
-    key = json.dumps([steps, total, ending, seconds, config], default=str)
+        return _write_run(path, time.time() - steps * seconds - 3, *what)
+    key = json.dumps(what, default=str)
     if key not in _MADE:
         _MADE[key] = TemporaryDirectory(prefix="grpo-studio-made-up-run-")
-        _write_run(Path(_MADE[key].name), steps, total, ending, seconds, Clock().t, config)
+        _write_run(Path(_MADE[key].name), Clock().t, *what)
     shutil.copytree(_MADE[key].name, path, copy_function=shutil.copyfile, dirs_exist_ok=True)
     return RunFolder(path)
 
@@ -117,7 +118,15 @@ _MADE: dict[str, TemporaryDirectory[str]] = {}
 
 
 def _write_run(
-    path: Path, steps: int, total: int, ending: str | None, seconds: float, began: float, config: dict[str, Any]
+    path: Path,
+    began: float,
+    steps: int,
+    total: int,
+    ending: str | None,
+    seconds: float,
+    ranks: int,
+    lost_rank: int | None,
+    config: dict[str, Any],
 ) -> RunFolder:
     """`began`: unix seconds of its first event."""
     path.mkdir(parents=True, exist_ok=True)
