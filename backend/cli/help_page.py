@@ -18,18 +18,22 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "validate",
         "track",
     ),
-    "This machine and this program": ("where", "machines", "hub", "bench", "replay", "serve"),
+    "This machine and this program": ("where", "machines", "hub", "bench", "replay", "rank", "serve"),
 }
 """Title → verbs. A verb of no group is listed under Commands."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("demo", "train config.yaml --set iters=200", "runs", "evaluate RUN", "export RUN --to lmstudio"),
-    "train": ("train config.yaml", "train config.yaml --set learning_rate=1e-5 --set group_size=8 --name first-try"),
+    "train": (
+        "train config.yaml",
+        "train config.yaml --hosts two-macs.json",
+        "train config.yaml --set learning_rate=1e-5 --set group_size=8 --name first-try",
+    ),
     "sweep": ("sweep sweep.yaml --plan", "sweep sweep.yaml", "sweep NAME --resume"),
     "runs": ("runs", "runs --search 'lr>1e-5 tag:math -state:failed'"),
     "compare": ("compare RUN RUN", "compare RUN RUN RUN --markdown"),
     "queue": ("queue add config.yaml --set seed=1", "queue run", "queue move RUN 1"),
-    "resume": ("resume RUN", "resume RUN --set iters=400"),
+    "resume": ("resume RUN", "resume RUN --hosts none", "resume RUN --set iters=400"),
     "change": ("change RUN learning_rate=5e-6 beta=0.05",),
     "clone": (
         "clone RUN --step 200 --set learning_rate=5e-6 --start",

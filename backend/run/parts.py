@@ -51,6 +51,9 @@ class RunParts(StepParts):
     def begin(self) -> None:
         """Called once the state to begin with is in place, before the first step."""
 
+    def take_back(self) -> None:
+        """Go back to the weights before the updates of the step in flight, where they were kept."""
+
     def of_ranks(self) -> dict[str, Any]:
         """What the diary's `started` says of the processes that the run is spread over."""
         return {"ranks": 1}

@@ -31,4 +31,5 @@ class WorkerFault(Mistake):
         """`sentence` as that machine has put it; `traceback` of a bug; `gpu_text`: mlx's own words, of an error of its GPU."""
         self.rank, self.machine, self.exit_code = info.rank, info.machine, exit_code
         self.traceback, self.gpu_text = traceback, gpu_text
-        super().__init__(SETTING, f"On {shown(info.machine, 40)} (rank {info.rank}): {sentence}")
+        self.place = f"On {shown(info.machine, 40)} (rank {info.rank})"
+        super().__init__(SETTING, f"{self.place}: {sentence}")

@@ -20,6 +20,7 @@ from typing import IO, Any
 from backend.run.distributed.addresses import ADDRESSES_VARIABLE
 from backend.run.distributed.orders import ORDERS_VARIABLE, WATCH_VARIABLE, OrdersFolder
 from backend.run.distributed.rank_process import BACKEND_VARIABLE, LOG_VARIABLE, MACHINE_VARIABLE
+from backend.run.gpu_timeout import VARIABLE as TIMEOUT_VARIABLE
 from backend.spec.command import backend_environment
 from backend.spec.distributed.backend_environment import RankEnvironment, rank_environment_of
 from backend.spec.distributed.command import rank_environment, rank_program, ssh_command
@@ -164,7 +165,9 @@ def _addresses(plan: LaunchPlan) -> dict[str, str]:
 
 
 def _python_variables() -> dict[str, str]:
-    return {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
+    """What a rank on another machine has of this process's environment."""
+    relaxed = {name: value for name in (TIMEOUT_VARIABLE,) if (value := os.environ.get(name))}
+    return {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"} | relaxed
 
 
 def _popen(
