@@ -195,8 +195,9 @@ def dialogs(window):
     panel.list.setCurrentRow(1)
     yield "presets", panel
     window.show_export(window.session.run.folder)
-    export = window.findChild(ExportPanel)
-    yield "export", export
+    yield "export", window.findChild(ExportPanel)
+    window.show_export(window.session.run.folder)
+    export = window.findChildren(ExportPanel)[-1]
     export.choices.target.setCurrentIndex(export.choices.target.findData("trl"))
     yield "export-trl", export
     window.show_page("runs")
