@@ -62,6 +62,7 @@ def app() -> typer.Typer:
         import_settings,
         machines,
         queue,
+        rank,
         replay,
         resume,
         rewards,
@@ -100,6 +101,7 @@ def app() -> typer.Typer:
         where.where,
         machines.machines,
         replay.replay,
+        rank.rank,
         track.track,
         serve.serve,
     ):

@@ -11,9 +11,10 @@ from backend.cli import sweep
 from backend.cli.completions import changes as changes_offered
 from backend.cli.completions import checkpoints, run_names
 from backend.cli.exit_codes import verb
+from backend.cli.launch_session import hosts_setting
 from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.new_run import PreparedRun, parse_changes
-from backend.cli.options import AllowCode, Live, NewRunsDir, Stream
+from backend.cli.options import AllowCode, Hosts, Live, NewRunsDir, Stream
 from backend.cli.run_session import train_and_exit
 from backend.run.gpu_timeout import relax_gpu_timeout
 from backend.spec.config import load, read
@@ -45,6 +46,7 @@ def resume(
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="With --step: take the later steps back without asking.")] = False,
+    hosts: Hosts = None,
     allow_code: AllowCode = False,
     stream: Stream = False,
     progress: Live = None,
@@ -54,6 +56,8 @@ def resume(
     With --step it goes back first; to keep both, clone the run at that step instead. A sweep goes on with all of its runs.
     """
     if find_sweep(run, runs_dir) is not None:
+        if hosts:
+            raise Mistake("hosts", "A sweep trains on this machine alone.")
         if changes:
             raise Mistake("set", "The settings of a sweep are those of its file; change those of a single run.")
         if step is not None:
@@ -68,7 +72,7 @@ def resume(
     require_allowed(read(folder.config), allow=allow_code)
     from backend.run.library.own_functions import require_no_program  # all of scoring, which no other verb waits for
 
-    settings, asked = load(folder.config), parse_changes(changes or [])
+    settings, asked = load(folder.config), parse_changes(changes or []) | hosts_setting(hosts)
     require_no_program(settings)
     if is_over and not translate(asked)[0].keys() & LENGTHENING:
         raise Mistake("iters", f"The run {folder.name} has finished; give it more steps as well, with --set iters=N.")

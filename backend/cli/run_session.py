@@ -6,20 +6,38 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
 from backend.cli.exit_codes import FINISHED
+from backend.cli.launch_session import launch_and_exit, machine_settings
 from backend.cli.new_run import PreparedRun
 from backend.cli.restart import display_options, restart
 from backend.cli.run_log import logging_to, say
+from backend.run.distributed.orders import RESTART_RANKS
 from backend.run.stop_signals import handlers_restored
 from backend.spec.command import shell_line
 
+if TYPE_CHECKING:
+    from backend.run.parts import LoadParts
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWork:
+    """What rank 0 of several machines trains with: `backend.run.run_process.train` takes them under these names."""
+
+    load: LoadParts
+    look: Callable[[], None]
+    goes_on: bool
+
 
 def train_and_exit(run: PreparedRun, stream: bool, progress: bool | None) -> NoReturn:
-    """Train with the chosen display, then exit with the run's code."""
+    """Train with the chosen display, here or on the machines that the run's settings name, then exit with the run's code."""
+    config = machine_settings(run)
+    if config.hosts:
+        launch_and_exit(run, config, stream, progress)
     train_or_exit(run, stream, progress)
     raise typer.Exit(FINISHED)
 
@@ -31,11 +49,14 @@ def train_or_exit(
     *,
     quiet: bool = False,
     go_on_with: Sequence[str] = (),
+    shared: SharedWork | None = None,
+    command: str = "",
 ) -> None:
     """Train with the chosen display; exit unless the run finished. `quiet` leaves stdout to the caller.
 
     After a GPU error the process may turn into another, which goes on with the run: `go_on_with` is its verb and arguments, `resume` on
-    this run by default.
+    this run by default. `shared`: of rank 0 of several machines, which leaves that to its launcher. `command`: what was typed, for the
+    diary; this process's own by default.
     """
     from backend.engine.cpu import blas
     from backend.run.ending import RESTART
@@ -50,18 +71,20 @@ def train_or_exit(
             display(stream, progress, quiet, run.settings.steps_per_report) as echo,
         ):
             print(blas.prepare(), file=sys.stderr, flush=True)
-            command = shell_line([*sys.argv])
             ending = train(
                 run.settings,
                 run.folder,
-                command=command,
+                command=command or shell_line([*sys.argv]),
                 echo=log.checked(echo),
                 inputs=run.inputs,
                 may_restart=True,
                 changes=run.changes,
                 warnings=run.warnings,
+                **({} if shared is None else {"load": shared.load, "look": shared.look, "goes_on": shared.goes_on}),
             )
         afterwards.process_ends = ending.exit_code != 0 and ending.kind != RESTART
+        if ending.kind == RESTART and shared is not None:
+            raise typer.Exit(RESTART_RANKS)
         if ending.kind == RESTART:  # with the handlers that the trainer has left
             verb = go_on_with or ("resume", str(run.folder.path))
             restart(*verb, *display_options(stream, progress))

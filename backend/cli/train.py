@@ -9,9 +9,10 @@ import typer
 
 from backend.cli.completions import changes as changes_offered
 from backend.cli.exit_codes import verb
+from backend.cli.launch_session import hosts_setting
 from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.new_run import apply_changes, new_run, prepared_run
-from backend.cli.options import AllowCode, Live, NewRunsDir, Stream
+from backend.cli.options import AllowCode, Hosts, Live, NewRunsDir, Stream
 from backend.cli.run_session import train_and_exit
 from backend.spec.config import read
 from backend.spec.faults import Mistake
@@ -27,6 +28,7 @@ def train(
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="key=value, over the file.", autocompletion=changes_offered)
     ] = None,
+    hosts: Hosts = None,
     allow_code: AllowCode = False,
     stream: Stream = False,
     progress: Live = None,
@@ -35,9 +37,11 @@ def train(
     if (config is None) == (run is None):
         raise Mistake("config", "Give either a YAML file or --run with a run folder.")
     if run is not None:
-        if name or changes or runs_dir:
-            raise Mistake("run", "--set, --name and --runs-dir go with a YAML file; the folder of --run is as it is.")
+        if name or changes or runs_dir or hosts:
+            what = "--set, --name, --hosts and --runs-dir go with a YAML file"
+            raise Mistake("run", f"{what}; the folder of --run is as it is.")
         prepared = prepared_run(run, allow_code=allow_code)
     else:
-        prepared = new_run(apply_changes(read(config or ""), changes or []), runs_dir, name)
+        raw = apply_changes(read(config or ""), changes or []) | hosts_setting(hosts)
+        prepared = new_run(raw, runs_dir, name)
     train_and_exit(prepared, stream, progress)

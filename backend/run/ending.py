@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backend.run.control import Stopped
+from backend.run.distributed.faults import LostRank, WorkerFault
 from backend.run.gpu_errors import GpuError, gpu_error
 from backend.spec.disk_faults import DiskFault, fault_of
 from backend.spec.events import Diary
@@ -40,6 +41,8 @@ class Ending:
     gpu_error: GpuError | None = None
     gpu_text: str = ""
     """mlx's own words for it."""
+    lost_rank: int | None = None
+    """The rank of the machine without which the run could not go on."""
 
 
 def ending_of(work: Callable[[], Ending], last_step: Callable[[], int]) -> Ending:
@@ -52,6 +55,10 @@ def ending_of(work: Callable[[], Ending], last_step: Callable[[], int]) -> Endin
     except Stopped as stop:
         step = last_step()
         return Ending("stopped", step, f"Stopped at step {step} because {stop}; everything is saved.", 3)
+    except LostRank as lost:
+        return Ending("failed", last_step(), str(lost), 2, lost_rank=lost.rank)
+    except WorkerFault as fault:
+        return _ending_of_worker(fault, last_step())
     except Mistake as mistake:
         return Ending("failed", last_step(), str(mistake), 2)
     except Exception as error:
@@ -65,6 +72,15 @@ def ending_of(work: Callable[[], Ending], last_step: Callable[[], int]) -> Endin
         traceback.print_exc()
         # Inside the handler: after it there is no exception to format, and the report would read "NoneType: None".
         return Ending("failed", last_step(), f"{type(error).__name__}: {error}", 1, traceback.format_exc())
+
+
+def _ending_of_worker(fault: WorkerFault, step: int) -> Ending:
+    """As if what went wrong on another machine had gone wrong here, but with its name."""
+    gpu = gpu_error(RuntimeError(fault.gpu_text)) if fault.gpu_text else None
+    named = replace(gpu, happened=f"{fault.place}: {gpu.happened}") if gpu is not None else None
+    return Ending(
+        "failed", step, str(fault), fault.exit_code, fault.traceback, gpu_error=named, gpu_text=fault.gpu_text
+    )
 
 
 def write_ending(diary: Diary, ending: Ending) -> Ending:

@@ -28,7 +28,7 @@ class StepSize:
 
     def smaller_after(self, error: GpuError) -> StepSize:
         """Half the micro-batch; for want of memory half the rows too. Too many buffers are no matter of size."""
-        if error is BUFFERS:
+        if error.kind == BUFFERS.kind:
             return self
         rows = _half(self.rows) if error.is_memory else self.rows
         return StepSize(_half(self.micro_batch_tokens), rows)

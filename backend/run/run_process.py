@@ -47,10 +47,12 @@ def train(
     warnings: Sequence[str] = (),
     look: Callable[[], None] | None = None,
     load: LoadParts = load_parts,
+    goes_on: bool = False,
 ) -> Ending:
     """Train `config` in `run`, from its newest checkpoint if it has one. `inputs` are what `preflight` read, if it did. `changes`: raw
     settings to change from the step after that checkpoint on. `warnings`: sentences for the diary. `look` is called wherever the run may
     stop, and may raise Stopped or Mistake. `load`: what builds the run's parts, where other ranks share its work.
+    `goes_on`: whether the loss of one of them ends this process and not the run.
 
     Errors of the run are written to the diary and returned in the Ending, never raised. Raises Mistake when another process
     holds the run, its log of GPU errors or its changes are damaged, or the settings of `changes` cannot be. With `may_restart` the Ending may be a RESTART: the run stays locked, the stop signals stay blocked, and the caller
@@ -79,13 +81,25 @@ def train(
             trainer.close()
             notes.append(set_aside(damaged))
             changes = None  # recorded already
-        ending = end_run(trainer, ending, config.retry_on_gpu_error if may_restart else 0)
+        ending = end_run(trainer, ending, config.retry_on_gpu_error if may_restart else 0, goes_on=goes_on)
         if ending.kind == RESTART:
             hand_on_lock(os.dup(lock))
         return ending
     finally:
         if inputs is not None:
             inputs.scorer.close()  # where the run ended before it had taken them up
+        os.close(lock)
+
+
+def record_changes(config: Config, run: RunFolder, changes: Mapping[str, Any]) -> None:
+    """Record what `train` would be given as `changes`, for a run that another process is about to resume. Raises Mistake."""
+    if not changes:
+        return
+    lock = hold_lock(run)
+    try:
+        saved, _ = newest_whole(run)
+        Steering(run, config).record(changes, saved.state.step if saved else 0, at_resume=True)
+    finally:
         os.close(lock)
 
 
@@ -144,10 +158,10 @@ def open_run(
     return trainer, saved
 
 
-def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0) -> Ending:
+def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: bool = False) -> Ending:
     """Save what is not saved yet, write the diary's last line unless the run goes on, and close the files.
 
-    → the ending as it became: `gpu_retries` is how often a GPU error may be answered by a RESTART.
+    → the ending as it became: `gpu_retries` is how often a GPU error may be answered by a RESTART, `goes_on` whether the loss of a rank is.
     """
     place = trainer.held.place()
     if place.state in ("deleted", "taken"):
@@ -165,6 +179,8 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0) -> Ending:
             ending = _after_gpu_error(trainer, ending, ending.gpu_error, gpu_retries)
         elif ending.kind != "finished":
             ending = _save_before(trainer, ending)
+        if ending.lost_rank is not None:
+            ending = _after_lost_rank(trainer, ending, goes_on=goes_on)
     except DiskFault as fault:
         ending = after_fault(ending, fault)
     if ending.kind != RESTART:
@@ -202,6 +218,7 @@ def _save_before(trainer: Trainer, ending: Ending) -> Ending:
     def save_last_step() -> Ending:
         with contextlib.suppress(Mistake):  # a checkpoint that could not be written is tried once more below
             trainer.wait_for_checkpoint()
+        take_back_updates(trainer)
         if trainer.saved_step != trainer.state.step and trainer.has_whole_step:
             trainer.save()
             trainer.wait_for_checkpoint()
@@ -213,6 +230,21 @@ def _save_before(trainer: Trainer, ending: Ending) -> Ending:
     if ending.kind == "stopped" or result.sentence == ending.sentence:
         return result
     return replace(result, sentence=f"{ending.sentence} {result.sentence}")
+
+
+def take_back_updates(trainer: Trainer) -> None:
+    """Where a step was given up between its updates: go back to the weights before them, if they were kept."""
+    if trainer.has_parts and not trainer.has_whole_step:
+        trainer.parts.take_back()
+
+
+def _after_lost_rank(trainer: Trainer, ending: Ending, *, goes_on: bool) -> Ending:
+    """What is told of a run that has lost a machine; a RESTART where it goes on without it."""
+    if goes_on:
+        return replace(ending, kind=RESTART)
+    saved = f" Step {trainer.saved_step} is saved." if trainer.saved_step else ""
+    advice = "Resume the run when the machine is back, or without it: resume RUN --hosts FILE, or --hosts none for this machine alone."
+    return replace(ending, sentence=f"{ending.sentence}{saved} {advice}")
 
 
 def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries: int) -> Ending:
@@ -245,6 +277,7 @@ def save_without_gpu(trainer: Trainer) -> None:
     try:
         with contextlib.suppress(Mistake):
             trainer.wait_for_checkpoint()
+        take_back_updates(trainer)
         if trainer.saved_step != trainer.state.step and trainer.has_whole_step:
             trainer.save_without_gpu()
     except (Mistake, RuntimeError):

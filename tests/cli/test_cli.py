@@ -374,7 +374,9 @@ def test_train_run_trains_in_a_folder_that_the_window_made(inputs: Path, runs: P
     assert small_run.kinds(RunFolder(file.parent))[-1] == "finished"
     (runs / "bare").mkdir()
     assert "holds no config.yaml" in refused("train", "--run", runs / "bare")
-    assert "--set, --name and --runs-dir go with a YAML file" in refused("train", "--run", runs / "bare", "--name", "x")
+    assert "--set, --name, --hosts and --runs-dir go with a YAML file" in refused(
+        "train", "--run", runs / "bare", "--name", "x"
+    )
     assert "Give either a YAML file or --run" in refused("train", file, "--run", file.parent)
     assert "Give either a YAML file or --run" in refused("train")
 

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -107,6 +107,8 @@ class LeaderChannel:
         self._gone: set[int] = set()
         self._infos: dict[int, RankInfo] = {0: own_info(0)}
         self._watch = CollectiveWatch(group)
+        self.on_failure: Callable[[LostRank | WorkerFault], None] = lambda failure: None
+        """Called once, in any thread, as soon as a failure is known."""
         self._connections = {rank: self._connection(rank, each, group) for rank, each in connections.items()}
         for each in self._connections.values():
             each.start()
@@ -218,8 +220,11 @@ class LeaderChannel:
 
     def _fail(self, failure: LostRank | WorkerFault) -> None:
         with self._changed:
-            self._failure = self._failure or failure
+            if self._failure is not None:
+                return
+            self._failure = failure
             self._changed.notify_all()
+        self.on_failure(failure)
 
 
 class WorkerChannel:

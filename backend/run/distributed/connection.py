@@ -30,6 +30,9 @@ CLOSING_PATIENCE_S = 3.0
 HEARTBEAT, GOODBYE = "heartbeat", "goodbye"
 """Kinds of message that are the connection's own."""
 
+ENDED = "hung up: its process has ended"
+"""Of a connection that is closed without a goodbye."""
+
 Handler = Callable[[str, dict[str, Any], dict[str, np.ndarray]], None]
 Parts = list[bytes | memoryview]
 
@@ -105,6 +108,8 @@ class Connection:
             why = str(lost)
         except BadFrame as bad:
             why = f"sent what is no message: {bad}"
+        except (ConnectionResetError, BrokenPipeError):  # it ended before it had read everything
+            why = ENDED
         except (OSError, ValueError) as error:  # a ValueError where this end is closed already
             why = f"broke the connection ({getattr(error, 'strerror', None) or error})"
         except MemoryError:
@@ -124,7 +129,7 @@ class Connection:
                     raise Lost(f"has not answered for {LOST_AFTER_S:g} seconds") from None
                 continue
             if not piece:
-                raise Lost("hung up: its process has ended")
+                raise Lost(ENDED)
             silent_s = 0.0
             data += piece
         return data

@@ -14,7 +14,7 @@ class LostRank(Mistake):
 
     def __init__(self, rank: int, machine: str, why: str, log: str = "") -> None:
         self.rank, self.machine, self.why = rank, machine, why
-        told = f" Its log: {shown(log, 60)}." if log else ""
+        told = f" What it printed: {shown(log, 70)}." if log else ""
         super().__init__(SETTING, f"{shown(machine, 40)} (rank {rank}) {shown(why, 90)}.{told}")
 
     @classmethod
@@ -31,4 +31,5 @@ class WorkerFault(Mistake):
         """`sentence` as that machine has put it; `traceback` of a bug; `gpu_text`: mlx's own words, of an error of its GPU."""
         self.rank, self.machine, self.exit_code = info.rank, info.machine, exit_code
         self.traceback, self.gpu_text = traceback, gpu_text
-        super().__init__(SETTING, f"On {shown(info.machine, 40)} (rank {info.rank}): {sentence}")
+        self.place = f"On {shown(info.machine, 40)} (rank {info.rank})"
+        super().__init__(SETTING, f"{self.place}: {sentence}")

@@ -13,8 +13,10 @@ from typing import Any
 import mlx.core as mx
 
 from backend.run.distributed import group_wire, reward_code
-from backend.run.distributed.collectives import FlatCollectives
+from backend.run.distributed.collectives import FlatCollectives, MlxCollectives
+from backend.run.distributed.divided.leading import DividedParts, LeadingEngine, load_divided_parts
 from backend.run.distributed.hand_out import RankPaces
+from backend.run.distributed.kept_state import KeptState
 from backend.run.distributed.lockstep import check_same_base, follow_leader, keep_together
 from backend.run.distributed.sampled_round import SamplingOrder
 from backend.run.distributed.shared_sampling import SharedSampling
@@ -53,10 +55,14 @@ class Leader:
         most: StepSize = WHOLE_STEP,
         shared: SharedParts | None = None,
         stages: Sequence[Config] = (),
-    ) -> LeaderParts:
+    ) -> LeaderParts | DividedParts:
         """As `backend.run.parts.load_parts`, while the workers load theirs. Raises Mistake, and what the channel raises."""
         assert shared is None, "runs that share a process have no ranks of their own"
         stages = stages or stage_configs(config)
+        if config.parallelism == "tensor":
+            assert isinstance(self.ranks, MlxCollectives)
+            engine = LeadingEngine(self.workers, self.ranks, self.backend)
+            return load_divided_parts(config, note, inputs, most, stages, engine)
         self.workers.send_to_all("load", {
             "config": config.model_dump(mode="json"), "stages": [each.model_dump(mode="json") for each in stages],
             "code": reward_code.code_of(config), "names": reward_code.named_files(config),
@@ -79,6 +85,8 @@ class LeaderParts(RunParts):
     """The settings that the workers have."""
     notes: list[str] = field(default_factory=list)
     """Sentences of workers for the user, not told yet."""
+    kept: KeptState | None = None
+    """What the step that is being learned from began with."""
 
     def begin(self) -> None:
         learner = self.learner
@@ -138,6 +146,7 @@ class LeaderParts(RunParts):
 
     def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
         leader, forward = self.leader, self.learner.forward
+        self.kept = KeptState.of(self, config)
         forward.speeds = leader.shares.speeds(leader.paces.speeds())
         self._send_groups("learn", groups, {"speeds": forward.speeds})
 
@@ -151,7 +160,13 @@ class LeaderParts(RunParts):
             message = leader.workers.receive()
             assert message is not None and message.kind == "learned", message
             leader.shares.add_learning(message.rank, LearningReport(**message.body))
+        self.kept = None
         return metrics | leader.shares.metrics()
+
+    def take_back(self) -> None:
+        if self.kept is not None:
+            self.kept.put_back(self)
+            self.kept = None
 
     def held_out_metrics(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
         self._send_groups("measure", groups, {"speeds": self.learner.forward.speeds})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import socket
+from collections.abc import Mapping
 from importlib.metadata import version
 
 import psutil
@@ -14,8 +15,29 @@ from backend.spec.machine import chip
 
 MACHINE_VARIABLE = "GRPO_STUDIO_MACHINE"
 """Environment variable with the name of this machine in the hosts file."""
+BACKEND_VARIABLE = "GRPO_STUDIO_BACKEND"
+"""Environment variable with the backend of MLX over which the ranks meet; without it this process is alone, unless MLX's own say more."""
 LOG_VARIABLE = "GRPO_STUDIO_RANK_LOG"
-"""Environment variable with the file that this process's output goes to."""
+"""Environment variable that says where this process's output goes, for a person."""
+
+
+def backend_of(environment: Mapping[str, str] = os.environ) -> str:
+    """The backend over which this process is to meet the other ranks: of our launcher, or what the variables that `mlx.launch` or
+    `mpirun` sets are for; "" where this process is the only one."""
+    if named := environment.get(BACKEND_VARIABLE):
+        return named
+    return next((backend for name, backend in _VARIABLES.items() if environment.get(name)), "")
+
+
+_VARIABLES = {
+    "MLX_JACCL_COORDINATOR": "jaccl",
+    "NCCL_HOST_IP": "nccl",
+    "MLX_HOSTFILE": "ring",
+    "OMPI_COMM_WORLD_SIZE": "mpi",
+    "PMIX_RANK": "mpi",
+    "PMI_RANK": "mpi",
+}
+"""Environment variable → the backend whose ranks have it."""
 
 
 def own_info(rank: int) -> RankInfo:

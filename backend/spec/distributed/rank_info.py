@@ -22,7 +22,7 @@ class RankInfo:
     mlx: str = ""
     python: str = ""
     log: str = ""
-    """The file on its machine that has what it prints."""
+    """Where what it prints is, for a person."""
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> RankInfo:

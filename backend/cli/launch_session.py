@@ -1,0 +1,76 @@
+"""A run on several machines on the command line: its machines are checked, its ranks started, and its exit code is rank 0's."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+import typer
+
+from backend.cli.exit_codes import FINISHED
+from backend.cli.new_run import PreparedRun
+from backend.cli.restart import display_options
+from backend.cli.run_log import say
+from backend.run.distributed.orders import Orders
+from backend.spec.command import shell_line
+from backend.spec.config import SETTINGS, Config, parse
+from backend.spec.distributed.command import launch_command
+from backend.spec.faults import Mistake
+from backend.spec.runs.changeable import AT_RESUME
+from backend.spec.runs.steering import run_config
+from backend.spec.user_input.paths import user_path
+
+NONE = "none"
+"""In place of a hosts file: this machine alone."""
+
+
+def hosts_setting(text: str | None) -> dict[str, Any]:
+    """The settings that the option --hosts stands for. Raises Mistake for what cannot be a path."""
+    if text is None:
+        return {}
+    return {"hosts": "" if text == NONE else str(user_path(text, "hosts").absolute())}
+
+
+def machine_settings(run: PreparedRun) -> Config:
+    """The settings of a run with the changes that it is resumed with, as far as they decide where it trains. Raises Mistake."""
+    config = run_config(run.folder) if run.folder.has_diary else run.settings
+    asked = {key: value for key, value in run.changes.items() if key in AT_RESUME}
+    return parse(
+        config.model_dump() | {key: SETTINGS[key].default if value is None else value for key, value in asked.items()}
+    )
+
+
+def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bool | None) -> NoReturn:
+    """Train on the machines of `config`, the settings of `machine_settings`; exit with the run's code."""
+    from backend.run.distributed.late_ending import write_late_ending
+    from backend.run.distributed.launcher import run_ranks
+
+    if run.inputs is not None:
+        run.inputs.scorer.close()  # rank 0 reads them again
+    try:
+        launch = _launch(run, config, display_options(stream, progress))
+    except Mistake as mistake:  # the window sees nothing but the folder
+        write_late_ending(run.folder, "failed", " ".join(fault.sentence for fault in mistake.faults))
+        raise
+    end = run_ranks(launch)
+    if end.sentence:
+        say(end.sentence, sys.stderr)
+    raise typer.Exit(end.exit_code if end.exit_code else FINISHED)
+
+
+def _launch(run: PreparedRun, config: Config, options: Any) -> Any:
+    """What is to be started. Raises Mistake for machines that cannot train it."""
+    from backend.run.distributed.launcher import Launch
+    from backend.run.distributed.planned_machines import check_machines_answer, plan_machines
+    from backend.run.run_process import record_changes
+
+    planned = plan_machines(config)
+    warnings = check_machines_answer(planned, config)
+    record_changes(run.settings, run.folder, run.changes)
+    by_hand = launch_command(planned.hosts, planned.file, planned.choice.backend, run.folder.path)
+    say(f"{planned.choice.why} By hand it would be: {shell_line(by_hand)}", sys.stderr)
+    orders = Orders(
+        shell_line([*sys.argv]), is_checked=True, goes_on=config.on_lost_rank == "go_on", notes=planned.notes,
+        warnings=[*run.warnings, *warnings],
+    )  # fmt: skip
+    return Launch(run.folder, planned.hosts, planned.choice.backend, orders, options)

@@ -1,0 +1,133 @@
+"""One process of a run on several machines: joins the others, and is then the trainer (rank 0) or works for it."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from backend.cli.exit_codes import BUG, FINISHED, MISTAKE, print_faults
+from backend.cli.new_run import PreparedRun, prepared_run
+from backend.cli.run_session import SharedWork, train_or_exit
+from backend.run.distributed.faults import LostRank
+from backend.run.distributed.late_ending import write_late_ending
+from backend.run.distributed.orders import Orders, OrdersFolder, given_orders
+from backend.run.distributed.rank_process import backend_of
+from backend.spec.command import shell_line
+from backend.spec.config import load, read
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+from backend.spec.rewards.allowed_code import require_allowed
+from backend.spec.runs.run_format import check_format
+
+if TYPE_CHECKING:
+    from backend.run.distributed.channel import LeaderChannel, WorkerChannel
+    from backend.run.distributed.collectives import MlxCollectives
+
+
+def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
+    """Join the other ranks and work until the run has ended. → the exit code."""
+    folder = given_orders()
+    orders = folder.read() if folder is not None else Orders(shell_line([*sys.argv]))
+    backend = backend_of()
+    if not backend:
+        return _told(folder, lambda: _train(run, orders, stream, progress, None))
+
+    from backend.run.distributed.channel import WorkerChannel, open_channel
+    from backend.run.distributed.collectives import init_collectives
+
+    collectives = None
+    try:
+        collectives = init_collectives(backend)
+        channel = open_channel(collectives)
+    except (Mistake, OSError) as error:
+        mistake = error if isinstance(error, Mistake) else Mistake("hosts", f"The ranks cannot be connected: {error}.")
+        print_faults(mistake)
+        if collectives is not None and collectives.rank == 0:
+            write_late_ending(RunFolder(run), "failed", str(mistake))
+        return MISTAKE
+    if isinstance(channel, WorkerChannel):
+        return _work(channel, collectives)
+    return _told(folder, lambda: _lead(run, channel, collectives, backend, orders, folder, stream, progress))
+
+
+def _told(folder: OrdersFolder | None, work: Callable[[], int]) -> int:
+    """The exit code of rank 0's work, told to the launcher too: under mpirun it could not know it."""
+    code = BUG
+    try:
+        code = work()
+    except Mistake as mistake:
+        print_faults(mistake)
+        code = MISTAKE
+    except Exception:
+        traceback.print_exc()
+    if folder is not None:
+        with suppress(OSError):
+            folder.tell_end(code)
+    return code
+
+
+def _lead(
+    run: Path, channel: LeaderChannel, collectives: MlxCollectives, backend: str, orders: Orders, folder: OrdersFolder | None,
+    stream: bool, progress: bool | None,
+) -> int:  # fmt: skip
+    from backend.run.distributed.leader import Leader
+
+    collectives.check = channel.check
+    if folder is not None:
+        channel.on_failure = lambda failure: _tell_lost(folder, failure)
+        folder.tell_met(channel.machines)
+    leader = Leader(channel, collectives, backend)
+
+    def load_parts(config: Any, note: Callable[[str], None], *rest: Any) -> Any:
+        for sentence in orders.notes:
+            note(sentence)
+        return leader.load_parts(config, note, *rest)
+
+    try:
+        return _train(run, orders, stream, progress, SharedWork(load_parts, channel.check, orders.goes_on))
+    finally:
+        channel.close()
+
+
+def _tell_lost(folder: OrdersFolder, failure: Mistake) -> None:
+    if isinstance(failure, LostRank):
+        with suppress(OSError):
+            folder.tell_lost(failure.rank, failure.faults[0].sentence)
+
+
+def _train(run: Path, orders: Orders, stream: bool, progress: bool | None, shared: SharedWork | None) -> int:
+    try:
+        train_or_exit(_prepared(run, orders), stream, progress, shared=shared, command=orders.command)
+    except typer.Exit as ended:
+        return ended.exit_code
+    return FINISHED
+
+
+def _prepared(path: Path, orders: Orders) -> PreparedRun:
+    """The run, from its checkpoint if it has one; checked here where no launcher has done it. Raises Mistake."""
+    run = RunFolder(path)
+    if not orders.is_checked and not run.has_diary:
+        return prepared_run(path)
+    check_format(run)
+    if not orders.is_checked:
+        require_allowed(read(run.config))
+    return PreparedRun(run, load(run.config), warnings=tuple(orders.warnings))
+
+
+def _work(channel: WorkerChannel, collectives: MlxCollectives) -> int:
+    from backend.run.distributed.worker import work
+
+    try:
+        work(channel, collectives)
+    except BaseException as error:
+        traceback.print_exception(error)
+        channel.fault(error)
+        return MISTAKE if isinstance(error, Mistake) else BUG
+    channel.close()
+    return FINISHED

@@ -1,0 +1,156 @@
+"""A rank without MLX, for tests of the launcher: the real control channel, and a gather through files in the run folder.
+
+Rank 0 writes a diary of steps of 50 ms, saves nothing, and ends as the trainer does. `GRPO_STUDIO_TEST_RANK` says what goes wrong: a JSON
+object of rank → one of the words in `misbehave`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from backend.run.distributed.channel import GOODBYE, LeaderChannel, WorkerChannel, open_channel
+from backend.run.distributed.faults import LostRank, WorkerFault
+from backend.run.distributed.late_ending import write_late_ending
+from backend.run.distributed.launcher_watch import end_with_launcher
+from backend.run.distributed.orders import RESTART_RANKS, Orders, OrdersFolder, given_orders
+from backend.spec.events import Diary, read_events
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder, hold_lock
+
+STEP_S = 0.05
+
+
+class FileGroup:
+    """The collectives that a channel asks for, over files; `token` tells one start of the ranks from another."""
+
+    entered = left = pending_bytes = 0
+    failure, bandwidth = "", 0.0
+
+    def __init__(self, run: Path, rank: int, size: int, token: str) -> None:
+        self.rank, self.size = rank, size
+        self._folder = run / f"meeting-{token}"
+        self._folder.mkdir(exist_ok=True)
+
+    def gather(self, value: Any) -> list[Any]:
+        half = self._folder / f"{self.rank}.half"
+        half.write_text(json.dumps(value))
+        half.rename(self._folder / f"{self.rank}.json")
+        files = [self._folder / f"{rank}.json" for rank in range(self.size)]
+        while not all(file.exists() for file in files):
+            time.sleep(0.01)
+        return [json.loads(file.read_text()) for file in files]
+
+
+def main() -> NoReturn:
+    run = RunFolder(Path(sys.argv[sys.argv.index("--run") + 1]))
+    rank, size, token = _place()
+    wrong = json.loads(os.environ.get("GRPO_STUDIO_TEST_RANK", "{}")).get(str(rank), "")
+    misbehave(wrong, "before")
+    end_with_launcher()
+    orders = given_orders()
+    if size == 1:
+        lead(run, orders, None, wrong)
+    try:
+        channel = open_channel(FileGroup(run.path, rank, size, token))
+    except Mistake as mistake:
+        write_late_ending(run, "failed", str(mistake))
+        os._exit(2)
+    if isinstance(channel, WorkerChannel):
+        work(channel, wrong)
+    lead(run, orders, channel, wrong)
+
+
+def _place() -> tuple[int, int, str]:
+    """Rank, size, and what is different for each start."""
+    if hosts := os.environ.get("MLX_HOSTFILE"):
+        ring = json.loads(Path(hosts).read_text())
+        return int(os.environ["MLX_RANK"]), len(ring), ring[0][0].rpartition(":")[2]
+    if size := os.environ.get("OMPI_COMM_WORLD_SIZE"):
+        return int(os.environ["OMPI_COMM_WORLD_RANK"]), int(size), os.environ["PMIX_NAMESPACE"].replace("/", "-")
+    return 0, 1, ""
+
+
+def misbehave(word: str, moment: str) -> None:
+    if word == "crash at start" and moment == "before":
+        print("no such library", file=sys.stderr)
+        os._exit(1)
+    if word == "hang at start" and moment == "before":
+        time.sleep(600)
+
+
+def work(channel: WorkerChannel, wrong: str) -> NoReturn:
+    print("this worker works", flush=True)
+    if wrong == "fault":
+        channel.fault(Mistake("reward_functions", "The reward function broke."))
+        os._exit(2)
+    while (message := channel.receive()) is not None:
+        if message.kind == GOODBYE:
+            if wrong == "stay":
+                time.sleep(600)
+            channel.close()
+            os._exit(0)
+    os._exit(1)
+
+
+def lead(run: RunFolder, orders: OrdersFolder | None, channel: LeaderChannel | None, wrong: str) -> NoReturn:
+    given = orders.read() if orders else Orders("by hand")
+    if orders and channel:
+        channel.on_failure = lambda failure: (
+            orders.tell_lost(failure.rank, failure.faults[0].sentence) if isinstance(failure, LostRank) else None
+        )
+        orders.tell_met(channel.machines)
+    hold_lock(run)
+    stops: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
+    diary = Diary(run.events)
+    diary.write(
+        "started",
+        ranks=len(channel.machines) if channel else 1,
+        pids=[info.pid for info in channel.machines] if channel else [],
+    )
+    for sentence in given.warnings:
+        diary.write("note", level="warning", sentence=sentence)
+    code = _steps(diary, given, channel, stops, wrong)
+    if channel:
+        channel.close()
+    if orders:
+        orders.tell_end(code)
+    print("rank 0 has ended", flush=True)
+    os._exit(code)
+
+
+def _steps(diary: Diary, given: Orders, channel: LeaderChannel | None, stops: list[int], wrong: str) -> int:
+    step = max((event["step"] for event in read_events(diary.path) if event["kind"] == "step"), default=0)
+    last = int(os.environ.get("GRPO_STUDIO_TEST_STEPS", "10"))
+    try:
+        while step < last:
+            time.sleep(STEP_S)
+            if channel:
+                channel.check()
+            if stops:
+                diary.write("stopped", step=step, reason="stopped", sentence="Stopped.")
+                return 3
+            step += 1
+            diary.write("step", step=step, metrics={})
+            if wrong == "restart once" and not any(event["kind"] == "note" for event in read_events(diary.path)):
+                diary.write("note", level="warning", sentence="A GPU error.")
+                return RESTART_RANKS
+    except (LostRank, WorkerFault) as failure:
+        if wrong == "hang when lost":
+            time.sleep(600)
+        if isinstance(failure, LostRank) and given.goes_on:
+            return RESTART_RANKS
+        diary.write("failed", step=step, reason="failed", sentence=str(failure))
+        return 2
+    diary.write("finished", step=step, reason="finished", sentence="Finished.")
+    return 0
+
+
+if __name__ == "__main__":
+    main()
