@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from backend import __version__
-from backend.__main__ import app
+from backend.__main__ import VERBS, VERBS_OF_VERBS, app
 from backend.cli import completions, help_page
 from backend.spec.config import SETTINGS
 from backend.spec.exports import FORMATS, TARGETS
@@ -30,6 +30,15 @@ def call(*arguments: str) -> Result:
 def verbs() -> set[str]:
     names = {command.name or command.callback.__name__ for command in VERBS.registered_commands if command.callback}
     return names | {str(group.name) for group in VERBS.registered_groups}
+
+
+def test_a_process_has_its_own_verb_alone() -> None:
+    """Half of what starting one cost was importing the others."""
+    for verb, path in (VERBS | VERBS_OF_VERBS).items():
+        known = typer.main.get_command(app(verb))
+        assert list(known.commands) == [verb], path  # pyright: ignore[reportAttributeAccessIssue]
+    every = typer.main.get_command(app()).commands  # pyright: ignore[reportAttributeAccessIssue]
+    assert list(every) == [*VERBS, *VERBS_OF_VERBS]
 
 
 def test_the_first_line_of_version_is_short() -> None:
