@@ -43,7 +43,7 @@ def estimate(
     from backend.spec.config import parse, read
     from backend.spec.machine import machine_bytes
     from backend.spec.memory.model_shape import shape_of
-    from backend.spec.memory.worst_stage import estimate_run
+    from backend.spec.memory.worst_stage import estimate_run, machines_note
     from backend.spec.model_and_data_names import model_source
     from backend.spec.places import local_folder
     from backend.spec.runs.adapter_source import with_adapter
@@ -59,7 +59,7 @@ def estimate(
     if as_json:
         print(json.dumps(result.to_dict(), ensure_ascii=False))
     else:
-        _print_table(result)
+        _print_table(result, machines_note(settings))
 
 
 def longest_prompt(config: Config, folder: Path) -> int | None:
@@ -85,7 +85,7 @@ def _texts(config: Config) -> Iterator[str]:
         yield "\n".join(str(message["content"]) for message in messages_of(row, prompt_format, "a row"))
 
 
-def _print_table(result: Estimate) -> None:
+def _print_table(result: Estimate, note: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -101,4 +101,4 @@ def _print_table(result: Estimate) -> None:
         table.add_row(name, *sizes, MEANINGS.get(name, ""), style="bold" if name == "total" else None)
     console = Console()
     console.print(table)
-    console.print(" ".join(filter(None, [result.sentence, result.advice, result.row_tip])), highlight=False)
+    console.print(" ".join(filter(None, [result.sentence, note, result.advice, result.row_tip])), highlight=False)

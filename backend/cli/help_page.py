@@ -42,7 +42,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "check": ("check config.yaml",),
     "import": ("import trl.yaml --output mine.yaml", "import checkpoint-200 --model Qwen/Qwen3-0.6B"),
     "estimate": ("estimate config.yaml --prompt 512",),
-    "export": ("export RUN --to lmstudio", "export RUN --to folder --folder models --format 4bit --checkpoint best"),
+    "export": (
+        "export RUN --to lmstudio",
+        "export RUN --to folder --folder models --format 4bit --checkpoint best",
+        "export RUN --to trl --folder cluster",
+    ),
     "generate": ('generate RUN --prompt "What is 17 plus 25?" --both',),
     "doctor": ("doctor RUN", "doctor RUN --json"),
     "evaluate": ("evaluate RUN --n 8", "evaluate owner/model config.yaml --limit 100"),

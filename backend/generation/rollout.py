@@ -35,7 +35,7 @@ from backend.generation.sampler import GREEDY, Sampled, Sampling, keyed_uniforms
 from backend.generation.scheduler import DECODE_CHUNK, Scheduler, to_host
 from backend.spec.machine import chip
 from backend.spec.memory.chunking import PREFILL_TOKENS
-from backend.spec.row_costs import row_costs
+from backend.spec.row_costs import RowCosts, row_costs
 from backend.types import Group, Problem
 
 Poll = Callable[[int], None]
@@ -56,7 +56,7 @@ class Rollout:
 
     `stop` strings end a completion as soon as its text contains one; the text keeps it. `rows`: the largest number of completions
     decoded together (None: all); the others wait, and the result differs by rounding only. `merge`: whether decoding may hold a second
-    copy of the weights that adapters change.
+    copy of the weights that adapters change. `costs`: what a decoding step costs, where not this machine's decide.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Rollout:
         prefill_chunk: int = 2048,
         rows: int | None = None,
         merge: bool = True,
+        costs: RowCosts | None = None,
     ) -> None:
         self.policy = policy
         self.agree: Agree = getattr(policy, "agreed", alone)
@@ -80,8 +81,7 @@ class Rollout:
         self.fused = FusedModel(policy.model, policy.split_model, merge=merge, others=others, shared=shared)
         self.slow_paths = list(self.fused.slow_paths)
         """Sentences for the user: which fast path is not taken, and why. Empty where all are."""
-        is_quantized = any(isinstance(module, QUANTIZED) for module in policy.model.modules())
-        self.row_costs = row_costs(on_gpu(), is_quantized, chip())
+        self.row_costs = costs or own_row_costs(policy.model)
         self._notes: list[str] = []
         self._compiled_steps: dict[Sampling, Callable[..., Any]] = {}
         self._grammars: dict[Grammar, CompiledGrammar] = {}
@@ -314,6 +314,12 @@ class Rollout:
                 poll(outputs.token_count)
                 if not (outputs.stop[index] == OPEN).any():
                     break
+
+
+def own_row_costs(model: nn.Module) -> RowCosts:
+    """What a decoding step of the model costs on this machine by its number of rows."""
+    is_quantized = any(isinstance(module, QUANTIZED) for module in model.modules())
+    return row_costs(on_gpu(), is_quantized, chip())
 
 
 def _repeated(part: Any, G: int) -> Any:

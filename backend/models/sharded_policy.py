@@ -55,6 +55,8 @@ class ShardedPolicy(Policy):
     def set_parameters(self, parameters: Any) -> None:
         self.masters = parameters
         self.model.update(self.adapters.parts(parameters))
+        # By the thread that has made them: mlx ties graphs to threads, and the next one may be another.
+        mx.eval(self.arrays())
 
     def whole_gradient(self, gradient: Any) -> Any:
         return self.adapters.whole_gradient(gradient, self._add_up)

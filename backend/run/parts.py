@@ -11,7 +11,7 @@ from backend.data.prompt_stream import PromptStream
 from backend.data.prompts import BackgroundTokenizer, TokenizedPrompts, measure_first_rows
 from backend.data.rows import SPLITS, Rows, Splits, check_columns, data_seed
 from backend.engine import device
-from backend.models.policy import Base, Policy, load_policy
+from backend.models.policy import Base, Policy
 from backend.run.checkpoint import Checkpoint
 from backend.run.checkpoint_integrity import DamagedCheckpoint
 from backend.run.checkpoint_score import check_metric
@@ -21,7 +21,7 @@ from backend.run.gpu_retries import StepSize
 from backend.run.memory_plan import WHOLE_STEP, refuse_too_large
 from backend.run.run_inputs import RunInputs, read_inputs, read_stages
 from backend.run.stage_prompts import StagePrompts, tokenized_stages
-from backend.run.step_parts import StepParts, build_step_parts
+from backend.run.step_parts import OWN_ENGINE, Engine, StepParts, build_step_parts
 from backend.run.step_work import StepWork
 from backend.spec.config import Config
 from backend.spec.config_notes import config_notes
@@ -189,10 +189,11 @@ def load_parts(
     most: StepSize = WHOLE_STEP,
     shared: SharedParts | None = None,
     stages: Sequence[Config] = (),
+    engine: Engine = OWN_ENGINE,
 ) -> RunParts:
     """Build a run's parts. `inputs` is the result of `preflight`; without it they are read now. `most`: what GPU errors have
     left of a step. `shared`: what this run has in common with others of the process. `stages`: the settings of each stage, where `config`
-    has those of one.
+    has those of one. `engine`: what loads the model and computes with it.
 
     `note` is called with each sentence for the user. Raises Mistake for settings or files that cannot be used.
     """
@@ -200,7 +201,7 @@ def load_parts(
     device.use(config.device)
     stages = stages or stage_configs(config)
     refuse_too_large(config, stages)
-    policy = load_policy(config, note, shared.base if shared else None)
+    policy = engine.load(config, note, shared.base if shared else None)
     make_prompts = shared.tokenized if shared else TokenizedPrompts
     of_held_out = held_out_settings(config, stages)
     prompts = _tokenized_prompts(inputs.splits, policy, of_held_out, make_prompts)
@@ -227,7 +228,7 @@ def load_parts(
     for sentence in background_tokenizer.new_notes():
         note(sentence)
     longest = [split.longest for split in prompts_of_all.values()]
-    own = build_step_parts(policy, config, inputs.scorer, steps, longest, note, most=most, stages=stages)
+    own = build_step_parts(policy, config, inputs.scorer, steps, longest, note, most=most, stages=stages, engine=engine)
     of_prompts = [sentence for split in prompts_of_all.values() for sentence in split.slow_paths]
     return RunParts(
         **{each.name: getattr(own, each.name) for each in fields(own)},

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
 from backend.engine.memory import release_cached_buffers
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
-from backend.models.policy import Policy
+from backend.models.policy import Base, Policy, load_policy
 from backend.rewards.scorer import Scorer
 from backend.run.gpu_retries import StepSize
 from backend.run.memory_plan import WHOLE_STEP, learner_limits, plan_memory, rollout_limits
@@ -84,6 +85,28 @@ class StepParts:
         self.scoring.close()
 
 
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What the memory plan leaves of a step, as keywords of the learner's builder and of `Rollout`."""
+
+    learner: dict[str, Any]
+    rollout: dict[str, Any]
+
+
+class Engine:
+    """What loads the model of a run and builds what computes with it: here for a process that has all of the model."""
+
+    def load(self, config: Config, note: Callable[[str], None], base: Base | None = None) -> Policy:
+        return load_policy(config, note, base)
+
+    def build(self, policy: Policy, config: Config, steps: int, limits: StepLimits) -> tuple[Learner, Rollout]:
+        learner = LEARNERS[config.train_mode](policy, config, steps, **limits.learner)
+        return learner, Rollout(policy, config.max_completion_length, stop=config.stop, **limits.rollout)
+
+
+OWN_ENGINE = Engine()
+
+
 def build_step_parts(
     policy: Policy,
     config: Config,
@@ -94,15 +117,18 @@ def build_step_parts(
     *,
     most: StepSize = WHOLE_STEP,
     stages: Sequence[Config] = (),
+    engine: Engine = OWN_ENGINE,
 ) -> StepParts:
     """The parts around a loaded policy, for a run of `steps` steps (with stages, as many as they have) and prompts of these lengths in
-    tokens. `most`, `stages` and `note` as in `backend.run.parts.load_parts`. Raises Mistake."""
+    tokens. `most`, `stages`, `engine` and `note` as in `backend.run.parts.load_parts`. Raises Mistake."""
     scoring = ScoringStages(config, scorer, steps)
     plan = plan_memory(config, policy, longest_prompts, note, stages)
+    limits = StepLimits(learner_limits(plan, most), rollout_limits(plan, most))
+    learner, rollout = engine.build(policy, config, scoring.steps, limits)
     return StepParts(
         policy=policy,
-        learner=LEARNERS[config.train_mode](policy, config, scoring.steps, **learner_limits(plan, most)),
-        rollout=Rollout(policy, config.max_completion_length, stop=config.stop, **rollout_limits(plan, most)),
+        learner=learner,
+        rollout=rollout,
         scoring=scoring,
         sampling=Sampling.of(config),
         steps=scoring.steps,

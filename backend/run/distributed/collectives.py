@@ -136,15 +136,17 @@ class MlxCollectives(FlatCollectives):
         """What MLX said of a collective that broke."""
         self.pending_bytes = 0
         self.bandwidth = 0.0
-        self._group, self._device = group, device
+        self.group = group
+        """mlx's own: a model that is divided sums over it inside its passes, never while a call of this object is under way."""
+        self._device = device
         self._calls: queue.SimpleQueue[tuple[Callable[[], mx.array], Future[mx.array]]] = queue.SimpleQueue()
         threading.Thread(target=self._communicate, name="collectives", daemon=True).start()
 
     def all_sum(self, x_N: mx.array) -> mx.array:
-        return self._call(x_N, lambda: mx.distributed.all_sum(x_N, group=self._group, stream=self._device))
+        return self._call(x_N, lambda: mx.distributed.all_sum(x_N, group=self.group, stream=self._device))
 
     def all_gather(self, x_N: mx.array) -> mx.array:
-        return self._call(x_N, lambda: mx.distributed.all_gather(x_N, group=self._group, stream=self._device))
+        return self._call(x_N, lambda: mx.distributed.all_gather(x_N, group=self.group, stream=self._device))
 
     def _call(self, x_N: mx.array, operation: Callable[[], mx.array]) -> mx.array:
         mx.eval(x_N)

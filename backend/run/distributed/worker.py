@@ -6,13 +6,12 @@ It has no dataset and no run folder, and writes nothing but the files with rewar
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from backend.engine import device
@@ -20,25 +19,19 @@ from backend.models.policy import Policy, load_policy
 from backend.rewards.scorer import Scorer, begin_scorer
 from backend.run.distributed import group_wire, reward_code
 from backend.run.distributed.channel import GOODBYE, ChannelMessage
-from backend.run.distributed.collectives import FlatCollectives
+from backend.run.distributed.collectives import FlatCollectives, MlxCollectives
+from backend.run.distributed.divided.announcements import LOAD
+from backend.run.distributed.divided.following import follow
 from backend.run.distributed.lockstep import check_same_base, follow_leader, keep_together
 from backend.run.distributed.sampled_round import SamplingOrder, sample_round, score_round
 from backend.run.distributed.step_shares import timed_learning
+from backend.run.distributed.workers import LeaderLink
 from backend.run.keep_awake import KeepAwake
 from backend.run.memory_plan import refuse_too_large
 from backend.run.step_parts import StepParts, build_step_parts
 from backend.spec.config import Config
 from backend.training.not_finite import NotFinite
 from backend.types import Group
-
-
-class LeaderLink(Protocol):
-    """What a worker needs of the control channel (`channel.WorkerChannel`)."""
-
-    def receive(self, timeout: float | None = None) -> ChannelMessage | None: ...
-    def send(
-        self, kind: str, body: Mapping[str, Any] | None = None, arrays: Mapping[str, np.ndarray] | None = None
-    ) -> None: ...
 
 
 def work(leader: LeaderLink, ranks: FlatCollectives) -> None:
@@ -75,6 +68,10 @@ class WorkerRank:
     def run(self) -> None:
         while True:
             message = self._leader.receive()
+            if message is not None and message.kind == LOAD:  # of a model that is divided among the ranks
+                assert isinstance(self._ranks, MlxCollectives)
+                self._keep_awake.start()
+                message = follow(self._leader, self._ranks, message)
             if message is not None and message.kind == GOODBYE:
                 return
             if message is not None:

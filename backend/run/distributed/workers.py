@@ -1,4 +1,4 @@
-"""What the leader needs of the control channel to work with its workers (`channel.LeaderChannel`)."""
+"""What the leader and its workers need of the two ends of the control channel (`channel.LeaderChannel`, `channel.WorkerChannel`)."""
 
 from __future__ import annotations
 
@@ -29,3 +29,12 @@ class Workers(Protocol):
     ) -> None: ...
     def receive(self, timeout: float | None = None) -> ChannelMessage | None: ...
     def check(self) -> None: ...
+
+
+class LeaderLink(Protocol):
+    """A worker's end."""
+
+    def receive(self, timeout: float | None = None) -> ChannelMessage | None: ...
+    def send(
+        self, kind: str, body: Mapping[str, Any] | None = None, arrays: Mapping[str, np.ndarray] | None = None
+    ) -> None: ...

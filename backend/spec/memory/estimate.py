@@ -15,6 +15,7 @@ from backend.spec.faults import Fault
 from backend.spec.machine import has_gpu
 from backend.spec.memory.backward import BackwardMemory
 from backend.spec.memory.chunking import MICRO_BATCH_TOKENS, SMALLEST_CHUNK, head_chunk
+from backend.spec.memory.divided_model import machines_of, share_of
 from backend.spec.memory.model_shape import ModelShape
 from backend.spec.memory.phases import PREFILL_CHUNK, MemoryModel, MemoryPlan, Phase, row_costs_of
 
@@ -111,9 +112,11 @@ def estimate(
     """The memory of a run with these valid settings, under the quickest plan that fits; else under the smallest.
 
     `machine`: bytes that it may use (`machine_bytes`). `prompt`: tokens of the longest prompt, where known; else prompts are
-    assumed to fill what `max_seq_length` leaves beside the completion. `gpu`: whether it computes on one (None: as this machine).
+    assumed to fill what `max_seq_length` leaves beside the completion. `gpu`: whether it computes on one (None: as this machine). Of a
+    model that is divided among machines, the memory is that of each.
     """
     gpu = has_gpu() and config.device != "cpu" if gpu is None else gpu
+    shape = share_of(shape, machines_of(config))
     fitted = _fit(config, shape, machine, prompt, gpu)
     if not fitted.fits:
         return replace(fitted, advice=_advice(config, shape, machine, prompt, gpu))
