@@ -69,7 +69,8 @@ class Leader:
         })  # fmt: skip
         parts = load_parts(config, note, inputs, most, None, stages)
         parts.learner.forward.ranks = self.ranks
-        self.workers.send_to_all("build", {"steps": parts.steps, "longest_prompts": parts.longest_prompts})
+        built = {"steps": parts.steps, "longest_prompts": parts.longest_prompts, "most": asdict(most)}
+        self.workers.send_to_all("build", built)
         check_same_base(parts, config, self.ranks, self.workers.machines)
         return LeaderParts(
             **{each.name: getattr(parts, each.name) for each in fields(parts)}, leader=self, config=config
