@@ -157,9 +157,13 @@ def test_two_ranks_make_the_run_of_one(tmp_path: Path) -> None:
     started = next(event for event in read_events(shared.events) if event["kind"] == "started")
     assert started["ranks"] == 2 and started["distributed_backend"] == "threads"
     assert [machine["machine"] for machine in started["machines"]] == ["thread-0", "thread-1"]
-    for step in metrics(shared, "step"):
+    steps = [
+        event["metrics"] | {"step": event["step"]} for event in read_events(shared.events) if event["kind"] == "step"
+    ]
+    for step in steps:
         assert step["ranks/0/prompts"] + step["ranks/1/prompts"] == 4
-        assert min(step["ranks/0/prompts"], step["ranks/1/prompts"]) >= 1
+        # Their paces are not known in the first step. Later the time that a thread takes is the other's as well.
+        assert step["step"] > 1 or min(step["ranks/0/prompts"], step["ranks/1/prompts"]) >= 1
         assert 0 <= step["waiting_share"] <= 1 and step["time/gradient_sum"] > 0
         for rank in (0, 1):
             assert step[f"ranks/{rank}/learn_tokens_per_second"] > 0 and step[f"ranks/{rank}/memory"] > 0
