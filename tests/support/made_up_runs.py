@@ -102,13 +102,13 @@ def make_run(
     `now`: its last events are a few seconds old; `ranks`: the machines it trains on, of which `lost_rank` ends it; `config` overrides
     settings.
     """
-    of_machines = (ranks, lost_rank)
+    what = (steps, total, ending, seconds, ranks, lost_rank, config)
     if now:
-        return _write_run(path, steps, total, ending, seconds, time.time() - steps * seconds - 3, of_machines, config)
-    key = json.dumps([steps, total, ending, seconds, of_machines, config], default=str)
+        return _write_run(path, time.time() - steps * seconds - 3, *what)
+    key = json.dumps(what, default=str)
     if key not in _MADE:
         _MADE[key] = TemporaryDirectory(prefix="grpo-studio-made-up-run-")
-        _write_run(Path(_MADE[key].name), steps, total, ending, seconds, Clock().t, of_machines, config)
+        _write_run(Path(_MADE[key].name), Clock().t, *what)
     shutil.copytree(_MADE[key].name, path, copy_function=shutil.copyfile, dirs_exist_ok=True)
     return RunFolder(path)
 
@@ -118,11 +118,17 @@ _MADE: dict[str, TemporaryDirectory[str]] = {}
 
 
 def _write_run(
-    path: Path, steps: int, total: int, ending: str | None, seconds: float, began: float, of_machines: tuple[int, int | None],
+    path: Path,
+    began: float,
+    steps: int,
+    total: int,
+    ending: str | None,
+    seconds: float,
+    ranks: int,
+    lost_rank: int | None,
     config: dict[str, Any],
-) -> RunFolder:  # fmt: skip
-    """`began`: unix seconds of its first event; `of_machines`: how many ranks it has, and which was lost."""
-    ranks, lost_rank = of_machines
+) -> RunFolder:
+    """`began`: unix seconds of its first event."""
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path)
     settings = {"model": "demo/model", "data": "demo/data", "iters": total, "beta": 0.05, "steps_per_eval": 20,
@@ -132,8 +138,17 @@ def _write_run(
     diary, dice, clock = Diary(folder.events), random.Random(7), Clock(began)
     rows = JsonLines(folder.completions)
     machines = {"machines": MACHINES[:ranks], "distributed_backend": "ring"} if ranks > 1 else {}
-    of_start = {"model": "demo/model", "iterations": total, "ranks": ranks, "device": "cpu", "versions": {}}
-    write(diary, clock, "started", **of_start, **machines)
+    write(
+        diary,
+        clock,
+        "started",
+        model="demo/model",
+        iterations=total,
+        ranks=ranks,
+        device="cpu",
+        versions={},
+        **machines,
+    )
     write(diary, clock.after(0.1), "phase", phase="loading")
     for step in range(1, steps + 1):
         write(diary, clock.after(2.0 if step == 1 else 0.1), "phase", phase="sampling")
@@ -144,9 +159,11 @@ def _write_run(
         if step % 20 == 0 or step == 1:
             write(diary, clock, "eval", step=step, metrics=held_out(step, total))
     if ending:
-        told: dict[str, Any] = {"sentence": SENTENCES[ending]}
-        if lost_rank is not None:
-            told = {"sentence": LOST.format(**MACHINES[lost_rank]), "lost_rank": lost_rank}
+        told = (
+            {"sentence": LOST.format(**MACHINES[lost_rank]), "lost_rank": lost_rank}
+            if lost_rank
+            else {"sentence": SENTENCES[ending]}
+        )
         write(diary, clock.after(0.5), ending, step=steps, reason="done", **told)
     diary.close()
     rows.close()
