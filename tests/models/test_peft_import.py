@@ -319,3 +319,14 @@ def test_the_verb_imports_a_folder_and_a_run_starts_from_it(tmp_path: Path, base
     assert code == 2 and "is no folder of an adapter" in said and folder.is_dir()
     code, _, said = call(str(folder), "--output", str(tmp_path / "other"))
     assert code == 2 and "is not on this disk; name one that is with --model" in said
+
+
+def test_a_folder_in_the_hub_s_cache_needs_another_place(
+    tmp_path: Path, base: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside it, the imported one would be the newest revision of the repository."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    folder = Path(shutil.copytree(adapter, tmp_path / "models--o--lora" / "snapshots" / "abc"))
+    code, _, said = call(str(folder), "--model", str(base))
+    assert code == 2 and "lies in Hugging Face's cache" in said and len(list(folder.parent.iterdir())) == 1
+    assert call(str(folder), "--model", str(base), "--output", str(tmp_path / "here"))[0] == 0
