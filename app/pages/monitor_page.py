@@ -48,6 +48,8 @@ TILES = (
 )
 """Label, metric, colour, unit, help."""
 CLOCK_MS = 1000
+ROOM_FOR_RANKS = 620
+"""Height of the page from which it has a table of the machines."""
 
 
 class MonitorPage(QWidget):
@@ -143,6 +145,8 @@ class MonitorPage(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
+        if self._run is not None:
+            self._show_ranks(self._run)
         self.findings.show_run(self._run, self._beside_charts)
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -160,7 +164,7 @@ class MonitorPage(QWidget):
         self._show_time()
         (self._clock.start if run.is_live else self._clock.stop)()
         self._show_tiles(run)
-        self.ranks.show_ranks(ranks_of(run.started, run.ending, run.latest))
+        self._show_ranks(run)
         self._show_note(run)
         if not run.is_live or run.silence or not self.verdict.isHidden():
             self._show_verdict()
@@ -188,6 +192,11 @@ class MonitorPage(QWidget):
             self.tiles["kl"].show_value(None, instead="off: Beta 0")
         if not run.latest("clip_ratio_total") and charts.ratio_is_always_1(run.config):
             self.tiles["clip_ratio_total"].show_value(None, instead="ratio always 1")
+
+    def _show_ranks(self, run: Run) -> None:
+        """Where there is room: in a low window charts and verdict, which tell the same, need it more."""
+        has_room = self.height() >= theme.scaled(ROOM_FOR_RANKS)
+        self.ranks.show_ranks(ranks_of(run.started, run.ending, run.latest) if has_room else [])
 
     def _show_note(self, run: Run) -> None:
         """Show the newest note; warnings are among the findings."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from backend.spec.config import Config, load
+from backend.spec.export_choices import settings_of
 from backend.spec.faults import Mistake
 from backend.spec.places import find_run
-from backend.spec.runs.steering import run_config
 
 
 def export_settings(
@@ -49,6 +49,4 @@ def _settings(run: str, runs_dir: Path | None) -> tuple[Config, str]:
     if path.suffix.lower() in (".yaml", ".yml", ".json") and path.is_file():
         return load(path), path.stem
     folder = find_run(run, runs_dir)
-    begun = load(folder.config)
-    # A run in stages is told by what holds outside of them, not by what its last stage had.
-    return (begun if begun.stages else run_config(folder)), folder.name
+    return settings_of(folder), folder.name

@@ -99,7 +99,7 @@ def file(tmp_path: Path) -> Path:
     rdma = [[None, "rdma_en2", "rdma_en3"], ["rdma_en2", None, "rdma_en4"], ["rdma_en3", "rdma_en4", None]]
     names = ("127.0.0.1", "mac-b", "mac-c")
     hosts = [{"ssh": name, "ips": [f"10.0.0.{rank + 1}"], "rdma": rdma[rank]} for rank, name in enumerate(names)]
-    path.write_text(json.dumps({"backend": "ring", "envs": ["A=b"], "hosts": hosts}))
+    path.write_text(json.dumps({"backend": "ring", "envs": ["MLX_A=b"], "hosts": hosts}))
     return path
 
 
@@ -115,7 +115,7 @@ def test_a_list_is_read_edited_and_saved_with_everything_else_that_the_file_says
     machines.save(file)
     saved = read_hosts(file)
     assert [host.ssh for host in saved.hosts] == ["127.0.0.1", "studio", "mac-c"]
-    assert saved.hosts[2].ips == ("10.0.0.9", "10.0.1.9") and (saved.backend, saved.envs) == ("ring", ("A=b",))
+    assert saved.hosts[2].ips == ("10.0.0.9", "10.0.1.9") and (saved.backend, saved.envs) == ("ring", ("MLX_A=b",))
     assert not machines.is_edited and "--hostfile" in machines.command() and "--backend ring" in machines.command()
     machines.remove(1)
     assert [host.rdma for host in machines.hosts] == [(None, "rdma_en3"), ("rdma_en3", None)]

@@ -22,6 +22,8 @@ import yaml
 
 from backend.data.problems import PromptFormat, messages_of, prepare, problem_of
 from backend.data.prompt_stream import PromptStream
+from backend.models.export.trained_weights import AdapterFiles, TrainedWeights
+from backend.models.peft.importing import import_adapter
 from backend.models.tokenizers import load_tokenizer
 from backend.rewards.resolve import resolve
 from backend.rewards.runner.inputs import TrainerState
@@ -36,10 +38,11 @@ from backend.training.losses import policy_terms
 from backend.training.optimizers.schedules import learning_rates
 from backend.types import Completion, Group
 from tests.support.random_models import tiny_tokenizer
+from tests.support.random_runs import PROMPT, furthest
 from tests.support.random_settings import random_config
+from tests.support.torch_process import Torch
 
 REFERENCE = Path(__file__).parents[1] / "support" / "trl_reference.py"
-MAKER = Path(__file__).parents[1] / "support" / "torch_reference.py"
 ARGUMENTS = Path(__file__).parents[1] / "spec" / "other_programs" / "trl_1_16.yaml"
 PYTHON = os.environ.get("TRL_PYTHON", "")
 
@@ -53,9 +56,9 @@ pytestmark = [
 class Trl:
     """A process with TRL, started once: importing it takes seconds."""
 
-    def __init__(self, script: Path) -> None:
+    def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [PYTHON, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=without_ours()
+            [PYTHON, str(REFERENCE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=without_ours()
         )
 
     def call(self, *call: Any) -> Any:
@@ -77,18 +80,23 @@ def without_ours() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def trl() -> Iterator[Trl]:
-    process = Trl(REFERENCE)
+    process = Trl()
     yield process
     process.end()
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def torch() -> Iterator[Torch]:
+    process = Torch(PYTHON)
+    yield process
+    process.end()
+
+
+@pytest.fixture(scope="module")
+def base(torch: Torch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Qwen 2 as transformers saves it, with a tokenizer and a chat template."""
     folder = tiny_tokenizer(tmp_path_factory.mktemp("base") / "tiny")
-    maker = Trl(MAKER)
-    maker.call("make", "qwen2", str(folder))
-    maker.end()
+    torch.make("qwen2", folder)
     return folder
 
 
@@ -275,3 +283,13 @@ def test_the_script_takes_our_prompts_in_our_order(
 def test_the_script_evaluates_before_and_after_each_step(trained: Path) -> None:
     evaluated = [entry for entry in history(trained) if "eval_reward" in entry]
     assert [entry["step"] for entry in evaluated] == [0, 2, 4]
+
+
+def test_the_adapter_comes_home(torch: Torch, base: Path, trained: Path, tmp_path: Path) -> None:
+    """Trained by TRL, put onto the model here by `import`: the logits are those of torch and PEFT."""
+    expected = torch.logits(base, trained / "output")
+    assert furthest(expected, torch.logits(base)) > 0.01, "two steps have changed it"
+    imported = import_adapter(trained / "output", str(base), tmp_path / "home")
+    files = AdapterFiles(imported.path / "adapters.safetensors", imported.path / "adapter_config.json")
+    logits: Any = TrainedWeights(base, str(base), base, files).open()(PROMPT)
+    assert furthest(logits[0], expected) < 1e-4

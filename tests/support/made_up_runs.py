@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import yaml
 
@@ -99,14 +102,40 @@ def make_run(
     `now`: its last events are a few seconds old; `ranks`: the machines it trains on, of which `lost_rank` ends it; `config` overrides
     settings.
     """
+    what = (steps, total, ending, seconds, ranks, lost_rank, config)
+    if now:
+        return _write_run(path, time.time() - steps * seconds - 3, *what)
+    key = json.dumps(what, default=str)
+    if key not in _MADE:
+        _MADE[key] = TemporaryDirectory(prefix="grpo-studio-made-up-run-")
+        _write_run(Path(_MADE[key].name), Clock().t, *what)
+    shutil.copytree(_MADE[key].name, path, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    return RunFolder(path)
+
+
+_MADE: dict[str, TemporaryDirectory[str]] = {}
+"""Runs as `make_run` has made them in this process, by its arguments: many tests want the same, and copying takes a hundredth of the time."""
+
+
+def _write_run(
+    path: Path,
+    began: float,
+    steps: int,
+    total: int,
+    ending: str | None,
+    seconds: float,
+    ranks: int,
+    lost_rank: int | None,
+    config: dict[str, Any],
+) -> RunFolder:
+    """`began`: unix seconds of its first event."""
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path)
     settings = {"model": "demo/model", "data": "demo/data", "iters": total, "beta": 0.05, "steps_per_eval": 20,
                 "group_size": 8, "batch_size": 4, "reward_functions": list(REWARDS), **config}  # fmt: skip
     folder.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
     folder.log.write_text(log_text(steps), encoding="utf-8")
-    diary, dice, clock = Diary(folder.events), random.Random(7), Clock()
-    clock.t = time.time() - steps * seconds - 3 if now else clock.t
+    diary, dice, clock = Diary(folder.events), random.Random(7), Clock(began)
     rows = JsonLines(folder.completions)
     machines = {"machines": MACHINES[:ranks], "distributed_backend": "ring"} if ranks > 1 else {}
     write(

@@ -20,18 +20,30 @@ from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.policy import Policy
 from backend.models.sharded_policy import load_sharded_policy
+from backend.run.control import Stopped
+from backend.run.distributed.channel import WorkerChannel, open_channel
+from backend.run.distributed.collectives import MlxCollectives, init_collectives
+from backend.run.distributed.leader import Leader
+from backend.run.distributed.worker import work
+from backend.run.run_process import train
 from backend.spec.config import parse
+from backend.spec.places import RunFolder
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.types import Problem
+from tests.support import small_run
 
 TOKENS = mx.array([[5, 6, 70, 8, 33, 100, 5, 6], [7, 3, 2, 8, 33, 100, 61, 25]])
 PROMPTS = [[5, 6, 70], [8, 33, 100, 5, 6, 2, 9], [7]]
 SETTINGS: dict[str, Any] = {
-    "data": "none", "num_layers": -1, "rank": 4, "beta": 0.1, "optimizer": "sgd", "learning_rate": 0.1, "num_iterations": 2,
+    "data": "none", "num_layers": -1, "rank": 4, "scale": 2.0, "beta": 0.1, "optimizer": "sgd", "learning_rate": 0.1, "num_iterations": 2,
     "batch_size": 3, "group_size": 4, "max_grad_norm": 0.5,
 }  # fmt: skip
 """SGD: Adam divides by the gradient's size, so that rounding of a gradient that is 0 would show in full."""
+
+
+DISTURBED = "tokens under a disturbance"
+"""What only ranks find."""
 
 
 def shake(policy: Policy) -> None:
@@ -90,7 +102,8 @@ def trial(policy: Policy, raw: dict[str, Any], *, steps: bool) -> dict[str, np.n
 
 
 def of_ranks(folder: Path, cases: dict[str, dict[str, Any]], ranks: int = 2) -> list[dict[str, dict[str, np.ndarray]]]:
-    """For each rank, what it found in each of the cases: raw settings by name; those of the cases whose name ends in "step" have one."""
+    """For each rank, what it found in each of the cases: raw settings by name; those of the cases whose name ends in "step" have one.
+    Afterwards they train the run that run.json in the folder describes, if there is one."""
     (folder / "cases.json").write_text(json.dumps(cases))
     (folder / "hosts.json").write_text(json.dumps([[f"127.0.0.1:{port}"] for port in _free_ports(ranks)]))
     program = [sys.executable, "-m", "tests.support.sharded_trial", str(folder)]
@@ -118,13 +131,49 @@ def _read(folder: Path, cases: dict[str, Any], rank: int) -> dict[str, dict[str,
     return {name: dict(np.load(folder / f"{name}-{rank}.npz")) for name in cases}
 
 
+def disturbed_tokens(policy: Policy, rank: int) -> np.ndarray:
+    """What is drawn where every rank but the first has other logits, as another chip has by rounding; here they are in reverse."""
+    rollout = Rollout(policy, 8)
+    logits = rollout.fused.split_model.logits
+    if rank:
+        rollout.fused.split_model.logits = lambda hidden: logits(hidden)[..., ::-1]
+    groups = rollout.sample([_problem(tokens) for tokens in PROMPTS], 4, Sampling(0.9), seed=4, first_number=0)
+    rollout.fused.split_model.logits = logits
+    return np.array([token for group in groups for completion in group.completions for token in completion.tokens])
+
+
+def _train(folder: Path, ranks: MlxCollectives) -> None:
+    """The run of `folder`, on all ranks, until its `stop_after`."""
+    channel = open_channel(ranks)
+    if isinstance(channel, WorkerChannel):
+        work(channel, ranks)
+    else:
+        ranks.check = channel.check
+        raw, run = json.loads((folder / "run.json").read_text()), RunFolder(folder / "run")
+        small_run.prepare(run, raw["settings"])
+
+        def look() -> None:
+            if raw["stop_after"] in small_run.steps(run):
+                raise Stopped("the test asked for it")
+
+        ending = train(
+            parse(raw["settings"]), run, command="a test", look=look, load=Leader(channel, ranks, "ring").load_parts
+        )
+        (folder / "ending").write_text(ending.kind)
+    channel.close()
+
+
 def main(folder: Path) -> None:
-    group = mx.distributed.init(strict=True, backend="ring")
+    ranks = init_collectives("ring")
     for name, raw in json.loads((folder / "cases.json").read_text()).items():
-        found = trial(load_sharded_policy(parse(raw), group), raw, steps=name.endswith("step"))
-        largest = max(found.items(), key=lambda item: item[1].size)[1].nbytes
-        found["peak"] = np.array([mx.get_peak_memory(), largest])
-        np.savez(folder / f"{name}-{group.rank()}.npz", **found)  # pyright: ignore[reportArgumentType]
+        is_step, policy = name.endswith("step"), load_sharded_policy(parse(raw), ranks.group)
+        found = trial(policy, raw, steps=is_step)
+        if is_step:
+            found |= {DISTURBED: disturbed_tokens(policy, ranks.rank)}
+        np.savez(folder / f"{name}-{ranks.rank}.npz", **found)  # pyright: ignore[reportArgumentType]
+    if (folder / "run.json").exists():
+        mx.synchronize()
+        _train(folder, ranks)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from app import theme
 from app.widgets.basic.base_table import ROW_HEIGHT, BaseTable
 from app.widgets.basic.labels_and_buttons import plain_tip
 from app.widgets.basic.number_format import DASH
-from backend.spec.distributed.hosts_file import Host
+from backend.spec.distributed.hosts_file import HERE, Host
 from backend.spec.distributed.machine_report import CheckedMachine, MachineFacts
 from backend.spec.memory.estimate import format_bytes
 
@@ -132,7 +132,7 @@ class MachineModel(QAbstractTableModel):
         if column == 0:
             return str(index.row())
         if column == NAME:
-            return f"{row.host.ssh} (here)" if row.is_here else row.host.ssh or "name it"
+            return _name(row)
         if column == ADDRESS:
             return ", ".join(row.host.ips) or DASH
         if COLUMNS[column].title == "State":
@@ -146,6 +146,12 @@ class MachineModel(QAbstractTableModel):
             return colours.good if row.checked.facts is not None else colours.bad
         is_missing = column.title == "Name for ssh" and not row.host.ssh
         return colours.placeholder if is_missing else colours.text
+
+
+def _name(row: MachineRow) -> str:
+    if row.host.ssh in HERE:
+        return "This machine"
+    return f"{row.host.ssh} (here)" if row.is_here else row.host.ssh or "name it"
 
 
 def _state(row: MachineRow) -> str:

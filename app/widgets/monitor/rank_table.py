@@ -49,7 +49,8 @@ COLUMNS = (
     _RankColumn("Waiting", lambda rank: figure(rank.waiting_share, "share"), "Share of the newest step spent waiting for the others"),
     _RankColumn("State", lambda rank: "Lost" if rank.is_lost else "", "A machine that stopped answering, or whose process died, is lost", False),
 )  # fmt: skip
-_WIDTHS = (48, 150, 140, 110, 110, 72, 150, 80, 60)
+_WIDTHS = (48, 0, 0, 104, 104, 64, 146, 72, 56)
+"""Pixels before scaling; 0 shares what is left."""
 
 
 class RankModel(QAbstractTableModel):
@@ -123,11 +124,11 @@ class RankTable(BaseTable):
         self.ranks = RankModel(self)
         self.setModel(self.ranks)
         self.setAccessibleName("Machines of the run")
-        header = self.horizontalHeader()
-        header.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
-        header.setStretchLastSection(True)
+        header, modes = self.horizontalHeader(), QHeaderView.ResizeMode
         for number, width in enumerate(_WIDTHS):
-            self.setColumnWidth(number, theme.scaled(width))
+            header.setSectionResizeMode(number, modes.Interactive if width else modes.Stretch)
+            if width:
+                self.setColumnWidth(number, theme.scaled(width))
         self.card = self.in_card()
         self.card.hide()
 

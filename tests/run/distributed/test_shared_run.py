@@ -67,13 +67,15 @@ def stop_after(run: RunFolder, step: int) -> Callable[[], None]:
     return look
 
 
-def train_on_threads(raw: dict[str, Any], run: RunFolder, size: int, until: int = 10**9) -> Any:
-    """Train, or resume, with `size` ranks that are threads; with one as ever. → the trainer's Ending."""
+def train_on_threads(
+    raw: dict[str, Any], run: RunFolder, size: int, until: int = 10**9, changes: dict[str, Any] | None = None
+) -> Any:
+    """Train, or resume with `changes`, on `size` ranks that are threads; with one as ever. → the trainer's Ending."""
     run.path.mkdir(parents=True, exist_ok=True)
     small_run.write_config(run.config, raw)
     look = stop_after(run, until)
     if size == 1:
-        return train(parse(raw), run, command="a test", look=look)
+        return train(parse(raw), run, command="a test", look=look, changes=changes)
     messages = inboxes(size)
 
     def of_rank(ranks: ThreadCollectives) -> Any:
@@ -82,7 +84,7 @@ def train_on_threads(raw: dict[str, Any], run: RunFolder, size: int, until: int 
         workers = ThreadWorkers(ranks, messages)
         leader = Leader(workers, ranks, "threads")
         try:
-            return train(parse(raw), run, command="a test", look=look, load=leader.load_parts)
+            return train(parse(raw), run, command="a test", look=look, changes=changes, load=leader.load_parts)
         finally:
             workers.close()
 
@@ -180,25 +182,31 @@ def test_two_ranks_make_the_run_of_one(tmp_path: Path) -> None:
     {"dynamic_sampling": True, "dynamic_sampling_rounds": 3, "group_size": 2, "max_completion_length": 2},
     {"repetition_penalty": 1.3, "neftune_noise_alpha": 5.0},
     {"train_type": "full", "learning_rate": 0.01},
-    {"test": True, "load_best_at_end": True, "save_every": 1, "steps_per_eval": 1},
-    {"group_size": 1, "batch_size": 3, "steps_per_eval": 0, "advantage_baseline": "group"},
+    {"test": True, "test_data": "test.jsonl", "load_best_at_end": True, "save_every": 1, "steps_per_eval": 1},
+    {"batch_size": 1, "group_size": 5},
+    {"output_regex": "[a-z ]{1,5}"},
+    {"reward_weight_schedule": "adaptive", "reward_functions": ["low_half", "r1_int"], "iters": 12},
 ], ids=str)  # fmt: skip
 def test_ranks_make_the_run_of_one_whatever_the_settings(tmp_path: Path, size: int, changes: dict[str, Any]) -> None:
+    small_run.write_rows(tmp_path / "test.jsonl", 5)
+    if "test_data" in changes:
+        changes = changes | {"test_data": str(tmp_path / "test.jsonl")}
     assert_shared_run_equals_one(tmp_path, settings(tmp_path, **changes), size)
 
 
 @pytest.mark.proof
 def test_a_run_goes_on_with_other_numbers_of_ranks(tmp_path: Path) -> None:
-    """2 → 1 → 4: nothing is sampled twice or left out, and the optimizer's moments and the moving reference go on."""
+    """2 → 1 → 4: nothing is sampled twice or left out; moments, the moving reference, adaptive weights and changed settings go on."""
     raw = settings(
         tmp_path, iters=6, optimizer="adamw", learning_rate=1e-4, sync_ref_model=True, ref_model_sync_steps=2, save_every=2,
         reward_weight_schedule="adaptive", steps_per_eval=2,
     )  # fmt: skip
     one, shared = RunFolder(tmp_path / "one"), RunFolder(tmp_path / "shared")
-    train_on_threads(raw, one, 1)
-    for size, until in ((2, 2), (1, 4), (4, 6)):
-        ending = train_on_threads(raw, shared, size, until if until < 6 else 10**9)
-        assert ending.kind == ("stopped" if until < 6 else "finished") and ending.step == until
+    changes = {"temperature": 0.7, "learning_rate": 5e-5, "entropy_coef": 0.01}
+    for run, sizes in ((one, (1, 1, 1)), (shared, (2, 1, 4))):
+        for size, until, changed in zip(sizes, (2, 4, 6), ({}, changes, {}), strict=True):
+            ending = train_on_threads(raw, run, size, until if until < 6 else 10**9, changed)
+            assert ending.kind == ("stopped" if until < 6 else "finished") and ending.step == until
     assert small_run.steps(shared) == [1, 2, 3, 4, 5, 6]
     assert_same_run(one, shared)
 
@@ -221,7 +229,7 @@ def train_on_processes(raw: dict[str, Any], run: RunFolder, size: int, backend: 
     command = [sys.executable, "-m", "tests.support.rank_process", str(run.path), backend]
     if backend == "mpi":
         allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        start = ["mpirun", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", "-n", str(size)]
+        start = ["mpirun", "--oversubscribe", "--enable-recovery", "--mca", "mpi_yield_when_idle", "1", "-n", str(size)]
         subprocess.run([*start, *command], env=os.environ | allowed, check=True, timeout=240)
         return
     hosts = run.path.parent / "hosts.json"

@@ -37,7 +37,7 @@ def readme(
         f"# {name}, for TRL\n\nWritten by GRPO Studio. It trains on CUDA machines with TRL {requirements.trl} and needs nothing of GRPO Studio.\n",
         _RUN.format(install=requirements.install_line),
         "## What is here\n\n| | |\n|---|---|\n" + "\n".join(listed) + "\n",
-        "## What TRL's arguments do not say, and these files do\n\n`trl grpo` alone does not do this.\n\n| setting | how |\n|---|---|\n"
+        "## What TRL has no argument for, and these files do\n\nWhat train.py does, `trl grpo` alone does not.\n\n| setting | how |\n|---|---|\n"
         + "\n".join(carried) + "\n" if carried else "",
         "## What is not carried over\n\n| setting | what stands in for it |\n|---|---|\n" + "\n".join(left) + "\n"
         if left
@@ -74,9 +74,10 @@ Any argument of `trl grpo` may follow train.py and overrides the file: `--max_st
 on the CPU and samples with transformers. Reward functions run in the trainer's own process: code that a model wrote is executed
 there, so use a machine or container that may be lost.
 
-`output/` has the adapter in PEFT's files, or the whole model. For an adapter, on the Mac:
+`output/` has the adapter in PEFT's files, or the whole model. An adapter comes home to GRPO Studio, onto the model there, with its logits
+compared:
 
-    python -m backend import-adapter output --help
+    python -m backend import output --model MODEL
 """
 
 _DIFFERENT = """\
