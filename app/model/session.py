@@ -151,8 +151,8 @@ class Session(ServiceSession):
         """Whether the form's settings are sound, fit in memory and may run; shows what is in the way."""
         return not self._shows_problem() and self._fits_memory() and self._may_run_code(self.draft.values())
 
-    def resume_run(self, folder: RunFolder) -> None:
-        """Resume a run from its newest checkpoint in a new process, and show it."""
+    def resume_run(self, folder: RunFolder, *options: str) -> None:
+        """Resume a run from its newest checkpoint in a new process, and show it. `options`: of the verb `resume`."""
         from app.model.processes import resume_training
 
         self.messages.withdraw(START)
@@ -162,7 +162,7 @@ class Session(ServiceSession):
             check_format(folder)  # before its settings, of which a newer version may have others
             if not self._may_run_code(config.read(folder.config), folder.path):
                 return
-            resume_training(folder)
+            resume_training(folder, *options)
         except Mistake as mistake:
             self.messages.say(mistake.faults[0].sentence, START)
             return

@@ -285,8 +285,10 @@ class MonitorPage(QWidget):
             if is_bug
             else "Mend what the sentence names, then go on."
         )
+        is_of_machines = setting_of_problem(run.ending) == "hosts"
         actions = [
             self._resume_action(run),
+            *([CardAction("Resume here alone", self._resume_alone)] if is_of_machines else []),
             CardAction("Edit settings", self._edit_settings),
             CardAction("Open log", self.log.open_file),
             *([CardAction("Report a problem…", lambda: self.session.problem_found.emit(run))] if is_bug else []),
@@ -315,6 +317,11 @@ class MonitorPage(QWidget):
         """Resume the run from its newest checkpoint."""
         if self._run is not None and not self._run.is_live:
             self.session.resume_run(self._run.folder)
+
+    def _resume_alone(self) -> None:
+        """Resume a run of several machines on this one."""
+        if self._run is not None and not self._run.is_live:
+            self.session.resume_run(self._run.folder, "--hosts", "none")
 
     def _export(self) -> None:
         if self._run is not None:

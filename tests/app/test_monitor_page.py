@@ -479,7 +479,9 @@ def test_the_line_above_the_charts_is_a_warning_before_any_other_note(
 # ── several machines ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_run_on_several_machines_shows_each_and_who_was_lost(tmp_path: Path, page: MonitorPage, show_run) -> None:
+def test_a_run_on_several_machines_shows_each_and_who_was_lost(
+    tmp_path: Path, page: MonitorPage, show_run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     show_run(made_up_runs.make_run(tmp_path / "alone", steps=3, total=3))
     assert page.ranks.card.isHidden()
     assert not [chart.title for chart in page.grid.plots if "each rank" in chart.title and chart.isVisible()]

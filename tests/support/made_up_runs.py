@@ -69,7 +69,7 @@ MACHINES = [
      "python": "3.12.4"},
     {"rank": 2, "machine": "air.local", "address": "10.0.0.3", "chip": "Apple M2", "memory_gb": 16.0, "mlx": "0.32.4", "python": "3.12.4"},
 ]  # fmt: skip
-LOST = "{machine} (rank {rank}) has not been heard for 12 s. Step 60 is saved."
+LOST = "hosts: {machine} (rank {rank}) has not been heard for 12 s. Step 60 is saved."
 
 
 def rank_metrics(ranks: int, dice: random.Random) -> dict[str, float]:

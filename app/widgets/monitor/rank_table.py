@@ -49,7 +49,7 @@ COLUMNS = (
     _RankColumn("Waiting", lambda rank: figure(rank.waiting_share, "share"), "Share of the newest step spent waiting for the others"),
     _RankColumn("State", lambda rank: "Lost" if rank.is_lost else "", "A machine that stopped answering, or whose process died, is lost", False),
 )  # fmt: skip
-_WIDTHS = (48, 0, 0, 104, 104, 64, 146, 72, 56)
+_WIDTHS = (48, 0, 0, 118, 118, 64, 146, 72, 56)
 """Pixels before scaling; 0 shares what is left."""
 
 
