@@ -11,6 +11,7 @@ import pytest
 from backend.data.rows import read_splits
 from backend.spec.config import problems
 from backend.spec.faults import Mistake
+from backend.spec.row_settings import pattern_faults
 from tests.data.test_rows import mistake, settings, write
 
 GSM8K = [
@@ -127,3 +128,13 @@ def test_a_map_function_that_changes_its_mind_about_a_streamed_row_is_refused(gs
     rows = read_splits(config, lambda name, rows, where: list(next(answers))).train
     with pytest.raises(Mistake, match=r"kept row 2 of .* at first and left it out now"):
         rows[1]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_refused"),
+    [("(.{1000000000})", True), ("((?:.{99}){999})", True), ("([0-9]{4}-[0-9]{2})", False), ("(a{0,9}){5}", False)],
+)  # fmt: skip
+def test_a_pattern_that_writes_out_a_billion_repetitions_is_refused(pattern: str, is_refused: bool) -> None:
+    """To compile it took all memory of the machine."""
+    sentences = [fault.sentence for fault in pattern_faults(pattern)]
+    assert any("repeats more than 10,000 times" in sentence for sentence in sentences) == is_refused
