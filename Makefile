@@ -41,7 +41,7 @@ torture: $(VENV)/.test-ready ## kill runs, break the disk under them, hand them 
 demo: $(VENV)/.run-ready ## train the bundled demo in the terminal
 	$(PY) -m backend demo
 
-lint: $(VENV)/.test-ready ## check style and types
+lint: $(VENV)/.lint-ready ## check style and types
 	$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m pyright
 
 format: $(VENV)/.test-ready ## put the code in order
@@ -94,6 +94,10 @@ $(VENV)/.test-ready: pyproject.toml constraints.txt | $(PY)
 	$(PY) -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]'
 	@$(PY) packaging/kernel_header.py
 	@touch $@ $(VENV)/.run-ready
+
+$(VENV)/.lint-ready: pyproject.toml constraints.txt | $(PY)
+	$(PY) -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev,lint]'
+	@touch $@
 
 $(VENV)/.app-ready: pyproject.toml constraints.txt | $(PY)
 	$(PY) -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[app,dev]'

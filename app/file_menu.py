@@ -5,6 +5,9 @@ The base class of `app.window.Window`, which does the rest.
 
 from __future__ import annotations
 
+import json
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,13 @@ from PySide6.QtWidgets import QApplication, QMainWindow
 from app.message_boxes import ask
 from app.model.form_session import FORM
 from app.model.presets import presets
+from app.model.processes import ProcessOutcome, VerbProcess
 from app.model.session import START, Session
-from app.widgets.basic.file_dialogs import open_file, save_file
+from app.widgets.basic.file_dialogs import open_file, open_folder, save_file
 from app.widgets.form.preset_panel import PresetPanel
 from app.widgets.frame.status_strip import StatusStrip
+from backend.spec.command import backend_command
+from backend.spec.config import dump
 from backend.spec.export_mlx_lm_lora import mlx_lm_lora_yaml
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
@@ -83,6 +89,37 @@ class FileWindow(QMainWindow):
         else:
             left = f" Left out, as mlx-lm-lora has no such setting: {', '.join(missing)}." if missing else ""
             self.session.messages.note(f"Wrote {path.name}.{left}")
+
+    def export_for_trl(self) -> None:
+        """Write what the form says as a folder that trains with TRL, in a process: its rows and model are copied."""
+        try:
+            text = dump(self.session.draft.config())
+        except Mistake as mistake:
+            self.session.messages.note(mistake.faults[0].sentence)
+            return
+        if (parent := self.choose_trl_folder()) is None:
+            return
+        own = self.session.draft.path
+        file = Path(tempfile.mkdtemp(prefix="for-trl-")) / f"{own.stem if own else 'settings'}.yaml"
+        file.write_text(text, encoding="utf-8")
+        command = backend_command("export", str(file), "--to", "trl", "--folder", str(parent), "--json")
+        task = VerbProcess(command, self)
+        task.done.connect(lambda outcome: self._tell_of_trl(outcome, file))
+        task.start()
+
+    def choose_trl_folder(self) -> Path | None:
+        return open_folder(self, "export", "Folder to put the folder for TRL into")
+
+    def _tell_of_trl(self, outcome: ProcessOutcome, file: Path) -> None:
+        """Say where the folder is and what it lacks, or why there is none."""
+        shutil.rmtree(file.parent, ignore_errors=True)
+        if not outcome.ok:
+            self.session.messages.note(outcome.sentence)
+            return
+        exported = json.loads(outcome.output.splitlines()[-1])
+        left = ", ".join(each["setting"] for each in exported["left_out"])
+        told = f" Not carried over: {left}; its README.md says what stands in." if left else ""
+        self.session.messages.note(f"Wrote {exported['path']}.{told}")
 
     def choose_export_path(self) -> Path | None:
         return save_file(self, "config", "Export for mlx-lm-lora", "mlx-lm-lora.yaml", "Config (*.yaml)")

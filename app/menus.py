@@ -44,6 +44,7 @@ MENUS: dict[str, tuple[MenuEntry | None, ...]] = {
         MenuEntry("save", "Save", _STANDARD.Save, "save_config"),
         MenuEntry("save_as", "Save as…", "Ctrl+Shift+S", "save_config_as"),
         MenuEntry("export_config", "Export for mlx-lm-lora…", "Ctrl+Shift+E", "export_config"),
+        MenuEntry("export_for_trl", "Export for TRL…", "Ctrl+Alt+Shift+E", "export_for_trl"),
         None,
         MenuEntry("quit", "Quit", _STANDARD.Quit, "close"),
     ),

@@ -121,8 +121,12 @@ def standard_library() -> list[str]:
     return names
 
 
-READ_AS_TEXT = ("backend/training/losses.py", "backend/rewards/functions/*.py")
-"""Sources of ours that are read and not only run: `backend/spec/loss_menu.py` and `backend/spec/rewards/catalog.py` make menus of them."""
+READ_AS_TEXT = (
+    "backend/*.py", "backend/confinement/*.py", "backend/data/*.py", "backend/models/*.py", "backend/rewards/*.py", "backend/rewards/*/*.py",
+    "backend/spec/*.py", "backend/spec/*/*.py", "backend/training/*.py", "backend/training/optimizers/*.py",
+)  # fmt: skip
+"""Sources of ours that are read and not only run: `backend/spec/loss_menu.py` and `backend/spec/rewards/catalog.py` make menus of them, and
+an export for TRL carries parts of them (`backend/run/export/trl/carried_code.py`)."""
 
 
 def documents() -> list[Path]:

@@ -196,6 +196,10 @@ def dialogs(window):
     yield "presets", panel
     window.show_export(window.session.run.folder)
     yield "export", window.findChild(ExportPanel)
+    window.show_export(window.session.run.folder)
+    export = window.findChildren(ExportPanel)[-1]
+    export.choices.target.setCurrentIndex(export.choices.target.findData("trl"))
+    yield "export-trl", export
     window.show_page("runs")
     runs = window.pages["runs"]
     runs.clone(next(row for row in runs.model.rows if row.summary.path == str(window.session.run.folder.path)))

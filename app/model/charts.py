@@ -118,11 +118,20 @@ CHARTS: tuple[Chart, ...] = (
     Chart("CPU", "cores", "", "Cores that the run's processes kept busy, averaged over a step.", (Curve("process/cpu_cores", "Busy", "accent"),)),
     Chart("GPU", "% of the time", "share", "Share of a step in which the Mac's GPU was busy, with whatever program.",
           (Curve("process/gpu_use", "Busy", "accent"),)),
+    Chart("Waiting", "% of the step", "share", "Of a run on several machines: the share of a step that they spend waiting for each other, averaged over "
+          "them. Below 10 % is good; above 25 % a second machine brings little.", (Curve("waiting_share", "Mean of the ranks", "warning"),)),
+    Chart("Waiting of each rank", "seconds", "s", "Seconds of a step that each rank waited for the others. The one that waits least is the one that the "
+          "others wait for.", pattern="ranks/*/waiting"),
+    Chart("Sampling of each rank", "tokens/s", "tokens/s", "Tokens that each rank samples in a second, by which prompts are shared out.",
+          pattern="ranks/*/tokens_per_second"),
+    Chart("Learning of each rank", "tokens/s", "tokens/s", "Tokens that each rank learns from in a second.", pattern="ranks/*/learn_tokens_per_second"),
+    Chart("Prompts of each rank", "prompts", "", "How many prompts of a step each rank has sampled.", pattern="ranks/*/prompts"),
+    Chart("Memory of each rank", "GB", "GB", "The most memory that was in use at once on each rank's machine.", pattern="ranks/*/memory"),
     Chart("Tokens", "tokens", "", "Tokens seen since the run began.", (Curve("num_tokens", "Seen", "muted"),)),
     Chart("Other", "value", "", "Every other metric in the diary.", pattern="*"),
 )
 """In the order of the page. `Other` is last, because it takes what is left."""
-PHASE_LABELS = {"rollout": "Sampling", "reward": "Rewards", "train": "Learning"}
+PHASE_LABELS = {"rollout": "Sampling", "reward": "Rewards", "train": "Learning", "gradient_sum": "Summing gradients"}
 """Labels of a step's phases in the names of matched metrics."""
 # fmt: on
 
@@ -211,6 +220,13 @@ def _reward_in(name: str) -> str:
     return rest.rpartition("/")[0] if head == "rewards" else ""
 
 
+def _rank_in(name: str) -> str:
+    """The number in ranks/<number>/…; empty for other metrics."""
+    head, _, rest = name.partition("/")
+    number = rest.partition("/")[0]
+    return number if head == "ranks" and number.isdecimal() else ""
+
+
 def _reward_index(name: str, rewards: list[str]) -> int:
     reward = _reward_in(name)
     return rewards.index(reward) if reward in rewards else len(rewards)
@@ -220,6 +236,8 @@ def _matched_curve(chart: Chart, name: str, index: int, rewards: list[str]) -> C
     reward = _reward_in(name)
     if reward:
         return Curve(name, label_of(reward), f"reward:{_reward_index(name, rewards)}")
+    if rank := _rank_in(name):
+        return Curve(name, f"Rank {rank}", SPARE_COLOURS[int(rank) % len(SPARE_COLOURS)])
     short = name.removeprefix(chart.pattern.rstrip("*"))
     taken = {curve.colour for curve in chart.curves}
     spare = [colour for colour in SPARE_COLOURS if colour not in taken] or SPARE_COLOURS

@@ -32,7 +32,21 @@ from backend.spec.whole_file import replace_file, save_as
 
 AUTOSAVE_MS = 400
 """How long typing must rest before the form is written to disk."""
-TYPED = ("int", "float", "text", "prose", "file", "model", "adapter", "dataset", "list", "numbers", "mapping", "stages")
+TYPED = (
+    "int",
+    "float",
+    "text",
+    "prose",
+    "file",
+    "hosts",
+    "model",
+    "adapter",
+    "dataset",
+    "list",
+    "numbers",
+    "mapping",
+    "stages",
+)
 """Kinds of settings that are typed letter by letter: typing without a pause is one undo step."""
 
 

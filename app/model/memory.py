@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from app.model.memory_parts import MemoryPart, MemoryParts
 from backend.spec.config import Config
 from backend.spec.machine import machine_bytes
 from backend.spec.memory.estimate import Estimate
 from backend.spec.memory.model_shape import ModelShape, shape_of
-from backend.spec.memory.worst_stage import estimate_run
+from backend.spec.memory.worst_stage import estimate_run, machines_note
 from backend.spec.places import local_folder
 from backend.spec.suggested_models import suggested
 
@@ -39,7 +41,9 @@ def memory_parts_of(config: Config, prompt: int | None = None) -> MemoryParts | 
 
 def memory_parts_of_shape(config: Config, shape: ModelShape, prompt: int | None = None) -> MemoryParts:
     """The memory of a run with a model of this shape, whichever the config names."""
-    return _memory_parts(estimate_run(config, shape, machine_bytes(), prompt))
+    return replace(
+        _memory_parts(estimate_run(config, shape, machine_bytes(), prompt)), machines_note=machines_note(config)
+    )
 
 
 def _memory_parts(result: Estimate) -> MemoryParts:

@@ -35,6 +35,8 @@ class MemoryParts:
     advice: str = ""
     slack: float = 0.15
     row_tip: str = ""
+    machines_note: str = ""
+    """Whose memory it is, of a run on several machines; a sentence or ""."""
 
     @property
     def total(self) -> float:
@@ -50,11 +52,12 @@ class MemoryParts:
     @property
     def sentence(self) -> str:
         needs, limit = amount(self.total), amount(self.limit)
-        return {
+        verdict = {
             "fits": f"Needs about {needs} of {limit}.",
             "tight": f"Needs about {needs}; this machine has {limit} to give, so it may not fit.",
             "over": f"Needs about {needs}, and this machine has only {limit} to give.",
         }[self.verdict]
+        return f"{verdict} {self.machines_note}".rstrip()
 
 
 MemoryEstimator = Callable[[Config], MemoryParts | None]

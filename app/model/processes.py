@@ -30,9 +30,9 @@ def start_training(config_text: str, run: RunFolder) -> None:
     start_detached(backend_command("train", "--run", str(run.path)), run)
 
 
-def resume_training(run: RunFolder) -> None:
-    """Resume a run from its newest checkpoint, detached. Raises Mistake when the process cannot be started."""
-    start_detached(backend_command("resume", str(run.path)), run)
+def resume_training(run: RunFolder, *options: str) -> None:
+    """Resume a run from its newest checkpoint, detached. `options`: of the verb. Raises Mistake when the process cannot be started."""
+    start_detached(backend_command("resume", str(run.path), *options), run)
 
 
 def start_queue_runner(queue: QueueFile) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from app.model.dataset import Dataset
     from app.model.downloads import Downloads
     from app.model.evaluations import Evaluations
+    from app.model.machines import Machines
     from app.model.reward_bench import RewardBench
     from app.model.service import Service
     from app.model.updates import Updates
@@ -34,7 +35,7 @@ class ServiceSession(FormSession):
 
     Attributes:
         consent – created with the session.
-        service, downloads, dataset, reward_bench, evaluations, updates – created on first use.
+        service, downloads, dataset, reward_bench, evaluations, machines, updates – created on first use.
         last_fault – the last fault of the helper process, for a report; None while there was none.
     """
 
@@ -47,6 +48,7 @@ class ServiceSession(FormSession):
         self._dataset: Dataset | None = None
         self._reward_bench: RewardBench | None = None
         self._evaluations: Evaluations | None = None
+        self._machines: Machines | None = None
         self._updates: Updates | None = None
 
     @property
@@ -111,6 +113,15 @@ class ServiceSession(FormSession):
 
             self._evaluations = Evaluations(self.consent, self)
         return self._evaluations
+
+    @property
+    def machines(self) -> Machines:
+        """The machines of the form's run; created on first use."""
+        if self._machines is None:
+            from app.model.machines import Machines
+
+            self._machines = Machines(self.draft, lambda: self.service, self)
+        return self._machines
 
     @property
     def updates(self) -> Updates:

@@ -44,6 +44,8 @@ SHARES = (3, 2)
 MOVED_MS = 60
 """How long the cursor must rest on a row before that row is requested: a held arrow key requests none on its way."""
 TRY = "Sample the model on the selected rows, and see what your rewards make of it (Ctrl+Shift+D)"
+ROW_STEPS = ("map_function", "prompt_template", "answer_pattern")
+ALLOW = "Asks whether the Python file may run, and then shows the rows as its function makes them"
 TRY_NOT = f"The model is sampled on rows of the training split, {MAX_ROWS:,} at most."
 EMPTY = ("No dataset is chosen yet", "A csv, json, jsonl or parquet file with a question and an answer in each row is enough; "
          "a folder or a dataset of Hugging Face will do as well. Drop it anywhere on the window, or choose it.", "Choose a file…")  # fmt: skip
@@ -97,6 +99,7 @@ class DatasetPage(QWidget):
         self.table = RowTable(self.model)
         self.detail = RowDetail(self.parts)
         self.try_button = button("Try rewards", self.try_rewards)
+        self.allow_button = button("Allow the map function…", self.allow_map_function, tip=ALLOW)
         self.nothing, self.absent, self.failed = EmptyState(*EMPTY), EmptyState(*ABSENT), EmptyState(*FAILED)
 
     def _lay_out(self) -> None:
@@ -144,6 +147,7 @@ class DatasetPage(QWidget):
         head.addWidget(self.shown)
         head.addWidget(self.which)
         head.addStretch(1)
+        head.addWidget(self.allow_button)
         head.addWidget(self.try_button)
         column = QVBoxLayout(card)
         column.setContentsMargins(4, 4, 4, 4)
@@ -159,6 +163,7 @@ class DatasetPage(QWidget):
             *self.mapping.tab_stops(),
             self.which,
             self.table,
+            self.allow_button,
             self.try_button,
             *views,
             self.detail.pane,
@@ -196,6 +201,8 @@ class DatasetPage(QWidget):
     def _on_changed(self, key: str) -> None:
         if not key or key == "data" or key in self.mapping.fields:
             self._show_values()
+        if not key or key in ROW_STEPS:
+            self._show_problems()
 
     def _show_values(self) -> None:
         self.path.show_value(self.draft.value("data"))
@@ -209,15 +216,22 @@ class DatasetPage(QWidget):
         self._offer_names()
         self._show_values()
         self.mapping.show_faults(dataset.faults)
-        elsewhere = (fault.sentence for fault in dataset.faults if fault.setting not in self.mapping.fields)
-        self.path.show_problem(" ".join(elsewhere))
+        self._show_problems()
         self.mapping.show_likely(dataset.suggested_columns)
         self._show_which()
         self._show_counts()
         self.table.set_placeholder(self._placeholder())
+        self.allow_button.setVisible(bool(self.draft.value("map_function") and self._unconfirmed()))
         self._show_enabled()
         self.model.set_prompt_limit(dataset.prompt_limit)
         self.detail.set_prompt_limit(dataset.prompt_limit)
+
+    def _show_problems(self) -> None:
+        """What is wrong with the dataset or its rows, but for the columns, which have fields of their own."""
+        elsewhere = [fault for fault in self.dataset.faults if fault.setting not in self.mapping.fields]
+        # Rows are previewed without a value that is no pattern or template.
+        elsewhere += [fault for fault in self.draft.problems() if fault.setting in ROW_STEPS]
+        self.path.show_problem(" ".join(dict.fromkeys(fault.sentence for fault in elsewhere)))
 
     def _offer_names(self) -> None:
         dataset = self.dataset
@@ -277,6 +291,19 @@ class DatasetPage(QWidget):
     def try_rewards(self) -> None:
         """Have the reward bench sample the model on the selected rows."""
         self.session.try_rewards([row + 1 for part in self.table.selected_ranges() for row in part])
+
+    def allow_map_function(self) -> None:
+        """Ask for consent to the file of the map function, and read the rows again with it."""
+        if self.session.consent.obtain(self._mapping_settings()):
+            self.dataset.reload()
+
+    def _unconfirmed(self) -> bool:
+        return bool(self.session.consent.unconfirmed(self._mapping_settings()))
+
+    def _mapping_settings(self) -> dict[str, Any]:
+        """The file that the preview runs; it does so in a confined process, whatever a run does."""
+        keys = ("reward_functions_file", "reward_network")
+        return {key: self.draft.value(key) for key in keys}
 
     def _show_enabled(self) -> None:
         enabled_actions = self.enabled_actions()

@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
 from app import theme
 from app.model import charts
 from app.model.runs.findings import note_text
+from app.model.runs.ranks import ranks_of
 from app.model.runs.run import Run
 from app.model.runs.run_clock import silence_advice
 from app.model.runs.run_files import setting_of_problem
@@ -31,6 +32,7 @@ from app.widgets.basic.labels_and_buttons import plain_tip
 from app.widgets.basic.layout import settle_layouts
 from app.widgets.basic.open_in_desktop import open_path
 from app.widgets.charts.metric_tile import MetricTile, TileRow
+from app.widgets.monitor.rank_table import RankTable
 from app.widgets.runs.log_view import LogView
 from app.widgets.runs.result_card import CardAction, ResultCard
 from app.widgets.runs.run_header import RunHeader
@@ -46,6 +48,8 @@ TILES = (
 )
 """Label, metric, colour, unit, help."""
 CLOCK_MS = 1000
+ROOM_FOR_RANKS = 620
+"""Height of the page from which it has a table of the machines."""
 
 
 class MonitorPage(QWidget):
@@ -90,6 +94,7 @@ class MonitorPage(QWidget):
         self.verdict = ResultCard()
         self.note = ElidedLabel()
         self.findings = RunFindings(self.session, self)
+        self.ranks = RankTable()
         self.log = LogView()
         self.charts = RunCharts(self.session)
         self.grid = self.charts.grid
@@ -106,8 +111,8 @@ class MonitorPage(QWidget):
         content = QWidget()
         above, below = QVBoxLayout(), QVBoxLayout()
         tile_row = TileRow(list(self.tiles.values()))
-        self._beside_charts = (self.header, self.note, self.verdict, tile_row, self.log)
-        for part in (self.header, self.note, self.findings.cards, self.verdict, tile_row):
+        self._beside_charts = (self.header, self.note, self.verdict, tile_row, self.ranks.card, self.log)
+        for part in (self.header, self.note, self.findings.cards, self.verdict, tile_row, self.ranks.card):
             above.addWidget(part)
         below.addWidget(self.log)
         column = QVBoxLayout(content)
@@ -140,6 +145,8 @@ class MonitorPage(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
+        if self._run is not None:
+            self._show_ranks(self._run)
         self.findings.show_run(self._run, self._beside_charts)
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -157,6 +164,7 @@ class MonitorPage(QWidget):
         self._show_time()
         (self._clock.start if run.is_live else self._clock.stop)()
         self._show_tiles(run)
+        self._show_ranks(run)
         self._show_note(run)
         if not run.is_live or run.silence or not self.verdict.isHidden():
             self._show_verdict()
@@ -184,6 +192,11 @@ class MonitorPage(QWidget):
             self.tiles["kl"].show_value(None, instead="off: Beta 0")
         if not run.latest("clip_ratio_total") and charts.ratio_is_always_1(run.config):
             self.tiles["clip_ratio_total"].show_value(None, instead="ratio always 1")
+
+    def _show_ranks(self, run: Run) -> None:
+        """Where there is room: in a low window charts and verdict, which tell the same, need it more."""
+        has_room = self.height() >= theme.scaled(ROOM_FOR_RANKS)
+        self.ranks.show_ranks(ranks_of(run.started, run.ending, run.latest) if has_room else [])
 
     def _show_note(self, run: Run) -> None:
         """Show the newest note; warnings are among the findings."""
@@ -272,8 +285,10 @@ class MonitorPage(QWidget):
             if is_bug
             else "Mend what the sentence names, then go on."
         )
+        is_of_machines = setting_of_problem(run.ending) == "hosts"
         actions = [
             self._resume_action(run),
+            *([CardAction("Resume here alone", self._resume_alone)] if is_of_machines else []),
             CardAction("Edit settings", self._edit_settings),
             CardAction("Open log", self.log.open_file),
             *([CardAction("Report a problem…", lambda: self.session.problem_found.emit(run))] if is_bug else []),
@@ -302,6 +317,11 @@ class MonitorPage(QWidget):
         """Resume the run from its newest checkpoint."""
         if self._run is not None and not self._run.is_live:
             self.session.resume_run(self._run.folder)
+
+    def _resume_alone(self) -> None:
+        """Resume a run of several machines on this one."""
+        if self._run is not None and not self._run.is_live:
+            self.session.resume_run(self._run.folder, "--hosts", "none")
 
     def _export(self) -> None:
         if self._run is not None:

@@ -17,9 +17,11 @@ from app.model.form_values import is_equivalent
 from app.model.guide import place_of_setting
 from app.model.memory_parts import amount
 from app.model.session import Session
+from app.pages.parts import machines_part
 from app.pages.parts.adapter_import import AdapterImport
 from app.pages.parts.dataset_line import DatasetLine
 from app.pages.parts.default_dataset import DefaultDatasetOffer
+from app.pages.parts.machines_part import MachinesPart
 from app.pages.parts.source_picking import Picking
 from app.widgets.basic.labels_and_buttons import PlainLabel, button
 from app.widgets.basic.layout import set_shown
@@ -92,13 +94,17 @@ class TrainPage(QWidget):
         for section, settings in sections().items():
             if section == "preference":
                 self.form.add(_not_applicable("QAT", "Not applicable to GRPO."))
-            listed = [about for about in settings if about.key not in REWARD_FIELDS]
+            listed = [about for about in settings if about.key not in (*REWARD_FIELDS, *machines_part.FIELDS)]
             # The reward table stands between the documented settings of its section and ours.
             first = documented_part(section, listed) if section == "generation" else listed
             others = [about for about in listed if about not in first]
             card = SettingsCard(section, SECTIONS[section], first, others, BASIC_FIELDS, self.form.page)
             self.form.add_card(card)
             self._tabs += card.tab_order(self._add_rewards(card) if section == "generation" else ())
+            if section == "training":
+                self.machines = MachinesPart(self.session, self.form.page)
+                self.form.add_card(self.machines.card)
+                self._tabs += self.machines.card.tab_order(self.machines.panel.tab_stops())
         self.form.column.addStretch()
         self.form.open_cards(self.session.prefs.open_cards)
         self.dataset = self.session.dataset
@@ -327,8 +333,9 @@ class TrainPage(QWidget):
 
     def _show_all_settings(self) -> None:
         """Open every card, or close them all."""
-        self.form.open_cards(SECTIONS if self.all_settings.isChecked() else ())
-        for key in SECTIONS:
+        cards = (*SECTIONS, machines_part.KEY)
+        self.form.open_cards(cards if self.all_settings.isChecked() else ())
+        for key in cards:
             self.session.prefs.set_card_open(key, self.all_settings.isChecked())
 
     # Finding a setting

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from backend.cli.exit_codes import verb
+from backend.cli.network_estimate import measured_cost, sentences
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.memory.estimate import Estimate
@@ -38,12 +39,18 @@ def estimate(
     config: Annotated[Path, typer.Argument(help="The settings, a YAML file.")],
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout, in bytes.")] = False,
     prompt: Annotated[int | None, typer.Option("--prompt", help="Tokens of the longest prompt.", min=1)] = None,
+    hosts: Annotated[
+        Path | None,
+        typer.Option(
+            "--hosts", metavar="FILE", help="Also measure what connects these machines, and what a step loses to it."
+        ),
+    ] = None,
 ) -> None:
-    """Say what memory a run needs, phase by phase; loads no weights."""
+    """Say what memory a run needs, phase by phase; loads no weights. With --hosts, what a step on several machines loses to the network."""
     from backend.spec.config import parse, read
     from backend.spec.machine import machine_bytes
     from backend.spec.memory.model_shape import shape_of
-    from backend.spec.memory.worst_stage import estimate_run
+    from backend.spec.memory.worst_stage import estimate_run, machines_note
     from backend.spec.model_and_data_names import model_source
     from backend.spec.places import local_folder
     from backend.spec.runs.adapter_source import with_adapter
@@ -56,10 +63,14 @@ def estimate(
         why = "is not on this machine" if folder is None else "has no config.json that tells its sizes"
         raise Mistake("model", f"The model {settings.model} {why}, so its memory cannot be told.")
     result = estimate_run(settings, shape, machine_bytes(), prompt or longest_prompt(settings, folder))
+    network = measured_cost(settings, shape, hosts) if hosts is not None else None
     if as_json:
-        print(json.dumps(result.to_dict(), ensure_ascii=False))
+        told = {} if network is None else {"network": network.to_dict()}
+        print(json.dumps(result.to_dict() | told, ensure_ascii=False))
     else:
-        _print_table(result)
+        _print_table(result, machines_note(settings))
+        if network is not None:
+            print(sentences(network))
 
 
 def longest_prompt(config: Config, folder: Path) -> int | None:
@@ -85,7 +96,7 @@ def _texts(config: Config) -> Iterator[str]:
         yield "\n".join(str(message["content"]) for message in messages_of(row, prompt_format, "a row"))
 
 
-def _print_table(result: Estimate) -> None:
+def _print_table(result: Estimate, note: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -101,4 +112,4 @@ def _print_table(result: Estimate) -> None:
         table.add_row(name, *sizes, MEANINGS.get(name, ""), style="bold" if name == "total" else None)
     console = Console()
     console.print(table)
-    console.print(" ".join(filter(None, [result.sentence, result.advice, result.row_tip])), highlight=False)
+    console.print(" ".join(filter(None, [result.sentence, note, result.advice, result.row_tip])), highlight=False)

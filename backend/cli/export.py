@@ -1,4 +1,4 @@
-"""The verb `export`: a run's model, in a chosen format, in LM Studio, a folder or a repository on Hugging Face."""
+"""The verb `export`: a run's model, in a chosen format, in LM Studio, a folder or a repository on Hugging Face; or its settings for TRL."""
 
 from __future__ import annotations
 
@@ -37,12 +37,14 @@ Format = Annotated[
 @verb
 @outlives_terminal
 def export(
-    run: Annotated[str, typer.Argument(help="A run folder, or its name.", autocompletion=run_names)],
+    run: Annotated[
+        str, typer.Argument(help="A run folder, or its name; for --to trl a YAML file too.", autocompletion=run_names)
+    ],
     to: Target,
     name: Annotated[
         str | None, typer.Option("--name", help="Name of the model there (the run's name if left out).")
     ] = None,
-    folder: Annotated[Path | None, typer.Option("--folder", help="Parent folder for --to folder.")] = None,
+    folder: Annotated[Path | None, typer.Option("--folder", help="Parent folder for --to folder and --to trl.")] = None,
     checkpoint: Annotated[
         str,
         typer.Option(
@@ -72,7 +74,18 @@ def export(
     runs_dir: ExistingRunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put a run's model into LM Studio, Ollama, a folder or Hugging Face, loaded back and compared with what was trained."""
+    """Put a run's model into LM Studio, Ollama, a folder or Hugging Face, loaded back and compared; or its settings into a folder for TRL."""
+    if to == "trl":
+        from backend.cli.export_trl import export_settings
+
+        about_weights = {"checkpoint": checkpoint, "format": format_, "quantize": quantize, "held-out": held_out, "fetch": fetch, "repo": repo,
+                         "public": public, "preview": preview}  # fmt: skip
+        with _stopping():
+            export_settings(
+                run, runs_dir, name, folder, about_weights, overwrite=overwrite, as_json=as_json,
+                report=_report_json if as_json else _ReportLines(),
+            )  # fmt: skip
+        return
     from backend.run.export.export_run import Export, export_run
     from backend.spec.places import find_run
 

@@ -17,7 +17,6 @@ from backend.cli.new_run import PreparedRun, parse_changes
 from backend.cli.options import AllowCode, Hosts, Live, NewRunsDir, Stream
 from backend.cli.run_session import train_and_exit
 from backend.run.gpu_timeout import relax_gpu_timeout
-from backend.run.library.own_functions import require_no_program
 from backend.spec.config import load, read
 from backend.spec.diary_ends import has_finished
 from backend.spec.faults import Mistake
@@ -71,6 +70,8 @@ def resume(
         print(f"The run {folder.name} has finished; there is nothing to resume. More steps: --set iters=N.")
         return
     require_allowed(read(folder.config), allow=allow_code)
+    from backend.run.library.own_functions import require_no_program  # all of scoring, which no other verb waits for
+
     settings, asked = load(folder.config), parse_changes(changes or []) | hosts_setting(hosts)
     require_no_program(settings)
     if is_over and not translate(asked)[0].keys() & LENGTHENING:

@@ -92,7 +92,11 @@ def resume_sweep(name: str, runs_dir: Path | None, *, allow_code: bool = False, 
 
 def _checked(plan: SweepPlan) -> SweepInputs:
     """What the runs read before their model. Raises Mistake with every fault of what the settings point to."""
-    relax_gpu_timeout(parse(plan.base))  # before the import below, which imports mlx
+    base = parse(plan.base)
+    relax_gpu_timeout(base)  # before the imports below, which import mlx
+    from backend.run.distributed.planned_machines import require_one_machine
+
+    require_one_machine(base, "A sweep")
     from backend.run.sweep.inputs import SweepInputs
 
     inputs = SweepInputs()

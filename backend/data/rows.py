@@ -71,16 +71,10 @@ def read_splits(config: DatasetSettings, map_rows: MapRows | None = None, *, hea
     a preview. Raises Mistake.
     """
     reading = Reading(config.streaming, head)
-    own = find_splits(config.data, config.dataset_config, "data", _names_by_split(config), reading, _checked(config))
-    found = own | {
-        split: _one(name, config, split, reading)
-        for split, name in (("valid", config.valid_data), ("test", config.test_data))
-        if name
-    }
     splits = Splits([])
     steps = RowSteps.of(config, map_rows)
-    for split, each in found.items():
-        rows = _stepped(each, steps, split, splits.notes)
+    for split, each in found_splits(config, reading).items():
+        rows = stepped(each, steps, split, splits.notes)
         setattr(splits, split, rows)
         splits.source[split] = each.source
         if each.about is not None:
@@ -88,18 +82,36 @@ def read_splits(config: DatasetSettings, map_rows: MapRows | None = None, *, hea
     if not splits.train:
         raise Mistake("data", f"The dataset {shown_source(config.data)} has no rows to train on.")
     splits.evals = _evaluation_rows(config, map_rows, reading, splits.notes)
-    return _hold_out(splits, config)
+    return hold_out(splits, config)
 
 
-def _names_by_split(config: DatasetSettings) -> dict[str, tuple[str, ...]]:
+def found_splits(config: DatasetSettings, reading: Reading) -> dict[str, Found]:
+    """The rows of each split as they are stored, before any step; those of another dataset where one takes a split's place. Raises
+    Mistake."""
+    return own_splits(config, reading) | {
+        split: split_elsewhere(config, split, reading) for split in splits_elsewhere(config)
+    }
+
+
+def own_splits(config: DatasetSettings, reading: Reading) -> dict[str, Found]:
+    """Those of the run's own dataset. Raises Mistake."""
+    return find_splits(config.data, config.dataset_config, "data", names_by_split(config), reading, _checked(config))
+
+
+def splits_elsewhere(config: DatasetSettings) -> dict[str, str]:
+    """Split → the other dataset that takes its place."""
+    return {split: name for split, name in (("valid", config.valid_data), ("test", config.test_data)) if name}
+
+
+def names_by_split(config: DatasetSettings) -> dict[str, tuple[str, ...]]:
     """Split → the names it may have in the dataset: the configured name, or all usual names where it is the default. Without the splits that
     another dataset takes the place of."""
     configured = {"train": config.train_split, "valid": config.valid_split, "test": config.test_split}
-    elsewhere = {"valid": config.valid_data, "test": config.test_data}
+    elsewhere = splits_elsewhere(config)
     return {
         split: SPLIT_NAMES[split] if name == split else (name,)
         for split, name in configured.items()
-        if not elsewhere.get(split)
+        if split not in elsewhere
     }
 
 
@@ -124,17 +136,21 @@ def _checked(config: DatasetSettings) -> Check:
     return check
 
 
-def _one(name: str, config: DatasetSettings, use: str, reading: Reading) -> Found:
-    """The rows of another dataset for one use: of a folder or a Hub id the split for that use, else another that is not for training, else
-    the training split."""
-    setting = {"valid": "valid_data", "test": "test_data"}.get(use, "eval_data")
-    own = {"valid": config.valid_split, "test": config.test_split}.get(use, "")
-    first, second = ("test", "valid") if use == "test" else ("valid", "test")
-    usual = (*SPLIT_NAMES[first], *SPLIT_NAMES[second], *SPLIT_NAMES["train"])
-    names = {WHOLE: (own,) if own not in ("", use) else usual}
+def split_elsewhere(config: DatasetSettings, split: str, reading: Reading) -> Found:
+    """The rows of the other dataset that takes a split's place: of a folder or a Hub id the split for that use, else another that is not for
+    training, else the training split. Raises Mistake."""
+    name = splits_elsewhere(config)[split]
     # A configuration is one of a dataset; another dataset has it only where it is the same one.
     of_same = config.dataset_config if name == config.data else ""
-    return _single(name, of_same, setting, names, reading)
+    return _single(name, of_same, f"{split}_data", {WHOLE: names_elsewhere(config, split)}, reading)
+
+
+def names_elsewhere(config: DatasetSettings, use: str) -> tuple[str, ...]:
+    """The names that the split for one use may have in another dataset, the likeliest first."""
+    own = {"valid": config.valid_split, "test": config.test_split}[use]
+    first, second = ("test", "valid") if use == "test" else ("valid", "test")
+    usual = (*SPLIT_NAMES[first], *SPLIT_NAMES[second], *SPLIT_NAMES["train"])
+    return (own,) if own not in ("", use) else usual
 
 
 def _single(name: str, config_name: str, setting: str, names: Names, reading: Reading) -> Found:
@@ -156,17 +172,26 @@ def _evaluation_rows(
     """The sets of `eval_data`, each with its own columns and steps where it says so."""
     evals: dict[str, EvaluationRows] = {}
     for name, about in evaluation_sets(config.eval_data).items():
-        own = config.model_copy(update=about)
-        wanted = about.get("valid_split") or about.get("test_split") or about.get("train_split")
-        usual = (*SPLIT_NAMES["test"], *SPLIT_NAMES["valid"], *SPLIT_NAMES["train"])
-        names = {WHOLE: (wanted,) if wanted else usual}
-        found = _single(about["data"], about.get("dataset_config", ""), "eval_data", names, reading)
-        rows = _stepped(found, RowSteps.of(own, map_rows), name, notes)
+        own, found = config.model_copy(update=about), found_evaluation_set(about, reading)
+        rows = stepped(found, RowSteps.of(own, map_rows), name, notes)
         evals[name] = EvaluationRows(rows, found.source, about)
     return evals
 
 
-def _stepped(found: Found, steps: RowSteps, split: str, notes: list[str]) -> Rows:
+def found_evaluation_set(about: Mapping[str, Any], reading: Reading) -> Found:
+    """The rows of one of `evaluation_sets` as they are stored. Raises Mistake."""
+    names = {WHOLE: names_of_evaluation_set(about)}
+    return _single(about["data"], about.get("dataset_config", ""), "eval_data", names, reading)
+
+
+def names_of_evaluation_set(about: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names that its split may have, the likeliest first."""
+    wanted = about.get("valid_split") or about.get("test_split") or about.get("train_split")
+    usual = (*SPLIT_NAMES["test"], *SPLIT_NAMES["valid"], *SPLIT_NAMES["train"])
+    return (wanted,) if wanted else usual
+
+
+def stepped(found: Found, steps: RowSteps, split: str, notes: list[str]) -> Rows:
     """What the steps make of rows, with a note on those that they leave out. Raises Mistake where they leave out all."""
     if not steps or not found.rows:
         return found.rows
@@ -187,7 +212,7 @@ def _stepped(found: Found, steps: RowSteps, split: str, notes: list[str]) -> Row
     return rows
 
 
-def _hold_out(splits: Splits, config: DatasetSettings) -> Splits:
+def hold_out(splits: Splits, config: DatasetSettings) -> Splits:
     """Move a seeded share of the training rows to valid when there is no valid split and `validation_split` is set."""
     if splits.valid or not config.validation_split:
         return splits

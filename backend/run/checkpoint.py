@@ -161,11 +161,17 @@ def save(
             save_arrays(draft / OPTIMIZER_FILE, optimizer)
         if reference is not None:
             save_arrays(draft / "reference.safetensors", reference)
-        content = {"v": RUN_FORMAT} | asdict(state) | {"files": file_sums(draft.iterdir())}
-        (draft / "state.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_state(draft, state)
     # After the new checkpoint is on disk: until then the run can only be resumed from an older one.
     rotate(run, keep)
     return final
+
+
+def write_state(folder: Path, state: TrainingState) -> None:
+    """Write state.json beside a checkpoint's arrays, with their sums: by these damage is noticed, and whether it has an optimizer is known."""
+    arrays = (file for file in folder.iterdir() if file.name != "state.json")
+    content = {"v": RUN_FORMAT} | asdict(state) | {"files": file_sums(arrays)}
+    (folder / "state.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def first_start(run: RunFolder) -> float | None:

@@ -12,11 +12,10 @@ the clone's config.yaml; those that it had later are not inherited.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +24,7 @@ from mlx.utils import tree_unflatten
 
 from backend.models.export.atomic_folder import staging_folder
 from backend.run import checkpoint
-from backend.run.checkpoint import Checkpoint, TrainingState
+from backend.run.checkpoint import Checkpoint, TrainingState, write_state
 from backend.spec.config import SETTINGS, Config, dump, keys_used_by, load, parse
 from backend.spec.disk_faults import cause, is_of_mlx
 from backend.spec.events import Diary
@@ -191,7 +190,7 @@ def _copy_warm(
     diary = Diary(draft.events)
     if changed:
         diary.write("change", step=state.step + 1, settings=changed)
-    _write_state(target, replace(_without_stale(state, changed), events_bytes=diary.size))
+    write_state(target, replace(_without_stale(state, changed), events_bytes=diary.size))
     _end_diary(diary, f"Cloned from {parent.name} after step {state.step}, and not begun yet.", state.step)
 
 
@@ -231,7 +230,7 @@ def _copy_cold(
     parameters: Any = tree_unflatten(list(saved.weights().items()))
     fresh.init(parameters)
     mx.save_safetensors(str(target / "optimizer.safetensors"), state_arrays(fresh))
-    _write_state(target, TrainingState())
+    write_state(target, TrainingState())
     _publish_adapters(parent, saved, draft)
     of_step = f"the weights of {parent.name} after step {saved.state.step}"
     _end_diary(Diary(draft.events), f"Cloned with {of_step}, and not begun yet.", 0)
@@ -263,7 +262,3 @@ def _end_diary(diary: Diary, sentence: str, step: int) -> None:
     """Mark the clone as a run that waits to be resumed; the line is cut off then."""
     diary.write("stopped", step=step, reason="cloned", sentence=sentence)
     diary.close()
-
-
-def _write_state(folder: Path, state: TrainingState) -> None:
-    (folder / "state.json").write_text(json.dumps(asdict(state)), encoding="utf-8")

@@ -28,6 +28,7 @@ from backend.models.start_adapter import check_start
 from backend.models.supported_architectures import architecture_refusal
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.run.checkpoint_score import check_metric
+from backend.run.distributed.planned_machines import plan_machines
 from backend.run.evaluation_sets import check_evaluation_sets, held_out_settings
 from backend.run.run_inputs import RunInputs, StageRows, read_rows, read_stages, stage_mistake
 from backend.run.scoring_stages import scoring_stages
@@ -87,6 +88,8 @@ def preflight(
 def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> tuple[Splits, tuple[StageRows, ...]]:
     """Everything that the settings point to. → the rows, and those of each stage. Raises Mistake with all faults."""
     faults: list[Fault] = []
+    if config.hosts:
+        _caught(faults, lambda: plan_machines(config))
     tokenizer = _check_models(config, runs_dir, faults)
     _caught(faults, lambda: check_grammar(config, tokenizer))
     splits = _caught(faults, lambda: _read_and_check_data(config, tokenizer, scorer))

@@ -41,7 +41,7 @@ def map_rows_of(config: Config) -> tuple[MapRows | None, list[Fault]]:
         return None, [
             Fault(
                 "map_function",
-                f"{name} has not been allowed to run yet; load it on the Rewards page. Rows are shown as they are.",
+                f"{name} has not been allowed to run yet; allow it above the rows, which are shown as they are.",
             )
         ]
     return _scorer(own).map_rows, []

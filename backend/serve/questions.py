@@ -54,6 +54,7 @@ QUESTIONS: dict[str, Question] = {
     "chat_load": Question("backend.serve.chat_questions:chat_load", on_model_thread=True),
     "chat_reply": Question("backend.serve.chat_questions:chat_reply", on_model_thread=True),
     "chat_row": Question("backend.serve.chat_questions:chat_row"),
+    "check_machines": Question("backend.serve.machine_questions:check_machines", own_thread=True),
     "import_adapter": Question("backend.serve.adapter_questions:import_adapter", on_model_thread=True),
     "newer_release": Question("backend.serve.update_questions:newer_release", own_thread=True),
 }

@@ -120,7 +120,7 @@ NOT_BUILT = {
 """Keys of related programs for features that are not built yet → what they are, to be refused in a sentence."""
 
 
-TEXTS = ("text", "prose", "model", "adapter", "dataset", "file", "choice")
+TEXTS = ("text", "prose", "model", "adapter", "dataset", "file", "hosts", "choice")
 """Kinds of settings whose value is text even where YAML reads a number."""
 
 

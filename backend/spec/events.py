@@ -52,6 +52,10 @@ LONGEST_LINE = 64 << 20
 
 def json_safe(value: Any) -> Any:
     """`value` in JSON's types: NaN and infinities become None, tuples lists, paths text."""
+    if value is None or isinstance(
+        value, (str, int)
+    ):  # first: a step's rows hold tens of thousands, and Mapping is an abstract class
+        return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -9,12 +9,14 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from backend.spec.config import Config, load
 from backend.spec.diary_ends import first_and_last_events
 from backend.spec.exports import PUBLISHER, ExportFormat, exported_bytes
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, lm_studio_models, local_folder
 from backend.spec.runs.archive import raw_settings
 from backend.spec.runs.saved_weights import SavedWeights, best_of, find_checkpoint, has_end, saved_weights
+from backend.spec.runs.steering import run_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,13 @@ def has_held_out_prompts(run: RunFolder) -> bool:
     """Whether the run has evaluated on prompts that it did not train on."""
     _, last = first_and_last_events(run.events)
     return any(event["kind"] == "eval" for event in last)
+
+
+def settings_of(run: RunFolder) -> Config:
+    """The settings that an export for TRL is made of: those that the run ended with; of one in stages, which no program else has, those that
+    hold outside of them. Raises Mistake."""
+    begun = load(run.config)
+    return begun if begun.stages else run_config(run)
 
 
 def target_folder(target: str, name: str, folder: Path) -> Path:

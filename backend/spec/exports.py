@@ -121,6 +121,8 @@ class ExportTarget:
     """The sentence for a kind that it cannot take."""
     store: str = ""
     """Where a program keeps the model in files of its own; "" for a folder on this disk, which can be looked at before and shown after."""
+    takes_settings: bool = False
+    """Whether it takes the run's settings, to train elsewhere, and no weights."""
 
 
 PUBLISHER = "grpo-studio"
@@ -148,6 +150,14 @@ TARGETS: dict[str, ExportTarget] = {
             "Hugging Face",
             kinds=("model", "adapter"),
             refusal="GGUF files are not uploaded from here; export to a folder, and upload that with `hf upload`.",
+        ),
+        ExportTarget(
+            "trl",
+            "TRL, on CUDA machines",
+            asks_for_folder=True,
+            kinds=(),
+            refusal="TRL gets the settings of a run and no weights, so there is no format to choose.",
+            takes_settings=True,
         ),
     )
 }

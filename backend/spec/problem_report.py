@@ -52,7 +52,7 @@ def _public(settings: Mapping[str, Any]) -> dict[str, Any]:
         setting = SETTINGS.get(key)
         if setting is None or value == setting.default:
             continue
-        if setting.kind in ("file", "model", "adapter", "dataset") or (
+        if setting.kind in ("file", "hosts", "model", "adapter", "dataset") or (
             isinstance(value, str) and os.sep in value and "~" in value[:1]
         ):
             shown[key] = _name(str(value))

@@ -23,6 +23,7 @@ Kind = Literal[
     "prose",
     "choice",
     "file",
+    "hosts",
     "model",
     "adapter",
     "dataset",

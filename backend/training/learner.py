@@ -27,7 +27,6 @@ from backend.engine.penalties import Penalties
 from backend.models.policy import Policy
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
-from backend.spec.learning_rate import final_rate, warmup_updates
 from backend.spec.memory.chunking import MICRO_BATCH_TOKENS, head_chunk
 from backend.training.additive_metrics import Tally, merge
 from backend.training.algorithm import Algorithm, OptimizerBatch
@@ -35,7 +34,7 @@ from backend.training.batch import Batch
 from backend.training.not_finite import NotFinite, gradient_norms, token_numbers
 from backend.training.optimizers.by_name import optimizer
 from backend.training.optimizers.clipping import clip_by_norm
-from backend.training.optimizers.schedules import schedule
+from backend.training.optimizers.schedules import learning_rates
 from backend.training.optimizers.state import restore, state_arrays
 from backend.training.over_ranks import merged, total_gradient, total_loss
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
@@ -261,22 +260,6 @@ class Learner:
             return optimizer.apply_gradients(gradient, parameters)
 
         return mx.compile(apply_gradients, inputs=[optimizer.state], outputs=[optimizer.state])
-
-
-def learning_rates(config: Config, steps: int) -> Callable[[int], float]:
-    """The learning rate of every update of a run of `steps` steps."""
-    updates = steps * config.updates_per_step
-    return schedule(
-        config.lr_schedule,
-        config.learning_rate,
-        updates,
-        warmup_updates=warmup_updates(config, updates),
-        warmup_init=config.lr_warmup_init,
-        decay_fraction=config.lr_decay_fraction,
-        final=final_rate(config.learning_rate, config.lr_final),
-        cycles=config.lr_cycles,
-        power=config.lr_power,
-    )
 
 
 def optimizer_of(config: Config) -> Optimizer:

@@ -11,10 +11,12 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 
+from app.desktop.drop_target import DroppedFile
 from app.model.consent import Consent
 from app.model.prefs import Prefs
 from app.model.session import Session
 from app.widgets.rewards.consent_dialog import ConsentDialog
+from app.window import Window
 from backend.spec.places import RunFolder
 from backend.spec.rewards.allowed_code import CodeToAllow, Rights
 from backend.spec.rewards.user_code import code_files, read_code
@@ -125,6 +127,24 @@ def test_run_starts_nothing_without_consent(qtbot, tmp_path: Path, monkeypatch: 
     session.start_run()
     assert len(started) == 1
     session.close_run()
+
+
+@pytest.mark.parametrize("page", ["train", "rewards"])
+def test_a_dropped_file_is_named_and_nothing_of_it_runs_before_run_asks(page: str, qtbot, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(small_run.LOW_HALF + "from pathlib import Path\nPath(__file__).with_name('it-ran').touch()\n")
+    window = Window(Session(Prefs(tmp_path / "prefs")))
+    qtbot.addWidget(window)
+    window.show_page(page)
+    dialog = window.session.consent.ask = FakeDialog(False)
+    window.open_dropped(DroppedFile("reward_functions_file", file))
+    settings = small_run.settings_for(tmp_path, reward_functions=["low_half"], reward_weights=[])
+    window.session.draft.update(settings)
+    assert window.session.draft.value("reward_functions_file") == str(file) and not window.session.draft.problems()
+    assert [each.code.path for each in window.session.consent.unconfirmed(window.session.draft.values())] == [file]
+    assert not dialog.requests, "a drop asks nothing, for nothing runs"
+    window.session.start_run()
+    assert len(dialog.requests) == 1 and not (tmp_path / "it-ran").exists()
 
 
 def dialog_text(dialog: ConsentDialog) -> str:

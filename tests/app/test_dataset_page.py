@@ -27,6 +27,7 @@ from app.widgets.dataset.dataset_table import CHUNK, MAX_CHUNKS, PLACEHOLDER, Co
 from backend.serve.question_call import QuestionCall
 from backend.serve.questions import QUESTIONS
 from backend.spec.faults import Fault, Mistake
+from backend.spec.rewards.allowed_code import Rights
 from tests.support.latency import LatencyProbe
 from tests.support.random_models import tiny_tokenizer
 
@@ -120,6 +121,32 @@ def show_dataset(qtbot, page: DatasetPage, state: str = "ready", **settings: Any
     page.session.draft.update(settings)
     page.show()
     qtbot.waitUntil(lambda: page.dataset.state == state and page.dataset._reading == 0, timeout=PATIENCE_MS)
+
+
+def test_a_pattern_that_is_none_is_said_above_the_rows_that_are_shown_without_it(
+    qtbot, page: DatasetPage, tmp_path: Path
+) -> None:
+    show_dataset(qtbot, page, data=write_rows(tmp_path), **MAPPED)
+    page.draft.set("answer_pattern", "(unclosed")
+    assert page.path._problem is not None and "pattern" in page.path._problem.text().lower()
+    page.draft.set("answer_pattern", "(.*)")
+    assert not page.path._problem.text()
+
+
+def test_a_map_function_is_allowed_above_its_rows(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    """The page said to load the file on Rewards, where nothing is asked before completions are scored."""
+    code = "from backend.rewards import register_map_function\n@register_map_function\ndef f(row):\n    return row | {'solution': 'new'}\n"
+    (tmp_path / "mine.py").write_text(code)
+    answers, asked = [False, True], []
+    page.session.consent.ask = lambda requests: asked.append(requests) or answers.pop(0)
+    mapped = {"map_function": "f", "reward_functions_file": str(tmp_path / "mine.py"), "reward_isolation": "thread"}
+    show_dataset(qtbot, page, data=write_rows(tmp_path), **MAPPED | mapped)
+    assert page.allow_button.isVisible() and [fault.setting for fault in page.dataset.faults] == ["map_function"]
+    page.allow_button.click()
+    assert page.allow_button.isVisible() and len(asked) == 1
+    page.allow_button.click()
+    qtbot.waitUntil(lambda: not page.allow_button.isVisible() and not page.dataset.faults, timeout=PATIENCE_MS)
+    assert asked[1][0].rights == Rights(), "the preview runs it in a process of its own"
 
 
 def wait_for_counts(qtbot, page: DatasetPage) -> Counts:

@@ -200,3 +200,49 @@ def test_an_upload_asks_for_a_repository_and_previews_first(
     ]
     choose(panel, target="lmstudio")
     assert panel.start.text() == "Export" and panel.choices.name.text() == "run"
+
+
+def test_settings_go_to_trl_and_what_is_left_out_is_listed(
+    make_panel: MakePanel, run: RunFolder, tmp_path: Path, qtbot
+) -> None:
+    run.config.write_text("model: nowhere\ndata: rows\noptimizer: muon\nnum_layers: 2\n", encoding="utf-8")
+    panel = make_panel(f"print({json.dumps(RESULT)!r})")
+    choose(panel, target="trl")
+    panel.choices._set_folder(tmp_path)
+    panel.choices.name.setText("for-trl")
+    shown = [panel.choices.weights, panel.choices.format, panel.choices.held_out, panel.choices.account]
+    assert [widget.isVisible() for widget in shown] == [False, False, False, True]
+    text = panel.choices.account.text.text()
+    assert "Optimizer: muon" in text and "AdamW, which wants a learning rate of its own" in text
+    assert "train.py puts adapters on the last layers only" in text
+    assert panel.command()[-8:] == [
+        str(run.path),
+        "--to",
+        "trl",
+        "--name",
+        "for-trl",
+        "--folder",
+        str(tmp_path),
+        "--json",
+    ]
+    panel.start_export()
+    qtbot.waitUntil(lambda: "folder for TRL" in panel.outcome_label.text())
+    assert "README.md" in panel.details_label.text()
+    (tmp_path / "for-trl").mkdir()
+    panel.choices.refresh()
+    assert panel.choices.obstacle == "There is a folder of that name already."
+    choose(panel, target="folder")
+    assert panel.choices.weights.isVisible() and not panel.choices.account.isVisible()
+
+
+def test_a_run_without_weights_or_with_unreadable_settings(make_panel: MakePanel, run: RunFolder) -> None:
+    """Settings need no weights; without settings there is nothing to export."""
+    panel = make_panel()
+    panel.choices.weights.clear()
+    panel.choices.name.setText("another")
+    choose(panel, target="trl")
+    assert panel.choices.obstacle == "Choose a dataset: a file, a folder, or an id on Hugging Face."
+    run.config.write_text("model: nowhere\ndata: rows\n", encoding="utf-8")
+    choose(panel, target="folder")
+    choose(panel, target="trl")
+    assert panel.choices.obstacle == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.model.charts import CHARTS, curves_of, placeholder
+from app.model.runs.ranks import ranks_of
 from app.model.session import Session
 from app.pages.monitor_page import MonitorPage
 from app.pages.parts import run_verdict
@@ -472,3 +474,49 @@ def test_the_line_above_the_charts_is_a_warning_before_any_other_note(
     (row,) = page.findings.cards.rows()
     assert row._text.text() == "macOS stopped the GPU's work."
     assert page.note.text() == page.note.toolTip() == "Prompts are read twice."
+
+
+# ── several machines ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_run_on_several_machines_shows_each_and_who_was_lost(
+    tmp_path: Path, page: MonitorPage, show_run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show_run(made_up_runs.make_run(tmp_path / "alone", steps=3, total=3))
+    assert page.ranks.card.isHidden()
+    assert not [chart.title for chart in page.grid.plots if "each rank" in chart.title and chart.isVisible()]
+    show_run(made_up_runs.make_run(tmp_path / "three", steps=3, total=3, ranks=3, ending="failed", lost_rank=2))
+    assert page.ranks.card.isVisible()
+    model = page.ranks.ranks
+    cells = [[model.index(row, column).data() for column in range(model.columnCount())] for row in range(3)]
+    assert [row[1] for row in cells] == ["anna-mbp.local", "studio.local", "air.local"]
+    assert [row[-1] for row in cells] == ["", "", "Lost"]
+    assert cells[1][5] == "6" and cells[1][6].endswith("of 128\u202fGB") and cells[2][7].endswith("%")
+    curves = {
+        curve.label
+        for curve in curves_of(
+            next(c for c in CHARTS if c.title == "Waiting of each rank"),
+            made_up_runs.rank_metrics(3, random.Random(0)),
+            [],
+        )
+    }
+    assert curves == {"Rank 0", "Rank 1", "Rank 2"}
+
+
+@pytest.mark.parametrize(
+    "started",
+    [
+        None,
+        {},
+        {"ranks": 1},
+        {"ranks": "2"},
+        {"ranks": True},
+        {"ranks": 10**9},
+        {"ranks": 2, "machines": 3},
+        {"ranks": 2, "machines": [3, {"rank": "x"}, {}]},
+    ],
+)
+def test_a_damaged_diary_has_no_ranks_or_nameless_ones(started) -> None:
+    ranks = ranks_of(started, {"lost_rank": "x"}, lambda name: None)
+    assert [rank.info.machine for rank in ranks] == (["", ""] if (started or {}).get("ranks") == 2 else [])
+    assert not any(rank.is_lost for rank in ranks)

@@ -19,6 +19,7 @@ from app import theme
 from app.desktop.file_open_event import FileOpener
 from app.menus import MENUS, RUN_ACTIONS
 from app.model.prefs import Prefs
+from app.model.processes import ProcessOutcome
 from app.model.runs.run_control import RunControl
 from app.model.runs.run_state import LIVE
 from app.model.session import Session
@@ -529,6 +530,20 @@ def test_export_for_mlx_lm_lora_names_the_settings_left_out(window: Window, tmp_
         == "Wrote theirs.yaml. Left out, as mlx-lm-lora has no such setting: scale_rewards."
     )
     assert "lora_parameters:" in (tmp_path / "theirs.yaml").read_text()
+
+
+def test_export_for_trl_writes_a_folder_and_names_what_is_not_carried(
+    window: Window, tmp_path: Path, monkeypatch, qtbot
+):
+    window.session.draft.update({"model": "a/b", "data": "a/b", "optimizer": "muon"})
+    monkeypatch.setattr(window, "choose_trl_folder", lambda: tmp_path)
+    window.menus["export_for_trl"].trigger()
+    qtbot.waitUntil(lambda: window.strip.sentence.text().startswith("Wrote"), timeout=60_000)
+    said = f"Wrote {tmp_path / 'settings-trl'}. Not carried over: optimizer; its README.md says what stands in."
+    assert window.strip.sentence.text() == said
+    assert "optim: adamw_torch" in (tmp_path / "settings-trl" / "grpo_config.yaml").read_text()
+    window._tell_of_trl(ProcessOutcome(False, 2, "It is there already.", ""), tmp_path / "gone" / "settings.yaml")
+    assert window.strip.sentence.text() == "It is there already."
 
 
 def test_applying_a_preset_is_one_undo_step(window: Window):

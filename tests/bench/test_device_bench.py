@@ -354,6 +354,7 @@ def test_every_switch_runs_on_and_off(bench_folder: Path, switch: Technique, mon
     assert switch.meaning.endswith(".")
 
 
+@pytest.mark.proof
 def test_every_plain_way_is_another_way(bench_folder: Path, monkeypatch: pytest.MonkeyPatch):
     """What a rollout and a learner are made of, with a GPU's choices and with each technique off."""
     monkeypatch.setenv(TREAT_CPU_AS, "gpu")

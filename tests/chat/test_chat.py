@@ -66,8 +66,14 @@ def rolled_out(chat: Chat, row: int, sampling: Sampling, seed: int, *, tuned: bo
     return Rollout(policy, 12).sample([problem], 1, sampling, seed, 0)[0].completions[0]
 
 
-@pytest.mark.parametrize("train_type", ["lora", "dora", "full"])
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("sampling", "train_type"),
+    [
+        pytest.param(GREEDY, "lora", id="greedy-lora"),
+        pytest.param(SAMPLED, "dora", id="sampled-dora"),
+        pytest.param(SAMPLED, "full", id="sampled-full"),
+    ],
+)
 def test_both_sides_answer_as_rollouts_of_their_weights_do(
     chats: Callable[..., Chat], train_type: str, sampling: Sampling
 ):

@@ -33,11 +33,11 @@ RECORD = read_record()
 
 REPRESENTATIVE = {
     "deepseek_v3": "latent attention (MLA), mixture of experts",
-    "gemma4": "a wrapped text model; sliding window, shared keys, embeddings per layer, a soft cap on logits",
     "mamba": "state space",
     "qwen3_5": "gated delta net beside attention",
-    "falcon_h1": "state and attention in one layer",
 }
+"""The mechanisms of others have tests of their own: a sliding window and a soft cap in tests/generation, shared keys in
+test_gradient_checkpointing.py, state and attention in one layer in test_recurrent_models.py."""
 
 
 @pytest.mark.parametrize(

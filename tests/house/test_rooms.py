@@ -25,6 +25,7 @@ PLAIN_DATA = {
     "app.model.memory_parts",
     "app.model.presets",
     "app.model.runs.marks",
+    "app.model.runs.ranks",
     *(f"app.model.completions.{name}" for name in ("filters", "folding", "word_diff")),
 }
 """What widgets draw: data classes without Qt and without the session."""

@@ -41,7 +41,7 @@ def weights(run: RunFolder) -> dict[str, np.ndarray]:
     return {name: np.array(x) for name, x in saved.weights().items()}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param("every weight", marks=pytest.mark.proof), *list(CASES)[1:]])
 def test_a_run_stopped_and_resumed_ends_with_the_same_bits(
     name: str, tmp_path: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

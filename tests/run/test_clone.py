@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from backend.run import checkpoint
+from backend.run.checkpoint_integrity import examine
 from backend.run.clone import clone
 from backend.run.run_process import train
 from backend.run.stop_signals import handlers_restored
@@ -89,6 +90,22 @@ def test_a_warm_clone_without_changes_continues_as_its_parent_bit_for_bit(parent
     assert load(run.config).temperature == 1.1, "the parent's change before the step is a setting of the clone"
     seqs = [event["seq"] for event in read_events(run.events)]
     assert seqs == list(range(len(seqs)))
+
+
+def test_a_clone_of_a_checkpoint_without_the_optimizer_goes_on_and_notices_damage(
+    parent: RunFolder, tmp_path: Path
+) -> None:
+    """Its state named no files, so that the optimizer, which was never saved, was missed; and that of any clone had no sums."""
+    raw = load(parent.config).model_dump() | {"save_only_model": True, "iters": 2, "entropy_adaptive": False}
+    run = clone(trained(raw, RunFolder(tmp_path / "light")), "1")
+    (saved,) = run.checkpoints.iterdir()
+    assert examine(run, saved) == "" and not (saved / "optimizer.safetensors").exists()
+    assert checkpoint.newest(continued(run)) is not None
+    other = clone(parent, "3", name="damaged", runs_dir=tmp_path)
+    (saved,) = other.checkpoints.iterdir()
+    arrays = saved / "adapters.safetensors"
+    arrays.write_bytes(arrays.read_bytes()[:-1] + b"?")
+    assert "adapters.safetensors" in examine(other, saved)
 
 
 def test_a_full_fine_tuned_run_is_cloned_too(parent: RunFolder, tmp_path: Path) -> None:

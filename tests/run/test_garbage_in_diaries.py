@@ -159,6 +159,21 @@ def test_a_diary_is_cut_by_its_lines_where_the_recorded_length_no_longer_fits(
     assert steps[-1] == step and run.events.read_bytes().endswith(b"\n")
 
 
+def test_what_follows_a_step_stays_with_it_up_to_its_saving(tmp_path: Path) -> None:
+    """An evaluation belongs to the step before it; the sampling after its checkpoint to the next one, which comes again."""
+    kept = [
+        '"kind": "step", "step": 2',
+        '"kind": "eval", "step": 2',
+        '"kind": "note"',
+        '"kind": "phase", "phase": "saving"',
+    ]
+    later = ['"kind": "phase", "phase": "sampling"', '"kind": "checkpoint", "step": 2', '"kind": "step", "step": 3']
+    run, (head, tail) = RunFolder(tmp_path), ("".join(f"{{{line}}}\n" for line in lines) for lines in (kept, later))
+    run.events.write_text(head + tail)
+    assert cut_back(run, TrainingState(step=2, events_bytes=len(head) + 5))
+    assert run.events.read_text() == head
+
+
 def test_a_run_goes_on_although_its_files_were_edited(tmp_path: Path, run: RunFolder) -> None:
     """The lengths that the checkpoint has recorded no longer fall between two lines; the lines say where its step ends."""
     raw = small_run.settings_for(tmp_path, iters=3, save_every=2)

@@ -173,7 +173,7 @@ CASES = (
 )  # fmt: skip
 
 
-IN_CI = ("T 256, recomputed", "full, V 8k, KL", "four prompts, accumulated", "4 bits, small")
+IN_CI = ("full, V 8k, KL", "four prompts, accumulated")
 """Between them: LoRA and full, recomputed layers, several prompts, a large vocabulary with a reference, packed weights."""
 
 

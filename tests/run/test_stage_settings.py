@@ -105,7 +105,7 @@ def test_a_stage_equals_a_run_with_its_settings_that_goes_on_from_the_same_check
     assert [len(row["completions"]) for row in rows_of(whole)] == [2] * 2 + [3] * 6 + [2] * 2
 
 
-@pytest.mark.parametrize("stops", [(2,), (3, 5), (4, 6)])
+@pytest.mark.parametrize("stops", [(3, 5), *(pytest.param(stops, marks=pytest.mark.proof) for stops in ((2,), (4, 6)))])
 def test_breaks_within_stages_and_between_them_change_nothing(
     staged: dict[str, Any], whole: RunFolder, run: RunFolder, stops: tuple[int, ...]
 ) -> None:

@@ -112,7 +112,7 @@ def assert_same(swept: RunFolder, alone: RunFolder) -> None:
     ],
 )
 def test_four_runs_in_turns_equal_four_alone(changes: dict[str, Any], tmp_path: Path) -> None:
-    settings = base(tmp_path, **changes)
+    settings = base(tmp_path, iters=4, save_every=3, **changes)
     if "quantization" in changes:  # groups of 64 weights
         settings["model"] = str(tiny_model(tmp_path / "wide", hidden=64))
     plan, folder = sweep_of(tmp_path, FOUR, base=settings)

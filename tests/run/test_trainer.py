@@ -284,7 +284,7 @@ def test_another_seed_gives_other_completions(inputs: Path, uninterrupted: RunFo
 # ── interrupted ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("moment", ["after a step", "while it saves"])
+@pytest.mark.parametrize("moment", [pytest.param("after a step", marks=pytest.mark.proof), "while it saves"])
 def test_a_killed_run_that_is_resumed_equals_the_uninterrupted_one(
     inputs: Path, uninterrupted: RunFolder, run: RunFolder, moment: str
 ) -> None:
@@ -540,7 +540,7 @@ def test_a_stopped_full_fine_tuning_leaves_its_model(inputs: Path, run: RunFolde
     assert all(np.array_equal(np.array(model[name]), x) for name, x in weights(run).items())
 
 
-@pytest.mark.parametrize("train_type", ["lora", "full"])
+@pytest.mark.parametrize("train_type", ["lora", pytest.param("full", marks=pytest.mark.proof)])
 def test_a_run_in_bfloat16_resumes_to_the_last_bit(
     inputs: Path, run: RunFolder, tmp_path: Path, train_type: str
 ) -> None:

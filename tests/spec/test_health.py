@@ -105,6 +105,7 @@ def test_a_healthy_run_has_no_findings() -> None:
         ("straggler", {"completions/max_length": 400.0}, {"completions/max_length": 399.0}),
         ("gradient_zero", {"grad_norm": 0.0}, {"grad_norm": 1e-8}),
         ("seen_often", {"epoch": 10.0}, {"epoch": 9.9}),
+        ("machines_wait", {"waiting_share": 0.26}, {"waiting_share": 0.25}),
     ],
 )
 def test_a_rule_needs_a_full_window_and_fires_past_its_limit(code: str, sick: Any, well: Any) -> None:
@@ -112,6 +113,16 @@ def test_a_rule_needs_a_full_window_and_fires_past_its_limit(code: str, sick: An
     assert found(run(WINDOW, **sick)) == [code]
     assert found(run(WINDOW - 1, **sick)) == []
     assert found(run(WINDOW, **well)) == []
+
+
+def test_who_waits_least_is_who_the_others_wait_for() -> None:
+    recent = Recent({})
+    for event in run(
+        WINDOW, waiting_share=0.4, **{"ranks/0/waiting": 3.0, "ranks/1/waiting": 0.1, "ranks/2/waiting": 3.0}
+    ):
+        recent.take(event)
+    (finding,) = findings(recent)
+    assert "40% of their time waiting for each other, mostly for rank 1 (limit 25%)" in finding.sentence
 
 
 def test_the_kl_explodes_in_three_steps_and_a_single_outlier_is_none() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import yaml
 
@@ -60,6 +63,28 @@ def metrics(step: int, total: int, dice: random.Random) -> dict[str, float]:
     return values
 
 
+MACHINES = [
+    {"rank": 0, "machine": "anna-mbp.local", "chip": "Apple M4 Max", "memory_gb": 64.0, "mlx": "0.32.4", "python": "3.12.4"},
+    {"rank": 1, "machine": "studio.local", "address": "10.0.0.2", "chip": "Apple M2 Ultra", "memory_gb": 128.0, "mlx": "0.32.4",
+     "python": "3.12.4"},
+    {"rank": 2, "machine": "air.local", "address": "10.0.0.3", "chip": "Apple M2", "memory_gb": 16.0, "mlx": "0.32.4", "python": "3.12.4"},
+]  # fmt: skip
+LOST = "hosts: {machine} (rank {rank}) has not been heard for 12 s. Step 60 is saved."
+
+
+def rank_metrics(ranks: int, dice: random.Random) -> dict[str, float]:
+    """What a step of a run on several machines has besides: rank 2 is a third as fast, and the others wait for it."""
+    values: dict[str, float] = {"waiting_share": 0.06 + abs(dice.gauss(0, 0.02)), "time/gradient_sum": 0.03}
+    for rank in range(ranks):
+        speed = (1.0, 1.4, 0.35)[rank]
+        values |= {
+            f"ranks/{rank}/prompts": round(4 * speed) or 1.0, f"ranks/{rank}/tokens_per_second": speed * (2600 + dice.gauss(0, 90)),
+            f"ranks/{rank}/learn_tokens_per_second": speed * (4700 + dice.gauss(0, 120)),
+            f"ranks/{rank}/waiting": abs(dice.gauss(0.08, 0.03)) if rank < 2 else 0.01, f"ranks/{rank}/memory": 0.38 + 0.01 * rank,
+        }  # fmt: skip
+    return values
+
+
 def make_run(
     path: Path,
     *,
@@ -68,32 +93,78 @@ def make_run(
     ending: str | None = "finished",
     seconds: float = 1.2,
     now: bool = False,
+    ranks: int = 1,
+    lost_rank: int | None = None,
     **config,
 ) -> RunFolder:
     """A run folder with `steps` steps of `total`; `ending` is the kind of the last event, None for none.
 
-    `now`: its last events are a few seconds old; `config` overrides settings.
+    `now`: its last events are a few seconds old; `ranks`: the machines it trains on, of which `lost_rank` ends it; `config` overrides
+    settings.
     """
+    what = (steps, total, ending, seconds, ranks, lost_rank, config)
+    if now:
+        return _write_run(path, time.time() - steps * seconds - 3, *what)
+    key = json.dumps(what, default=str)
+    if key not in _MADE:
+        _MADE[key] = TemporaryDirectory(prefix="grpo-studio-made-up-run-")
+        _write_run(Path(_MADE[key].name), Clock().t, *what)
+    shutil.copytree(_MADE[key].name, path, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    return RunFolder(path)
+
+
+_MADE: dict[str, TemporaryDirectory[str]] = {}
+"""Runs as `make_run` has made them in this process, by its arguments: many tests want the same, and copying takes a hundredth of the time."""
+
+
+def _write_run(
+    path: Path,
+    began: float,
+    steps: int,
+    total: int,
+    ending: str | None,
+    seconds: float,
+    ranks: int,
+    lost_rank: int | None,
+    config: dict[str, Any],
+) -> RunFolder:
+    """`began`: unix seconds of its first event."""
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path)
     settings = {"model": "demo/model", "data": "demo/data", "iters": total, "beta": 0.05, "steps_per_eval": 20,
                 "group_size": 8, "batch_size": 4, "reward_functions": list(REWARDS), **config}  # fmt: skip
     folder.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
     folder.log.write_text(log_text(steps), encoding="utf-8")
-    diary, dice, clock = Diary(folder.events), random.Random(7), Clock()
-    clock.t = time.time() - steps * seconds - 3 if now else clock.t
+    diary, dice, clock = Diary(folder.events), random.Random(7), Clock(began)
     rows = JsonLines(folder.completions)
-    write(diary, clock, "started", model="demo/model", iterations=total, ranks=1, device="cpu", versions={})
+    machines = {"machines": MACHINES[:ranks], "distributed_backend": "ring"} if ranks > 1 else {}
+    write(
+        diary,
+        clock,
+        "started",
+        model="demo/model",
+        iterations=total,
+        ranks=ranks,
+        device="cpu",
+        versions={},
+        **machines,
+    )
     write(diary, clock.after(0.1), "phase", phase="loading")
     for step in range(1, steps + 1):
         write(diary, clock.after(2.0 if step == 1 else 0.1), "phase", phase="sampling")
-        write(diary, clock.after(seconds - 0.1), "step", step=step, metrics=metrics(step, total, dice))
+        of_ranks = rank_metrics(ranks, random.Random(step)) if ranks > 1 else {}
+        write(diary, clock.after(seconds - 0.1), "step", step=step, metrics=metrics(step, total, dice) | of_ranks)
         for row in groups(step, total, dice):
             rows.append(row)
         if step % 20 == 0 or step == 1:
             write(diary, clock, "eval", step=step, metrics=held_out(step, total))
     if ending:
-        write(diary, clock.after(0.5), ending, step=steps, reason="done", sentence=SENTENCES[ending])
+        told = (
+            {"sentence": LOST.format(**MACHINES[lost_rank]), "lost_rank": lost_rank}
+            if lost_rank
+            else {"sentence": SENTENCES[ending]}
+        )
+        write(diary, clock.after(0.5), ending, step=steps, reason="done", **told)
     diary.close()
     rows.close()
     return folder

@@ -237,7 +237,22 @@ def sampler_gap() -> Recording:
     )  # fmt: skip
 
 
-CONSTRUCTED = {"half-written": half_written, "memory": memory, "sampler-gap": sampler_gap}
+def waiting() -> Recording:
+    """Rank 0 is the slow one: the other waits for it, and it waits for nobody."""
+
+    def change(step: int, metrics: dict[str, Any]) -> dict[str, Any]:
+        waited = round(0.6 * metrics["time/step"], 6)
+        return {"waiting_share": 0.3, "ranks/0/waiting": 0.0, "ranks/1/waiting": waited}
+
+    return with_metrics(
+        "waiting",
+        "Two machines, of which the second waits for the first in 60 % of each step.",
+        "machines_wait",
+        change,
+    )
+
+
+CONSTRUCTED = {"half-written": half_written, "memory": memory, "sampler-gap": sampler_gap, "waiting": waiting}
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ TORTURES: dict[str, Torture] = {
     "kills": Torture(
         "runs, sweeps, exports and clones killed at random moments and gone on with, compared bit for bit", 200
     ),
+    "ranks": Torture("runs over several ranks, one of which is killed or stopped at a random moment", 70),
     "run_folders": Torture(
         "files of run folders broken, and read by the window's models, the readers and the verbs", 20_000
     ),

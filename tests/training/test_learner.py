@@ -265,9 +265,10 @@ def test_steps_equal_an_independent_implementation(model: Path, loss: str, mu: i
     # Three iterations: old log-probabilities that were recorded again in the second would show in the third.
     {"scale_rewards": "none", "epsilon": 2e-2, "epsilon_high": None, "num_iterations": 3},
     {"temperature": 1.5, "beta": 0.3},
-    # The formulas of MLX LoRA Studio's guide, with the policy away from the reference from the second update on.
-    DOCUMENTED | {"num_iterations": 2},
     *(pytest.param(settings, marks=pytest.mark.proof) for settings in (
+        # The formulas of MLX LoRA Studio's guide, with the policy away from the reference from the second update on;
+        # test_as_documented.py has them by token and by sequence.
+        DOCUMENTED | {"num_iterations": 2},
         {"importance_sampling_level": "sequence", "num_iterations": 2, "epsilon": 3e-3, "epsilon_high": 4e-3},
         {"ratio_against": "reference", "num_iterations": 2},
         {"use_bias_correction_kl": False, "num_iterations": 2},
@@ -472,7 +473,10 @@ def test_dropout_depends_on_the_seed_and_the_update_alone(model: Path) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"train_type": "dora"}, {"sampling_correction": "token_truncate", "beta": 0}],
+    [
+        pytest.param({"train_type": "dora"}, marks=pytest.mark.proof),
+        {"sampling_correction": "token_truncate", "beta": 0},
+    ],
     ids=str,
 )
 def test_prefilling_a_prompt_once_for_several_micro_batches_changes_no_weight(

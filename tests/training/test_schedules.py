@@ -13,8 +13,7 @@ from mlx.optimizers import schedulers
 from backend.spec.config import SETTINGS, parse
 from backend.spec.config_notes import config_notes
 from backend.spec.faults import Mistake
-from backend.training.learner import learning_rates
-from backend.training.optimizers.schedules import SCHEDULES, schedule
+from backend.training.optimizers.schedules import SCHEDULES, learning_rates, schedule
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "schedules.json").read_text())
 

@@ -169,7 +169,9 @@ def test_the_gradient_of_an_adapter_is_summed_in_float32(dtype: mx.Dtype) -> Non
         assert float(mx.linalg.norm(mine.astype(mx.float32) - other) / mx.linalg.norm(other)) < 5e-3
 
 
-@pytest.mark.parametrize("settings", [{}, {"train_type": "dora"}, {"train_type": "dora", "bits": 4}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [pytest.param({}, marks=pytest.mark.proof), {"train_type": "dora", "bits": 4}], ids=str
+)
 def test_an_adapter_in_16_bits_is_that_of_float32_within_rounding(folder: Path, settings: dict[str, Any]) -> None:
     exact, coarse = (deep_policy(folder, 64, noise=0.03, dtype=dtype, **settings) for dtype in ("float32", "float16"))
     tokens = mx.array([[5, 70, 200, 9]])
@@ -185,9 +187,10 @@ def float_types(policy: Any) -> set[mx.Dtype]:
     return {x.dtype for name, x in arrays.items() if mx.issubdtype(x.dtype, mx.floating) and "lora_" not in name}
 
 
-@pytest.mark.parametrize("bits", [None, 4])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "auto"])
-def test_a_model_computes_in_the_type_that_the_settings_give(folder: Path, bits: int | None, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "bits"), [("float32", 4), ("bfloat16", None), ("float16", 4), ("auto", None), ("auto", 4)]
+)
+def test_a_model_computes_in_the_type_that_the_settings_give(folder: Path, dtype: str, bits: int | None) -> None:
     policy = deep_policy(folder, 64, bits=bits, dtype=dtype)
     expected = mx.bfloat16 if dtype == "auto" else getattr(mx, dtype)  # as it comes
     assert float_types(policy) == {expected} and policy.split_model.dtype == expected
@@ -281,7 +284,7 @@ def test_the_first_pass_corrects_as_a_pass_of_its_own(folder: Path, monkeypatch:
     "settings", [{}, {"sampling_correction": "none"}, {"num_iterations": 2}, {"ratio_against": "reference", "beta": 0.1}],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("top_p", [1.0, 0.8])
+@pytest.mark.parametrize("top_p", [pytest.param(1.0, marks=pytest.mark.proof), 0.8])
 def test_the_gap_is_rounding_whatever_the_filters(folder: Path, settings: dict[str, Any], top_p: float) -> None:
     policy = deep_policy(folder, 64, dtype="float32", **settings)
     groups = sampled_groups(policy, 6, sampling=Sampling(1.0, top_p=top_p))

@@ -146,6 +146,9 @@ def test_a_queue_of_somebody_else_starts_no_code(theirs: Path, tmp_path: Path) -
 
     folder = shutil.copytree(theirs, tmp_path / "runs")
     (folder / "theirs.py").unlink()  # the files name that of the first folder
+    shutil.rmtree(
+        folder / "trained"
+    )  # a folder so new and without a diary is taken for one that is being started, and waited for
     (folder / "fresh" / "events.jsonl").unlink(missing_ok=True)
     (folder / "queue.json").write_text(json.dumps({"runs": ["fresh"], "diaries": {}}))
 

@@ -6,8 +6,12 @@ import ast
 import os
 import pickle
 import re
+import secrets
+import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,7 @@ from PySide6.QtWidgets import QLabel
 from app.message_boxes import QuestionBox
 from app.widgets.basic.labels_and_buttons import label, plain_tip
 from backend.models.export.destinations import safe_name
+from backend.run.distributed.handshake import Listeners, connect
 from backend.spec.checks import cross_setting_faults
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.faults import Mistake
@@ -183,15 +188,35 @@ def test_the_warm_process_listens_on_nothing(tmp_path: Path) -> None:
         process.communicate()
 
 
-def test_nothing_of_ours_opens_a_port() -> None:
-    """Servers are made by few names, and the sources have none of them."""
+OPENS_PORTS = ROOT / "backend" / "run" / "distributed" / "handshake.py"
+"""Where rank 0 of a run on several machines listens."""
+
+
+def test_one_module_opens_ports() -> None:
+    """Servers are made by few names, and the other sources have none of them."""
     forbidden = re.compile(
         r"\b(HTTPServer|QTcpServer|QLocalServer|create_server|start_server|socketserver)\b|\.listen\(\d"
     )
     found = [
         path for path in SOURCES if "bench" not in path.parts and forbidden.search(path.read_text(encoding="utf-8"))
     ]
-    assert found == []
+    assert found == [OPENS_PORTS]
+
+
+def test_rank_0_listens_at_its_addresses_until_the_others_have_come() -> None:
+    """Not at every address of the machine, and not a moment longer."""
+    listeners = Listeners.at(["127.0.0.1"])
+    (address,) = listeners.addresses
+    assert address.host == "127.0.0.1" and address.port > 0
+    secret, came = secrets.token_bytes(32), time.monotonic() + 10
+    worker = threading.Thread(target=lambda: connect([address], secret, 1, came).close())
+    worker.start()
+    proven = listeners.accept(secret, {1}, came)
+    worker.join()
+    assert list(proven) == [1]
+    proven[1].close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((address.host, address.port), timeout=5)
 
 
 def test_updates_are_looked_for_only_where_that_was_chosen() -> None:

@@ -248,6 +248,7 @@ _KINDS: dict[str, type[Field]] = {
     "prose": ProseField,
     "choice": MenuField,
     "file": PathField,
+    "hosts": PathField,
     "model": PathField,
     "adapter": AdapterField,
     "dataset": PathField,

@@ -25,6 +25,7 @@ _ACCEPTS: dict[str, Callable[[Path], bool]] = {
     "adapter": lambda path: path.is_dir() or path.suffix.lower() == ".safetensors",
     "dataset": lambda path: False,
     "file": lambda path: path.suffix.lower() in (".py", ".txt"),
+    "hosts": lambda path: path.suffix.lower() == ".json",
 }
 """Kind of setting → whether a dropped path is accepted. A dataset is always left to the window, which sets its columns too."""
 _PLACEHOLDERS = {
@@ -32,6 +33,7 @@ _PLACEHOLDERS = {
     "data": f"such as {first_choices.DATASET}, or drop a file here",
     "adapter": "none: starts from the base model",
     "reward_functions_file": "drop a Python file here",
+    "hosts": "none: this machine alone",
 }
 _BROWSE_LABELS = {"reward_functions_file": "Import…"}
 """Setting → the button's label, where it is another than Browse."""
@@ -112,7 +114,11 @@ class PathField(LineField):
             self.browse.clicked.connect(self.choose_folder if self.setting.kind == "model" else self.choose_file)
 
     def choose_file(self) -> None:
-        kinds = {"file": "Python (*.py *.txt)", "dataset": "Data (*.jsonl *.json *.csv *.parquet)"}
+        kinds = {
+            "file": "Python (*.py *.txt)",
+            "hosts": "Hosts (*.json)",
+            "dataset": "Data (*.jsonl *.json *.csv *.parquet)",
+        }
         self.take(
             str(open_file(self, self.setting.key, self.setting.label, kinds[self.setting.kind], self._near()) or "")
         )

@@ -16,8 +16,11 @@ from app.widgets.basic.file_dialogs import first_folder, open_folder
 from app.widgets.basic.labels_and_buttons import button, label, plain_tip
 from app.widgets.basic.layout import set_shown
 from app.widgets.basic.number_format import figure
+from app.widgets.runs.settings_account import SettingsAccount
 from backend.spec import export_choices
 from backend.spec.exports import FORMATS, TARGETS
+from backend.spec.faults import Mistake
+from backend.spec.other_programs.into_trl.exported import into_trl
 from backend.spec.places import RunFolder, lm_studio_models
 
 HELD_OUT_PROMPTS = 32
@@ -69,7 +72,9 @@ class ExportChoices(QWidget):
         )
         self._can_compare = export_choices.has_held_out_prompts(self.run)
         self.held_out.setChecked(self._can_compare)
-        self.overwrite = CheckBox("Replace the model of that name")
+        self.overwrite = CheckBox("")
+        self.account = SettingsAccount()
+        self._unreadable = ""
         self.replace = CheckBox("Replace what the repository has")
         self.target.currentIndexChanged.connect(self._choose_target)
         for box in (self.weights, self.format):
@@ -91,7 +96,7 @@ class ExportChoices(QWidget):
         rows = (
             *(("Weights", self.weights), ("Format", self.format), ("", self.format_line), ("To", self.target)),
             *(("", place), ("Name", self.name), ("Repository", self.repo), ("", self.public), ("", self.replace)),
-            *(("", self.overwrite), ("", self.held_out)),
+            *(("", self.overwrite), ("", self.held_out), ("", self.account)),
         )
         for row, (text, field) in enumerate(rows):
             if text:
@@ -109,9 +114,10 @@ class ExportChoices(QWidget):
     def arguments(self) -> list[str]:
         """Arguments of the verb `export` for the present choices."""
         target, format_ = self.target.currentData(), self.format.currentData()
-        arguments = [str(self.run.path), "--to", target, *self._name_arguments(), "--format", format_]
-        if self.weights.currentData():
-            arguments += ["--checkpoint", self.weights.currentData()]
+        arguments = [str(self.run.path), "--to", target, *self._name_arguments()]
+        if not self.takes_settings:
+            arguments += ["--format", format_]
+            arguments += ["--checkpoint", self.weights.currentData()] if self.weights.currentData() else []
         if TARGETS[target].asks_for_folder:
             arguments += ["--folder", str(self._folder)]
         if self.compares_rewards:
@@ -122,12 +128,18 @@ class ExportChoices(QWidget):
     @property
     def compares_rewards(self) -> bool:
         """Whether the reward functions are run, on completions of held-out prompts."""
-        return self.held_out.isChecked() and FORMATS[self.format.currentData()].kind == "model" and not self.is_upload
+        has_model = FORMATS[self.format.currentData()].kind == "model" and not self.takes_settings
+        return self.held_out.isChecked() and has_model and not self.is_upload
 
     @property
     def is_upload(self) -> bool:
         """Whether it goes to Hugging Face, where a preview comes first."""
         return self.target.currentData() == "hub"
+
+    @property
+    def takes_settings(self) -> bool:
+        """Whether what is exported are settings, for a program that trains with them, and no weights."""
+        return TARGETS[self.target.currentData()].takes_settings
 
     def _name_arguments(self) -> list[str]:
         if not self.is_upload:
@@ -150,8 +162,21 @@ class ExportChoices(QWidget):
             widget.setVisible(self.is_upload)
         for widget in (self.name, self.folder, self._captions["Name"]):
             widget.setVisible(not self.is_upload)
+        about_weights = (
+            self.weights,
+            self.format,
+            self.format_line,
+            self._captions["Weights"],
+            self._captions["Format"],
+        )
+        for widget in about_weights:
+            widget.setVisible(not self.takes_settings)
         # An upload's card has the evaluation of the whole split, where one was made.
-        self.held_out.setVisible(self._can_compare and not self.is_upload)
+        self.held_out.setVisible(self._can_compare and not self.is_upload and not self.takes_settings)
+        self.overwrite.setText(f"Replace the {'folder' if self.takes_settings else 'model'} of that name")
+        self.account.setVisible(self.takes_settings)
+        if self.takes_settings:
+            self._show_account()
         self.choose.setVisible(target.asks_for_folder)
         # What goes into another program's store or to the Hub is prepared in the run's folder.
         home = self.run.path if target.store or self.is_upload else lm_studio_models()
@@ -160,8 +185,20 @@ class ExportChoices(QWidget):
             self.folder.setText(target.store)
             self.folder.setToolTip("")
 
+    def _show_account(self) -> None:
+        """What becomes of the settings; why they cannot be read."""
+        self._unreadable = ""
+        try:
+            settings = into_trl(export_choices.settings_of(self.run))
+        except Mistake as mistake:
+            self._unreadable = mistake.faults[0].sentence
+        else:
+            self.account.show_account(settings.left_out, settings.by_files)
+
     def _choose_folder(self) -> None:
-        path = open_folder(self, "export", "Folder to put the model into")
+        path = open_folder(
+            self, "export", f"Folder to put the {'folder for TRL' if self.takes_settings else 'model'} into"
+        )
         if path is not None:
             self._set_folder(path)
 
@@ -185,15 +222,18 @@ class ExportChoices(QWidget):
         self.held_out.setEnabled(format_.kind == "model")
         # What a program keeps by itself is only known once it is asked.
         set_shown(self.overwrite, is_taken or bool(TARGETS[self.target.currentData()].store))
-        if not self.weights.count():
+        what = "folder" if self.takes_settings else "model"
+        if self.takes_settings and self._unreadable:
+            self.obstacle = self._unreadable
+        elif not self.takes_settings and not self.weights.count():
             self.obstacle = "This run has saved no weights yet."
-        elif format_.kind not in TARGETS[self.target.currentData()].kinds:
+        elif not self.takes_settings and format_.kind not in TARGETS[self.target.currentData()].kinds:
             self.obstacle = TARGETS[self.target.currentData()].refusal
         elif not self.is_upload and not self.name.text().strip():
-            self.obstacle = "Give the model a name."
+            self.obstacle = f"Give the {what} a name."
         elif is_taken and not self.overwrite.isChecked():
-            self.obstacle = "There is a model of that name already."
-        elif size is not None and free is not None and size > free:
+            self.obstacle = f"There is a {what} of that name already."
+        elif not self.takes_settings and size is not None and free is not None and size > free:
             self.obstacle = f"Its disk has only {figure(free / 1e9, 'GB')} free."
         else:
             self.obstacle = ""

@@ -29,6 +29,7 @@ LM_STUDIO_LINK = "lmstudio://"
 """Brings LM Studio to the front, where the model is under My Models. Its documented links (open_from_hf, add_mcp) lead to Hugging Face
 and to tool servers; none names a model on this disk."""
 
+READ_ME = "Its README.md says how to run it on one machine, on several GPUs, and as a job of Hugging Face."
 _WIDTH = 560
 
 
@@ -176,8 +177,10 @@ class ExportPanel(QDialog):
     def _show_result(self, result: dict[str, Any]) -> None:
         size = figure(result["bytes"] / 1e9, "GB")
         target = TARGETS[self.choices.target.currentData()]
-        self._say(f"The model is {'in' if target.store else 'at'} {from_home(result['place'])} ({size}).", "good")
-        self.details_label.setText("\n".join(result["sentences"]))
+        what = "folder for TRL" if target.takes_settings else "model"
+        self._say(f"The {what} is {'in' if target.store else 'at'} {from_home(result['place'])} ({size}).", "good")
+        # What an export for TRL leaves out stands above already.
+        self.details_label.setText(READ_ME if target.takes_settings else "\n".join(result["sentences"]))
         self.details_label.show()
         self.reveal.setVisible(not target.store)
         self.open_app.setVisible(self.choices.target.currentData() == "lmstudio")

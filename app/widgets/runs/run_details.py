@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from app.widgets.basic.number_format import file_size, moment
 from app.widgets.runs.lineage_tree import LineageTree
 from app.widgets.runs.state_chip import StateChip
 from backend.spec.config import SETTINGS
+from backend.spec.runs.archive import Summary
 from backend.spec.runs.disk_use import PARTS
 from backend.spec.runs.run_comparison import value_text
 from backend.spec.runs.run_notes import tags_in
@@ -70,6 +72,7 @@ class RunDetails(QScrollArea):
         self.problem = label(role="problem", wrap=True)
         self.family = LineageTree()
         self.family.run_chosen.connect(self.run_chosen)
+        self.machines = label(wrap=True)
         self.settings, self.disk = QGridLayout(), QGridLayout()
         self.free = LinkButton("Free space…")
         self.free.clicked.connect(self.free_requested)
@@ -99,6 +102,8 @@ class RunDetails(QScrollArea):
         column.addWidget(self.note)
         self._family_heading = self._heading(column, "Cloned from and to")
         column.addWidget(self.family)
+        self._machines_heading = self._heading(column, "Machines")
+        column.addWidget(self.machines)
         self._heading(column, "Settings that differ from the defaults")
         column.addLayout(self.settings)
         self._disk_heading = self._heading(column, "Disk")
@@ -164,6 +169,9 @@ class RunDetails(QScrollArea):
         for part in (self._family_heading, self.family):
             set_shown(part, bool(family))
         self.family.show_family(family, titles, about.name)
+        self.machines.setText(_machines(about))
+        for part in (self._machines_heading, self.machines):
+            set_shown(part, bool(self.machines.text()))
         settings = [(SETTINGS[key].label, value_text(value)) for key, value in record.settings.items()]
         _fill(self.settings, settings or [("All are the defaults.", "")])
         listed = [
@@ -206,3 +214,12 @@ def _fill(grid: QGridLayout, rows: Sequence[tuple[str, str]]) -> None:
         grid.addWidget(
             label(value, theme.figures_font(), wrap=True, selectable=True), row, 1, Qt.AlignmentFlag.AlignTop
         )
+
+
+def _machines(about: Summary) -> str:
+    """The machines of a run on several ranks, how many of these each has, and "" for a run on one."""
+    if (about.ranks or 1) < 2:
+        return ""
+    counts = Counter(about.machines)
+    named = [f"{name} ({count} ranks)" if count > 1 else name for name, count in counts.items()]
+    return ", ".join(named) or f"{about.ranks} ranks"

@@ -14,7 +14,7 @@ from typing import Any
 TRAINER_METRICS = (
     *("loss", "reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "learning_rate", "grad_norm", "epoch"),
     *("clip_ratio_low", "clip_ratio_high", "clip_ratio_total", "hit_max_tokens_ratio", "peak_memory_gb", "num_tokens"),
-    *("reward_std_within_groups",),
+    *("reward_std_within_groups", "waiting_share"),
     *("rollout_tokens_per_second", "train_tokens_per_second", "grad_clipped"),
 )
 """Names that reward functions may not log under, nor any that begins with one of these prefixes:"""
@@ -26,6 +26,7 @@ _TRAINER_PREFIXES = (
     "peak_memory_gb/",
     "process/",
     "machine/",
+    "ranks/",
     "eval_",
 )
 

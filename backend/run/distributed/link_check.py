@@ -16,7 +16,7 @@ from typing import Any
 from backend.run.distributed.machine_probes import Abandoned, NotReached, Probe, in_parallel
 from backend.run.distributed.machine_verbs import LINK, MARKER
 from backend.spec.distributed.backend_environment import FIRST_PORT, PORTS, rank_environment_of
-from backend.spec.distributed.command import rank_environment, rank_program, shell_words
+from backend.spec.distributed.command import MPI_OPTIONS, rank_environment, rank_program, shell_words
 from backend.spec.distributed.hosts_file import Host, HostsFile
 from backend.spec.distributed.machine_report import LinkSpeed
 from backend.spec.user_input.text import shown
@@ -102,7 +102,7 @@ def _output_of(process: subprocess.Popen[bytes], check: Callable[[], None]) -> b
 
 def _mpi_command(hosts: HostsFile) -> list[str]:
     """One part for each group of equal hosts, since they may have different programs."""
-    words = ["mpirun", "--oversubscribe"]
+    words = ["mpirun", "--oversubscribe", *MPI_OPTIONS]
     for number, (host, group) in enumerate(groupby(hosts.hosts, key=_program_of)):
         count = str(len(list(group)))
         words += [":"] if number else []

@@ -133,7 +133,7 @@ def _start_mpi(plan: LaunchPlan) -> RankProcess:
     slots = Counter("localhost" if plan.hosts.is_here(rank) else host.ssh for rank, host in enumerate(plan.hosts.hosts))
     command = [
         shutil.which("mpirun") or "mpirun", "-np", str(plan.size), "--host", ",".join(f"{name}:{n}" for name, n in slots.items()),
-        "--enable-recovery", "--mca", "mpi_yield_when_idle", "1", "--mca", "plm_rsh_args", "-o BatchMode=yes",
+        "--quiet", "--enable-recovery", "--mca", "mpi_yield_when_idle", "1", "--mca", "plm_rsh_args", "-o BatchMode=yes",
         *[part for name, value in variables.items() for part in ("-x", f"{name}={value}")],
         "/bin/sh", "-c", _UNDER_MPI, "rank", str(plan.logs), plan.run.name, *plan.program(0),
     ]  # fmt: skip

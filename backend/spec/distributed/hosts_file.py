@@ -49,6 +49,10 @@ _HOST_KEYS = ("ssh", "ips", "rdma", "program", "folder")
 _SSH_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%-]{0,252}")
 _DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}=[^\0\n\r]*")
+# They are set here too, and a hosts file may be somebody else's: variables such as PYTHONPATH, LD_PRELOAD or MLX_MPI_LIBNAME load code.
+_SETTABLE = re.compile(
+    r"(MLX|NCCL|OMP)_(?!.*(LIB|PLUGIN|PATH|FILE|CONF))\w+|OMPI_MCA_(btl|oob)_tcp_\w+|OMPI_MCA_coll_\w+|HF_HOME|HF_HUB_CACHE|HF_HUB_OFFLINE"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +159,7 @@ class _Reader:
         self._unknown_keys(values, _FILE_KEYS, "")
         items = cast("list[Any]", entries)
         hosts = tuple(self._host(item, number, len(items)) for number, item in enumerate(items, 1))
+        self._no_program_here(hosts)
         file = HostsFile(hosts, self._backend(values.get("backend")), self._variables(values.get("envs")))
         if self._faults:
             raise Mistake(self._faults)
@@ -178,6 +183,12 @@ class _Reader:
             ssh, self._addresses(entry.get("ips"), ssh, where), self._devices(entry.get("rdma"), number, count, where),
             self._text(entry.get("program"), f"program of {where}"), self._text(entry.get("folder"), f"folder of {where}"),
         )  # fmt: skip
+
+    def _no_program_here(self, hosts: tuple[Host, ...]) -> None:
+        """What runs on this machine is the program that reads the file, and never one that the file names."""
+        for rank, host in enumerate(hosts):
+            if (host.program or host.folder) and HostsFile(hosts).is_here(rank):
+                self._fault(f"host {rank + 1} is this machine, so it can have no program and no folder of its own")
 
     def _addresses(self, raw: object, ssh: str, where: str) -> tuple[str, ...]:
         """Where the file has none, the name for ssh if that is an address, as `mlx.launch --hosts` takes it."""
@@ -218,10 +229,13 @@ class _Reader:
     def _variables(self, raw: object) -> tuple[str, ...]:
         variables = self._words(raw, "envs", MOST_VARIABLES) if raw else ()
         for variable in variables:
+            name = variable.partition("=")[0]  # without its value, which may be a secret
             if not _VARIABLE.fullmatch(variable):
-                # Without its value, which may be a secret.
-                name = variable.partition("=")[0]
                 self._fault(f"envs must have entries such as NAME=value, on one line, not {shown(name, 40)}")
+            elif not _SETTABLE.fullmatch(name):
+                self._fault(
+                    f"envs cannot set {shown(name, 40)}, only how MLX, NCCL and Open MPI communicate, and where models are"
+                )
         return variables
 
     def _words(self, raw: object, of: str, most: int) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from statistics import fmean
 
+from backend.spec.distributed.hosts_file import MOST_HOSTS
 from backend.spec.health.recent import LONG, WINDOW, MeanChange, Recent, known
 from backend.spec.health.rule import Rule, Sign, Threshold
 
@@ -57,6 +58,22 @@ def seen_often(recent: Recent, threshold: float) -> Sign | None:
     )  # fmt: skip
 
 
+def machines_wait(recent: Recent, threshold: float) -> Sign | None:
+    share = recent.mean("waiting_share")
+    if share is None or share <= threshold:
+        return None
+    waited = {
+        rank: seconds for rank in range(MOST_HOSTS) if (seconds := recent.mean(f"ranks/{rank}/waiting")) is not None
+    }
+    # Who waits least is who the others wait for.
+    slowest = min(waited, key=lambda rank: waited[rank]) if len(waited) > 1 else None
+    whom = "" if slowest is None else f", mostly for rank {slowest}"
+    return Sign(
+        share,
+        f"In the last {WINDOW} steps the machines have spent {share:.0%} of their time waiting for each other{whom} (limit {threshold:.0%}).",
+    )
+
+
 RESOURCE_RULES = (
     Rule(
         "memory_creeping", "Memory creeping up", "Memory", "peak_memory_gb",
@@ -72,5 +89,13 @@ RESOURCE_RULES = (
                   "ours; few prompts do teach for many passes as long as held-out reward rises: arXiv:2504.20571"),
         "Take more prompts, or stop at the best checkpoint.",
         seen_often, "data", level="info",
+    ),
+    Rule(
+        "machines_wait", "Machines waiting for each other", "Waiting", "waiting_share",
+        Threshold(0.25, f"the mean over {WINDOW} steps of the share of a step that the ranks spend waiting for each other is above this",
+                  "ours: a rank with half the speed and as much work would cost as much; work that is shared out in small rounds costs below 0.1"),
+        "Take more prompts a step, so that there is work to share out. If one machine is many times slower, leave it out; if the sums take "
+        "the time, use a cable.",
+        machines_wait, "hosts",
     ),
 )  # fmt: skip

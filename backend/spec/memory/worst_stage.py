@@ -23,3 +23,12 @@ def estimate_stages(
     """The estimate of the stage that needs most; `stages`: the settings of each."""
     estimates = [estimate(config, shape, machine, prompt, gpu=gpu) for config in stages]
     return max(estimates, key=lambda result: (not result.fits, result.total))
+
+
+def machines_note(config: Config) -> str:
+    """A sentence on whose memory the estimate is about; "" for a run on one machine."""
+    if not config.hosts:
+        return ""
+    if config.parallelism == "data":
+        return "Every machine needs that much: each holds the whole model."
+    return "That is for the whole model on one machine; divided, each machine holds a part of it."

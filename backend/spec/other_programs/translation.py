@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, cast
 
 from backend.spec.faults import Fault
@@ -246,11 +247,18 @@ def other_names(key: str) -> list[str]:
     """Names of one of our settings in other programs."""
     grouped = {"lora_keys": ["keys"]} | {name: [f"lora_parameters {name}"] for name in ("rank", "scale", "dropout")}
     flags = {"quantization": list(QUANTIZATION_FLAGS), "dtype": list(PRECISION_FLAGS), "data": ["dataset"]}
-    words = [
-        word for word in FOREIGN_WORDS if isinstance(fate := fate_of(word, None), Translated) and key in fate.settings
-    ]
-    listed = [word for word in words if not _is_one_of_many(word)]
-    return list(dict.fromkeys([*flags.get(key, []), *listed, *grouped.get(key, [])]))
+    return list(dict.fromkeys([*flags.get(key, []), *_words_by_setting().get(key, []), *grouped.get(key, [])]))
+
+
+@cache
+def _words_by_setting() -> dict[str, list[str]]:
+    """Our setting → words that are names of it alone, or of it and one other."""
+    words: dict[str, list[str]] = {}
+    for word in FOREIGN_WORDS:
+        if isinstance(fate := fate_of(word, None), Translated) and not _is_one_of_many(word):
+            for key in fate.settings:
+                words.setdefault(key, []).append(word)
+    return words
 
 
 def _is_one_of_many(word: str) -> bool:

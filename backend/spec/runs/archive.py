@@ -21,6 +21,7 @@ from backend.spec.runs.steering import changed_values, read_changes
 from backend.spec.runs.work_clock import WorkClock
 from backend.spec.user_input.documents import YAML_LIMIT, parse_yaml
 from backend.spec.user_input.files import read_text
+from backend.spec.user_input.text import shown
 
 State = Literal["queued", "starting", "running", "finished", "stopped", "failed", "crashed"]
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -51,6 +52,10 @@ class Summary:
     worked_s: float | None = None
     metrics: dict[str, Any] = field(default_factory=dict[str, Any])
     """Of the newest step, as the diary has them."""
+    ranks: int | None = None
+    """Processes that it trains on, by its newest start."""
+    machines: list[str] = field(default_factory=list[str])
+    """The machine of each rank, where there are several."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -87,7 +92,17 @@ def summary(run: RunFolder) -> Summary:
         began=starts[0].get("t") if starts else _modified_at(run.config) or None,
         worked_s=_working_seconds(events) if steps else None,
         metrics=_metrics(newest),
+        ranks=_int_or_none(starts[-1].get("ranks")) if starts else None,
+        machines=_machines(starts[-1]) if starts else [],
     )
+
+
+def _machines(started: Event) -> list[str]:
+    """Names of the ranks' machines; none where a damaged diary tells none."""
+    told = started.get("machines")
+    entries = cast("list[Any]", told) if isinstance(told, list) else []
+    names = [cast("dict[str, Any]", entry).get("machine") for entry in entries if isinstance(entry, dict)]
+    return [shown(name, 40) for name in names if name]
 
 
 def _iterations(run: RunFolder, starts: list[Event], ending: Event | None, settings: Any) -> int | None:

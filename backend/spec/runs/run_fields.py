@@ -52,6 +52,8 @@ FIELDS: dict[str, RunField] = {about.key: about for about in (
     RunField("held_out", "Held-out", "number", lambda record: record.held_out.get("reward"), "Reward of the newest evaluation on prompts that are not trained on."),
     RunField("began", "Began", "time", lambda record: record.summary.began),
     RunField("worked", "Worked", "duration", lambda record: record.summary.worked_s, "Without loading and pauses."),
+    RunField("ranks", "Ranks", "number", lambda record: record.summary.ranks, "Processes that it trains on: one, or one and more on each of several machines."),
+    RunField("machines", "Machines", "text", lambda record: ", ".join(dict.fromkeys(record.summary.machines)) or None, "Of a run on several."),
     RunField("tokens", "Tokens", "number", lambda record: record.summary.metrics.get("num_tokens"), "Seen since the run began."),
     RunField("disk", "Disk", "bytes", lambda record: record.bytes),
     RunField("tags", "Tags", "text", lambda record: " ".join(record.notes.tags)),

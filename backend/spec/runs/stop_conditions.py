@@ -28,7 +28,7 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 _CONDITION = re.compile(r"^\s*([^\s<>=]+)\s*(>=|<=|>|<)\s*(\S+)\s*$")
 
 OCCASIONAL_METRICS = (
-    *("epoch", "grad_clipped", "time/save", "dynamic_sampling/prompts"),
+    *("epoch", "grad_clipped", "time/save", "dynamic_sampling/prompts", "waiting_share"),
     *("sampling/logp_gap/mean", "sampling/logp_gap/max"),
     *("sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"),
     *(f"sampling/importance_sampling_ratio/{kind}" for kind in ("min", "mean", "max")),

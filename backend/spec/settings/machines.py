@@ -16,7 +16,7 @@ class DistributedFields(BaseModel):
     # fmt: off
     hosts: str = setting("", "training", "Hosts file", "A hosts file of mlx.launch: one entry for each rank, the first of them on this machine. "
                          "Each step is then sampled and learned on all of them. Empty trains on this machine alone.",
-                         group=_MACHINES, advanced=True, used_by=("duration",))
+                         kind="hosts", group=_MACHINES, advanced=True, used_by=("duration",))
     distributed_backend: str = setting(
         "auto", "training", "Connection", "How the machines exchange gradients.",
         choices=[("auto", "Automatic", "JACCL where the hosts file names RDMA devices, else the ring for two ranks and MPI for more; NCCL on CUDA."),

@@ -10,6 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
+
+from backend.spec.learning_rate import WarmUpSettings, final_rate, warmup_updates
 
 NO_WARM_UP_TIMESCALE = 10_000
 """Of `inverse_sqrt` without a warm-up, in updates: as in transformers."""
@@ -143,3 +146,38 @@ def schedule(
         return shape(curve, update - start)
 
     return rate
+
+
+class ScheduleSettings(WarmUpSettings, Protocol):
+    """The settings of the learning rate, and how many updates a step makes."""
+
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def lr_warmup_init(self) -> float: ...
+    @property
+    def lr_decay_fraction(self) -> float: ...
+    @property
+    def lr_final(self) -> float | None: ...
+    @property
+    def lr_cycles(self) -> int: ...
+    @property
+    def lr_power(self) -> float: ...
+    @property
+    def updates_per_step(self) -> int: ...
+
+
+def learning_rates(config: ScheduleSettings, steps: int) -> Callable[[int], float]:
+    """The learning rate of every update of a run of `steps` steps."""
+    updates = steps * config.updates_per_step
+    return schedule(
+        config.lr_schedule,
+        config.learning_rate,
+        updates,
+        warmup_updates=warmup_updates(config, updates),
+        warmup_init=config.lr_warmup_init,
+        decay_fraction=config.lr_decay_fraction,
+        final=final_rate(config.learning_rate, config.lr_final),
+        cycles=config.lr_cycles,
+        power=config.lr_power,
+    )

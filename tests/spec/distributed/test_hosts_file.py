@@ -72,6 +72,8 @@ def test_an_address_as_name_is_an_address_too_as_for_mlx_launch():
         ([{"ssh": "a", "rdma": [None, "a b"]}, {"ssh": "b"}], "must name devices such as rdma_en2"),
         ([{"ssh": "a", "rdma": [None, 3]}, {"ssh": "b"}], "must be a list of texts"),
         ([{"ssh": "a", "program": 3}], "the program of host 1 must be a path"),
+        ([{"ssh": "a", "program": "/tmp/evil"}], "host 1 is this machine, so it can have no program"),
+        ([{"ssh": "a"}, {"ssh": "localhost", "folder": "/tmp/evil"}], "host 2 is this machine"),
         ([{"ssh": "a", "folder": "a\nb"}], "the folder of host 1 must be a path"),
         ({"hosts": TWO, "backend": "gloo"}, "the backend must be one of ring, mpi, nccl, jaccl, jaccl-ring, not gloo"),
         ({"hosts": TWO, "envs": ["1A=x"]}, "envs must have entries such as NAME=value"),
@@ -85,6 +87,24 @@ def test_every_mistake_is_one_sentence_that_names_the_file_and_the_entry(content
     assert fault.setting == "hosts"
     assert fault.sentence.startswith("two macs.json: ") and says in fault.sentence
     assert len(fault.sentence) <= 200
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["PYTHONPATH", "PATH", "LD_PRELOAD", "DYLD_INSERT_LIBRARIES", "MLX_MPI_LIBNAME", "NCCL_NET_PLUGIN", "NCCL_CONF_FILE",
+     "OMPI_MCA_plm_rsh_agent", "OMPI_MCA_mca_component_path", "HF_ENDPOINT", "HF_TOKEN", "GRPO_STUDIO_LAUNCH", "XMLX_A"],
+)  # fmt: skip
+def test_no_variable_of_a_hosts_file_loads_code_or_leads_to_another_server(name: str):
+    with pytest.raises(Mistake, match=f"envs cannot set {name}"):
+        parse_hosts({"hosts": TWO, "envs": [f"{name}=x"]}, "f")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["MLX_METAL_FAST_SYNCH", "NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include", "HF_HUB_CACHE", "OMP_NUM_THREADS"],
+)
+def test_variables_of_the_connection_are_set(name: str):
+    assert parse_hosts({"hosts": TWO, "envs": [f"{name}=x"]}, "f").envs == (f"{name}=x",)
 
 
 def test_every_fault_of_a_file_is_told_at_once_and_no_secret_of_its_variables():
@@ -174,7 +194,7 @@ def test_the_command_to_copy_starts_every_rank():
     assert line[0].endswith("mlx.launch")
     assert line[1:5] == ["--hostfile", "h.json", "--backend", "ring"]
     assert line[line.index("--") + 1 :] == [*rank_program(Host(""), "rank"), "--run", "/runs/one"]
-    hosts = parse_hosts({"hosts": [*TWO, TWO[0]], "envs": ["A=b"]}, "f")
+    hosts = parse_hosts({"hosts": [*TWO, TWO[0]], "envs": ["MLX_A=b"]}, "f")
     mpi = launch_command(hosts, Path("h.json"), "mpi", Path("/runs/one"))
     assert mpi[:5] == ["mpirun", "-np", "3", "--host", "127.0.0.1:2,anna@mac-b.local:1"]
-    assert "A=b" in mpi and mpi[-2:] == ["--run", "/runs/one"]
+    assert "MLX_A=b" in mpi and mpi[-2:] == ["--run", "/runs/one"]

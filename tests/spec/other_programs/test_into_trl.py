@@ -17,6 +17,7 @@ from backend.spec.other_programs.into_trl.exported import into_trl
 from backend.spec.other_programs.translation import read_words
 from backend.spec.other_programs.trl import TRL
 from backend.spec.other_programs.trl_schedule import OPTIMIZERS
+from backend.spec.places import project_root
 from tests.support.random_settings import NEEDED, random_config
 
 DOCUMENTED = yaml.safe_load((Path(__file__).parent / "trl_1_16.yaml").read_text())
@@ -81,13 +82,13 @@ def test_a_config_comes_back_from_trl_as_the_same_run(seed: int) -> None:
     assert translation.program is TRL and translation.faults == []
     back = parse(translation.values)
     told = {left.setting for left in settings.left_out} | settings.by_files.keys()
+    told |= set(exported.GROUPED["schedule"]) if "lr_schedule" in told else set()  # another curve, told as a whole
     before, after = meaning(config), meaning(back)
     for key, value in before.items():
         if key in told or not SETTINGS[key].applies(before) or value in DECIDED.get(key, ()):
             continue
-        if isinstance(value, float):
-            value, after[key] = pytest.approx(value, rel=1e-9), float(after[key])
-        assert after[key] == value, key
+        expected = pytest.approx(value, rel=1e-9) if isinstance(value, float) else value
+        assert after[key] == expected, key
 
 
 def test_what_is_told_differs_from_the_default() -> None:
@@ -110,6 +111,25 @@ def test_units_are_completions_and_updates() -> None:
     assert [words[word] for word in counted] == [16, 3, 6, 8, 40]
     assert words["save_steps"] == 400 and words["eval_steps"] == 800 and words["logging_steps"] == 40
     assert "max_steps" not in made(epochs=2).words
+
+
+def test_a_fall_that_ends_with_the_run_is_transformers_own() -> None:
+    falling = {"lr_schedule": "cosine", "lr_warmup_ratio": 0.25, "lr_warmup_init": 0.0}
+    assert "lr_decay_fraction" not in made(**falling, lr_decay_fraction=0.75).by_files
+    assert (
+        "trl grpo alone: the rate falls until the end"
+        in made(**falling, lr_decay_fraction=1.0).by_files["lr_decay_fraction"]
+    )
+    in_updates = {
+        "lr_schedule": "linear",
+        "lr_final": 0.0,
+        "iters": 100,
+        "num_iterations": 2,
+        "lr_warmup_steps": 20,
+        "lr_warmup_init": 0.0,
+    }
+    assert "lr_decay_fraction" not in made(**in_updates, lr_decay_fraction=0.9).by_files
+    assert made(**in_updates).words["lr_scheduler_type"] == "linear"
 
 
 @pytest.mark.parametrize(
@@ -135,3 +155,8 @@ def test_what_trl_lacks_is_told_with_what_stands_in(raw: dict[str, Any], word: s
 @pytest.mark.parametrize("sentence", [*stand_ins.BY_FILES.values(), *NOT_THERE.values()])
 def test_stand_ins_are_clauses(sentence: str) -> None:
     assert sentence and not sentence.endswith(".") and len(sentence) <= 150
+
+
+def test_the_page_names_what_nothing_stands_in_for() -> None:
+    page = (project_root() / "docs" / "trl.md").read_text()
+    assert [key for key in stand_ins.NOTHING_STANDS_IN if f"`{key}" not in page] == []

@@ -83,6 +83,20 @@ def find_original(base: Path, name: str, fetch: Fetch | None = None) -> Original
     raise Mistake("model", f"The cards of {name} and of the models that it comes from lead to no original weights.")
 
 
+def converted_from(base: Path, name: str) -> tuple[str | None, int]:
+    """(the repository that a model converted by mlx comes from, None for one that is no such model; the bits of its packed weights, 0 for
+    floats). Nothing is fetched: of a chain of cards the last on this disk counts. Raises Mistake where the card names none."""
+    folder: Path | None = base
+    called = name
+    packed = json.loads((base / "config.json").read_text(encoding="utf-8")).get("quantization") or {}
+    for _ in range(FURTHEST):
+        if folder is None or not _is_converted(folder):
+            break
+        called = _named_by_card(folder, called)
+        folder = local_folder(called)
+    return (None if called == name else called), int(packed.get("bits", 0))
+
+
 def trained_on_original(trained: TrainedWeights, fetch: Fetch | None = None) -> TrainedWeights:
     """The same training on the original of its base, which is then `untrained`. Adapters that were trained on quantised weights are another
     model on these. Raises as `find_original`."""

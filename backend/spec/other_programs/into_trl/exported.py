@@ -7,9 +7,12 @@ regroups, there is a function that undoes it (`regrouped`, `optimizing`). So wha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+import yaml
 
 from backend.spec.config import SETTINGS, Config
 from backend.spec.other_programs.into_trl import optimizing, regrouped
@@ -54,14 +57,14 @@ class TrlSettings:
     left_out: list[LeftOut]
     by_files: dict[str, str]
 
-    @property
-    def sections(self) -> dict[str, dict[str, Any]]:
-        """The words by the titles of the table."""
-        by_title = {
-            title: {word: self.words[word] for word in words if word in self.words}
-            for title, words in TRL.sections.items()
-        }
-        return {title: words for title, words in by_title.items() if words}
+
+def trl_yaml(words: Mapping[str, Any], heading: str) -> str:
+    """A file for `trl grpo --config`: the words under the titles of the table that they are of."""
+    parts = [f"# {heading}\n"]
+    for title, section in TRL.sections.items():
+        if chosen := {word: words[word] for word in section if word in words}:
+            parts.append(f"# {title}\n" + yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True, width=120))
+    return "\n".join(parts)
 
 
 def into_trl(config: Config) -> TrlSettings:

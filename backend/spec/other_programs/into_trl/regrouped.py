@@ -43,14 +43,14 @@ def rhythm(to: TrlWriting) -> None:
     else:
         to.put(save_strategy="steps", save_steps=config.save_every * updates)
     to.put(save_total_limit=config.keep_checkpoints)
-    if not config.steps_per_eval:
-        to.put(eval_strategy="no")
-        return
-    group = config.num_generations_eval or config.group_size
-    to.put(eval_strategy="steps", eval_steps=config.steps_per_eval * updates, eval_on_start=True)
-    to.put(per_device_eval_batch_size=config.prompts_per_evaluation_batch * group)
     if config.eval_delay:
         to.put(eval_delay=config.eval_delay * updates)
+    group = config.num_generations_eval or config.group_size
+    to.put(per_device_eval_batch_size=config.prompts_per_evaluation_batch * group)
+    if config.steps_per_eval:
+        to.put(eval_strategy="steps", eval_steps=config.steps_per_eval * updates, eval_on_start=True)
+    else:
+        to.put(eval_strategy="no")
 
 
 def best(to: TrlWriting) -> None:
@@ -132,6 +132,7 @@ def importance(to: TrlWriting) -> None:
     if config.importance_sampling_level == "sequence_token":
         to.put(importance_sampling_level="sequence")
         to.leave("importance_sampling_level", "sequence has the same ratio, with one gradient for the whole completion")
+    _limits(to)
     mode = config.sampling_correction
     if mode == "auto":
         mode = "sequence_truncate" if config.holds_output else "none" if config.dtype == "float32" else "token_truncate"
@@ -142,11 +143,15 @@ def importance(to: TrlWriting) -> None:
         mode = mode.replace("sequence", "token")
         to.leave("sampling_correction", f"TRL's vespo takes a correction by token alone: {mode}")
     to.put(vllm_importance_sampling_correction=True, vllm_importance_sampling_mode=mode)
-    high, low = config.sampling_correction_max, config.sampling_correction_min
+
+
+def _limits(to: TrlWriting) -> None:
+    """Of the correction."""
+    high, low = to.config.sampling_correction_max, to.config.sampling_correction_min
     if high is None:
         high = NO_LIMIT
         to.leave("sampling_correction_max", f"TRL takes 3 where none is given: {NO_LIMIT:,}, which nothing reaches")
-    if low is not None and low == high:
+    if low is not None and low >= high:
         low = None
         to.leave("sampling_correction_min", "TRL wants it below the largest correction: no lower limit")
     to.put(vllm_importance_sampling_clip_max=high, vllm_importance_sampling_clip_min=low)

@@ -20,7 +20,12 @@ class LeftOut:
     @property
     def line(self) -> str:
         """For a list: the setting as a file has it, and the sentence."""
-        return f"{self.setting}: {as_yaml(self.value)} – {self.instead}"
+        return f"{self.setting}: {self.shown} – {self.instead}"
+
+    @property
+    def shown(self) -> str:
+        """The value, nearly as a file has it."""
+        return as_yaml(self.value)
 
 
 class TrlWriting:

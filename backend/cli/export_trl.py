@@ -1,0 +1,52 @@
+"""`export RUN --to trl`: the settings of a run, or of a file, as a folder that trains with TRL."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from backend.spec.config import Config, load
+from backend.spec.export_choices import settings_of
+from backend.spec.faults import Mistake
+from backend.spec.places import find_run
+
+
+def export_settings(
+    run: str,
+    runs_dir: Path | None,
+    name: str | None,
+    folder: Path | None,
+    about_weights: Mapping[str, Any],
+    *,
+    overwrite: bool,
+    as_json: bool,
+    report: Callable[[str], None],
+) -> None:
+    """Write the folder; what is not carried over goes to stderr, its place to stdout. `about_weights`: options that have no use here, with
+    what was given. Raises Mistake for one that was given."""
+    from backend.run.export.trl.folder import export_trl
+
+    if given := next((option for option, value in about_weights.items() if value), ""):
+        raise Mistake(given, f"--{given} is about weights, and --to trl takes the settings of a run; leave it out.")
+    config, own_name = _settings(run, runs_dir)
+    exported = export_trl(config, name or f"{own_name}-trl", folder, overwrite=overwrite, tell=report)
+    if as_json:
+        print(json.dumps(exported.to_dict(), ensure_ascii=False), flush=True)
+        return
+    for sentence in exported.sentences() or ["Every setting is carried over."]:
+        print(sentence, file=sys.stderr)
+    if exported.by_files:
+        print("README.md there lists what its files do beside TRL's arguments.", file=sys.stderr)
+    print(exported.path)
+
+
+def _settings(run: str, runs_dir: Path | None) -> tuple[Config, str]:
+    """(the settings of a run, or of a YAML file, and what it is called)."""
+    path = Path(run).expanduser()
+    if path.suffix.lower() in (".yaml", ".yml", ".json") and path.is_file():
+        return load(path), path.stem
+    folder = find_run(run, runs_dir)
+    return settings_of(folder), folder.name

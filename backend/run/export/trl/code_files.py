@@ -1,0 +1,128 @@
+"""The Python of the folder: the scripts, our code that they need, the reward functions as TRL names them, the user's own files."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from backend.rewards.registry import REWARD_REGISTRY, RewardCallable
+from backend.run.export.trl.carried_code import carried_code
+from backend.run.export.trl.module_source import PACKAGE, Use, imported, module_path
+from backend.spec.config import Config
+from backend.spec.faults import Mistake
+from backend.spec.places import resources
+from backend.spec.rewards.catalog import locate_reward_file, metric_name, reward_call
+from backend.spec.rewards.user_code import code_files, read_code
+from backend.spec.user_input.text import shown
+
+SCRIPTS = ("train.py", "dataset.py", "reward_calls.py")
+USER_CODE = "user_code"
+_FOR_USERS = ("register_reward_function", "register_map_function", "get_reward_function", "RewardCallable")
+"""What a user's file may import of `backend.rewards`."""
+
+
+def script(name: str) -> str:
+    return (resources() / "trl" / name).read_text(encoding="utf-8")
+
+
+def our_code(config: Config) -> dict[str, str]:
+    """Path → source of our modules that the scripts, the reward functions and the user's files need. Raises Mistake for a user's file that
+    imports what is not there."""
+    uses = [use for name in SCRIPTS for use in _imports(script(name))]
+    uses += [Use(call.__module__, call.__name__) for call in _shipped(config)]
+    uses += [Use(f"{PACKAGE}.rewards", name) for name in _FOR_USERS]
+    for path in code_files(config.model_dump()):
+        own = list(_imports(path.read_text(encoding="utf-8")))
+        try:
+            carried_code(own)
+        except LookupError as error:
+            sentence = f"{path.name} imports of GRPO Studio what a folder for TRL cannot carry: {error}."
+            raise Mistake("reward_functions_file", shown(sentence, 200)) from None
+        uses += own
+    return carried_code(uses)
+
+
+def _imports(source: str) -> Iterator[Use]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from imported(node)
+
+
+def _shipped(config: Config) -> list[RewardCallable]:
+    """Our reward functions that the run names; all of them beside a file of the user's, which may ask for any by its name."""
+    if code_files(config.model_dump()):
+        return list(REWARD_REGISTRY.values())
+    return [REWARD_REGISTRY[reward_call(entry, REWARD_REGISTRY).function] for entry in config.reward_functions]
+
+
+# ── rewards.py ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def reward_names(config: Config) -> dict[str, str]:
+    """The name of a function's scores → its name in rewards.py, which has to be one of Python's."""
+    names: dict[str, str] = {}
+    for entry in config.reward_functions:
+        plain = re.sub(r"\W", "_", metric_name(entry), flags=re.ASCII)
+        plain = f"reward_{plain}" if not plain.isidentifier() or plain == "FUNCTIONS" else plain
+        taken = sum(name.rstrip("_") == plain for name in names.values())
+        names[metric_name(entry)] = plain + "_" * taken
+    return names
+
+
+def rewards_module(config: Config) -> str:
+    """rewards.py: one function for each entry, which `trl grpo` names as rewards.NAME."""
+    modules = sorted({call.__module__ for call in _shipped(config)})
+    lines = [
+        '"""The reward functions of the run, in the order of their weights: `trl grpo` names them as rewards.NAME."""',
+        "",
+        *(f"import {module}  # registers its functions" for module in modules),
+        "from reward_calls import reward_functions",
+        "",
+        "FUNCTIONS = reward_functions()",
+    ]
+    lines += [f"{name} = FUNCTIONS[{place}]" for place, name in enumerate(reward_names(config).values())]
+    return "\n".join(lines) + "\n"
+
+
+# ── the user's files ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def copy_user_code(config: Config, folder: Path) -> Config:
+    """Copy the user's files, and what they import from beside them, into `folder`; → the settings with paths relative to it."""
+    homes: dict[Path, str] = {}
+    for path in code_files(config.model_dump()):
+        home = homes.setdefault(path.parent, USER_CODE + (f"_{len(homes) + 1}" if homes else ""))
+        (folder / home).mkdir(exist_ok=True)
+        _copy(path, folder / home)
+    if not homes:
+        return config
+
+    def portable(name: str) -> str:
+        path = locate_reward_file(name).resolve()
+        return f"{homes[path.parent]}/{path.name}"
+
+    entries = [_with_file(entry, portable) for entry in config.reward_functions]
+    file = portable(config.reward_functions_file) if config.reward_functions_file else ""
+    return config.model_copy(update={"reward_functions": entries, "reward_functions_file": file})
+
+
+def _with_file(entry: str, portable: Callable[[str], str]) -> str:
+    call = reward_call(entry, ())
+    return replace(call, file=portable(call.file)).text if call.file else entry
+
+
+def _copy(path: Path, home: Path) -> None:
+    """A file, and the modules and packages beside it that it imports, and so on."""
+    if (home / path.name).exists():
+        return
+    shutil.copyfile(path, home / path.name)
+    for name in read_code(path).beside:
+        module, package = path.parent / f"{name}.py", path.parent / name
+        if module.is_file():
+            _copy(module, home)
+        elif not (home / name).exists() and module_path(name) is None:
+            shutil.copytree(package, home / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))

@@ -1,0 +1,272 @@
+"""The Machines card: one line while a run has one machine; else the list, which is edited and saved, and its check, which never blocks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PySide6.QtCore import QObject, Qt
+from PySide6.QtGui import QGuiApplication
+from pytestqt.qtbot import QtBot
+
+from app.model.draft import Draft
+from app.model.machines import ALONE, Machines
+from app.pages.parts.machines_part import FIELDS, MachinesPart
+from app.widgets.machines.machine_table import ADDRESS, COLUMNS, NAME
+from backend.spec.distributed.hosts_file import Host, read_hosts
+from backend.spec.distributed.machine_report import (
+    CheckedMachine,
+    LinkSpeed,
+    MachineFacts,
+    MachineFinding,
+    MachineReport,
+)
+from backend.spec.faults import Fault, Mistake
+
+FACTS = MachineFacts(
+    "mac-a",
+    "macOS 26.2",
+    "Apple M4 Max",
+    "gpu",
+    64 * 10**9,
+    40 * 10**9,
+    45 * 10**9,
+    10**12,
+    "3.12",
+    "0.1.0",
+    mlx="0.32.4",
+    model="d",
+)
+REPORT = MachineReport(
+    "ring",
+    [
+        CheckedMachine(0, "127.0.0.1", "this machine", is_here=True, facts=FACTS),
+        CheckedMachine(1, "mac-b", "mac-b", facts=replace(FACTS, model="")),
+    ],
+    LinkSpeed(0.001, 1e8),
+    [MachineFinding("warn", 1, "mac-b has no copy of the model.")],
+)
+
+
+class AskedService(QObject):
+    """Notes what was asked; the test answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[dict[str, Any]] = []
+        self.cancelled: list[int] = []
+
+    def ask(
+        self,
+        question: str,
+        on_answer: Callable[[Any], None],
+        *,
+        on_refused: Any,
+        on_progress: Any,
+        owner: QObject,
+        **arguments: Any,
+    ) -> int:
+        self.on_answer, self.on_refused, self.on_progress = on_answer, on_refused, on_progress
+        self.asked.append({"question": question, **arguments})
+        return len(self.asked)
+
+    def cancel(self, number: int) -> None:
+        self.cancelled.append(number)
+
+
+@pytest.fixture
+def service() -> AskedService:
+    return AskedService()
+
+
+@pytest.fixture
+def draft(qtbot: QtBot) -> Draft:
+    return Draft()
+
+
+@pytest.fixture
+def machines(draft: Draft, service: AskedService) -> Machines:
+    return Machines(draft, lambda: service)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "two macs.json"
+    rdma = [[None, "rdma_en2", "rdma_en3"], ["rdma_en2", None, "rdma_en4"], ["rdma_en3", "rdma_en4", None]]
+    names = ("127.0.0.1", "mac-b", "mac-c")
+    hosts = [{"ssh": name, "ips": [f"10.0.0.{rank + 1}"], "rdma": rdma[rank]} for rank, name in enumerate(names)]
+    path.write_text(json.dumps({"backend": "ring", "envs": ["MLX_A=b"], "hosts": hosts}))
+    return path
+
+
+def test_a_list_is_read_edited_and_saved_with_everything_else_that_the_file_says(
+    draft: Draft, machines: Machines, file: Path
+):
+    assert (machines.summary(), machines.hosts) == (ALONE, ())
+    draft.set("hosts", str(file))
+    assert machines.summary() == "3 ranks: this machine, mac-b and mac-c" and not machines.is_edited
+    machines.rename(1, " studio ")
+    machines.move_to(2, "10.0.0.9, 10.0.1.9")
+    assert machines.is_edited and machines.can_save and machines.command() == ""
+    machines.save(file)
+    saved = read_hosts(file)
+    assert [host.ssh for host in saved.hosts] == ["127.0.0.1", "studio", "mac-c"]
+    assert saved.hosts[2].ips == ("10.0.0.9", "10.0.1.9") and (saved.backend, saved.envs) == ("ring", ("MLX_A=b",))
+    assert not machines.is_edited and "--hostfile" in machines.command() and "--backend ring" in machines.command()
+    machines.remove(1)
+    assert [host.rdma for host in machines.hosts] == [(None, "rdma_en3"), ("rdma_en3", None)]
+    machines.add()
+    assert [host.rdma for host in machines.hosts] == [(), (), ()]
+    assert not machines.can_save  # the new one has no name yet
+    machines.load()
+    assert len(machines.hosts) == 3 and not machines.is_edited
+
+
+def test_a_list_from_nothing_begins_with_this_machine_and_ends_with_one(
+    draft: Draft, machines: Machines, tmp_path: Path
+):
+    machines.add()
+    assert [host.ssh for host in machines.hosts] == ["127.0.0.1", ""]
+    with pytest.raises(Mistake, match="host 2 has no ssh"):
+        machines.save(tmp_path / "hosts.json")
+    machines.rename(1, "mac-b")
+    machines.save(tmp_path / "hosts.json")
+    assert draft.value("hosts") == str(tmp_path / "hosts.json")
+    machines.remove(1)
+    assert machines.hosts == ()
+
+
+@pytest.mark.parametrize(
+    ("rank", "change", "says"), [(1, ("rename", "-oProxyCommand=x"), "as ssh"), (1, ("move_to", "mac-b"), "IPv4")]
+)
+def test_what_is_typed_is_checked_as_the_file_is(
+    draft: Draft, machines: Machines, file: Path, rank: int, change: tuple[str, str], says: str
+):
+    draft.set("hosts", str(file))
+    getattr(machines, change[0])(rank, change[1])
+    assert says in machines.problem and not machines.can_save
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence(draft: Draft, machines: Machines, tmp_path: Path):
+    draft.set("hosts", str(tmp_path / "none.json"))
+    assert "There is no file" in machines.summary() and machines.hosts == ()
+    draft.set("hosts", "")
+    assert machines.summary() == ALONE
+
+
+def test_a_check_is_asked_followed_given_up_and_forgotten_with_its_list(
+    draft: Draft, machines: Machines, service: AskedService, file: Path
+):
+    draft.set("hosts", str(file))
+    draft.set("model", "owner/name")
+    machines.check()
+    machines.check()  # one at a time
+    (asked,) = service.asked
+    assert (asked["question"], asked["model"], asked["copies"], asked["name"]) == (
+        "check_machines",
+        "owner/name",
+        False,
+        "two macs.json",
+    )
+    assert asked["hosts"]["hosts"][1]["ssh"] == "mac-b"
+    service.on_progress({"rank": 1, "stage": "copying", "share": 0.42})
+    assert str(machines.stages[1]) == "Copying 42 %" and machines.is_checking
+    service.on_answer(json.loads(json.dumps(REPORT.to_dict())))
+    assert machines.report == REPORT and machines.can_copy and not machines.is_checking and not machines.stages
+    machines.check(copies=True)
+    assert machines.report == REPORT  # shown while the copy goes on
+    machines.stop()
+    assert service.cancelled == [2] and service.asked[1]["copies"] and not machines.is_checking
+    machines.check()
+    assert machines.report is None
+    service.on_refused([Fault("hosts", "Something is wrong.")])
+    assert machines.problem == "Something is wrong."
+    machines.check()
+    service.on_answer(REPORT.to_dict())
+    machines.rename(1, "other")
+    assert machines.report is None  # it was about another machine
+    machines.check()
+    draft.set("hosts", "")
+    assert service.cancelled == [2, 5]
+
+
+def test_the_card_shows_one_line_then_the_list_and_what_was_found(
+    qtbot: QtBot, file: Path, service: AskedService, monkeypatch: pytest.MonkeyPatch
+):
+    from app.model.session import Session
+
+    session = Session()
+    monkeypatch.setattr(session, "_service", service)
+    holder = MachinesHolder(session)
+    part, panel = holder.part, holder.part.panel
+    qtbot.addWidget(part.card)
+    part.card.show()
+    assert panel.summary.text() == ALONE and not panel.table.isVisible()
+    session.draft.set("hosts", str(file))
+    assert panel.table.isVisible() and panel.check.isEnabled()
+    model = panel.table.machines
+    texts = [model.index(1, column).data() for column in range(len(COLUMNS))]
+    assert texts[:4] == ["1", "mac-b", "10.0.0.2", "–"]
+    assert not model.flags(model.index(0, NAME)) & Qt.ItemFlag.ItemIsEditable
+    assert model.setData(model.index(1, ADDRESS), "10.0.0.7")
+    assert session.machines.hosts[1].ips == ("10.0.0.7",) and panel.save.isEnabled()
+    panel.table.selectRow(2)
+    panel.remove.click()
+    panel.check.click()
+    assert panel.stop.isVisible() and not panel.check.isVisible()
+    service.on_answer(REPORT.to_dict())
+    texts = [model.index(1, column).data() for column in range(len(COLUMNS))]
+    assert texts[3:] == ["Answered", "Apple M4 Max", "40.0 of 64.0 GB", "1000.0 GB", "No"]
+    shown = [child.text() for child in panel.findChildren(type(panel.summary))]
+    assert "Warning: mac-b has no copy of the model." in shown and any("Over ring" in text for text in shown)
+    assert panel.copy_model.isVisible() and not panel.copy_command.isVisible()
+    panel.save.click()
+    panel.copy_command.click()
+    assert QGuiApplication.clipboard().text() == session.machines.command() != ""
+    assert set(FIELDS) == set(part.card.fields)
+
+
+class MachinesHolder:
+    """The part of a page that is not shown, kept alive."""
+
+    def __init__(self, session: Any) -> None:
+        from PySide6.QtWidgets import QWidget
+
+        self.page = QWidget()
+        self.part = MachinesPart(session, self.page)
+        self.part.card.setParent(None)
+
+
+def test_the_question_of_the_helper_process_checks_and_reports(monkeypatch: pytest.MonkeyPatch):
+    from backend.run.distributed import machine_check
+    from backend.serve.machine_questions import check_machines
+    from backend.serve.question_call import Cancelled, QuestionCall
+
+    def check(hosts: Any, name: str, wanted: Any, progress: Any) -> MachineReport:
+        assert (hosts.hosts[1], name, wanted.model, wanted.copies) == (Host("mac-b"), "h.json", "m", True)
+        progress.reached(1, "copying", 0.5)
+        progress.check()
+        return REPORT
+
+    monkeypatch.setattr(machine_check, "check_machines", check)
+    reports: list[dict[str, Any]] = []
+    call = QuestionCall(reports.append)
+    request = {
+        "hosts": [{"ssh": "a"}, {"ssh": "mac-b"}],
+        "name": "h.json",
+        "backend": "auto",
+        "model": "m",
+        "reward_file": "",
+        "copies": True,
+    }
+    assert check_machines(request, call) == REPORT.to_dict()
+    assert reports == [{"rank": 1, "stage": "copying", "share": 0.5}]
+    call.cancel()
+    with pytest.raises(Cancelled):
+        check_machines(request, call)
+    with pytest.raises(Mistake, match=r"h\.json"):
+        check_machines(request | {"hosts": []}, call)

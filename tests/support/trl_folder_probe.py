@@ -1,0 +1,37 @@
+"""Run in an exported folder by a Python that sees nothing of ours: what its rows and rewards are, as JSON.
+
+python -I trl_folder_probe.py FOLDER < completions.json
+"""
+
+import json
+import sys
+
+sys.path.insert(0, sys.argv[1])
+
+import dataset
+import rewards
+
+dataset.prepare()
+files = {file.stem: file for file in (dataset.TRAIN, dataset.VALIDATION, dataset.TEST)} | dataset.evaluation_sets()
+rows = {name: [json.loads(line) for line in file.open()] if file.is_file() else [] for name, file in files.items()}
+texts = json.load(sys.stdin)
+problem = rows["train"][0]
+given = {
+    "prompts": [problem["prompt"]] * len(texts),
+    "completions": [[{"role": "assistant", "content": text}] for text in texts],
+    "row": [problem["row"]] * len(texts),
+    "answer": [problem["answer"]] * len(texts),
+    "log_extra": lambda *_: None,
+    "log_metric": lambda *_: None,
+}
+scores = {function.__name__: function(**given) for function in rewards.FUNCTIONS}
+ours = {
+    name: getattr(module, "__file__", "") or ""
+    for name, module in sys.modules.items()
+    if name.split(".")[0] == "backend"
+}
+print(
+    json.dumps(
+        {"rows": rows, "scores": scores, "names": [name for name in vars(rewards) if name in scores], "ours": ours}
+    )
+)
