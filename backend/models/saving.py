@@ -6,7 +6,7 @@ Checkpoints are written by `backend.run.checkpoint_writer`, exports by `backend.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -57,7 +57,7 @@ def save_arrays(path: Path, arrays: Arrays | HostArrays) -> None:
     # Through a file of Python's, whose errors keep their errno; mlx itself would only say that it was unable to write. Without metadata
     # it writes `"__metadata__": null`, which not every reader of safetensors accepts.
     with path.open("wb") as file:
-        mx.save_safetensors(file, arrays, metadata={"format": "mlx"})
+        mx.save_safetensors(file, cast("Arrays", arrays), metadata={"format": "mlx"})
 
 
 def save_model(policy: Policy, config: ModelSettings, folder: Path) -> None:

@@ -56,16 +56,22 @@ class Snapshot:
 def snapshot(state: TrainingState, policy: Policy, learner: Learner, config: Config) -> Snapshot:
     """References to everything that a checkpoint holds; nothing is copied. Raises Mistake for an array that is not finite."""
     full = config.train_type == "full"
-    optimizer = None if config.save_only_model else learner.state_arrays()
-    arrays = policy.trainable(), optimizer, policy.reference_arrays() if config.sync_ref_model else None
-    mx.eval(arrays)  # a lazy array can be evaluated only in the thread that made its graph
-    if policy.is_divided:
-        # A pass that a lost rank has left hanging may hold all the work that mlx takes on at once: asking it for more would hang too.
-        arrays = tuple(named and on_host(named) for named in arrays)
-    if odd := not_finite_arrays((name, x) for named in arrays for name, x in (named or {}).items()):
+    weights, optimizer = policy.trainable(), None if config.save_only_model else learner.state_arrays()
+    reference = policy.reference_arrays() if config.sync_ref_model else None
+    mx.eval(weights, optimizer, reference)  # a lazy array can be evaluated only in the thread that made its graph
+    # A pass that a lost rank has left hanging may hold all the work that mlx takes on at once: asking it for more would hang too.
+    hold = on_host if policy.is_divided else _as_it_is
+    weights, optimizer, reference = hold(weights), optimizer and hold(optimizer), reference and hold(reference)
+    held = (weights, optimizer or {}, reference or {})
+    if odd := not_finite_arrays((name, x) for named in held for name, x in named.items()):
         raise weights_fault(config, state.step, odd)
+    about = None if full else adapter_config(policy, config)
     # `replace` makes a copy: the trainer sets fields of its own state while this one is written.
-    return Snapshot(replace(state), *arrays, None if full else adapter_config(policy, config))
+    return Snapshot(replace(state), weights, optimizer, reference, about)
+
+
+def _as_it_is(arrays: Arrays) -> Arrays:
+    return arrays
 
 
 class CheckpointWriter:
