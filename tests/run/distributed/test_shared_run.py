@@ -166,7 +166,8 @@ def test_two_ranks_make_the_run_of_one(tmp_path: Path) -> None:
         assert step["step"] > 1 or min(step["ranks/0/prompts"], step["ranks/1/prompts"]) >= 1
         assert 0 <= step["waiting_share"] <= 1 and step["time/gradient_sum"] > 0
         for rank in (0, 1):
-            assert step[f"ranks/{rank}/learn_tokens_per_second"] > 0 and step[f"ranks/{rank}/memory"] > 0
+            assert step[f"ranks/{rank}/memory"] > 0 and step[f"ranks/{rank}/waiting"] >= 0
+        assert max(step[f"ranks/{rank}/learn_tokens_per_second"] for rank in (0, 1)) > 0
     tokens = [completion["token_data"] for row in completions(shared) for completion in row["completions"]]
     assert tokens and all("learned_logp" in each for each in tokens), "the records of another rank's rows are missing"
 
