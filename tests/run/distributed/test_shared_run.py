@@ -194,7 +194,8 @@ def test_two_ranks_make_the_run_of_one(tmp_path: Path) -> None:
     {"test": True, "test_data": "test.jsonl", "load_best_at_end": True, "save_every": 1, "steps_per_eval": 1},
     {"batch_size": 1, "group_size": 5},
     {"output_regex": "[a-z ]{1,5}"},
-    {"reward_weight_schedule": "adaptive", "iters": 12},  # weights change after the tenth step
+    # Weights change after the tenth step. Until then rounding must not grow so far that another token is drawn.
+    {"reward_weight_schedule": "adaptive", "iters": 12, "learning_rate": 0.01, "seed": 1},
 ], ids=str)  # fmt: skip
 def test_ranks_make_the_run_of_one_whatever_the_settings(tmp_path: Path, size: int, changes: dict[str, Any]) -> None:
     small_run.write_rows(tmp_path / "test.jsonl", 5)
