@@ -22,7 +22,7 @@ from backend.run.distributed.rank_process import BACKEND_VARIABLE, LOG_VARIABLE,
 from backend.run.gpu_timeout import VARIABLE as TIMEOUT_VARIABLE
 from backend.spec.command import backend_environment
 from backend.spec.distributed.backend_environment import RankEnvironment, rank_environment_of
-from backend.spec.distributed.command import rank_environment, rank_program, ssh_command
+from backend.spec.distributed.command import MPI_OPTIONS, rank_environment, rank_program, ssh_command
 from backend.spec.distributed.hosts_file import HostsFile
 from backend.spec.distributed.open_mpi import mpi_variables, mpirun
 
@@ -134,7 +134,7 @@ def _start_mpi(plan: LaunchPlan) -> RankProcess:
     slots = Counter("localhost" if plan.hosts.is_here(rank) else host.ssh for rank, host in enumerate(plan.hosts.hosts))
     command = [
         mpirun() or "mpirun", "-np", str(plan.size), "--host", ",".join(f"{name}:{n}" for name, n in slots.items()),
-        "--quiet", "--enable-recovery", "--mca", "mpi_yield_when_idle", "1", "--mca", "plm_rsh_args", "-o BatchMode=yes",
+        "--quiet", *MPI_OPTIONS,
         *[part for name, value in variables.items() for part in ("-x", f"{name}={value}")],
         "/bin/sh", "-c", _UNDER_MPI, "rank", str(plan.logs), plan.run.name, *plan.program(0),
     ]  # fmt: skip
