@@ -89,6 +89,8 @@ def write_ending(diary: Diary, ending: Ending) -> Ending:
     event: dict[str, Any] = {"step": ending.step, "reason": ending.reason or ending.kind, "sentence": ending.sentence}
     if ending.ends_with is not None:
         event["ends_with"] = ending.ends_with
+    if ending.lost_rank is not None:
+        event["lost_rank"] = ending.lost_rank
     if ending.traceback:
         event["traceback"] = ending.traceback
     before, until = diary.seq, time.monotonic() + LAST_LINE_PATIENCE_S

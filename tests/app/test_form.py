@@ -85,7 +85,6 @@ FILLED = {
     "hosts": "two-macs.json",
     "distributed_backend": "ring",
     "on_lost_rank": "go_on",
-    "parallelism": "tensor",
     "record_tokens": True,
     "efficient_long_context": True,
     "seq_step_size": 256,
@@ -190,7 +189,8 @@ FILLED = {
 }
 """A value other than the default for (nearly) every setting that can be typed."""
 GOLDEN = Path(__file__).parents[1] / "golden"
-NOT_TYPED = {"reward_functions_file", "map_function", "output_schema"}
+NOT_TYPED = {"reward_functions_file", "map_function", "output_schema", "parallelism"}
+"""Those that need a file, and one with whose other values few settings go together."""
 
 
 @pytest.fixture

@@ -178,9 +178,11 @@ def test_a_check_is_asked_followed_given_up_and_forgotten_with_its_list(
     service.on_answer(json.loads(json.dumps(REPORT.to_dict())))
     assert machines.report == REPORT and machines.can_copy and not machines.is_checking and not machines.stages
     machines.check(copies=True)
+    assert machines.report == REPORT  # shown while the copy goes on
     machines.stop()
     assert service.cancelled == [2] and service.asked[1]["copies"] and not machines.is_checking
     machines.check()
+    assert machines.report is None
     service.on_refused([Fault("hosts", "Something is wrong.")])
     assert machines.problem == "Something is wrong."
     machines.check()

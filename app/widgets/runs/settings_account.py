@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFrame, QLabel, QScrollArea, QWidget
+from PySide6.QtWidgets import QFrame, QScrollArea, QWidget
 
 from app import theme
+from app.widgets.basic.labels_and_buttons import label
 from backend.spec.config import SETTINGS
 from backend.spec.other_programs.into_trl.writing import LeftOut
 
@@ -29,9 +30,8 @@ class SettingsAccount(QScrollArea):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setFixedHeight(theme.scaled(_HEIGHT))
         self.setAccessibleName("Settings that are not carried over")
-        self.text = QLabel(textFormat=Qt.TextFormat.RichText, wordWrap=True)
-        self.text.setAlignment(Qt.AlignmentFlag.AlignTop)
-        self.text.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.text = label(wrap=True, align=Qt.AlignmentFlag.AlignTop, selectable=True)
+        self.text.setTextFormat(Qt.TextFormat.RichText)  # `_section` escapes what it shows
         self.setWidget(self.text)
 
     def show_account(self, left_out: Sequence[LeftOut], by_files: Mapping[str, str]) -> None:

@@ -108,8 +108,6 @@ def _probes(hosts: HostsFile, ranks: Sequence[int], progress: CheckProgress) -> 
         yield probes
     finally:
         for probe in probes:
-            probe.ask_to_end()
-        for probe in probes:
             probe.end()
 
 

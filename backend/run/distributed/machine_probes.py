@@ -80,10 +80,6 @@ class Probe:
             raise NotReached(f"{self._begin} reports: {shown(answer['error'], 120)}.")
         return answer
 
-    def ask_to_end(self) -> None:
-        """End the waits, so that all processes end at the same time."""
-        self.abandon.set()
-
     def end(self) -> None:
         self._child.stop()
 

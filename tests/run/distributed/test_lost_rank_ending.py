@@ -95,6 +95,7 @@ def test_the_last_finished_step_is_saved_also_from_between_two_updates(
     assert trained(raw, whole).kind == "finished"
     ending = trained(raw, run, LosingParts(3, after_updates=after_updates))
     assert (ending.kind, ending.exit_code, ending.step, ending.lost_rank) == ("failed", 2, 2, 1)
+    assert list(read_events(run.events))[-1]["lost_rank"] == 1, "for the window, which marks the machine"
     assert ending.sentence == (
         "hosts: mac-b (rank 1) hung up: its process has ended. What it printed: ranks/rank-1.log in the run folder. Step 2 is saved. "
         "Resume the run when the machine is back, or without it: resume RUN --hosts FILE, or --hosts none for this machine alone."
