@@ -20,14 +20,15 @@ from app.model.time_forecast import TimeForecast
 from backend.spec import config, places
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.runs.run_format import check_format
 from backend.spec.whole_file import replace_file
 
 if TYPE_CHECKING:
     from app.model.runs.run import Run
     from app.model.runs.run_queue import RunQueue
 
-START, RUN = "start", "run"
-"""Causes of messages: an attempt to start a run, the run that is shown."""
+START, RUN, FORMAT = "start", "run", "format"
+"""Causes of messages: an attempt to start a run, the run that is shown, and a format of it that is newer than this version."""
 
 
 class Session(ServiceSession):
@@ -158,6 +159,7 @@ class Session(ServiceSession):
         if self._is_busy():
             return
         try:
+            check_format(folder)  # before its settings, of which a newer version may have others
             if not self._may_run_code(config.read(folder.config), folder.path):
                 return
             resume_training(folder, *options)
@@ -175,6 +177,7 @@ class Session(ServiceSession):
         """Let a run that has begun before wait its turn, in which it is resumed."""
         self.messages.withdraw(START)
         try:
+            check_format(folder)
             may_run = self._may_run_code(config.read(folder.config), folder.path)
         except Mistake as mistake:
             self.messages.say(mistake.faults[0].sentence, START)
@@ -264,6 +267,15 @@ class Session(ServiceSession):
         self.run.state_changed.connect(self.run_state_changed)
         self.run.saved.connect(lambda step: self.message.emit(f"Saved: the run can be resumed from step {step:,}."))
         self.run_changed.emit()
+        self._say_format(self.run)
+
+    def _say_format(self, run: Run) -> None:
+        """Say that a newer version has written the run, as long as it is shown."""
+        self.messages.withdraw(FORMAT)
+        try:
+            check_format(run.folder)
+        except Mistake as mistake:
+            self.messages.say(mistake.faults[0].sentence, FORMAT, lambda: self.run is run)
 
     def close_run(self) -> None:
         """Show no run; a live run continues to train."""

@@ -44,6 +44,7 @@ SHARES = (3, 2)
 MOVED_MS = 60
 """How long the cursor must rest on a row before that row is requested: a held arrow key requests none on its way."""
 TRY = "Sample the model on the selected rows, and see what your rewards make of it (Ctrl+Shift+D)"
+ROW_STEPS = ("map_function", "prompt_template", "answer_pattern")
 ALLOW = "Asks whether the Python file may run, and then shows the rows as its function makes them"
 TRY_NOT = f"The model is sampled on rows of the training split, {MAX_ROWS:,} at most."
 EMPTY = ("No dataset is chosen yet", "A csv, json, jsonl or parquet file with a question and an answer in each row is enough; "
@@ -200,6 +201,8 @@ class DatasetPage(QWidget):
     def _on_changed(self, key: str) -> None:
         if not key or key == "data" or key in self.mapping.fields:
             self._show_values()
+        if not key or key in ROW_STEPS:
+            self._show_problems()
 
     def _show_values(self) -> None:
         self.path.show_value(self.draft.value("data"))
@@ -213,8 +216,7 @@ class DatasetPage(QWidget):
         self._offer_names()
         self._show_values()
         self.mapping.show_faults(dataset.faults)
-        elsewhere = (fault.sentence for fault in dataset.faults if fault.setting not in self.mapping.fields)
-        self.path.show_problem(" ".join(elsewhere))
+        self._show_problems()
         self.mapping.show_likely(dataset.suggested_columns)
         self._show_which()
         self._show_counts()
@@ -223,6 +225,13 @@ class DatasetPage(QWidget):
         self._show_enabled()
         self.model.set_prompt_limit(dataset.prompt_limit)
         self.detail.set_prompt_limit(dataset.prompt_limit)
+
+    def _show_problems(self) -> None:
+        """What is wrong with the dataset or its rows, but for the columns, which have fields of their own."""
+        elsewhere = [fault for fault in self.dataset.faults if fault.setting not in self.mapping.fields]
+        # Rows are previewed without a value that is no pattern or template.
+        elsewhere += [fault for fault in self.draft.problems() if fault.setting in ROW_STEPS]
+        self.path.show_problem(" ".join(dict.fromkeys(fault.sentence for fault in elsewhere)))
 
     def _offer_names(self) -> None:
         dataset = self.dataset

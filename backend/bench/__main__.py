@@ -74,6 +74,23 @@ def start(rounds: Rounds = 3, warm_up: WarmUp = 1, json_file: Out = None) -> Non
 
 
 @app.command()
+def network(
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure every link anew: root on Linux, ip, tc, mpirun.")
+    ] = False,
+    lock: Annotated[Path | None, typer.Option(help="A file that is locked while a link is measured.")] = None,
+) -> None:
+    """Sums over shaped links between network namespaces, and the tables of docs/scale.md from them."""
+    from backend.bench.network import page, waiting
+    from backend.bench.network.measure import measure_all
+
+    if measure:
+        page.write_figures(measure_all(lock))
+    page.write_figures({"waiting": waiting.simulated()})
+    page.PAGE.write_text(page.with_tables(page.PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+@app.command()
 def kernels(
     bits: Annotated[int, typer.Option(help="Of the base's weights; 16 for none.")] = 4,
     rows: Annotated[int, typer.Option(min=1, help="Completions decoded together.")] = 8,

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from backend.cli.exit_codes import verb
+from backend.cli.network_estimate import measured_cost, sentences
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.memory.estimate import Estimate
@@ -38,8 +39,14 @@ def estimate(
     config: Annotated[Path, typer.Argument(help="The settings, a YAML file.")],
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout, in bytes.")] = False,
     prompt: Annotated[int | None, typer.Option("--prompt", help="Tokens of the longest prompt.", min=1)] = None,
+    hosts: Annotated[
+        Path | None,
+        typer.Option(
+            "--hosts", metavar="FILE", help="Also measure what connects these machines, and what a step loses to it."
+        ),
+    ] = None,
 ) -> None:
-    """Say what memory a run needs, phase by phase; loads no weights."""
+    """Say what memory a run needs, phase by phase; loads no weights. With --hosts, what a step on several machines loses to the network."""
     from backend.spec.config import parse, read
     from backend.spec.machine import machine_bytes
     from backend.spec.memory.model_shape import shape_of
@@ -56,10 +63,14 @@ def estimate(
         why = "is not on this machine" if folder is None else "has no config.json that tells its sizes"
         raise Mistake("model", f"The model {settings.model} {why}, so its memory cannot be told.")
     result = estimate_run(settings, shape, machine_bytes(), prompt or longest_prompt(settings, folder))
+    network = measured_cost(settings, shape, hosts) if hosts is not None else None
     if as_json:
-        print(json.dumps(result.to_dict(), ensure_ascii=False))
+        told = {} if network is None else {"network": network.to_dict()}
+        print(json.dumps(result.to_dict() | told, ensure_ascii=False))
     else:
         _print_table(result, machines_note(settings))
+        if network is not None:
+            print(sentences(network))
 
 
 def longest_prompt(config: Config, folder: Path) -> int | None:

@@ -41,7 +41,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "check": ("check config.yaml",),
     "import": ("import trl.yaml --output mine.yaml", "import checkpoint-200 --model Qwen/Qwen3-0.6B"),
-    "estimate": ("estimate config.yaml --prompt 512",),
+    "estimate": ("estimate config.yaml --prompt 512", "estimate config.yaml --hosts hosts.json"),
     "export": (
         "export RUN --to lmstudio",
         "export RUN --to folder --folder models --format 4bit --checkpoint best",

@@ -44,6 +44,11 @@ class StepTimer:
             self._record_peak(name)
             self.seconds[name] = self.seconds.get(name, 0.0) + self._clock() - began
 
+    def count_as(self, name: str, seconds: float) -> None:
+        """Count seconds of the rollout to another phase, which went on within it."""
+        self.seconds[name] += seconds
+        self.seconds["rollout"] -= seconds
+
     def _record_peak(self, name: str) -> None:
         """Count the peak since the last call to this phase. MLX has one counter of the peak, so each change of phase reads
         and resets it."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,8 @@ def main() -> None:
 
 
 class StudioTrainer(GRPOTrainer):
-    """TRL's trainer with the learning rate of GRPO Studio. `steps`: of the run, as GRPO Studio counts them."""
+    """TRL's trainer with the learning rate of GRPO Studio, and metrics of each evaluation set under its name. `steps`: of the run, as GRPO
+    Studio counts them."""
 
     steps = 1
 
@@ -88,6 +90,14 @@ class StudioTrainer(GRPOTrainer):
         own = optimizer or self.optimizer
         self.lr_scheduler = LambdaLR(own, lambda update: rate(update) / SETTINGS.learning_rate)
         return self.lr_scheduler
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """TRL calls the reward of every set eval_reward; transformers' own metrics have the set's name, as in eval_more_runtime."""
+        ended = next((key.removesuffix("_runtime") for key in logs if key.endswith("_runtime")), "eval")
+        if name := ended.removeprefix("eval").lstrip("_"):
+            own = self._metrics["eval"]
+            self._metrics["eval"] = defaultdict(list, {f"{name}_{key}": values for key, values in own.items()})
+        super().log(logs, start_time)
 
 
 # ── arguments ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -99,7 +109,7 @@ def read_arguments() -> tuple[Any, Any]:
     _spread(words, PartialState().num_processes)
     if not torch.cuda.is_available():
         print("There is no CUDA here: transformers samples in place of vLLM, on the CPU.")
-        words |= {"use_vllm": False, "use_cpu": True, "vllm_structured_outputs_regex": None}
+        words |= {"use_vllm": False, "use_cpu": True}
         _for_transformers(words)
     parser = make_parser()
     if unknown := parser.set_defaults_with_config(**words):
@@ -124,9 +134,11 @@ def _spread(words: dict[str, Any], processes: int) -> None:
 
 
 def _for_transformers(words: dict[str, Any]) -> None:
-    """Sampling options that vLLM alone has."""
+    """Take out the sampling options that vLLM alone has, and say so."""
     options = words.get("generation_kwargs") or {}
-    if lost := [name for name in ("presence_penalty", "frequency_penalty", "stop") if options.pop(name, None)]:
+    lost = [name for name in ("presence_penalty", "frequency_penalty", "stop") if options.pop(name, None)]
+    lost += ["held output"] if words.pop("vllm_structured_outputs_regex", None) else []
+    if lost:
         print(f"transformers samples without {', '.join(lost)}.")
     words["generation_kwargs"] = options or None
 
@@ -240,9 +252,17 @@ def evaluation_rows(training: Any, tokenizer: Any) -> Any:
         return None
     if list(found) == [""]:
         return found[""]
-    if training.metric_for_best_model == "eval_reward":  # transformers puts the name of a set into those of its metrics
-        training.metric_for_best_model = f"eval_{next(iter(found)) or 'valid'}_reward"
-    return {name or "valid": rows for name, rows in found.items()}
+    named = {name or "valid": rows for name, rows in found.items()}
+    training.metric_for_best_model = _of_a_set(training.metric_for_best_model, list(named))
+    return named
+
+
+def _of_a_set(metric: str | None, names: list[str]) -> str | None:
+    """A metric of evaluations with the name of its set in it; of the first set where it names none."""
+    if metric is None:
+        return None
+    name, slash, rest = metric.removeprefix("eval_").partition("/")
+    return f"eval_{name}_{rest}" if slash and name in names else f"eval_{names[0]}_{metric.removeprefix('eval_')}"
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from app.pages.runs_page import RunsPage
 from app.widgets.basic.flow_layout import FlowLayout
 from app.widgets.charts.axes import StepAxis
 from app.widgets.compare.run_legend import letter_of
+from app.widgets.help.guide_link import place_about
 from backend.spec.events import Diary
 from backend.spec.places import RunFolder
 from backend.spec.runs.run_comparison import as_csv, as_markdown
@@ -70,6 +71,15 @@ def test_each_run_has_a_curve_of_its_own_colour_in_every_chart(view: CompareView
     titles = [plot.title for plot in view.grid.plots]
     assert titles[:2] == ["Reward", "Held-out reward: Reward"] and "Rewards per function: Accuracy" in titles
     assert len(titles) == len(set(titles))
+
+
+def test_every_chart_has_its_place_in_the_guide(view: CompareView) -> None:
+    asked: list[str] = []
+    view.guide_requested.connect(asked.append)
+    for each in view.grid.plots:
+        each.explanation_requested.emit()
+        assert place_about(each) == asked[-1]
+    assert asked[0] == "charts.md#chart-reward" and "charts.md#chart-rewards-per-function" in asked
 
 
 def test_a_click_in_the_legend_hides_a_run_everywhere(qtbot, view: CompareView) -> None:

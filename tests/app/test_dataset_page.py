@@ -123,6 +123,16 @@ def show_dataset(qtbot, page: DatasetPage, state: str = "ready", **settings: Any
     qtbot.waitUntil(lambda: page.dataset.state == state and page.dataset._reading == 0, timeout=PATIENCE_MS)
 
 
+def test_a_pattern_that_is_none_is_said_above_the_rows_that_are_shown_without_it(
+    qtbot, page: DatasetPage, tmp_path: Path
+) -> None:
+    show_dataset(qtbot, page, data=write_rows(tmp_path), **MAPPED)
+    page.draft.set("answer_pattern", "(unclosed")
+    assert page.path._problem is not None and "pattern" in page.path._problem.text().lower()
+    page.draft.set("answer_pattern", "(.*)")
+    assert not page.path._problem.text()
+
+
 def test_a_map_function_is_allowed_above_its_rows(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     """The page said to load the file on Rewards, where nothing is asked before completions are scored."""
     code = "from backend.rewards import register_map_function\n@register_map_function\ndef f(row):\n    return row | {'solution': 'new'}\n"

@@ -9,11 +9,13 @@ import pytest
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
-from app.model import messages
+from app.model import messages, processes
 from app.model.messages import Messages, Offer
 from app.model.prefs import Prefs
-from app.model.session import Session
+from app.model.session import FORMAT, START, Session
 from app.window import Window
+from backend.spec import places
+from tests.support import made_up_runs
 
 
 @pytest.fixture
@@ -55,6 +57,26 @@ def test_a_notice_goes_by_itself(qtbot, monkeypatch: pytest.MonkeyPatch) -> None
     them.note("Saved mine.yaml.")
     assert them.current is not None
     qtbot.waitUntil(lambda: them.current is None)
+
+
+def test_a_run_of_a_newer_version_is_shown_with_a_sentence_and_not_started(
+    window: Window, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was shown as any other, and Resume started a process that said it in the log alone."""
+    monkeypatch.setattr(processes, "resume_training", lambda folder: pytest.fail("was started"))
+    newer = made_up_runs.make_run(places.runs_folder() / "newer", steps=3, ending="stopped")
+    newer.events.write_text(newer.events.read_text().replace('"v": 1', '"v": 9'))
+    window.session.open_run(newer.path)
+    said = "The run newer has format 9 and this version of GRPO Studio knows formats up to 1"
+    assert sentence(window).startswith(said)
+    for start in (window.session.resume_run, window.session.queue_existing):
+        window.session.messages.withdraw(FORMAT)
+        start(newer)
+        assert sentence(window).startswith(said)
+    assert not window.session.queue.waiting
+    window.session.open_run(made_up_runs.make_run(places.runs_folder() / "ours", steps=3).path)
+    window.session.messages.withdraw(START)
+    assert not sentence(window)
 
 
 def test_that_code_was_not_allowed_is_said_until_it_is(window: Window, tmp_path: Path, qtbot) -> None:

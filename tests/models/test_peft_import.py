@@ -24,6 +24,8 @@ from backend.models.peft.reading import PeftAdapter, PeftLayer
 from backend.models.peft.settings import read_settings
 from backend.run.export.export_run import Export, export_run
 from backend.run.preflight import check
+from backend.serve.adapter_questions import import_adapter as import_question
+from backend.serve.question_call import Cancelled, QuestionCall
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from tests.run.test_export_original import as_published
@@ -319,3 +321,29 @@ def test_the_verb_imports_a_folder_and_a_run_starts_from_it(tmp_path: Path, base
     assert code == 2 and "is no folder of an adapter" in said and folder.is_dir()
     code, _, said = call(str(folder), "--output", str(tmp_path / "other"))
     assert code == 2 and "is not on this disk; name one that is with --model" in said
+
+
+def test_a_folder_in_the_hub_s_cache_needs_another_place(
+    tmp_path: Path, base: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside it, the imported one would be the newest revision of the repository."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    folder = Path(shutil.copytree(adapter, tmp_path / "models--o--lora" / "snapshots" / "abc"))
+    code, _, said = call(str(folder), "--model", str(base))
+    assert code == 2 and "lies in Hugging Face's cache" in said and len(list(folder.parent.iterdir())) == 1
+    assert call(str(folder), "--model", str(base), "--output", str(tmp_path / "here"))[0] == 0
+
+
+def test_the_window_s_question_imports_beside_the_folder_and_replaces_an_earlier_import(
+    tmp_path: Path, base: Path, adapter: Path
+) -> None:
+    folder = Path(shutil.copytree(adapter, tmp_path / "lora"))
+    told: list[str] = []
+    call = QuestionCall(lambda progress: told.append(progress["sentence"]))
+    for _ in range(2):
+        answer = import_question({"folder": str(folder), "model": str(base)}, call)
+    assert answer["path"] == str(tmp_path / "lora-mlx") and answer["sentences"][0].startswith("2 layers have adapters")
+    assert told[-1] == "Loading it back and comparing."
+    call.cancel()
+    with pytest.raises(Cancelled):
+        import_question({"folder": str(folder), "model": str(base)}, call)

@@ -55,8 +55,9 @@ def even(row):
     return {**row, "note": "kept"} if int(row["number"]) % 2 == 0 else None
 '''
 PLAIN_FILE = """
-def polite(prompts, completions, note, **kwargs):
-    return [float("please" in text) + (note[0] == "kept") for text in completions]
+def polite(prompts, completions, note, types, **kwargs):
+    # As TRL calls it: a column of that name is given as it is.
+    return [float("please" in text) + (note[0] == "kept") + (types[0] == "sum") / 2 for text in completions]
 """
 TEXTS = [
     "<think>3+4</think><answer>7</answer>", "", "The answer is 7, please.", "\\boxed{\\frac{14}{2}}", "<answer>B</answer>",
@@ -71,8 +72,8 @@ NEED_ARGUMENTS = {"keyword": "keyword(word=please)", "regex_match": 'regex_match
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     """Settings that use every part: all shipped functions, a user's files, each step of a row, other datasets."""
     folder = tmp_path_factory.mktemp("users")
-    lines = ["number,question,solution,tests"] + [
-        f'{n},What is {n}?,"so #### {n + 7}","assert f({n}) == {n + 1}"' for n in range(12)
+    lines = ["number,question,solution,tests,types"] + [
+        f'{n},What is {n}?,"so #### {n + 7}","assert f({n}) == {n + 1}",sum' for n in range(12)
     ]
     (folder / "train.csv").write_text("\n".join(lines) + "\n")
     (folder / "more.jsonl").write_text(json.dumps({"text": [{"role": "user", "content": "Hi"}], "result": 3}) + "\n")
@@ -154,6 +155,7 @@ def test_the_rewards_are_those_of_the_run(config: Config, splits: Splits, probe:
     assert {name: scores for name, scores in probe["scores"].items() if name not in WITH_CHILD} == ours
     assert probe["scores"]["accuracy_reward"] == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0]
     assert list(probe["scores"])[-3:] == ["very-brief", "twice", "polite"]
+    assert probe["scores"]["polite"][:3] == [1.5, 1.5, 2.5]
     assert sum(any(scores) for scores in ours.values()) > 12, "most of them found something to reward"
 
 

@@ -285,6 +285,24 @@ def test_the_script_evaluates_before_and_after_each_step(trained: Path) -> None:
     assert [entry["step"] for entry in evaluated] == [0, 2, 4]
 
 
+def test_processes_share_an_update_and_sets_have_names(base: Path, rows: Path, tmp_path: Path) -> None:
+    """Two processes go through the run's prompts once, as one does; the metrics of each evaluation set are told apart."""
+    own = {"eval_data": {"more": str(rows)}, "gradient_accumulation_steps": 2, "early_stopping_patience": 3, "load_best_at_end": True,
+           "num_iterations": 1, "learning_rate": 1e-4, "lr_final": 1e-5}  # fmt: skip
+    folder = export_trl(parse(two_steps(base, rows) | own), "shared", tmp_path).path
+    command = [PYTHON, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "train.py"]
+    run = subprocess.run(command, cwd=folder, env=without_ours(), capture_output=True, text=True)
+    assert not run.returncode, run.stderr[-3000:]
+    state = json.loads((folder / "output" / "checkpoint-2" / "trainer_state.json").read_text())
+    assert (state["max_steps"], state["epoch"]) == (2, 1.0)
+    logged = state["log_history"]
+    assert [entry["step"] for entry in logged if "eval_valid_reward" in entry] == [0, 1, 2]
+    assert [entry["step"] for entry in logged if "eval_more_reward" in entry] == [0, 1, 2]
+    assert state["best_metric"] == max(
+        entry["eval_valid_reward"] for entry in logged if "eval_valid_reward" in entry and entry["step"]
+    )
+
+
 def test_the_adapter_comes_home(torch: Torch, base: Path, trained: Path, tmp_path: Path) -> None:
     """Trained by TRL, put onto the model here by `import`: the logits are those of torch and PEFT."""
     expected = torch.logits(base, trained / "output")

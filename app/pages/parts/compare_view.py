@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QSplitter, QStackedWidget, QVBoxLayout, QWidget
 
 from app import theme
+from app.model.guide import place_of_chart
 from app.model.runs.marks import Mark
 from app.model.runs.reward_change import rewards_at_the_ends
 from app.model.runs.run import Run
@@ -27,6 +29,7 @@ from app.widgets.charts.plot import Plot
 from app.widgets.charts.trace import Trace
 from app.widgets.compare.comparison_table import ComparisonTable
 from app.widgets.compare.run_legend import ComparedName, RunLegend, letter_of
+from app.widgets.help.guide_link import explain_at
 from app.widgets.runs.state_chip import STATE_LABELS
 from backend.spec.places import RunFolder
 from backend.spec.runs.run_comparison import (
@@ -62,9 +65,11 @@ class CompareView(QWidget):
 
     Signals:
         closed – back to the list.
+        guide_requested(str) – show this place of the guide.
     """
 
     closed = Signal()
+    guide_requested = Signal(str)
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -205,6 +210,10 @@ class CompareView(QWidget):
         """A plot for each metric. New metrics come while the first run is read, and hardly ever after that."""
         self._drop_grid()
         plots = [Plot(one.title, one.axis, one.unit, one.help) for one in self._metrics]
+        for plot in plots:
+            place = place_of_chart(plot.title.partition(": ")[0])  # a chart of several curves is a plot for each here
+            explain_at(plot, place)
+            plot.explanation_requested.connect(partial(self.guide_requested.emit, place))
         self.grid = ChartGrid(plots, self._content, lambda i: True)
         layout = self._charts.layout()
         assert layout is not None

@@ -20,6 +20,8 @@ ROUNDS = 24
 """Rounds of a rank that its pace is fitted to."""
 FADING = 0.9
 """Weight of a round, against the one after it."""
+RECOVERY = 0.9
+"""What the seconds of a rank are multiplied by for each step in which it gets nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,10 @@ class RankPaces:
     def observe(self, rank: int, completions: int, seconds: float) -> None:
         """A round is done: sampled and scored."""
         self._rounds[rank].append((completions, max(seconds, 1e-9)))
+
+    def assume_faster(self, rank: int) -> None:
+        """It got nothing to do, so nothing new is known of it: a rank that was slow for a while is given another chance in time."""
+        self._rounds[rank] = deque([(n, RECOVERY * s) for n, s in self._rounds[rank]], ROUNDS)
 
     @property
     def are_known(self) -> bool:
@@ -109,9 +115,8 @@ class HandOut:
             return int(min(range(self._size), key=lambda other: (ends[other], other)) == rank)
         share = FIRST_SHARE if self._paces.are_known else UNKNOWN_SHARE
         later, pace = (1 - share) * even, self._paces[rank]
-        if (
-            later * self._each * pace.each_s < pace.fixed_s
-        ):  # another round would last longer by more than it would even out
+        # Another round would last longer by more than it would even out: it pays the fixed time again, and its longest completion.
+        if later < 1 or later * self._each * pace.each_s < pace.fixed_s:
             return min(count, self.left)
         return min(max(1, int(share * even)), self.left)
 

@@ -32,7 +32,7 @@ from backend.spec.places import RunFolder
 from backend.spec.user_input.text import shown
 
 POLL_S = 0.2
-MEETING_S = 180.0
+MEETING_S = 120.0
 """How long the ranks may take until all are connected: Python and MLX are loaded on each machine."""
 ENDING_S = 25.0
 """How long rank 0 may take to save and end once a machine is lost; then it is killed."""

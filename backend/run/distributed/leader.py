@@ -69,7 +69,8 @@ class Leader:
         })  # fmt: skip
         parts = load_parts(config, note, inputs, most, None, stages)
         parts.learner.forward.ranks = self.ranks
-        self.workers.send_to_all("build", {"steps": parts.steps, "longest_prompts": parts.longest_prompts})
+        built = {"steps": parts.steps, "longest_prompts": parts.longest_prompts, "most": asdict(most)}
+        self.workers.send_to_all("build", built)
         check_same_base(parts, config, self.ranks, self.workers.machines)
         return LeaderParts(
             **{each.name: getattr(parts, each.name) for each in fields(parts)}, leader=self, config=config
@@ -123,6 +124,9 @@ class LeaderParts(RunParts):
             sampling = self._sampling(problems, order, work.timer.elapsed)
             sampling.run(lambda share: work.poll("sampling", share))
             self.leader.shares.add_sampling(sampling.rounds, sampling.took_s, mx.get_peak_memory() / 1e9)
+        for rank in set(range(self.leader.ranks.size)) - {each.rank for each in sampling.rounds}:
+            self.leader.paces.assume_faster(rank)
+        work.timer.count_as("reward", sum(each.scoring_s for each in sampling.rounds if each.rank == 0))
         work.groups.extend(sampling.groups)
         check_sampled(sampling.groups)
         check_scores(sampling.groups)

@@ -16,6 +16,10 @@ NEW_SPEED = 0.5
 """Weight of a step's speed of learning, against the mean of those before."""
 
 
+LEAST_SPEED = 0.05
+"""Of the fastest: every rank gets some rows, or it could not show that it has become faster."""
+
+
 @dataclass(frozen=True, slots=True)
 class LearningReport:
     """A rank's part of a step's updates. `tokens` of its own rows; `seconds` in all, of which it waited for others, and summed."""
@@ -67,7 +71,8 @@ class StepShares:
 
     def speeds(self, of_sampling: Sequence[float]) -> list[float]:
         """By which the rows of the next update are split: tokens a second of learning; before the first, `of_sampling`."""
-        return self._speeds or list(of_sampling)
+        speeds = self._speeds or list(of_sampling)
+        return [max(speed, LEAST_SPEED * max(speeds)) for speed in speeds]
 
     def metrics(self) -> dict[str, float]:
         """The metrics of the step, whose reports are all there; a new step begins."""

@@ -26,6 +26,7 @@ from backend.run.distributed.lockstep import check_same_base, follow_leader, kee
 from backend.run.distributed.sampled_round import SamplingOrder, sample_round, score_round
 from backend.run.distributed.step_shares import timed_learning
 from backend.run.distributed.workers import LeaderLink
+from backend.run.gpu_retries import StepSize
 from backend.run.keep_awake import KeepAwake
 from backend.run.memory_plan import refuse_too_large
 from backend.run.step_parts import StepParts, build_step_parts
@@ -107,7 +108,7 @@ class WorkerRank:
         assert self.scorer is not None
         self.parts = build_step_parts(
             self.policy, self.config, self.scorer, message.body["steps"], message.body["longest_prompts"], self._notes.append,
-            stages=self.stages,
+            most=StepSize(**message.body["most"]), stages=self.stages,
         )  # fmt: skip
         self.parts.learner.forward.ranks = self._ranks
         check_same_base(self.parts, self.config, self._ranks, [])

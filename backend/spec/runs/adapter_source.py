@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from backend.spec.faults import Mistake
 from backend.spec.other_programs.translation import translate
-from backend.spec.places import RunFolder, find_run, runs_folder
+from backend.spec.places import RunFolder, find_run, hub_cache, runs_folder
 from backend.spec.user_input.documents import read_json
 from backend.spec.user_input.files import is_file, is_folder
 from backend.spec.user_input.paths import user_path
@@ -71,8 +71,12 @@ def peft_folder(text: str) -> Path | None:
 
 
 def imported_folder(folder: Path) -> Path:
-    """Where an adapter of peft goes when it is imported and no other place is named: beside it."""
+    """Where an adapter of peft goes when it is imported and no other place is named: beside it. Raises Mistake inside Hugging Face's cache,
+    where a folder beside it would be taken for a newer revision."""
     folder = folder.resolve()
+    if folder.is_relative_to(hub_cache().resolve()):
+        sentence = f"{shown(folder, PATH)} lies in Hugging Face's cache; copy it, or name another place with --output."
+        raise Mistake("output", sentence)
     return folder.with_name(f"{folder.name}-mlx")
 
 

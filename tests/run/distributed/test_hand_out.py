@@ -71,6 +71,25 @@ def test_a_rank_that_would_be_the_last_to_end_gets_nothing() -> None:
     assert rounds[1] == []
 
 
+def test_few_prompts_are_not_cut_into_rounds_of_one() -> None:
+    """Each round pays for its longest completion, so two rounds of one prompt take longer than one of two."""
+    rounds, _ = steps(lambda rank, n: float(n), 8, 16)
+    assert rounds == [[2]] * 8
+
+
+def test_a_rank_that_was_slow_for_a_while_is_asked_again() -> None:
+    paces, slow = RankPaces(2), 100.0
+    for _ in range(3):
+        simulated(lambda rank, n: n * (slow if rank else 1.0), 2, paces, 16)
+    slow, given = 1.0, 0
+    for _ in range(60):
+        rounds, _ = simulated(lambda rank, n: n * (slow if rank else 1.0), 2, paces, 16)
+        given = sum(rounds[1])
+        if not given:
+            paces.assume_faster(1)
+    assert given == 8
+
+
 def test_fewer_prompts_than_ranks() -> None:
     rounds, _ = steps(lambda rank, n: float(n), 4, 2)
     assert sorted(map(sum, rounds)) == [0, 0, 1, 1]

@@ -113,6 +113,25 @@ def test_units_are_completions_and_updates() -> None:
     assert "max_steps" not in made(epochs=2).words
 
 
+def test_a_fall_that_ends_with_the_run_is_transformers_own() -> None:
+    falling = {"lr_schedule": "cosine", "lr_warmup_ratio": 0.25, "lr_warmup_init": 0.0}
+    assert "lr_decay_fraction" not in made(**falling, lr_decay_fraction=0.75).by_files
+    assert (
+        "trl grpo alone: the rate falls until the end"
+        in made(**falling, lr_decay_fraction=1.0).by_files["lr_decay_fraction"]
+    )
+    in_updates = {
+        "lr_schedule": "linear",
+        "lr_final": 0.0,
+        "iters": 100,
+        "num_iterations": 2,
+        "lr_warmup_steps": 20,
+        "lr_warmup_init": 0.0,
+    }
+    assert "lr_decay_fraction" not in made(**in_updates, lr_decay_fraction=0.9).by_files
+    assert made(**in_updates).words["lr_scheduler_type"] == "linear"
+
+
 @pytest.mark.parametrize(
     ("raw", "word", "value", "setting"),
     [
