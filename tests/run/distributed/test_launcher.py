@@ -218,6 +218,15 @@ def test_a_worker_that_stays_is_ended(bench: Bench) -> None:
 
 
 @pytest.mark.proof
+def test_a_rank_0_that_does_not_exit_is_ended_with_the_code_that_it_told(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "EXITING_S", 0.5)
+    assert bench.launch(wrong={0: "hang at the end"}) == LaunchEnd("finished", 0)
+    assert bench.events()[-1]["kind"] == "finished"
+
+
+@pytest.mark.proof
 def test_workers_end_when_their_launcher_is_killed(bench: Bench) -> None:
     """SIGKILL leaves it no time to end anything: workers find the end of their stdin, and rank 0 then has no workers."""
     code = f"""
