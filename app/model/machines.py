@@ -110,6 +110,7 @@ class Machines(QObject):
         write_hosts(path, hosts)
         self._file, self._path, self.is_edited, self.problem = hosts, str(path), False, ""
         self._draft.set("hosts", str(path))
+        self._draft.problems_changed.emit()  # where the path is the same, its contents were mended
         self.changed.emit()
 
     def train_alone(self) -> None:

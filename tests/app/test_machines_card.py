@@ -154,6 +154,11 @@ def test_what_is_typed_is_checked_as_the_file_is(
 def test_a_file_that_cannot_be_read_is_one_sentence(draft: Draft, machines: Machines, tmp_path: Path):
     draft.set("hosts", str(tmp_path / "none.json"))
     assert "There is no file" in machines.summary() and machines.hosts == ()
+    assert [
+        fault.setting
+        for fault in draft.problems()
+        if "There is no file" in fault.sentence and "none.json" in fault.sentence
+    ] == ["hosts"]
     draft.set("hosts", "")
     assert machines.summary() == ALONE
 
