@@ -225,7 +225,7 @@ def test_the_card_shows_one_line_then_the_list_and_what_was_found(
     assert panel.stop.isVisible() and not panel.check.isVisible()
     service.on_answer(REPORT.to_dict())
     texts = [model.index(1, column).data() for column in range(len(COLUMNS))]
-    assert texts[3:] == ["Answered", "Apple M4 Max", "40.0 of 64.0 GB", "1000.0 GB", "No"]
+    assert texts[3:] == ["Answered", "Apple M4 Max", "40.0 of 64.0\u00a0GB", "1000\u00a0GB", "No"]
     shown = [child.text() for child in panel.findChildren(type(panel.summary))]
     assert "Warning: mac-b has no copy of the model." in shown and any("Over ring" in text for text in shown)
     assert panel.copy_model.isVisible() and not panel.copy_command.isVisible()
