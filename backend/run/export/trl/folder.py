@@ -12,7 +12,15 @@ from typing import Any
 from backend.models.export.atomic_folder import move_into_place, nearest_existing, staging_folder
 from backend.models.export.destinations import safe_name
 from backend.run.export.trl.base_model import COPY, TrlModel, trl_model
-from backend.run.export.trl.code_files import SCRIPTS, copy_user_code, our_code, reward_names, rewards_module, script
+from backend.run.export.trl.code_files import (
+    SCRIPTS,
+    copy_folder,
+    copy_user_code,
+    our_code,
+    reward_names,
+    rewards_module,
+    script,
+)
 from backend.run.export.trl.readme import readme
 from backend.run.export.trl.requirements import requirements
 from backend.run.export.trl.source_rows import write_rows
@@ -107,7 +115,7 @@ def _check(target: Path, overwrite: bool) -> None:
 def _write(config: Config, model: TrlModel, name: str, new: Path, tell: Tell) -> TrlSettings:
     if model.copied_from is not None:
         tell("Copying the model.")
-        shutil.copytree(model.copied_from, new / COPY, ignore=shutil.ignore_patterns(".*"))
+        copy_folder(model.copied_from, new / COPY)
     rows, sets = write_rows(config, new, tell)
     portable = _with_tokenizer(copy_user_code(config, new), new)
     code = our_code(config)
