@@ -45,7 +45,9 @@ class _MachineColumn:
 
 
 def _free_of(facts: MachineFacts) -> str:
-    return f"{amount(facts.memory_free).partition(chr(160))[0]} of {amount(facts.memory)}"
+    free, of_all = amount(facts.memory_free), amount(facts.memory)
+    unit = of_all[-3:]  # said once where both have it
+    return f"{free.removesuffix(unit)} of {of_all}"
 
 
 COLUMNS = (
