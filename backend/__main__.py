@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -42,78 +44,31 @@ def version(is_requested: bool) -> None:
     raise typer.Exit
 
 
-def app() -> typer.Typer:
-    """The command line as typer knows it."""
-    from backend.cli import (
-        bench,
-        change,
-        chat,
-        check,
-        clone,
-        compare,
-        demo,
-        doctor,
-        estimate,
-        evaluate,
-        export,
-        generate,
-        help_page,
-        hub,
-        import_settings,
-        machines,
-        queue,
-        rank,
-        replay,
-        resume,
-        rewards,
-        runs,
-        self_test,
-        serve,
-        sweep,
-        track,
-        train,
-        validate,
-        where,
-    )
+VERBS = {
+    **{name: f"{name}:{name}" for name in (
+        "train", "resume", "change", "clone", "demo", "sweep", "check", "estimate", "runs", "doctor", "compare", "export", "validate",
+        "generate", "chat", "evaluate", "where", "machines", "replay", "rank", "track", "serve",
+    )},
+    "import": "import_settings:import_settings",
+}  # fmt: skip
+"""Verb → its function in `backend.cli`, in the order of the help page."""
+VERBS_OF_VERBS = {name: f"{name}:{name}" for name in ("rewards", "bench", "queue", "hub")}
+"""Verbs that have verbs of their own."""
+
+
+def app(only: str = "") -> typer.Typer:
+    """The command line as typer knows it. `only` one of its verbs: without the others, whose modules take longer to import than most
+    processes need for all else."""
+    from backend.cli import help_page
 
     verbs = typer.Typer(
         name="grpo-studio-backend", no_args_is_help=True, pretty_exceptions_enable=False,
         help="GRPO Studio's trainer, without the window.", epilog=help_page.epilog(),
     )  # fmt: skip
-    # In the order of the help page.
-    for function in (
-        train.train,
-        resume.resume,
-        change.change,
-        clone.clone,
-        demo.demo,
-        sweep.sweep,
-        check.check,
-        estimate.estimate,
-        runs.runs,
-        doctor.doctor,
-        compare.compare,
-        export.export,
-        validate.validate,
-        generate.generate,
-        chat.chat,
-        evaluate.evaluate,
-        where.where,
-        machines.machines,
-        replay.replay,
-        rank.rank,
-        track.track,
-        serve.serve,
-    ):
-        name = function.__name__
-        verbs.command(rich_help_panel=help_page.group_of(name), epilog=help_page.epilog(name))(function)
-    verbs.command("import", rich_help_panel=help_page.group_of("import"), epilog=help_page.epilog("import"))(
-        import_settings.import_settings
-    )
-    verbs.add_typer(rewards.rewards, name="rewards", rich_help_panel=help_page.group_of("rewards"))
-    verbs.add_typer(bench.bench, name="bench", rich_help_panel=help_page.group_of("bench"))
-    verbs.add_typer(queue.queue, name="queue", rich_help_panel=help_page.group_of("queue"))
-    verbs.add_typer(hub.hub, name="hub", rich_help_panel=help_page.group_of("hub"))
+    for name in VERBS if not only else VERBS.keys() & {only}:
+        verbs.command(name, rich_help_panel=help_page.group_of(name), epilog=help_page.epilog(name))(_part(VERBS[name]))
+    for name in VERBS_OF_VERBS if not only else VERBS_OF_VERBS.keys() & {only}:
+        verbs.add_typer(_part(VERBS_OF_VERBS[name]), name=name, rich_help_panel=help_page.group_of(name))
 
     @verbs.callback(invoke_without_command=True)
     def root(
@@ -128,9 +83,16 @@ def app() -> typer.Typer:
     ) -> None:
         """GRPO Studio's trainer, without the window."""
         if selftest or report or context.invoked_subcommand is None:
+            from backend.cli import self_test
+
             raise typer.Exit(self_test.run(selftest, report, context.invoked_subcommand))
 
     return verbs
+
+
+def _part(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(f"backend.cli.{module}"), name)
 
 
 def complete() -> int:
@@ -181,7 +143,8 @@ def main() -> int | None:
         return complete()
     # mlx binds to the BLAS that is loaded first, so this comes before anything that may import mlx.
     blas.prepare()
-    app()()
+    verb = sys.argv[1] if len(sys.argv) > 1 else ""
+    app(verb if verb in VERBS or verb in VERBS_OF_VERBS else "")()
 
 
 if __name__ == "__main__":

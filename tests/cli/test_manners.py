@@ -12,6 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+import backend.__main__ as start
 from backend import __version__
 from backend.__main__ import app
 from backend.cli import completions, help_page
@@ -30,6 +31,15 @@ def call(*arguments: str) -> Result:
 def verbs() -> set[str]:
     names = {command.name or command.callback.__name__ for command in VERBS.registered_commands if command.callback}
     return names | {str(group.name) for group in VERBS.registered_groups}
+
+
+def test_a_process_has_its_own_verb_alone() -> None:
+    """Half of what starting one cost was importing the others."""
+    for verb, path in (start.VERBS | start.VERBS_OF_VERBS).items():
+        known = typer.main.get_command(app(verb))
+        assert list(known.commands) == [verb], path  # pyright: ignore[reportAttributeAccessIssue]
+    every = typer.main.get_command(app()).commands  # pyright: ignore[reportAttributeAccessIssue]
+    assert list(every) == [*start.VERBS, *start.VERBS_OF_VERBS]
 
 
 def test_the_first_line_of_version_is_short() -> None:
@@ -130,7 +140,6 @@ def test_a_shell_gets_its_answer_without_the_engine(tmp_path: Path) -> None:
 
 
 def test_without_a_program_to_complete_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    import backend.__main__ as start
 
     monkeypatch.setattr(sys, "argv", ["backend", "--show-completion"])
     monkeypatch.setenv("PATH", "/nowhere")

@@ -79,7 +79,7 @@ def assert_the_same_samples(V: int, sampling: Sampling, seed: int, uniforms: int
 
 @pytest.mark.usefixtures("_on_the_cpu")
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-@pytest.mark.parametrize("V", [1, 2, 150, 2049, 2304, 4099, 20_000])
+@pytest.mark.parametrize("V", [1, 2, 150, 2049, 2304, 4099, pytest.param(20_000, marks=pytest.mark.proof)])
 def test_the_filters_sample_what_a_sort_samples(V: int, sampling: Sampling) -> None:
     """A prime, a square, smaller than k, with and without blocks: every token of every kind of row."""
     for dtype in (mx.float32, mx.bfloat16):

@@ -31,8 +31,9 @@ from tests.torture.report import Report
 
 LIMIT_S = 5.0
 LONGEST_LINE = 200
-LEFT_OUT = {"serve", "chat", "self-test", "bench", "doctor", "hub", "demo"}
-"""Verbs that wait, measure, or write what their values do not decide; `demo` has a test of its own, as its settings are sound."""
+LEFT_OUT = {"serve", "chat", "self-test", "bench", "doctor", "hub", "demo", "rank"}
+"""Verbs that wait, measure, end the process that they are in, or write what their values do not decide; `demo` has a test of its own, as its
+settings are sound."""
 WATCHED = ("cwd", "home", "runs", "prefs")
 
 

@@ -7,7 +7,6 @@ import os
 import sys
 from pathlib import Path
 
-from backend.run.trackers.follow import track
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 
@@ -18,6 +17,9 @@ NICE = 10
 
 def main(arguments: list[str]) -> int:
     """NAME FOLDER → the exit code."""
+    # Every verb's program imports this module, for its VERB.
+    from backend.run.trackers.follow import track
+
     name, folder = arguments
     with contextlib.suppress(OSError):
         os.nice(NICE)
