@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import sample_machines
+
 Wait = Callable[[Callable[[], Any]], None]
 """Process events until a condition holds. Raises TimeoutError."""
 
@@ -46,6 +48,7 @@ def live_scenes(window: Any, wait: Wait) -> Iterator[tuple[str, Any]]:
 def page_scenes(window: Any, wait: Wait, sick: Path, tokens: Path, runs: list[Path]) -> Iterator[str]:
     """States of pages, one after the other. `sick`: a run with findings; `tokens`: one with recorded tokens and a change of settings."""
     session = window.session
+    yield from machine_scenes(window)
     yield from _monitor_scenes(window, wait, sick, tokens)
     yield from _completion_scenes(window, wait)
     window.show_page("runs")
@@ -62,6 +65,19 @@ def page_scenes(window: Any, wait: Wait, sick: Path, tokens: Path, runs: list[Pa
     page.compare()
     yield "compare"
     page._close_comparison()
+
+
+def machine_scenes(window: Any) -> Iterator[str]:
+    """The Machines card with two Macs that were checked; the form is as before afterwards."""
+    session, form = window.session, window.session.draft.state
+    window.show_page("train")
+    page = window.pages["train"]
+    session.draft.set("hosts", sample_machines.hosts_file())
+    session.machines.report = sample_machines.report()
+    session.machines.changed.emit()
+    page.form.verticalScrollBar().setValue(page.machines.card.y())
+    yield "train-machines"
+    session.draft.restore_state(form, with_file=True)
 
 
 def _monitor_scenes(window: Any, wait: Wait, sick: Path, tokens: Path) -> Iterator[str]:

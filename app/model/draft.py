@@ -22,6 +22,7 @@ from backend.spec import config, places
 from backend.spec.command import backend_command, shell_line
 from backend.spec.config import SETTINGS, Config
 from backend.spec.disk_faults import DiskFault
+from backend.spec.distributed.hosts_file import hosts_faults
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import source_faults
 from backend.spec.other_programs.translation import Translation, read_words
@@ -212,7 +213,13 @@ class Draft(QObject):
 
     def problems(self) -> list[Fault]:
         """All problems that can be found without the trainer, in the form's order."""
-        faults = [*config.problems(self._values), *self._reward_faults(), *source_faults(self.sound_config())]
+        sound = self.sound_config()
+        faults = [
+            *config.problems(self._values),
+            *self._reward_faults(),
+            *source_faults(sound),
+            *hosts_faults(sound.hosts),
+        ]
         if not any(fault.setting == "model" for fault in faults):
             faults += self._refusal()
         order = list(SETTINGS)

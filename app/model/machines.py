@@ -110,6 +110,7 @@ class Machines(QObject):
         write_hosts(path, hosts)
         self._file, self._path, self.is_edited, self.problem = hosts, str(path), False, ""
         self._draft.set("hosts", str(path))
+        self._draft.problems_changed.emit()  # where the path is the same, its contents were mended
         self.changed.emit()
 
     def train_alone(self) -> None:
@@ -181,14 +182,27 @@ class Machines(QObject):
 
     def command(self) -> str:
         """The line that starts all ranks by hand, for a run folder; "" while there is no list."""
+        return shell_line(self._command())
+
+    def short_command(self) -> str:
+        """`command` with file names in place of paths, and without what only the shell needs to know."""
+        words = self._command()
+        kept = [
+            word
+            for number, word in enumerate(words)
+            if "--env" not in words[max(0, number - 1) : number + 1] and word != "-P"
+        ]
+        return shell_line([Path(word).name for word in kept])
+
+    def _command(self) -> list[str]:
         if not self.hosts or not self._path or self.is_edited:
-            return ""
+            return []
         wanted = str(self._draft.value("distributed_backend"))
         try:
             choice = choose_backend(self._listed, wanted, has_mpi=shutil.which("mpirun") is not None)
         except Mistake:
-            return ""
-        return shell_line(launch_command(self._listed, Path(self._path), choice.backend, runs_folder() / "RUN"))
+            return []
+        return launch_command(self._listed, Path(self._path).expanduser(), choice.backend, runs_folder() / "RUN")
 
     # The check
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -10,7 +11,7 @@ import typer
 from backend.cli.exit_codes import FINISHED
 from backend.cli.new_run import PreparedRun
 from backend.cli.restart import display_options
-from backend.cli.run_log import say
+from backend.cli.run_log import IS_LOG_VARIABLE, say, stdout_is_log
 from backend.run.distributed.orders import Orders
 from backend.spec.command import shell_line
 from backend.spec.config import SETTINGS, Config, parse
@@ -48,7 +49,11 @@ def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bo
     if run.inputs is not None:
         run.inputs.scorer.close()  # rank 0 reads them again
     try:
-        launch = _launch(run, config, display_options(stream, progress))
+        # mpirun gives rank 0 a terminal of its own, whatever there is here.
+        is_live = sys.stdout.isatty() if progress is None else progress
+        if stdout_is_log(run.folder):
+            os.environ[IS_LOG_VARIABLE] = "1"
+        launch = _launch(run, config, display_options(stream, is_live))
     except Mistake as mistake:  # the window sees nothing but the folder
         write_late_ending(run.folder, "failed", " ".join(fault.sentence for fault in mistake.faults))
         raise

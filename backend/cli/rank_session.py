@@ -17,7 +17,7 @@ from backend.cli.run_session import SharedWork, train_or_exit
 from backend.run.distributed.faults import LostRank
 from backend.run.distributed.late_ending import write_late_ending
 from backend.run.distributed.orders import Orders, OrdersFolder, given_orders
-from backend.run.distributed.rank_process import backend_of
+from backend.run.distributed.rank_process import backend_of, delete_own_files
 from backend.spec.command import shell_line
 from backend.spec.config import load, read
 from backend.spec.faults import Mistake
@@ -44,6 +44,7 @@ def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
     collectives = None
     try:
         collectives = init_collectives(backend)
+        delete_own_files()
         channel = open_channel(collectives)
     except (Mistake, OSError) as error:
         mistake = error if isinstance(error, Mistake) else Mistake("hosts", f"The ranks cannot be connected: {error}.")

@@ -17,6 +17,9 @@ from backend.spec.disk_faults import DiskFault, writing
 from backend.spec.events import write_all
 from backend.spec.places import RunFolder
 
+IS_LOG_VARIABLE = "GRPO_STUDIO_STDOUT_IS_LOG"
+"""Environment variable of a process whose stdout is a pipe to somebody who writes it to log.txt."""
+
 
 class RunLog:
     """log.txt, appended to without a buffer: Python's would keep what failed, and fail again as the process ends."""
@@ -105,7 +108,7 @@ def say(text: str, stream: Any) -> None:
 def logging_to(folder: RunFolder) -> Generator[RunLog]:
     """Copy stdout and stderr to log.txt; where stdout is that file already, as the window starts a trainer, write to it alone. Raises
     DiskFault where it cannot be opened."""
-    is_log = _stdout_is_log(folder)
+    is_log = stdout_is_log(folder)
     streams = sys.stdout, sys.stderr
     log = RunLog(folder)
     sys.stdout, sys.stderr = Tee(streams[0], log, is_log=is_log), Tee(streams[1], log, is_log=is_log)
@@ -118,7 +121,10 @@ def logging_to(folder: RunFolder) -> Generator[RunLog]:
         log.close()
 
 
-def _stdout_is_log(folder: RunFolder) -> bool:
+def stdout_is_log(folder: RunFolder) -> bool:
+    """Whether what is printed goes to log.txt, as where the window has started this process or the launcher of it."""
+    if os.environ.get(IS_LOG_VARIABLE):
+        return True
     try:
         return folder.log.exists() and os.path.samestat(os.fstat(sys.stdout.fileno()), folder.log.stat())
     except (OSError, ValueError, AttributeError):

@@ -59,6 +59,9 @@ class Policy:
     `hidden` and `logits` are the two parts of the forward pass (see `backend.engine.forward.SplitModel`).
     """
 
+    is_divided = False
+    """Whether several ranks compute one model, so that a pass of it hangs when one of them is lost."""
+
     def __init__(
         self,
         model: nn.Module,

@@ -6,16 +6,17 @@ Checkpoints are written by `backend.run.checkpoint_writer`, exports by `backend.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm import utils as mlx_lm_utils
 
 from backend.engine.shared_weights import copy_sharing_arrays
 from backend.models.adapters import adapted_layer_count, lora_parameters
-from backend.models.export.model_files import write_model
+from backend.models.export.model_files import write_model, write_safetensors
 from backend.models.own_tokenizer import tokenizer_folder
 from backend.models.policy import Policy
 from backend.models.saved_modules import whole_modules
@@ -24,6 +25,8 @@ from backend.spec.setting_groups import ModelSettings
 from backend.spec.whole_file import whole_folder
 
 Arrays = dict[str, mx.array]
+HostArrays = dict[str, np.ndarray]
+"""Views of evaluated arrays, which are written without mlx."""
 
 
 def adapter_config(policy: Policy, config: ModelSettings) -> dict[str, Any]:
@@ -41,12 +44,20 @@ def adapter_config(policy: Policy, config: ModelSettings) -> dict[str, Any]:
     return about
 
 
-def save_arrays(path: Path, arrays: Arrays) -> None:
+def on_host(arrays: Arrays) -> HostArrays:
+    """The same numbers for numpy, not copied. For evaluated arrays of types that numpy has."""
+    return {name: np.array(x, copy=False) for name, x in arrays.items()}
+
+
+def save_arrays(path: Path, arrays: Arrays | HostArrays) -> None:
     """Write arrays into a safetensors file. Raises OSError."""
+    if any(isinstance(x, np.ndarray) for x in arrays.values()):
+        write_safetensors(path, dict(arrays))
+        return
     # Through a file of Python's, whose errors keep their errno; mlx itself would only say that it was unable to write. Without metadata
     # it writes `"__metadata__": null`, which not every reader of safetensors accepts.
     with path.open("wb") as file:
-        mx.save_safetensors(file, arrays, metadata={"format": "mlx"})
+        mx.save_safetensors(file, cast("Arrays", arrays), metadata={"format": "mlx"})
 
 
 def save_model(policy: Policy, config: ModelSettings, folder: Path) -> None:

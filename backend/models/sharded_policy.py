@@ -35,7 +35,9 @@ SETTING = "parallelism"
 
 
 class ShardedPolicy(Policy):
-    """This rank's part of a policy. `masters` are the whole adapters, on every rank alike."""
+    """This rank's part of a policy. `masters` are the whole adapters, on every rank alike, in float32."""
+
+    is_divided = True
 
     def __init__(
         self,

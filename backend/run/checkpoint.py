@@ -26,7 +26,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from backend.models.saving import Arrays, save_arrays
+from backend.models.saving import Arrays, HostArrays, save_arrays
 from backend.run.file_sums import file_sums
 from backend.run.gpu_errors import gpu_error
 from backend.spec.disk_faults import writing
@@ -140,9 +140,9 @@ def _load(path: Path) -> Arrays:
 def save(
     run: RunFolder,
     state: TrainingState,
-    weights: Arrays,
-    optimizer: Arrays | None,
-    reference: Arrays | None = None,
+    weights: Arrays | HostArrays,
+    optimizer: Arrays | HostArrays | None,
+    reference: Arrays | HostArrays | None = None,
     *,
     is_full_model: bool,
     keep: int,

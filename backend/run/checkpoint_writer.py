@@ -19,9 +19,9 @@ from typing import Any
 import mlx.core as mx
 
 from backend.models.policy import Policy
-from backend.models.saving import adapter_config
+from backend.models.saving import Arrays, HostArrays, adapter_config, on_host
 from backend.run import checkpoint
-from backend.run.checkpoint import Arrays, Checkpoint, TrainingState
+from backend.run.checkpoint import Checkpoint, TrainingState
 from backend.run.not_finite import weights_fault
 from backend.spec.config import Config
 from backend.spec.disk_faults import writing
@@ -45,10 +45,10 @@ class Snapshot:
     """The state and arrays of a run between two steps, every array evaluated."""
 
     state: TrainingState
-    weights: Arrays
-    optimizer: Arrays | None
+    weights: Arrays | HostArrays
+    optimizer: Arrays | HostArrays | None
     """None with `save_only_model`."""
-    reference: Arrays | None
+    reference: Arrays | HostArrays | None
     adapter_config: dict[str, Any] | None
     """adapter_config.json, as mlx-lm reads it beside the adapters; None under full fine-tuning."""
 
@@ -56,13 +56,22 @@ class Snapshot:
 def snapshot(state: TrainingState, policy: Policy, learner: Learner, config: Config) -> Snapshot:
     """References to everything that a checkpoint holds; nothing is copied. Raises Mistake for an array that is not finite."""
     full = config.train_type == "full"
-    optimizer = None if config.save_only_model else learner.state_arrays()
-    arrays = policy.trainable(), optimizer, policy.reference_arrays() if config.sync_ref_model else None
-    mx.eval(arrays)  # a lazy array can be evaluated only in the thread that made its graph
-    if odd := not_finite_arrays((name, x) for named in arrays for name, x in (named or {}).items()):
+    weights, optimizer = policy.trainable(), None if config.save_only_model else learner.state_arrays()
+    reference = policy.reference_arrays() if config.sync_ref_model else None
+    mx.eval(weights, optimizer, reference)  # a lazy array can be evaluated only in the thread that made its graph
+    # A pass that a lost rank has left hanging may hold all the work that mlx takes on at once: asking it for more would hang too.
+    hold = on_host if policy.is_divided else _as_it_is
+    weights, optimizer, reference = hold(weights), optimizer and hold(optimizer), reference and hold(reference)
+    held = (weights, optimizer or {}, reference or {})
+    if odd := not_finite_arrays((name, x) for named in held for name, x in named.items()):
         raise weights_fault(config, state.step, odd)
+    about = None if full else adapter_config(policy, config)
     # `replace` makes a copy: the trainer sets fields of its own state while this one is written.
-    return Snapshot(replace(state), *arrays, None if full else adapter_config(policy, config))
+    return Snapshot(replace(state), weights, optimizer, reference, about)
+
+
+def _as_it_is(arrays: Arrays) -> Arrays:
+    return arrays
 
 
 class CheckpointWriter:

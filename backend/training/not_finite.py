@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import mlx.core as mx
+import numpy as np
 from mlx.utils import tree_flatten
 
 from backend.training.policy_forward import MicroBatch
@@ -92,11 +93,15 @@ def gradient_norms(gradient: Any) -> list[GradientNorm]:
     return sorted(norms, key=lambda each: (-each.not_finite, -each.norm if math.isfinite(each.norm) else -math.inf))
 
 
-def not_finite_arrays(named: Iterable[tuple[str, mx.array]]) -> list[str]:
-    """The names of the arrays with a number that is not finite. Reads every array once."""
-    floats = [(name, mx.all(mx.isfinite(x))) for name, x in named if mx.issubdtype(x.dtype, mx.floating) and x.size]
-    mx.eval([is_finite for _, is_finite in floats])
-    return [name for name, is_finite in floats if not is_finite.item()]
+def not_finite_arrays(named: Iterable[tuple[str, mx.array | np.ndarray]]) -> list[str]:
+    """The names of the arrays with a number that is not finite. Reads every array once; mlx has no part in numpy's."""
+    named = list(named)
+    odd = [name for name, x in named if isinstance(x, np.ndarray) and not np.isfinite(x).all()]
+    of_mlx = [(name, x) for name, x in named if isinstance(x, mx.array)]
+    floats = [(name, mx.all(mx.isfinite(x))) for name, x in of_mlx if mx.issubdtype(x.dtype, mx.floating) and x.size]
+    if floats:
+        mx.eval([is_finite for _, is_finite in floats])
+    return odd + [name for name, is_finite in floats if not is_finite.item()]
 
 
 def token_numbers(micro_batches: Sequence[MicroBatch], logps: Iterable[mx.array]) -> dict[int, dict[str, list[float]]]:

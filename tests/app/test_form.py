@@ -82,7 +82,6 @@ FILLED = {
     "memory_limit": 12.0,
     "retry_on_gpu_error": 1,
     "relax_gpu_timeout": True,
-    "hosts": "two-macs.json",
     "distributed_backend": "ring",
     "on_lost_rank": "go_on",
     "record_tokens": True,
@@ -189,7 +188,7 @@ FILLED = {
 }
 """A value other than the default for (nearly) every setting that can be typed."""
 GOLDEN = Path(__file__).parents[1] / "golden"
-NOT_TYPED = {"reward_functions_file", "map_function", "output_schema", "parallelism"}
+NOT_TYPED = {"reward_functions_file", "map_function", "output_schema", "hosts", "parallelism"}
 """Those that need a file, and one with whose other values few settings go together."""
 
 

@@ -16,7 +16,7 @@ from pytestqt.qtbot import QtBot
 from app.model.draft import Draft
 from app.model.machines import ALONE, Machines
 from app.pages.parts.machines_part import FIELDS, MachinesPart
-from app.widgets.machines.machine_table import ADDRESS, COLUMNS, NAME
+from app.widgets.machines.machine_table import ADDRESS, COLUMNS, NAME, _free_of
 from backend.spec.distributed.hosts_file import Host, read_hosts
 from backend.spec.distributed.machine_report import (
     CheckedMachine,
@@ -154,6 +154,11 @@ def test_what_is_typed_is_checked_as_the_file_is(
 def test_a_file_that_cannot_be_read_is_one_sentence(draft: Draft, machines: Machines, tmp_path: Path):
     draft.set("hosts", str(tmp_path / "none.json"))
     assert "There is no file" in machines.summary() and machines.hosts == ()
+    assert [
+        fault.setting
+        for fault in draft.problems()
+        if "There is no file" in fault.sentence and "none.json" in fault.sentence
+    ] == ["hosts"]
     draft.set("hosts", "")
     assert machines.summary() == ALONE
 
@@ -220,7 +225,8 @@ def test_the_card_shows_one_line_then_the_list_and_what_was_found(
     assert panel.stop.isVisible() and not panel.check.isVisible()
     service.on_answer(REPORT.to_dict())
     texts = [model.index(1, column).data() for column in range(len(COLUMNS))]
-    assert texts[3:] == ["Answered", "Apple M4 Max", "40.0 of 64.0 GB", "1000.0 GB", "No"]
+    assert texts[3:] == ["Answered", "Apple M4 Max", "40.0 of 64.0\u00a0GB", "1000\u00a0GB", "No"]
+    assert _free_of(replace(FACTS, memory_free=640 * 10**6)) == "640\u00a0MB of 64.0\u00a0GB"
     shown = [child.text() for child in panel.findChildren(type(panel.summary))]
     assert "Warning: mac-b has no copy of the model." in shown and any("Over ring" in text for text in shown)
     assert panel.copy_model.isVisible() and not panel.copy_command.isVisible()

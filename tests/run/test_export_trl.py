@@ -226,8 +226,12 @@ def test_only_a_folder_of_ours_is_replaced(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match="is there already"):
         export_trl(plain, "it", tmp_path)
     (first.path / "output").mkdir()
+    with pytest.raises(Mistake, match="has what was trained there, and would be lost"):
+        export_trl(plain, "it", tmp_path, overwrite=True)
+    (first.path / "output").rmdir()
+    (first.path / "notes.txt").touch()
     export_trl(plain, "it", tmp_path, overwrite=True)
-    assert not (first.path / "output").exists()
+    assert not (first.path / "notes.txt").exists()
     (first.path / "settings.json").unlink()
     with pytest.raises(Mistake, match="no folder for TRL"):
         export_trl(plain, "it", tmp_path, overwrite=True)

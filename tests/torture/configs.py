@@ -583,6 +583,7 @@ def _use(raw: Mapping[str, Any], *, is_written: bool) -> None:
     from backend.spec.config import dump, parse
     from backend.spec.export_mlx_lm_lora import mlx_lm_lora_yaml
     from backend.spec.memory.estimate import estimate
+    from backend.spec.other_programs.into_trl.exported import into_trl, trl_yaml
     from backend.spec.unusual import unusual
     from backend.spec.user_input.documents import parse_yaml
 
@@ -591,6 +592,7 @@ def _use(raw: Mapping[str, Any], *, is_written: bool) -> None:
         again = parse(parse_yaml(dump(config), "what was written", "config"))
         assert again == config or config.epochs, "what is written is read otherwise"
         mlx_lm_lora_yaml(config)
+        trl_yaml(into_trl(config).words, "a file")
     for shape in _shapes():
         for gpu in (False, True):
             result = estimate(config, shape, 16 * 10**9, gpu=gpu)
@@ -796,6 +798,7 @@ def _load() -> None:
     """Import what the cases need before forking, so that each process has it already."""
     import backend.run.preflight
     import backend.spec.export_mlx_lm_lora
+    import backend.spec.other_programs.into_trl.exported
     import backend.spec.sweeps.sweep_file
     import backend.spec.unusual  # noqa: F401
 

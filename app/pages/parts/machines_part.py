@@ -64,6 +64,7 @@ class MachinesPart(QObject):
                 link=report.link_sentence() if report is not None else "",
                 findings=report.findings if report is not None else (),
                 command=machines.command(),
+                short_command=machines.short_command(),
             )
         )
 

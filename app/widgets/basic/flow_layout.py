@@ -54,7 +54,7 @@ class FlowLayout(QLayout):
     def _place(self, rect: QRect, *, move: bool) -> int:
         """Put the items into lines; returns the height of all lines."""
         x, y, line_height = rect.x(), rect.y(), 0
-        for item in self._items:
+        for item in (item for item in self._items if not item.isEmpty()):  # a hidden widget takes no room
             size = item.sizeHint().boundedTo(QSize(max(rect.width(), 1), item.sizeHint().height()))
             if x > rect.x() and x + size.width() > rect.right() + 1:
                 x, y, line_height = rect.x(), y + line_height + self.spacing(), 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QGuiApplication
@@ -11,6 +12,7 @@ from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton
+from app.widgets.basic.flow_layout import FlowLayout
 from app.widgets.basic.labels_and_buttons import PlainLabel, button, label
 from app.widgets.basic.layout import clear_layout, set_shown, set_style_property
 from app.widgets.machines.machine_table import MachineRow, MachineTable
@@ -36,6 +38,7 @@ class MachinesView:
     link: str = ""
     findings: Sequence[MachineFinding] = ()
     command: str = ""
+    short_command: str = ""
 
 
 class MachinePanel(QWidget):
@@ -75,7 +78,7 @@ class MachinePanel(QWidget):
         inside.setContentsMargins(0, 0, 0, 0)
         inside.setSpacing(theme.SPACE)
         inside.addWidget(self.table)
-        inside.addLayout(self._buttons())
+        inside.addWidget(self._buttons())
         self._link, self._findings = label(wrap=True, selectable=True), QVBoxLayout()
         self._findings.setSpacing(4)
         inside.addWidget(self._link)
@@ -83,7 +86,7 @@ class MachinePanel(QWidget):
         inside.addWidget(self._command())
         column.addWidget(self._details)
 
-    def _buttons(self) -> QHBoxLayout:
+    def _buttons(self) -> QWidget:
         self.add = button("Add a machine", self.add_pressed.emit, tip="One more entry of the hosts file")
         self.remove = button("Remove", self._remove_selected, tip="Take the selected machine off the list")
         self.save = button(
@@ -96,14 +99,11 @@ class MachinePanel(QWidget):
         )
         self.copy_model = button("Copy the model", self.copy_pressed.emit, tip=COPY_TIP)
         self.stop = button("Stop", self.stop_pressed.emit, tip="Give the check up")
-        across = QHBoxLayout()
-        across.setSpacing(theme.SPACE)
-        for each in (self.add, self.remove, self.save):
-            across.addWidget(each)
-        across.addStretch()
-        for each in (self.copy_model, self.stop, self.check):
-            across.addWidget(each)
-        return across
+        row = QWidget(self)
+        flow = FlowLayout(row)  # a narrow form has no room for all of them side by side
+        for each in (self.check, self.stop, self.copy_model, self.add, self.remove, self.save):
+            flow.addWidget(each)
+        return row
 
     def _command(self) -> QWidget:
         self._command_row, self._command_line = QWidget(self), ElidedLabel(Qt.TextElideMode.ElideMiddle)
@@ -120,7 +120,7 @@ class MachinePanel(QWidget):
 
     def tab_stops(self) -> list[QWidget]:
         """The widgets that Tab visits, in order."""
-        return [self.table, self.add, self.remove, self.save, self.copy_model, self.stop, self.check, self.copy_command]
+        return [self.table, self.check, self.stop, self.copy_model, self.add, self.remove, self.save, self.copy_command]
 
     # Showing
 
@@ -147,7 +147,8 @@ class MachinePanel(QWidget):
         set_shown(self._link, bool(view.link))
         self._show_findings(view)
         self._command_text = view.command
-        self._command_line.setText(view.command)
+        self._command_line.setText(view.short_command)
+        self._command_line.setToolTip(f"<p>{escape(view.command)}</p>")
         set_shown(self._command_row, bool(view.command))
 
     def _show_findings(self, view: MachinesView) -> None:

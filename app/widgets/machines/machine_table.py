@@ -10,12 +10,12 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersisten
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QWidget
 
 from app import theme
+from app.model.memory_parts import amount
 from app.widgets.basic.base_table import ROW_HEIGHT, BaseTable
 from app.widgets.basic.labels_and_buttons import plain_tip
 from app.widgets.basic.number_format import DASH
 from backend.spec.distributed.hosts_file import HERE, Host
 from backend.spec.distributed.machine_report import CheckedMachine, MachineFacts
-from backend.spec.memory.estimate import format_bytes
 
 Index = QModelIndex | QPersistentModelIndex
 NAME, ADDRESS = 1, 2
@@ -45,17 +45,19 @@ class _MachineColumn:
 
 
 def _free_of(facts: MachineFacts) -> str:
-    return f"{format_bytes(facts.memory_free).removesuffix(' GB')} of {format_bytes(facts.memory)}"
+    free, of_all = amount(facts.memory_free), amount(facts.memory)
+    unit = of_all[-3:]  # said once where both have it
+    return f"{free.removesuffix(unit)} of {of_all}"
 
 
 COLUMNS = (
     _MachineColumn("Rank", "The number of the process; rank 0 runs here and writes the run folder", 44, is_figure=True),
     _MachineColumn("Name for ssh", "As you would type it after ssh. 127.0.0.1 is this machine. Double-click to edit.", 120),
     _MachineColumn("Address", "An IPv4 address at which the others reach it, such as that of the Thunderbolt bridge. Double-click to edit.", 88),
-    _MachineColumn("State", "What the check is doing, or found", 104),
+    _MachineColumn("State", "What the check is doing, or found", 100),
     _MachineColumn("Chip", "", 108, lambda facts: facts.chip),
-    _MachineColumn("Memory free", "Free now, of all there is", 130, _free_of, True),
-    _MachineColumn("Disk free", "Where models are kept", 78, lambda facts: DASH if facts.disk_free is None else format_bytes(facts.disk_free), True),
+    _MachineColumn("Memory free", "Free now, of all there is", 134, _free_of, True),
+    _MachineColumn("Disk free", "Where models are kept", 78, lambda facts: DASH if facts.disk_free is None else amount(facts.disk_free), True),
     _MachineColumn("Model", "Whether the form's model is there", 52, lambda facts: "Yes" if facts.model else "No"),
 )  # fmt: skip
 
@@ -168,7 +170,7 @@ def _about(row: MachineRow) -> str:
         return ""
     if (facts := row.checked.facts) is None:
         return row.checked.problem
-    lines = [facts.machine, facts.system, facts.chip, f"Memory: {_free_of(facts)}; a run may use {format_bytes(facts.memory_usable)}",
+    lines = [facts.machine, facts.system, facts.chip, f"Memory: {_free_of(facts)}; a run may use {amount(facts.memory_usable)}",
              f"Python {facts.python}, mlx {facts.mlx}, mlx-lm {facts.mlx_lm}, GRPO Studio {facts.grpo_studio}"]  # fmt: skip
     return "\n".join(filter(None, lines))
 

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm import utils as mlx_lm_utils
 
@@ -82,11 +83,11 @@ def write_weights(model: nn.Module, to: Path, done: Done) -> None:
 
 def write_safetensors(
     file: Path,
-    arrays: dict[str, mx.array],
+    arrays: dict[str, Any],
     written: Callable[[int], None] = lambda size: None,
     metadata: dict[str, str] = METADATA,
 ) -> None:
-    """Write lazy arrays one by one, and remove each from `arrays` as it is written; `written` is told its bytes.
+    """Write lazy arrays of mlx, or numpy's, one by one, and remove each from `arrays` as it is written; `written` is told its bytes.
 
     The format (https://github.com/huggingface/safetensors): eight bytes of length, little-endian; a JSON header with the type, shape and
     byte range of every array, all known before anything is computed; the bytes. mlx's own writer holds every array of a file.
@@ -95,7 +96,7 @@ def write_safetensors(
     at = 0
     for name, array in arrays.items():
         header[name] = {
-            "dtype": SAFETENSORS_TYPES[array.dtype], "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]
+            "dtype": _stored_type(array), "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]
         }  # fmt: skip
         at += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -106,8 +107,16 @@ def write_safetensors(
             written(_write_array(stream, arrays.pop(name)))
 
 
-def _write_array(stream: BinaryIO, array: mx.array) -> int:
+def _stored_type(array: mx.array | np.ndarray) -> str:
+    dtype = getattr(mx, array.dtype.name) if isinstance(array, np.ndarray) else array.dtype
+    return SAFETENSORS_TYPES[dtype]
+
+
+def _write_array(stream: BinaryIO, array: mx.array | np.ndarray) -> int:
     """Compute an array and write its bytes; → how many."""
+    if isinstance(array, np.ndarray):
+        stream.write(np.ascontiguousarray(array).data)
+        return array.nbytes
     if array.size:
         numbers: Any = mx.contiguous(array).reshape(-1).view(mx.uint8)
         stream.write(memoryview(numbers))

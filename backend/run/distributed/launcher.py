@@ -36,6 +36,8 @@ MEETING_S = 120.0
 """How long the ranks may take until all are connected: Python and MLX are loaded on each machine."""
 ENDING_S = 25.0
 """How long rank 0 may take to save and end once a machine is lost; then it is killed."""
+EXITING_S = 10.0
+"""How long the process of rank 0 may take to end once it has told its exit code."""
 LEAVING_S = {True: 8.0, False: 1.0}
 """How long workers may take to end by themselves after rank 0 has: after a run that went well, and after one that did not."""
 
@@ -143,7 +145,9 @@ class RankWatch:
             if not has_met and (self._why or time.monotonic() > meets_until):
                 self._why = self._why or f"The ranks did not connect within {MEETING_S:.0f} seconds{self._silent()}."
                 return
-            if (lost := self._plan.orders.lost()) is not None:
+            if self._plan.orders.exit_code() is not None:  # all is written: nothing is lost if it hangs now
+                self._expect_end("", within_s=EXITING_S)
+            elif (lost := self._plan.orders.lost()) is not None:
                 self._expect_end(lost[1])
             if self._deadline is not None and time.monotonic() > self._deadline:
                 return
@@ -163,9 +167,9 @@ class RankWatch:
             self._expect_end(f"The process on {name} ended (exit code {code}).")
         self._ranks.signal_leader(signal.SIGCONT)  # a stopped process can then save and end by itself
 
-    def _expect_end(self, why: str) -> None:
+    def _expect_end(self, why: str, within_s: float | None = None) -> None:
         if self._deadline is None:
-            self._deadline, self._why = time.monotonic() + ENDING_S, why
+            self._deadline, self._why = time.monotonic() + (within_s or ENDING_S), why
 
     def _pass_on_signals(self, has_met: bool) -> bool:
         """Tell rank 0 of new stop signals. → whether it is not waited for, because it has not begun."""

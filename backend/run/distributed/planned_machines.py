@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from backend.run.distributed.probe import has_cuda
 from backend.spec.config import Config
 from backend.spec.distributed.backend_choice import BackendChoice, choose_backend
 from backend.spec.distributed.hosts_file import HostsFile, fault_of_first, read_hosts
+from backend.spec.distributed.open_mpi import mpirun
 from backend.spec.faults import Mistake
 
 
@@ -35,9 +35,7 @@ def plan_machines(config: Config) -> PlannedMachines:
     hosts = read_hosts(file)
     if fault := fault_of_first(hosts, file.name):
         raise Mistake([fault])
-    choice = choose_backend(
-        hosts, config.distributed_backend, has_mpi=shutil.which("mpirun") is not None, has_cuda=has_cuda()
-    )
+    choice = choose_backend(hosts, config.distributed_backend, has_mpi=mpirun() is not None, has_cuda=has_cuda())
     return PlannedMachines(_by_machine(hosts) if choice.backend == "mpi" else hosts, choice, file)
 
 

@@ -35,6 +35,7 @@ from backend.run.distributed.model_files import digest_of, model_files
 from backend.spec.command import is_bundled
 from backend.spec.disk_space import room_on
 from backend.spec.distributed.machine_report import MachineFacts
+from backend.spec.distributed.open_mpi import mpirun
 from backend.spec.machine import has_gpu, machine_bytes, processor
 from backend.spec.places import hub_cache, project_root
 from backend.spec.user_input.files import is_file
@@ -99,7 +100,7 @@ def facts(model: str = "", reward_file: str = "") -> MachineFacts:
         code=_code_digest(),
         mlx=_version("mlx"),
         mlx_lm=_version("mlx-lm"),
-        has_mpi=shutil.which("mpirun") is not None,
+        has_mpi=mpirun() is not None,
         rdma_devices=_rdma_devices(),
         model=digest_of(model) if files else "",
         model_bytes=sum(file.size for file in files),

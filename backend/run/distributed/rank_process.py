@@ -6,6 +6,7 @@ import os
 import platform
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 
 import psutil
@@ -17,8 +18,17 @@ MACHINE_VARIABLE = "GRPO_STUDIO_MACHINE"
 """Environment variable with the name of this machine in the hosts file."""
 BACKEND_VARIABLE = "GRPO_STUDIO_BACKEND"
 """Environment variable with the backend of MLX over which the ranks meet; without it this process is alone, unless MLX's own say more."""
+OWN_FILES_VARIABLE = "GRPO_STUDIO_OWN_FILES"
+"""Environment variable with the names of those that name a file made for this process alone."""
 LOG_VARIABLE = "GRPO_STUDIO_RANK_LOG"
 """Environment variable that says where this process's output goes, for a person."""
+
+
+def delete_own_files(environment: Mapping[str, str] = os.environ) -> None:
+    """Delete the files that were made on this machine for MLX to read; it has read them."""
+    for name in environment.get(OWN_FILES_VARIABLE, "").split():
+        with suppress(OSError):
+            os.unlink(environment[name])
 
 
 def backend_of(environment: Mapping[str, str] = os.environ) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -23,14 +22,17 @@ from backend.run.distributed.rank_process import BACKEND_VARIABLE, LOG_VARIABLE,
 from backend.run.gpu_timeout import VARIABLE as TIMEOUT_VARIABLE
 from backend.spec.command import backend_environment
 from backend.spec.distributed.backend_environment import RankEnvironment, rank_environment_of
-from backend.spec.distributed.command import rank_environment, rank_program, ssh_command
+from backend.spec.distributed.command import MPI_OPTIONS, rank_environment, rank_program, ssh_command
 from backend.spec.distributed.hosts_file import HostsFile
+from backend.spec.distributed.open_mpi import mpi_variables, mpirun
 
 PID_LINE = re.compile(rb"grpo-studio-rank (\d+) pid (\d+)\s*")
 """The line in which a rank that the launcher does not start itself tells its process id."""
 
 _REMOTE = """
-while [ "$1" != -- ]; do f=$(mktemp) || exit 1; printf %s "$2" > "$f"; export "$1=$f"; shift 2; done; shift
+while [ "$1" != -- ]; do
+  f=$(mktemp) || exit 1; printf %s "$2" > "$f"; export "$1=$f" "GRPO_STUDIO_OWN_FILES=$GRPO_STUDIO_OWN_FILES $1"; shift 2
+done; shift
 echo "grpo-studio-rank $MLX_RANK pid $$"; exec "$@"
 """
 """For sh on another machine: arguments are pairs of a variable and the content of the file that it is to name, then --, then the program."""
@@ -127,13 +129,12 @@ def _start_there(plan: LaunchPlan, rank: int) -> RankProcess:
 def _start_mpi(plan: LaunchPlan) -> RankProcess:
     """All ranks at once. `--enable-recovery`: Open MPI would end rank 0 as soon as another rank dies, before it has saved."""
     variables = rank_environment(plan.hosts.hosts[0]) | rank_environment_of(plan.hosts, "mpi", 0, plan.port).variables
-    variables |= (
-        {ORDERS_VARIABLE: str(plan.orders.path), BACKEND_VARIABLE: "mpi"} | _addresses(plan) | _python_variables()
-    )
+    variables |= {ORDERS_VARIABLE: str(plan.orders.path), BACKEND_VARIABLE: "mpi"}
+    variables |= _addresses(plan) | _python_variables() | mpi_variables()
     slots = Counter("localhost" if plan.hosts.is_here(rank) else host.ssh for rank, host in enumerate(plan.hosts.hosts))
     command = [
-        shutil.which("mpirun") or "mpirun", "-np", str(plan.size), "--host", ",".join(f"{name}:{n}" for name, n in slots.items()),
-        "--quiet", "--enable-recovery", "--mca", "mpi_yield_when_idle", "1", "--mca", "plm_rsh_args", "-o BatchMode=yes",
+        mpirun() or "mpirun", "-np", str(plan.size), "--host", ",".join(f"{name}:{n}" for name, n in slots.items()),
+        "--quiet", *MPI_OPTIONS,
         *[part for name, value in variables.items() for part in ("-x", f"{name}={value}")],
         "/bin/sh", "-c", _UNDER_MPI, "rank", str(plan.logs), plan.run.name, *plan.program(0),
     ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,9 @@ MPI_PATIENCE_S = 3.0
 
 UNKNOWN = -1_000
 """The exit code of a rank under mpirun, which tells none."""
+
+NOISE = re.compile(rb"\[.*\] PMIX ERROR: BAD-PARAM in file .*pmix_event_notification\.c")
+"""What Open MPI 4 says of every rank that ends without MPI_Finalize, which would wait for the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +164,8 @@ class RunningRanks:
             for line in each.process.stdout:
                 if found := PID_LINE.fullmatch(line):
                     self._pids[int(found[1])] = int(found[2])
+                    continue
+                if each.rank is None and NOISE.match(line):
                     continue
                 with contextlib.suppress(OSError, ValueError):  # a terminal that is gone
                     out.write(line)

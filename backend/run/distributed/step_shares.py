@@ -16,8 +16,8 @@ NEW_SPEED = 0.5
 """Weight of a step's speed of learning, against the mean of those before."""
 
 
-LEAST_SPEED = 0.05
-"""Of the fastest: every rank gets some rows, or it could not show that it has become faster."""
+RECOVERY = 1.1
+"""What the speed of a rank that had no rows is multiplied by: it could not show that it has become faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,7 @@ class StepShares:
 
     def speeds(self, of_sampling: Sequence[float]) -> list[float]:
         """By which the rows of the next update are split: tokens a second of learning; before the first, `of_sampling`."""
-        speeds = self._speeds or list(of_sampling)
-        return [max(speed, LEAST_SPEED * max(speeds)) for speed in speeds]
+        return self._speeds or list(of_sampling)
 
     def metrics(self) -> dict[str, float]:
         """The metrics of the step, whose reports are all there; a new step begins."""
@@ -101,11 +100,14 @@ class StepShares:
 
     def _observe_speeds(self) -> None:
         reports = [self._learning[rank] for rank in range(self._size)]
-        if not all(report.tokens for report in reports):  # a rank without rows has shown no speed
-            return
+        if self._speeds is None and not all(report.tokens for report in reports):
+            return  # a rank without rows has shown no speed
         speeds = [report.tokens / _busy_s(report) for report in reports]
         before = self._speeds or speeds
-        self._speeds = [NEW_SPEED * new + (1 - NEW_SPEED) * old for new, old in zip(speeds, before, strict=True)]
+        self._speeds = [
+            NEW_SPEED * new + (1 - NEW_SPEED) * old if new else RECOVERY * old
+            for new, old in zip(speeds, before, strict=True)
+        ]
 
 
 def _busy_s(report: LearningReport) -> float:

@@ -133,6 +133,18 @@ def fault_of_first(hosts: HostsFile, what: str, setting: str = "hosts") -> Fault
     )
 
 
+def hosts_faults(path: str) -> list[Fault]:
+    """Everything that keeps a run from using the hosts file of its settings, as far as this machine alone can tell; none for no file."""
+    if not path.strip():
+        return []
+    try:
+        hosts = read_hosts(path)
+    except Mistake as mistake:
+        return mistake.faults
+    fault = fault_of_first(hosts, Path(path).name)
+    return [fault] if fault is not None else []
+
+
 def _is_own_address(address: str) -> bool:
     """Whether an interface of this machine has an IPv4 address: only then a socket can be bound to it."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -35,8 +35,8 @@ class DistributedFields(BaseModel):
     parallelism: str = setting(
         "data", "training", "Parallelism", "What is divided among the machines.",
         choices=[("data", "Prompts", "Every machine has the whole model and takes a part of each step's prompts. The fastest."),
-                 ("tensor", "Tensors", "Every layer is divided, for a model too large for one machine. Needs a fast connection."),
-                 ("pipeline", "Layers", "Every machine has some of the layers, for a model too large for one machine.")],
+                 ("tensor", "Tensors", "Every layer is divided, for a model too large for one machine. LoRA only; needs a fast connection."),
+                 ("pipeline", "Layers", "Every machine has some of the layers. Cannot be trained: mlx passes no gradient from one to the next.")],
         group=_MACHINES, advanced=True,
     )
     # fmt: on

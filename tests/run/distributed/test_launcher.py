@@ -117,6 +117,7 @@ def test_a_worker_that_dies_ends_the_run_in_rank_0s_own_words(bench: Bench) -> N
     )
 
 
+@pytest.mark.proof
 def test_without_it_the_run_goes_on(bench: Bench) -> None:
     thread = bench.when_step(3, kill(2))
     end = bench.launch(3, steps=12, goes_on=True)
@@ -129,7 +130,6 @@ def test_without_it_the_run_goes_on(bench: Bench) -> None:
     assert not bench.events("failed")
 
 
-@pytest.mark.proof
 def test_the_last_one_goes_on_alone(bench: Bench) -> None:
     thread = bench.when_step(3, kill(1))
     end = bench.launch(2, steps=12, goes_on=True)
@@ -137,6 +137,7 @@ def test_the_last_one_goes_on_alone(bench: Bench) -> None:
     assert end.exit_code == 0 and [event["ranks"] for event in bench.events("started")] == [2, 1]
 
 
+@pytest.mark.proof
 def test_ranks_are_started_anew_where_rank_0_asks_for_it(bench: Bench) -> None:
     assert bench.launch(wrong={0: "restart once"}).exit_code == 0
     assert [event["ranks"] for event in bench.events("started")] == [2, 2]
@@ -214,6 +215,15 @@ def test_a_worker_that_stays_is_ended(bench: Bench) -> None:
     began = time.monotonic()
     assert bench.launch(wrong={1: "stay"}).exit_code == 0
     assert time.monotonic() - began < 15
+
+
+@pytest.mark.proof
+def test_a_rank_0_that_does_not_exit_is_ended_with_the_code_that_it_told(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "EXITING_S", 0.5)
+    assert bench.launch(wrong={0: "hang at the end"}) == LaunchEnd("finished", 0)
+    assert bench.events()[-1]["kind"] == "finished"
 
 
 @pytest.mark.proof

@@ -8,6 +8,7 @@ must end with `os._exit`, since this thread may never return. All of the model's
 from __future__ import annotations
 
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -18,8 +19,10 @@ T = TypeVar("T")
 
 POLL_S = 0.1
 """Seconds between two looks at the other ranks."""
-TOLD_WITHIN_S = 30.0
-"""How long a pass that failed waits for the channel to say which machine it was."""
+TOLD_WITHIN_S = 20.0
+"""How long a pass whose link failed waits for the channel to say which machine it was."""
+_OF_LINK = re.compile(r"\[(ring|mpi|jaccl|nccl|distributed)\]|peer|communicat", re.IGNORECASE)
+"""What mlx says of a link that has failed."""
 
 
 class ComputeThread:
@@ -45,7 +48,7 @@ class ComputeThread:
                 self._check()
         if error is None:
             return result.result()
-        if isinstance(error, RuntimeError):  # of mlx: perhaps of the link to a rank that is lost
+        if isinstance(error, RuntimeError) and _OF_LINK.search(str(error)):
             self._wait_for_word()
         raise error
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
 import mlx.core as mx
+from mlx.utils import tree_unflatten
 
 from backend.engine.memory import release_cached_buffers
 from backend.generation.rollout import Poll, Rollout, own_row_costs
@@ -19,6 +20,7 @@ from backend.run.distributed.divided.announcements import Arrays, SampleCall, pa
 from backend.run.distributed.divided.compute_thread import ComputeThread
 from backend.run.distributed.divided.computing import ComputingParts, follow_leader, keep_together
 from backend.run.distributed.divided.outline import check_alike, outline_of
+from backend.run.distributed.kept_state import KeptState
 from backend.run.distributed.workers import Workers
 from backend.run.gpu_retries import StepSize
 from backend.run.parts import RunParts, load_parts
@@ -122,6 +124,8 @@ class DividedParts(RunParts):
     engine: LeadingEngine
     config: Config
     """The settings of the present step."""
+    kept: KeptState | None = None
+    """What the step that is being learned from began with."""
 
     def begin(self) -> None:
         """The other ranks take over the adapters and the optimizer's state, from a checkpoint or another adapter."""
@@ -150,8 +154,19 @@ class DividedParts(RunParts):
             release_cached_buffers()
             return metrics
 
+        self.kept = KeptState.of(self, config)
         batch = self.engine.thread.run(lambda: self.packed(groups, config))
-        return self.engine.together(announcements.LEARN, *self._with_arrays(learn, batch))
+        metrics = self.engine.together(announcements.LEARN, *self._with_arrays(learn, batch))
+        self.kept = None
+        return metrics
+
+    def take_back(self) -> None:
+        """As it was kept, without asking mlx for anything: a pass may be hanging. Good for saving; the model's own layers stay as they are."""
+        if self.kept is not None:
+            self.policy.masters = tree_unflatten([*self.kept.trained.items()])
+            self.learner.restore(self.kept.moments, self.kept.updates, self.kept.algorithm)
+            self.learner.is_whole = True
+            self.kept = None
 
     def held_out_metrics(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
         batch = self.engine.thread.run(lambda: self.packed(groups, config))

@@ -125,4 +125,17 @@ def _copy(path: Path, home: Path) -> None:
         if module.is_file():
             _copy(module, home)
         elif not (home / name).exists() and module_path(name) is None:
-            shutil.copytree(package, home / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+            copy_folder(package, home / name)
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy the files of a folder, and of those in it, but for hidden ones and caches. Raises the first OSError as it is, which
+    `shutil.copytree` does not."""
+    target.mkdir()
+    for path in source.iterdir():
+        if path.name.startswith(".") or path.name == "__pycache__":
+            continue
+        if path.is_dir():
+            copy_folder(path, target / path.name)
+        else:
+            shutil.copyfile(path, target / path.name)

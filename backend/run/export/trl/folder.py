@@ -12,11 +12,20 @@ from typing import Any
 from backend.models.export.atomic_folder import move_into_place, nearest_existing, staging_folder
 from backend.models.export.destinations import safe_name
 from backend.run.export.trl.base_model import COPY, TrlModel, trl_model
-from backend.run.export.trl.code_files import SCRIPTS, copy_user_code, our_code, reward_names, rewards_module, script
+from backend.run.export.trl.code_files import (
+    SCRIPTS,
+    copy_folder,
+    copy_user_code,
+    our_code,
+    reward_names,
+    rewards_module,
+    script,
+)
 from backend.run.export.trl.readme import readme
 from backend.run.export.trl.requirements import requirements
 from backend.run.export.trl.source_rows import write_rows
 from backend.spec.config import Config
+from backend.spec.disk_faults import disk_errors_of
 from backend.spec.faults import Mistake
 from backend.spec.other_programs.into_trl.exported import TrlSettings, into_trl, trl_yaml
 from backend.spec.other_programs.into_trl.writing import LeftOut
@@ -27,6 +36,8 @@ MARK = "grpo_config.yaml"
 """The file by which a folder of ours is known: only such a one is replaced."""
 DATA, TRAIN, VALIDATION = "data", "train", "validation"
 """Where dataset.py puts the rows, and what its splits are called there."""
+OUTPUT = "output"
+"""Where TRL leaves what it trains."""
 HOW_TO_RUN = "the arguments of TRL. python train.py, or python dataset.py and trl grpo --config grpo_config.yaml."
 _OF_THIS_MACHINE = (
     "data",
@@ -73,7 +84,7 @@ def export_trl(
     target = parent / safe_name(name)
     _check(target, overwrite)
     model = trl_model(config)
-    with staging_folder(nearest_existing(parent), target) as staging:
+    with disk_errors_of(target), staging_folder(nearest_existing(parent), target) as staging:
         new = staging / "new"
         new.mkdir()
         settings = _write(config, model, name, new, tell)
@@ -94,12 +105,17 @@ def _check(target: Path, overwrite: bool) -> None:
             "overwrite",
             f"{shown(target, 110)} is there and no folder for TRL, so it is not replaced; choose another name.",
         )
+    if (target / OUTPUT).exists():
+        raise Mistake(
+            "overwrite",
+            f"{shown(target / OUTPUT, 110)} has what was trained there, and would be lost; move it away, or choose another name.",
+        )
 
 
 def _write(config: Config, model: TrlModel, name: str, new: Path, tell: Tell) -> TrlSettings:
     if model.copied_from is not None:
         tell("Copying the model.")
-        shutil.copytree(model.copied_from, new / COPY, ignore=shutil.ignore_patterns(".*"))
+        copy_folder(model.copied_from, new / COPY)
     rows, sets = write_rows(config, new, tell)
     portable = _with_tokenizer(copy_user_code(config, new), new)
     code = our_code(config)
@@ -140,7 +156,8 @@ def folder_words(settings: TrlSettings, config: Config, model: TrlModel) -> dict
     }  # fmt: skip
     gone = ("dataset_config", "dataset_streaming")
     words = {word: value for word, value in settings.words.items() if word not in gone} | own
-    return words | dict.fromkeys(model.words, True)
+    is_packed = "load_in_4bit" in words or "load_in_8bit" in words
+    return words if is_packed else words | dict.fromkeys(model.words, True)
 
 
 def _settings_text(config: Config, rows: dict[str, Any], sets: dict[str, Any]) -> str:
