@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -176,11 +176,11 @@ def _preference(bench: Workbench, batch: Batch) -> float:
     return float((mx.sum(_logps(bench, batch) * weight_BT) / mx.sum(weight_BT)).item())  # pyright: ignore[reportArgumentType]
 
 
-def _different(read: dict[str, mx.array], written: dict[str, mx.array]) -> list[str]:
+def _different(read: dict[str, mx.array], written: Mapping[str, Any]) -> list[str]:
     """Names of arrays that are missing, or differ in shape, type or any value."""
     names = sorted(read.keys() | written.keys())
     return [name for name in names if name not in read or name not in written or not _equal(read[name], written[name])]
 
 
-def _equal(one: mx.array, other: mx.array) -> bool:
+def _equal(one: mx.array, other: Any) -> bool:
     return one.dtype == other.dtype and bool(mx.array_equal(one, other).item())
