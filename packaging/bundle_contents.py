@@ -132,7 +132,7 @@ an export for TRL carries parts of them (`backend/run/export/trl/carried_code.py
 def documents() -> list[Path]:
     """The documents that the window shows: the guide, what it refers to, and what the Help menu has besides."""
     docs = Path(__file__).parents[1] / "docs"
-    names = ("algorithms.md", "datasets.md", "files.md", "glossary.md", "health.md", "rewards.md")
+    names = ("algorithms.md", "datasets.md", "files.md", "glossary.md", "health.md", "rewards.md", "sharding.md")
     return [*(docs / name for name in names), *sorted((docs / "guide").glob("*.md"))]
 
 

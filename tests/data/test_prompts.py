@@ -17,7 +17,7 @@ from backend.data import prompts as prompts_module
 from backend.data.problems import PromptFormat, prepare
 from backend.data.prompt_stream import PromptStream
 from backend.data.prompts import FIRST_ROWS, BackgroundTokenizer, TokenizedPrompts, measure_first_rows
-from backend.run import parts
+from backend.run import parts, step_parts
 from backend.spec.config import Config, parse
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
@@ -243,9 +243,9 @@ def test_the_longest_prompt_is_found_at_any_position(
     raw = small_run.settings_for(tmp_path)
     Path(raw["data"]).write_text("".join(json.dumps(row) + "\n" for row in rows))
     lengths: list[int] = []
-    plan = parts.plan_memory
+    plan = step_parts.plan_memory
     monkeypatch.setattr(
-        parts,
+        step_parts,
         "plan_memory",
         lambda config, policy, longest, *more: lengths.extend(longest) or plan(config, policy, longest, *more),
     )

@@ -151,16 +151,16 @@ def test_the_diary_has_no_note_where_every_path_is_the_fast_one(tmp_path: Path) 
 
 def test_slow_paths_of_every_part_are_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from backend.data.prompts import TokenizedPrompts
-    from backend.run import parts
+    from backend.run import step_parts
 
-    load_policy = parts.load_policy
+    load_policy = step_parts.load_policy
 
     def load_with_slow_path(*args: Any) -> Any:
         policy = load_policy(*args)
         policy.split_model.slow_paths.append("The head is slow.")
         return policy
 
-    monkeypatch.setattr(parts, "load_policy", load_with_slow_path)
+    monkeypatch.setattr(step_parts, "load_policy", load_with_slow_path)
     monkeypatch.setattr(TokenizedPrompts, "_apply_to_batch", lambda self, chats: [chats[1], 2][3])  # raises IndexError
     run = RunFolder(tmp_path / "run")
     raw = small_run.settings_for(tmp_path, iters=1, validation_split=0.5, steps_per_eval=1)
