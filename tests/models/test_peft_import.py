@@ -273,7 +273,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     layers = {Q: (HIDDEN, HIDDEN, 4), UP: (INNER, HIDDEN, 4)}
-    return write_peft(tmp_path_factory.mktemp("adapter") / "peft", layers, base="../../etc", target_modules=["layers.1.self_attn.q_proj", "up_proj"], layers_to_transform=[1])  # fmt: skip
+    return write_peft(tmp_path_factory.mktemp("adapter") / "peft", layers, base="../../no-such-folder", target_modules=["layers.1.self_attn.q_proj", "up_proj"], layers_to_transform=[1])  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", HOSTILE)
@@ -302,7 +302,7 @@ def test_the_verb_imports_a_folder_and_a_run_starts_from_it(tmp_path: Path, base
     code, out, said = call(str(folder), "--model", str(base))
     imported = tmp_path / "checkpoint-200-mlx"
     assert (code, out.strip()) == (0, str(imported)) and "2 layers have adapters; the model's logits differ" in said
-    assert "was trained on ../../etc; it is now for" in said
+    assert "was trained on ../../no-such-folder; it is now for" in said
     raw = small_run.settings_for(tmp_path, **small_run.low_half(tmp_path), model=str(base))
     adapter_of = {"adapter": str(imported), "num_layers": 1, "lora_keys": ["self_attn.q_proj", "mlp.up_proj"]}
     assert not check(raw | adapter_of | {"rank": 4, "scale": 2.0})
