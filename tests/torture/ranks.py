@@ -2,8 +2,7 @@
 resumed.
 
 A case draws how many ranks there are and how they talk (two over the ring, three over MPI where that is installed), the settings, which rank is
-struck, when, and with what: SIGKILL, or SIGSTOP in two of seven cases. The launcher must have ended within ENDS_WITHIN_S of the blow, or within
-MEETING_S where the ranks had not met yet: a process that is stopped then cannot be told from one that loads slowly. No process may be left, the last finished step must be saved (unless rank 0 itself was killed), and the resumed run must equal an unbroken one
+struck, when, and with what: SIGKILL, or SIGSTOP in two of seven cases. The launcher must have ended within ENDS_WITHIN_S of the blow. No process may be left, the last finished step must be saved (unless rank 0 itself was killed), and the resumed run must equal an unbroken one
 on a single rank.
 """
 
@@ -21,7 +20,6 @@ from typing import Any
 
 import psutil
 
-from backend.run.distributed.launcher import MEETING_S
 from backend.spec.places import RunFolder
 from tests.support.rank_runs import LiveRun, RankRuns, differences, processes_of
 from tests.torture.report import Report
@@ -119,9 +117,8 @@ class Striker:
             outcome.faults.append(f"step {live.last_step()} is not saved, step {live.saved_step()} is")
 
     def _await_end(self, live: LiveRun, began: float, outcome: StruckRun) -> None:
-        limit = ENDS_WITHIN_S + (0 if live.events("started", "phase") else MEETING_S)
         try:
-            code = live.wait(limit + 30)
+            code = live.wait(ENDS_WITHIN_S + 30)
         except subprocess.TimeoutExpired:
             outcome.faults.append(f"the launcher does not end:\n{_stacks(live)}")
             live.process.kill()
@@ -129,7 +126,7 @@ class Striker:
         outcome.ended_s = time.monotonic() - began
         if code not in (0, 2):
             outcome.faults.append(f"exit code {code}: {live.output.read_text()[-800:]}")
-        if outcome.ended_s > limit and code != 0:
+        if outcome.ended_s > ENDS_WITHIN_S and code != 0:
             outcome.faults.append(f"it took {outcome.ended_s:.1f} s to end")
         if left := processes_of(live.run):
             outcome.faults.append(f"left running: {left}")

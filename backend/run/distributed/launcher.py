@@ -34,6 +34,8 @@ from backend.spec.user_input.text import shown
 POLL_S = 0.2
 MEETING_S = 120.0
 """How long the ranks may take until all are connected: Python and MLX are loaded on each machine."""
+STOPPED_S = 12.0
+"""How long a rank of this machine may be stopped before the ranks are connected; afterwards the others notice it."""
 ENDING_S = 25.0
 """How long rank 0 may take to save and end once a machine is lost; then it is killed."""
 EXITING_S = 10.0
@@ -113,6 +115,8 @@ class RankWatch:
         """When rank 0 is killed (monotonic): a machine is lost, and it has not ended."""
         self._why = ""
         """What is wrong, as far as the launcher knows."""
+        self._stopped_since: float | None = None
+        """Since when a rank of this machine has been stopped (monotonic)."""
 
     def run(self, orders: Orders) -> LaunchEnd:
         self._plan.orders.give(orders)
@@ -142,7 +146,7 @@ class RankWatch:
                 self._on_ended_worker(ended.rank or 0, ended.code, has_met)
             if self._pass_on_signals(has_met):
                 return
-            if not has_met and (self._why or time.monotonic() > meets_until):
+            if not has_met and (self._why or self._is_stopped() or time.monotonic() > meets_until):
                 self._why = self._why or f"The ranks did not connect within {MEETING_S:.0f} seconds{self._silent()}."
                 return
             if self._plan.orders.exit_code() is not None:  # all is written: nothing is lost if it hangs now
@@ -166,6 +170,17 @@ class RankWatch:
         else:
             self._expect_end(f"The process on {name} ended (exit code {code}).")
         self._ranks.signal_leader(signal.SIGCONT)  # a stopped process can then save and end by itself
+
+    def _is_stopped(self) -> bool:
+        """Whether a rank of this machine has been stopped for too long, before the others could know of it."""
+        if not (stopped := self._ranks.stopped_here()):
+            self._stopped_since = None
+            return False
+        self._stopped_since = self._stopped_since or time.monotonic()
+        if time.monotonic() - self._stopped_since < STOPPED_S:
+            return False
+        self._why = f"The process of rank {stopped[0]}, on this machine, was stopped (SIGSTOP) before the run began."
+        return True
 
     def _expect_end(self, why: str, within_s: float | None = None) -> None:
         if self._deadline is None:

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
+import psutil
+
 from backend.run.distributed.rank_start import PID_LINE, LaunchPlan, RankProcess, start_ranks
 from backend.spec.distributed.command import ssh_command
 from backend.spec.process_ids import is_alive
@@ -89,6 +91,13 @@ class RunningRanks:
 
     def _is_child(self, rank: int) -> bool:
         return any(each.rank == rank for each in self._processes)
+
+    def stopped_here(self) -> list[int]:
+        """The ranks on this machine whose process is stopped, as SIGSTOP does it: alive, and told to do nothing."""
+        here = [
+            (rank, pid) for rank, pid in self._pids.items() if rank not in self.codes and self._plan.hosts.is_here(rank)
+        ]
+        return [rank for rank, pid in here if _is_stopped(pid)]
 
     def signal_leader(self, number: int) -> None:
         if (pid := self.leader_pid) is not None and 0 not in self.codes:
@@ -170,6 +179,13 @@ class RunningRanks:
                 with contextlib.suppress(OSError, ValueError):  # a terminal that is gone
                     out.write(line)
                     out.flush()
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False
 
 
 def _kill_group(pid: int) -> None:

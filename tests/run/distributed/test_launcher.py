@@ -198,6 +198,24 @@ def test_a_rank_that_does_not_start_is_told_with_its_last_words(bench: Bench) ->
 
 
 @pytest.mark.proof
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_stopped_before_the_ranks_meet_is_not_taken_for_slow(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    monkeypatch.setattr(launcher, "STOPPED_S", 1.0)
+
+    def stop() -> None:
+        of_rank = [each for each in bench.left() if each.environ().get("MLX_RANK") == str(rank)]
+        of_rank[0].suspend()
+
+    threading.Timer(1.0, stop).start()
+    began = time.monotonic()
+    end = bench.launch(wrong={1: "hang at start"})
+    assert time.monotonic() - began < 20 and end.exit_code == 2
+    assert f"The process of rank {rank}, on this machine, was stopped" in bench.events()[-1]["sentence"]
+
+
+@pytest.mark.proof
 def test_ranks_that_never_meet_are_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "MEETING_S", 1.5)
     end = bench.launch(wrong={1: "hang at start"})
