@@ -69,6 +69,7 @@ def test_peak_memory_is_measured_by_phase_and_overall() -> None:
     assert peaks["peak_memory_gb"] == pytest.approx(0.060, abs=0.003)
 
 
+@pytest.mark.alone
 def test_phases_add_up_to_steps_and_steps_to_the_time_between_their_events(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     raw = small_run.settings_for(tmp_path, iters=7, save_every=3, beta=0.1, group_size=4, max_completion_length=12)
