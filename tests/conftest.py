@@ -41,11 +41,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: every worker waits now and then, for a process that it has started, for the disk, or for a clock."""
-    return (os.cpu_count() or 1) + 1
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Each worker begins to collect at another folder. Rewriting the assertions of a fresh clone's tests takes longer than all else of collecting, and a
     file that another worker has rewritten is read from its byte code."""

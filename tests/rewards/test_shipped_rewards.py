@@ -567,7 +567,7 @@ def test_huge_and_hostile_texts_are_scored_in_bounded_time(entry: str, monkeypat
     began = time.perf_counter()
     state = TrainerState(max_completion_length=512)
     scores = scores_of(entry, HUGE, "7/2", [[1] * min(len(text), 2048) for text in HUGE], trainer_state=state)
-    assert time.perf_counter() - began < 10
+    assert time.perf_counter() - began < 30
     assert len(scores) == len(HUGE) and all(score is None or math.isfinite(score) for score in scores)
     if entry not in ("cosine_scaled_reward", "multiple_choice", "choice_correctness", "code_tests", "diversity"):
         assert scores[0] == 0
