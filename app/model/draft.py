@@ -10,7 +10,7 @@ import copy
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
@@ -29,25 +29,12 @@ from backend.spec.other_programs.translation import Translation, read_words
 from backend.spec.rewards import catalog
 from backend.spec.rewards.catalog import RewardEntry
 from backend.spec.runs.adapter_source import adapter_settings, find_adapter
+from backend.spec.setting import Kind
 from backend.spec.whole_file import replace_file, save_as
 
 AUTOSAVE_MS = 400
 """How long typing must rest before the form is written to disk."""
-TYPED = (
-    "int",
-    "float",
-    "text",
-    "prose",
-    "file",
-    "hosts",
-    "model",
-    "adapter",
-    "dataset",
-    "list",
-    "numbers",
-    "mapping",
-    "stages",
-)
+TYPED = frozenset(get_args(Kind)) - {"bool", "choice", "rewards"}
 """Kinds of settings that are typed letter by letter: typing without a pause is one undo step."""
 
 

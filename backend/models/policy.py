@@ -59,7 +59,7 @@ class Policy:
     `hidden` and `logits` are the two parts of the forward pass (see `backend.engine.forward.SplitModel`).
     """
 
-    is_divided = False
+    is_sharded = False
     """Whether several ranks compute one model, so that a pass of it hangs when one of them is lost."""
 
     def __init__(

@@ -20,7 +20,7 @@ WITHOUT_GRADIENT = {
     "longcat_flash_ngram": "of its experts that compute nothing the gradient is summed over the machines once too often",
     "minimax": "of the norms across its heads each machine's gradient stays its own",
 }
-"""Architectures whose divided forward pass is right and whose gradient is not, with the reason as part of a sentence."""
+"""Architectures whose sharded forward pass is right and whose gradient is not, with the reason as part of a sentence."""
 
 
 def sharding_refusal(config: Mapping[str, Any]) -> str:

@@ -37,7 +37,7 @@ SETTING = "parallelism"
 class ShardedPolicy(Policy):
     """This rank's part of a policy. `masters` are the whole adapters, on every rank alike, in float32."""
 
-    is_divided = True
+    is_sharded = True
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ def load_sharded_policy(
     # The adapters of the whole model, whose weights are not read for that: the same arrays as on one machine, from the same seed.
     adapted = copy_sharing_arrays(model)
     keys = attach_adapters(adapted, config, note)
-    shares = _divided(model, config, group)
+    shares = _sharded(model, config, group)
     reference = frozen(copy_sharing_arrays(model)) if config.needs_reference else None
     of_group = _adapted(model, adapted, shares, config, group)
     arrays: Any = tree_flatten(adapted.trainable_parameters())
@@ -123,7 +123,7 @@ def check_divides(model: nn.Module, config: ModelSettings, size: int) -> None:
     group: Any = AbsentGroup(size)
     adapted = copy_sharing_arrays(model)
     attach_adapters(adapted, config)
-    _adapted(model, adapted, _divided(model, config, group), config, group)
+    _adapted(model, adapted, _sharded(model, config, group), config, group)
 
 
 class AbsentGroup:
@@ -139,7 +139,7 @@ class AbsentGroup:
         return self._size
 
 
-def _divided(model: nn.Module, config: ModelSettings, group: mx.distributed.Group) -> dict[str, LayerShare]:
+def _sharded(model: nn.Module, config: ModelSettings, group: mx.distributed.Group) -> dict[str, LayerShare]:
     try:
         return shard(model, group)
     except Unshardable as reason:

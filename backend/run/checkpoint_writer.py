@@ -60,7 +60,7 @@ def snapshot(state: TrainingState, policy: Policy, learner: Learner, config: Con
     reference = policy.reference_arrays() if config.sync_ref_model else None
     mx.eval(weights, optimizer, reference)  # a lazy array can be evaluated only in the thread that made its graph
     # A pass that a lost rank has left hanging may hold all the work that mlx takes on at once: asking it for more would hang too.
-    hold = on_host if policy.is_divided else _as_it_is
+    hold = on_host if policy.is_sharded else _as_it_is
     weights, optimizer, reference = hold(weights), optimizer and hold(optimizer), reference and hold(reference)
     held = (weights, optimizer or {}, reference or {})
     if odd := not_finite_arrays((name, x) for named in held for name, x in named.items()):

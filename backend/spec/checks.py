@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from backend.spec.distributed.divided_models import division_faults
+from backend.spec.distributed.sharded_models import division_faults
 from backend.spec.faults import Fault, Mistake
 from backend.spec.learning_rate import DEFAULT_FINAL
 from backend.spec.output_grammar import held_output_faults
@@ -343,6 +343,6 @@ def _project_is_a_name(project: str) -> Iterator[Fault]:
 
 
 @_reads("parallelism", "hosts", "train_type", "dropout", "modules_to_save", "reference_model_path", "sync_ref_model")
-def _a_divided_model_can_be_trained_so(parallelism: str, hosts: str, *settings: Any) -> Iterator[Fault]:
+def _a_sharded_model_can_be_trained_so(parallelism: str, hosts: str, *settings: Any) -> Iterator[Fault]:
     if hosts:
         yield from division_faults(parallelism, *settings)

@@ -84,7 +84,7 @@ def test_a_checkpoint_has_the_arrays_of_its_snapshot_whatever_the_updates_meanwh
 def test_lazy_arrays_are_evaluated_before_the_writer_gets_them(run: RunFolder) -> None:
     """mlx evaluates an array only in the thread that made its graph."""
     learner: Any = SimpleNamespace(state_arrays=lambda: {"step": mx.array(1) + 1})
-    policy: Any = SimpleNamespace(trainable=lambda: {"x": mx.ones(3) + 1}, is_divided=False)
+    policy: Any = SimpleNamespace(trainable=lambda: {"x": mx.ones(3) + 1}, is_sharded=False)
     checkpoint_writer, config = CheckpointWriter(run, keep=3), parse({"model": "m", "data": "d", "train_type": "full"})
     checkpoint_writer.begin(snapshot(TrainingState(step=1), policy, learner, config), [])
     assert checkpoint_writer.wait()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 from PySide6.QtCore import QItemSelectionModel, QModelIndex, Qt
 from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QTableView, QWidget
@@ -10,6 +12,31 @@ from app import theme
 from app.widgets.basic.layout import wrap_in_card
 
 ROW_HEIGHT = 28
+
+
+class TableColumn(Protocol):
+    """A column of a table: its header, what the header's tip says, and whether it holds figures, which stand on the right."""
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def tip(self) -> str: ...
+    @property
+    def is_figure(self) -> bool: ...
+
+
+def alignment_of(column: TableColumn) -> Qt.AlignmentFlag:
+    side = Qt.AlignmentFlag.AlignRight if column.is_figure else Qt.AlignmentFlag.AlignLeft
+    return side | Qt.AlignmentFlag.AlignVCenter
+
+
+def header_data(column: TableColumn, role: int) -> Any:
+    """What a model's `headerData` answers for a column."""
+    if role == Qt.ItemDataRole.TextAlignmentRole:
+        return alignment_of(column)
+    if role == Qt.ItemDataRole.ToolTipRole:
+        return column.tip or None
+    return column.title if role == Qt.ItemDataRole.DisplayRole else None
 
 
 class BaseTable(QTableView):

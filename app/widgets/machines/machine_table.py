@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QWidget
 
 from app import theme
 from app.model.memory_parts import amount
-from app.widgets.basic.base_table import ROW_HEIGHT, BaseTable
+from app.widgets.basic.base_table import ROW_HEIGHT, BaseTable, alignment_of, header_data
 from app.widgets.basic.labels_and_buttons import plain_tip
 from app.widgets.basic.number_format import DASH
 from backend.spec.distributed.hosts_file import HERE, Host
@@ -21,8 +21,6 @@ Index = QModelIndex | QPersistentModelIndex
 NAME, ADDRESS = 1, 2
 MOST_ROWS = 8
 """Rows that are shown without scrolling."""
-_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +100,7 @@ class MachineModel(QAbstractTableModel):
         return flags | Qt.ItemFlag.ItemIsEditable if is_editable else flags
 
     def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if orientation != Qt.Orientation.Horizontal:
-            return None
-        column = COLUMNS[section]
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _RIGHT if column.is_figure else _LEFT
-        if role == Qt.ItemDataRole.ToolTipRole:
-            return column.tip or None
-        return column.title if role == Qt.ItemDataRole.DisplayRole else None
+        return header_data(COLUMNS[section], role) if orientation == Qt.Orientation.Horizontal else None
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         row, column = self.rows[index.row()], COLUMNS[index.column()]
@@ -118,7 +109,7 @@ class MachineModel(QAbstractTableModel):
         if role == Qt.ItemDataRole.EditRole:
             return row.host.ssh if index.column() == NAME else ", ".join(row.host.ips)
         if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _RIGHT if column.is_figure else _LEFT
+            return alignment_of(column)
         if role == Qt.ItemDataRole.FontRole:
             return theme.figures_font()
         if role == Qt.ItemDataRole.ToolTipRole:

@@ -11,18 +11,17 @@ from PySide6.QtWidgets import QHeaderView, QWidget
 
 from app import theme
 from app.model.runs.ranks import RankNow
-from app.widgets.basic.base_table import ROW_HEIGHT, BaseTable
+from app.widgets.basic.base_table import ROW_HEIGHT, BaseTable, alignment_of, header_data
 from app.widgets.basic.labels_and_buttons import plain_tip
 from app.widgets.basic.layout import set_shown
 from app.widgets.basic.number_format import figure
+from backend.spec.health.rules import RULES
 
 Index = QModelIndex | QPersistentModelIndex
 MOST_ROWS = 4
 """Rows that are shown without scrolling: the charts need the room."""
-WAITS_LONG = 0.25
-"""Share of a step from which a rank's waiting stands out, as the health rule's limit."""
-_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+WAITS_LONG = RULES["machines_wait"].threshold.value
+"""Share of a step from which a rank's waiting stands out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +77,14 @@ class RankModel(QAbstractTableModel):
         return 0 if parent.isValid() else len(COLUMNS)
 
     def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if orientation != Qt.Orientation.Horizontal:
-            return None
-        column = COLUMNS[section]
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _RIGHT if column.is_figure else _LEFT
-        if role == Qt.ItemDataRole.ToolTipRole:
-            return column.tip or None
-        return column.title if role == Qt.ItemDataRole.DisplayRole else None
+        return header_data(COLUMNS[section], role) if orientation == Qt.Orientation.Horizontal else None
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         rank, column = self.rows[index.row()], COLUMNS[index.column()]
         if role == Qt.ItemDataRole.DisplayRole:
             return column.text(rank)
         if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _RIGHT if column.is_figure else _LEFT
+            return alignment_of(column)
         if role == Qt.ItemDataRole.FontRole:
             return theme.figures_font()
         if role == Qt.ItemDataRole.ToolTipRole:

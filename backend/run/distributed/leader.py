@@ -14,11 +14,11 @@ import mlx.core as mx
 
 from backend.run.distributed import group_wire, reward_code
 from backend.run.distributed.collectives import FlatCollectives, MlxCollectives
-from backend.run.distributed.divided.leading import DividedParts, LeadingEngine, load_divided_parts
 from backend.run.distributed.hand_out import RankPaces
 from backend.run.distributed.kept_state import KeptState
 from backend.run.distributed.lockstep import check_same_base, follow_leader, keep_together
 from backend.run.distributed.sampled_round import SamplingOrder
+from backend.run.distributed.sharded.leading import LeadingEngine, ShardedParts, load_sharded_parts
 from backend.run.distributed.shared_sampling import SharedSampling
 from backend.run.distributed.step_shares import LearningReport, StepShares, timed_learning
 from backend.run.distributed.workers import Workers
@@ -55,14 +55,14 @@ class Leader:
         most: StepSize = WHOLE_STEP,
         shared: SharedParts | None = None,
         stages: Sequence[Config] = (),
-    ) -> LeaderParts | DividedParts:
+    ) -> LeaderParts | ShardedParts:
         """As `backend.run.parts.load_parts`, while the workers load theirs. Raises Mistake, and what the channel raises."""
         assert shared is None, "runs that share a process have no ranks of their own"
         stages = stages or stage_configs(config)
         if config.parallelism == "tensor":
             assert isinstance(self.ranks, MlxCollectives)
             engine = LeadingEngine(self.workers, self.ranks, self.backend)
-            return load_divided_parts(config, note, inputs, most, stages, engine)
+            return load_sharded_parts(config, note, inputs, most, stages, engine)
         self.workers.send_to_all("load", {
             "config": config.model_dump(mode="json"), "stages": [each.model_dump(mode="json") for each in stages],
             "code": reward_code.code_of(config), "names": reward_code.named_files(config),

@@ -20,10 +20,10 @@ from backend.rewards.scorer import Scorer, begin_scorer
 from backend.run.distributed import group_wire, reward_code
 from backend.run.distributed.channel import GOODBYE, ChannelMessage
 from backend.run.distributed.collectives import FlatCollectives, MlxCollectives
-from backend.run.distributed.divided.announcements import LOAD
-from backend.run.distributed.divided.following import follow
 from backend.run.distributed.lockstep import check_same_base, follow_leader, keep_together
 from backend.run.distributed.sampled_round import SamplingOrder, sample_round, score_round
+from backend.run.distributed.sharded.announcements import LOAD
+from backend.run.distributed.sharded.following import follow
 from backend.run.distributed.step_shares import timed_learning
 from backend.run.distributed.workers import LeaderLink
 from backend.run.gpu_retries import StepSize

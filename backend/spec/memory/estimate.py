@@ -15,9 +15,9 @@ from backend.spec.faults import Fault
 from backend.spec.machine import has_gpu
 from backend.spec.memory.backward import BackwardMemory
 from backend.spec.memory.chunking import MICRO_BATCH_TOKENS, SMALLEST_CHUNK, head_chunk
-from backend.spec.memory.divided_model import machines_of, share_of
 from backend.spec.memory.model_shape import ModelShape
 from backend.spec.memory.phases import PREFILL_CHUNK, MemoryModel, MemoryPlan, Phase, row_costs_of
+from backend.spec.memory.sharded_model import machines_of, share_of
 
 GB = 1_000_000_000
 

@@ -14,11 +14,11 @@ from backend.models.policy import Policy
 from backend.models.sharded_policy import load_sharded_policy
 from backend.run.distributed.channel import ChannelMessage
 from backend.run.distributed.collectives import MlxCollectives
-from backend.run.distributed.divided import announcements, meeting
-from backend.run.distributed.divided.announcements import SampleCall, unpacked_batch
-from backend.run.distributed.divided.computing import ComputingParts, follow_leader, keep_together
-from backend.run.distributed.divided.meeting import GivenUp
-from backend.run.distributed.divided.outline import outline_of
+from backend.run.distributed.sharded import announcements, meeting
+from backend.run.distributed.sharded.announcements import SampleCall, unpacked_batch
+from backend.run.distributed.sharded.computing import ComputingParts, follow_leader, keep_together
+from backend.run.distributed.sharded.meeting import GivenUp
+from backend.run.distributed.sharded.outline import outline_of
 from backend.run.distributed.workers import LeaderLink
 from backend.run.step_parts import LEARNERS
 from backend.spec.config import Config

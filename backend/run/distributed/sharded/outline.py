@@ -42,5 +42,5 @@ def check_alike(outlines: Sequence[Outline], machines: Sequence[RankInfo]) -> No
             raise Mistake(
                 "hosts",
                 f"{shown(machines[rank].machine, 40)} (rank {rank}) computes this model in another way than here ({', '.join(different)}): "
-                f"a divided model needs the same mlx and the same files on all machines.",
+                f"a sharded model needs the same mlx and the same files on all machines.",
             )

@@ -1,4 +1,4 @@
-"""What every rank of a divided model computes with, and that its adapters and moments are rank 0's to the last bit.
+"""What every rank of a sharded model computes with, and that its adapters and moments are rank 0's to the last bit.
 
 All ranks make the same update of the same gradient, but another chip may round it differently; and what rank 0 takes from a checkpoint, or
 from its best one at the end, the others have to be brought.

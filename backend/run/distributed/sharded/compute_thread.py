@@ -31,7 +31,7 @@ class ComputeThread:
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="divided model", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="sharded model", daemon=True)
         self._thread.start()
 
     def run(self, call: Callable[[], T]) -> T:

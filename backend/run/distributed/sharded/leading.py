@@ -15,12 +15,12 @@ from backend.generation.sampler import Sampling
 from backend.models.policy import Base, Policy
 from backend.models.sharded_policy import load_sharded_policy
 from backend.run.distributed.collectives import MlxCollectives
-from backend.run.distributed.divided import announcements, meeting
-from backend.run.distributed.divided.announcements import Arrays, SampleCall, packed_batch
-from backend.run.distributed.divided.compute_thread import ComputeThread
-from backend.run.distributed.divided.computing import ComputingParts, follow_leader, keep_together
-from backend.run.distributed.divided.outline import check_alike, outline_of
 from backend.run.distributed.kept_state import KeptState
+from backend.run.distributed.sharded import announcements, meeting
+from backend.run.distributed.sharded.announcements import Arrays, SampleCall, packed_batch
+from backend.run.distributed.sharded.compute_thread import ComputeThread
+from backend.run.distributed.sharded.computing import ComputingParts, follow_leader, keep_together
+from backend.run.distributed.sharded.outline import check_alike, outline_of
 from backend.run.distributed.workers import Workers
 from backend.run.gpu_retries import StepSize
 from backend.run.parts import RunParts, load_parts
@@ -118,7 +118,7 @@ class LeadingRollout(Rollout):
 
 
 @dataclass(slots=True)
-class DividedParts(RunParts):
+class ShardedParts(RunParts):
     """The parts of a run whose model is divided among the ranks of `engine`."""
 
     engine: LeadingEngine
@@ -144,7 +144,7 @@ class DividedParts(RunParts):
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
         self.config = config
         body = {"config": config.model_dump(mode="json"), "keys": sorted(keys), "steps": self.steps_of(config)}
-        self.engine.together(announcements.CHANGE, body, lambda: super(DividedParts, self).change(config, keys, step))
+        self.engine.together(announcements.CHANGE, body, lambda: super(ShardedParts, self).change(config, keys, step))
 
     def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
         def learn() -> dict[str, float]:
@@ -181,18 +181,18 @@ class DividedParts(RunParts):
 
     def close(self) -> None:
         self.engine.workers.send_to_all(announcements.END)
-        super(DividedParts, self).close()
+        super(ShardedParts, self).close()
 
 
-def load_divided_parts(
+def load_sharded_parts(
     config: Config,
     note: Callable[[str], None],
     inputs: RunInputs | None,
     most: StepSize,
     stages: Sequence[Config],
     engine: LeadingEngine,
-) -> DividedParts:
+) -> ShardedParts:
     """As `load_parts`, with a model that is divided among the ranks. Raises Mistake, and what the channel raises."""
     parts = load_parts(config, note, inputs, most, None, stages, engine)
     own = {each.name: getattr(parts, each.name) for each in fields(RunParts)}
-    return DividedParts(**own, engine=engine, config=config)
+    return ShardedParts(**own, engine=engine, config=config)
