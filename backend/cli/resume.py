@@ -83,7 +83,7 @@ def resume(
 
 def _taken_back(run: RunFolder, which: str, *, yes: bool) -> tuple[str, ...]:
     """Go back to a checkpoint, if that was meant. → the sentence for the diary; none where there is nothing after it. Raises Mistake."""
-    from backend.run.go_back import go_back, last_step
+    from backend.run.checkpoints.go_back import go_back, last_step
 
     chosen, last = find_checkpoint(run, which).step, last_step(run)
     if last <= chosen:

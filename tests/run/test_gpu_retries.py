@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from backend.run import checkpoint
+from backend.run.checkpoints import checkpoint
 from backend.run.ending import RESTART
 from backend.run.gpu_errors import BUFFERS, INTERACTIVITY, MEMORY
 from backend.run.gpu_retries import GpuErrorLog, StepSize

@@ -12,7 +12,7 @@ import pytest
 
 from backend.cli.launch_session import hosts_setting, machine_settings
 from backend.cli.new_run import PreparedRun
-from backend.run import checkpoint
+from backend.run.checkpoints import checkpoint
 from backend.run.distributed.faults import LostRank, WorkerFault
 from backend.run.distributed.kept_state import KeptState
 from backend.run.distributed.late_ending import write_late_ending
