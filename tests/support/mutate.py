@@ -73,7 +73,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "backend/run/room_for_saving.py": ("tests/run/test_full_disk.py",),
     "backend/spec/events.py": ("tests/spec/test_events.py", "tests/run/test_full_disk.py", "tests/spec"),
     "backend/spec/whole_file.py": ("tests/spec/test_disk_faults.py", "tests/run/test_full_disk.py"),
-    "backend/run/evaluate.py": ("tests/run/test_evaluate.py", "tests/run"),
+    "backend/run/evaluation/evaluate.py": ("tests/run/test_evaluate.py", "tests/run"),
     "backend/run/scoring_stages.py": ("tests/run/test_stages.py", "tests/run"),
     "backend/rewards/runner/score.py": (
         "tests/rewards/test_reward_calls.py",
