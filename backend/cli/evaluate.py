@@ -18,7 +18,7 @@ from backend.cli.evaluation_table import print_evaluation
 from backend.cli.exit_codes import STOPPED, verb
 from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.options import AllowCode, ExistingRunsDir
-from backend.run.gpu_timeout import relax_gpu_timeout
+from backend.run.machine.gpu_timeout import relax_gpu_timeout
 from backend.run.stop_signals import handle, handlers_restored
 from backend.spec.config import Config, load
 from backend.spec.evaluation import Evaluation, free_name, write_evaluation
@@ -99,7 +99,7 @@ def evaluate(
     from backend.run.evaluation.comparison import EvaluationChoices, evaluate_model
     from backend.run.evaluation.evaluate import EVAL_SEED
     from backend.run.evaluation.evaluated_model import find_evaluated
-    from backend.run.gpu_errors import gpu_error
+    from backend.run.machine.gpu_errors import gpu_error
 
     evaluated = find_evaluated(model, settings, runs_dir, checkpoint)
     if settings is None:

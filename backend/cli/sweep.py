@@ -17,7 +17,7 @@ from backend.cli.options import AllowCode, AsJson, NewRunsDir
 from backend.cli.restart import restart
 from backend.cli.run_log import logging_to
 from backend.cli.sweep_table import plan_lines, print_results
-from backend.run.gpu_timeout import relax_gpu_timeout
+from backend.run.machine.gpu_timeout import relax_gpu_timeout
 from backend.run.stop_signals import handlers_restored
 from backend.spec.command import shell_line
 from backend.spec.config import parse

@@ -17,8 +17,8 @@ from backend.run.checkpoints.checkpoint_integrity import DamagedCheckpoint
 from backend.run.checkpoints.checkpoint_score import check_metric
 from backend.run.evaluation.evaluate import evaluation_metrics, first_of, sample_of, scored_groups
 from backend.run.evaluation.evaluation_sets import EvaluationSets, held_out_settings, named_prompts
-from backend.run.gpu_retries import StepSize
-from backend.run.memory_plan import WHOLE_STEP, refuse_too_large
+from backend.run.machine.gpu_retries import StepSize
+from backend.run.machine.memory_plan import WHOLE_STEP, refuse_too_large
 from backend.run.run_inputs import RunInputs, read_inputs, read_stages
 from backend.run.stage_prompts import StagePrompts, tokenized_stages
 from backend.run.step_parts import OWN_ENGINE, Engine, StepParts, build_step_parts

@@ -20,8 +20,8 @@ from backend.run.checkpoints.checkpoint import TrainingState
 from backend.run.checkpoints.checkpoint_integrity import Damaged, DamagedCheckpoint, newest_whole, set_aside
 from backend.run.checkpoints.cut_back import cut_back
 from backend.run.ending import RESTART, Ending, after_fault, ending_of, write_ending
-from backend.run.gpu_errors import GpuError
 from backend.run.held_folder import FolderPlace
+from backend.run.machine.gpu_errors import GpuError
 from backend.run.parts import LoadParts, SharedParts, load_parts
 from backend.run.run_inputs import RunInputs
 from backend.run.steering import Steering

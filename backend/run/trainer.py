@@ -24,15 +24,15 @@ from backend.run.control import Control, Stopped
 from backend.run.due import evaluation_is_due, is_best_worth_saving
 from backend.run.ending import Ending
 from backend.run.final_export import export_finished, exports
-from backend.run.gpu_retries import GpuErrorLog, StepSize
 from backend.run.group_collection import GroupCollection
 from backend.run.held_folder import HeldFolder
-from backend.run.keep_awake import KeepAwake
+from backend.run.machine.gpu_retries import GpuErrorLog, StepSize
+from backend.run.machine.keep_awake import KeepAwake
+from backend.run.machine.slowdowns import SlowdownWatch
 from backend.run.parts import LoadParts, RunParts, SharedParts, load_parts
 from backend.run.planned_end import MetricWatch, PlannedEnd, patience_is_over
 from backend.run.room_for_saving import RoomForSaving
 from backend.run.run_inputs import RunInputs
-from backend.run.slowdowns import SlowdownWatch
 from backend.run.steering import Steering
 from backend.run.step_timer import StepTimer
 from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, of_process

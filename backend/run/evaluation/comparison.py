@@ -23,7 +23,7 @@ from backend.models.policy import Policy, load_policy
 from backend.run.evaluation.evaluate import EVAL_SEED, scored_groups
 from backend.run.evaluation.evaluated_model import EvaluatedModel
 from backend.run.evaluation.evaluation_figures import Completions, Results, decoding_figures, powers_of_two, row_results
-from backend.run.memory_plan import plan_memory, rollout_limits
+from backend.run.machine.memory_plan import plan_memory, rollout_limits
 from backend.run.run_inputs import read_inputs
 from backend.run.scoring_stages import ScoringStages
 from backend.run.telemetry import completion_row, versions
