@@ -65,8 +65,8 @@ def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bo
 
 def _launch(run: PreparedRun, config: Config, options: Any) -> Any:
     """What is to be started. Raises Mistake for machines that cannot train it."""
+    from backend.run.distributed.check.planned_machines import check_machines_answer, plan_machines
     from backend.run.distributed.launcher import Launch
-    from backend.run.distributed.planned_machines import check_machines_answer, plan_machines
     from backend.run.run_process import record_changes
 
     planned = plan_machines(config)

@@ -132,7 +132,7 @@ def _new_folder(raw: Mapping[str, Any], runs_dir: str | os.PathLike[str] | None)
 def _checked(raw: Mapping[str, Any], folder: RunFolder, calls: OwnCalls) -> tuple[Config, RunInputs]:
     settings = parse(raw)
     _prepare_engine(settings)
-    from backend.run.distributed.planned_machines import require_one_machine
+    from backend.run.distributed.check.planned_machines import require_one_machine
     from backend.run.preflight import preflight
 
     require_one_machine(settings, "A run of a program's train()")
