@@ -12,7 +12,7 @@ from PySide6.QtCore import QObject
 from app.model.consent import Consent
 from app.model.form_session import FormSession
 from app.model.prefs import Prefs
-from backend.spec.problem_report import ProblemFacts
+from backend.spec.about.problem_report import ProblemFacts
 
 if TYPE_CHECKING:
     from app.model.dataset import Dataset
