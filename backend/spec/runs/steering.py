@@ -19,8 +19,10 @@ from backend.spec.config import SETTINGS, Config, load, parse, problems
 from backend.spec.diary_ends import first_and_last_events
 from backend.spec.faults import Fault, Mistake
 from backend.spec.other_programs.translation import translate
+from backend.spec.own_updates import OF_THE_RATE
 from backend.spec.places import RunFolder
 from backend.spec.runs.changeable import AT_RESUME, STAGE_KEYS, STEERABLE
+from backend.spec.settings.optimizer import OWN
 from backend.spec.stages import faults_in_course, first_step, scoring_of, stage_at, stage_data, stage_settings
 from backend.spec.user_input.documents import read_json
 from backend.spec.user_input.text import shown
@@ -114,6 +116,9 @@ def _faults_in_course(config: Config, new: Config, changes: Mapping[str, Any], d
         yield Fault(
             "iters", f"Iterations must be at least {done}, which are done when the change holds, not {new.iters}."
         )
+    if config.lr_schedule == OWN and (of_rate := next((key for key in OF_THE_RATE if key in changes), None)):
+        sentence = "The learning rate of this run is a program's schedule, which no setting changes; a new run may have another."
+        yield Fault(of_rate, sentence)
     if "reward_weights" in changes and config.stages:
         yield Fault("reward_weights", "The stages of this run have their own weights; clone the run to change them.")
     yield from faults_in_course(config.model_dump(), new.model_dump())
