@@ -261,6 +261,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "rank of text": (settings(r="4"), "has r 4"),
     "alpha that is no number": (settings(lora_alpha=float("nan")), "has lora_alpha nan"),
     "pattern without end": (settings(alpha_pattern={"(.|..|...)+(?<!.)": 2}), "cannot be used"),
+    "pattern of a billion": (settings(rank_pattern={"a{1000000000}": 2}), "more than 1,000,000 characters long"),
     "broken pattern": (settings(rank_pattern={"(": 2}), "cannot be used"),
     "no config": (lambda folder: (folder / "adapter_config.json").unlink(), "There is no file"),
     "not peft's": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "it has no peft_type"),

@@ -18,6 +18,7 @@ from backend.models.adapter_files import LARGEST_RANK
 from backend.models.model_folder import PATH, read_object
 from backend.spec.faults import Mistake
 from backend.spec.user_input.numbers import fits_a_float
+from backend.spec.user_input.patterns import excess
 from backend.spec.user_input.text import shown
 
 SETTING = "file"
@@ -101,6 +102,8 @@ def _matching(patterns: Mapping[str, float], layer: str, usual: float) -> float:
     if layer in patterns:
         return patterns[layer]
     for pattern, value in patterns.items():
+        if sentence := excess(pattern):
+            raise Mistake(SETTING, f"The pattern {sentence}")
         try:
             if regex.match(rf"(.*\.)?({pattern})$", layer, timeout=PATTERN_S):
                 return value

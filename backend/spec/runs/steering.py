@@ -25,10 +25,11 @@ from backend.spec.runs.changeable import AT_RESUME, STAGE_KEYS, STEERABLE
 from backend.spec.settings.optimizer import OWN
 from backend.spec.stages import faults_in_course, first_step, scoring_of, stage_at, stage_data, stage_settings
 from backend.spec.user_input.documents import read_json
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.text import about_path, shown
 from backend.spec.whole_file import replace_file
 
 VERSION = 1
+_ADVICE = "mend or delete it (the run then goes on without its changes)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +133,17 @@ def read_changes(run: RunFolder) -> list[Change]:
     the run cannot be repeated."""
     if not os.path.lexists(run.changes):
         return []
-    kept = read_json(run.changes, "run")
+    kept = read_json(run.changes, "run", advice=_ADVICE)
     try:
         changes = [Change.from_dict(entry) for entry in kept["changes"]]
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise Mistake("run", f"{shown(run.changes)} is damaged: it does not hold a list of changes.") from None
+        raise Mistake("run", about_path(run.changes, f" does not hold a list of changes; {_ADVICE}.")) from None
     # No trainer writes another key. One from somebody else could name other weights, rows or reward files than config.yaml does.
     strange = next((key for change in changes for key in change.settings if key not in (*STEERABLE, *AT_RESUME)), None)
     if strange is not None:
         raise Mistake(
-            "run", f"{shown(run.changes)} is damaged: {shown(strange, 40)} is no setting that changes during a run."
+            "run",
+            about_path(run.changes, f" has {shown(strange, 30)}, which never changes during a run; {_ADVICE}."),
         )
     return changes
 
