@@ -41,6 +41,7 @@ from backend.spec.memory.model_shape import shape_of
 from backend.spec.memory.worst_stage import estimate_run
 from backend.spec.model_and_data_names import check_reference, check_weights, model_source
 from backend.spec.model_config import is_quantized_by_mlx
+from backend.spec.own_updates import require_no_program
 from backend.spec.places import runs_folder
 from backend.spec.run_disk_use import RESERVE, run_bytes
 from backend.spec.runs.steering import stage_configs
@@ -65,17 +66,21 @@ def preflight(
     processes: SharedProcesses | None = None,
     runs_dir: Path | None = None,
     begin: Callable[[Config], Scorer] | None = None,
+    *,
+    of_program: bool = False,
 ) -> RunInputs:
     """Check raw settings, then model, reference, dataset, columns, prompts and rewards, each independently of the others.
 
     Returns the rows and reward functions that were read. `processes`: those that are shared with other runs. `runs_dir`: where
     the run will be, the folder of runs by default; its disk must have room. `begin`: what makes the scorer, where functions are objects of a
-    program. Raises Mistake with all faults.
+    program. `of_program`: whether the caller has the optimizer and schedule, where those are objects. Raises Mistake with all faults.
     A reward file is executed to see what it registers: naming it on the command line is consent.
     """
     if faults := problems(raw):
         raise Mistake(faults)
     config = parse(raw)
+    if not of_program:
+        require_no_program(config)
     scorer = begin(config) if begin else begin_scorer(config, processes)
     try:
         splits, stages = _check_files(config, scorer, runs_dir or runs_folder())

@@ -223,6 +223,6 @@ def test_ancestors_and_children_are_found_after_a_move(parent: RunFolder, tmp_pa
     assert [run.name for run in children(moved["parent"], moved.values())] == ["first"]
     assert ancestors(moved["parent"]) == [] and read_parent(moved["parent"]) is None
     moved["first"].parent.write_text("{")
-    with pytest.raises(Mistake, match="does not tell its parent"):
+    with pytest.raises(Mistake, match="does not tell the parent of the run"):
         read_parent(moved["first"])
     assert [each.run for each in ancestors(moved["second"])] == ["first"]
