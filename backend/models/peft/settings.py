@@ -18,6 +18,7 @@ from backend.models.adapter_files import LARGEST_RANK
 from backend.models.model_folder import PATH, read_object
 from backend.spec.faults import Mistake
 from backend.spec.user_input.numbers import fits_a_float
+from backend.spec.user_input.patterns import repeats_too_often
 from backend.spec.user_input.text import shown
 
 SETTING = "file"
@@ -102,6 +103,8 @@ def _matching(patterns: Mapping[str, float], layer: str, usual: float) -> float:
         return patterns[layer]
     for pattern, value in patterns.items():
         try:
+            if repeats_too_often(pattern):
+                raise regex.error("too many repetitions")
             if regex.match(rf"(.*\.)?({pattern})$", layer, timeout=PATTERN_S):
                 return value
         except (regex.error, TimeoutError, RecursionError, MemoryError):
