@@ -39,7 +39,7 @@ def machines(
 
     Ends with 2 where something would keep a run from starting. Leaves no process on any machine. Runs that name the file may use it afterwards.
     """
-    from backend.run.distributed.machine_check import CheckProgress, Wanted, check_machines
+    from backend.run.distributed.check.machine_check import CheckProgress, Wanted, check_machines
     from backend.spec.distributed.allowed_hosts import allow_hosts
     from backend.spec.distributed.backend_choice import WANTED
     from backend.spec.distributed.hosts_file import read_hosts

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backend.run.gpu_timeout import relax_gpu_timeout
+from backend.run.machine.gpu_timeout import relax_gpu_timeout
 from backend.spec.config import SETTINGS, TEXTS, Config, beside, dump, parse, read
 from backend.spec.disk_faults import DiskFault
 from backend.spec.distributed.allowed_hosts import allow_hosts

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backend.run.checkpoint import Checkpoint, TrainingState, first_start, read_checkpoint
-from backend.run.file_sums import file_sums
+from backend.run.checkpoints.checkpoint import Checkpoint, TrainingState, first_start, read_checkpoint
+from backend.run.checkpoints.file_sums import file_sums
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder

@@ -20,8 +20,8 @@ import mlx.core as mx
 
 from backend.models.policy import Policy
 from backend.models.saving import Arrays, HostArrays, adapter_config, on_host
-from backend.run import checkpoint
-from backend.run.checkpoint import Checkpoint, TrainingState
+from backend.run.checkpoints import checkpoint
+from backend.run.checkpoints.checkpoint import Checkpoint, TrainingState
 from backend.run.not_finite import weights_fault
 from backend.spec.config import Config
 from backend.spec.disk_faults import writing

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backend.run.estimates import Column, estimates, pass_at_k
+from backend.run.evaluation.estimates import Column, estimates, pass_at_k
 from backend.spec.completion_rows import CompletionRow
 from backend.spec.evaluation import (
     TOTAL,

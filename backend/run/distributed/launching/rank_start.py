@@ -19,7 +19,7 @@ from typing import IO, Any
 from backend.run.distributed.addresses import ADDRESSES_VARIABLE
 from backend.run.distributed.orders import ORDERS_VARIABLE, WATCH_VARIABLE, OrdersFolder
 from backend.run.distributed.rank_process import BACKEND_VARIABLE, LOG_VARIABLE, MACHINE_VARIABLE
-from backend.run.gpu_timeout import VARIABLE as TIMEOUT_VARIABLE
+from backend.run.machine.gpu_timeout import VARIABLE as TIMEOUT_VARIABLE
 from backend.spec.command import backend_environment
 from backend.spec.distributed.backend_environment import RankEnvironment, rank_environment_of
 from backend.spec.distributed.command import MPI_OPTIONS, rank_environment, rank_program, ssh_command

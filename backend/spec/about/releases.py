@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any, cast
 
-from backend.spec.components import OURS
+from backend.spec.about.components import OURS
 from backend.spec.faults import Mistake
 from backend.spec.places import resources
 

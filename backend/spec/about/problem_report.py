@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from backend.spec.about.private_text import without_private
 from backend.spec.config import SETTINGS
-from backend.spec.private_text import without_private
 
 LOG_LINES = 60
 """Last lines of a log that are in a report."""
@@ -32,7 +32,7 @@ class ProblemFacts:
 
 def report(problem: ProblemFacts) -> str:
     """The report as plain text."""
-    from backend.spec import components  # reads packages' metadata, which no start of a program waits for
+    from backend.spec.about import components  # reads packages' metadata, which no start of a program waits for
 
     versions = "\n".join(f"{name}: {value}" for name, value in components.versions().items())
     parts = {

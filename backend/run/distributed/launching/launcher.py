@@ -21,11 +21,11 @@ from typing import Literal
 
 from backend.run import stop_signals
 from backend.run.distributed.channel import LEADER_LOST
-from backend.run.distributed.late_ending import write_late_ending
+from backend.run.distributed.launching.late_ending import write_late_ending
+from backend.run.distributed.launching.rank_start import LaunchPlan
+from backend.run.distributed.launching.running_ranks import UNKNOWN, RunningRanks
+from backend.run.distributed.launching.worker_logs import last_line, logs_folder
 from backend.run.distributed.orders import RESTART_RANKS, Orders, OrdersFolder
-from backend.run.distributed.rank_start import LaunchPlan
-from backend.run.distributed.running_ranks import UNKNOWN, RunningRanks
-from backend.run.distributed.worker_logs import last_line, logs_folder
 from backend.spec.distributed.backend_environment import FIRST_PORT, PORTS
 from backend.spec.distributed.hosts_file import HostsFile
 from backend.spec.places import RunFolder

@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
 from backend.child_process import ChildEnded, ChildProcess, ChildTimeout
-from backend.run.distributed.machine_verbs import MARKER, PROBE
+from backend.run.distributed.check.machine_verbs import MARKER, PROBE
 from backend.spec.command import backend_environment
 from backend.spec.distributed.command import CONNECT_S, rank_environment, rank_program, ssh_command
 from backend.spec.distributed.hosts_file import HostsFile

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 import psutil
 
-from backend.run.distributed.rank_start import PID_LINE, LaunchPlan, RankProcess, start_ranks
+from backend.run.distributed.launching.rank_start import PID_LINE, LaunchPlan, RankProcess, start_ranks
 from backend.spec.distributed.command import ssh_command
 from backend.spec.process_ids import is_alive
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from backend.run.checkpoint import Checkpoint, all_checkpoints
+from backend.run.checkpoints.checkpoint import Checkpoint, all_checkpoints
 from backend.run.trial_sampling import SMALLEST_MODEL, WITHOUT_REFERENCE
 from backend.spec.config import Config
 from backend.spec.diary_ends import step_of_end

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from backend.run.distributed.machine_check import Wanted, require_machines
-from backend.run.distributed.probe import has_cuda
+from backend.run.distributed.check.machine_check import Wanted, require_machines
+from backend.run.distributed.check.probe import has_cuda
 from backend.spec.config import Config
 from backend.spec.distributed.backend_choice import BackendChoice, choose_backend
 from backend.spec.distributed.hosts_file import HostsFile, fault_of_first, read_hosts

@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from backend.engine.device import has_metal, on_gpu
-from backend.run.gpu_retries import StepSize
+from backend.run.machine.gpu_retries import StepSize
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.machine import machine_bytes

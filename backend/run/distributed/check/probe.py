@@ -30,8 +30,8 @@ from typing import Any
 import psutil
 
 from backend.child_process import claim_stdout, json_line
-from backend.run.distributed.machine_verbs import MARKER, end_after
-from backend.run.distributed.model_files import digest_of, model_files
+from backend.run.distributed.check.machine_verbs import MARKER, end_after
+from backend.run.distributed.check.model_files import digest_of, model_files
 from backend.spec.command import is_bundled
 from backend.spec.disk_space import room_on
 from backend.spec.distributed.machine_report import MachineFacts
@@ -42,7 +42,7 @@ from backend.spec.user_input.files import is_file
 from backend.spec.user_input.paths import user_path
 
 LIFETIME_S = 300.0
-"""Longer than any check takes (`backend.run.distributed.machine_check`)."""
+"""Longer than any check takes (`backend.run.distributed.check.machine_check`)."""
 CUDA_PACKAGES = ("mlx-cuda-13", "mlx-cuda-12", "mlx-cuda")
 DEVICES_S = 5.0
 """How long the list of RDMA devices may take."""
@@ -75,7 +75,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         if request["ask"] == "facts":
             return asdict(facts(request.get("model", ""), request.get("reward_file", "")))
-        from backend.run.distributed.link import measure
+        from backend.run.distributed.check.link import measure
 
         return measure(request["backend"], request["variables"], request["files"])
     except Exception as error:  # whatever mlx, the network or a disk raises is the check's finding

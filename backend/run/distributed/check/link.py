@@ -1,6 +1,6 @@
 """How fast the ranks sum: measured by every rank together, on the CPU's stream, as a run sums its gradients.
 
-`python -m backend machine-link` is a rank that `mpirun` started; the probe (`backend.run.distributed.probe`) measures for the other
+`python -m backend machine-link` is a rank that `mpirun` started; the probe (`backend.run.distributed.check.probe`) measures for the other
 backends. A sum that never ends is the caller's to notice: every process has a limit on its life.
 """
 
@@ -29,7 +29,7 @@ SLOW_S = 1.0
 def main() -> int:
     """A rank of MPI: rank 0 prints the answer of `measure`, as the probe does."""
     from backend.child_process import claim_stdout, json_line
-    from backend.run.distributed.machine_verbs import MARKER, end_after
+    from backend.run.distributed.check.machine_verbs import MARKER, end_after
 
     out = claim_stdout()
     end_after(LIFETIME_S)

@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from backend.run.gpu_errors import BUFFERS, GpuError
+from backend.run.machine.gpu_errors import BUFFERS, GpuError
 from backend.spec.events import JsonLines, read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder

@@ -1,4 +1,4 @@
-"""Starts a measurement on all ranks at the same time, and judges what comes of it (`backend.run.distributed.link` measures)."""
+"""Starts a measurement on all ranks at the same time, and judges what comes of it (`backend.run.distributed.check.link` measures)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
-from backend.run.distributed.machine_probes import Abandoned, NotReached, Probe, in_parallel
-from backend.run.distributed.machine_verbs import LINK, MARKER
+from backend.run.distributed.check.machine_probes import Abandoned, NotReached, Probe, in_parallel
+from backend.run.distributed.check.machine_verbs import LINK, MARKER
 from backend.spec.distributed.backend_environment import FIRST_PORT, PORTS, rank_environment_of
 from backend.spec.distributed.command import MPI_OPTIONS, rank_environment, rank_program, shell_words
 from backend.spec.distributed.hosts_file import Host, HostsFile

@@ -27,8 +27,8 @@ from typing import Any
 import mlx.core as mx
 
 from backend.models.saving import Arrays, HostArrays, save_arrays
-from backend.run.file_sums import file_sums
-from backend.run.gpu_errors import gpu_error
+from backend.run.checkpoints.file_sums import file_sums
+from backend.run.machine.gpu_errors import gpu_error
 from backend.spec.disk_faults import writing
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
@@ -186,7 +186,7 @@ def all_checkpoints(run: RunFolder) -> list[Checkpoint]:
 
 
 def newest(run: RunFolder) -> Checkpoint | None:
-    """The newest complete one, whether or not its files are as they were written (`backend.run.checkpoint_integrity`)."""
+    """The newest complete one, whether or not its files are as they were written (`backend.run.checkpoints.checkpoint_integrity`)."""
     checkpoints = all_checkpoints(run)
     return checkpoints[-1] if checkpoints else None
 

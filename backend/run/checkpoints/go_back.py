@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from backend.run.checkpoint_integrity import examine
+from backend.run.checkpoints.checkpoint_integrity import examine
 from backend.spec.diary_ends import first_and_last_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, hold_lock

@@ -20,10 +20,10 @@ from backend.data.rows import SPLITS, Splits, check_columns
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.policy import Policy, load_policy
-from backend.run.evaluate import EVAL_SEED, scored_groups
-from backend.run.evaluated_model import EvaluatedModel
-from backend.run.evaluation_figures import Completions, Results, decoding_figures, powers_of_two, row_results
-from backend.run.memory_plan import plan_memory, rollout_limits
+from backend.run.evaluation.evaluate import EVAL_SEED, scored_groups
+from backend.run.evaluation.evaluated_model import EvaluatedModel
+from backend.run.evaluation.evaluation_figures import Completions, Results, decoding_figures, powers_of_two, row_results
+from backend.run.machine.memory_plan import plan_memory, rollout_limits
 from backend.run.run_inputs import read_inputs
 from backend.run.scoring_stages import ScoringStages
 from backend.run.telemetry import completion_row, versions

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from backend.child_process import claim_stdout, json_line
-from backend.run.distributed.machine_verbs import MARKER, RECEIVE
-from backend.run.distributed.model_files import ModelFile, model_files
+from backend.run.distributed.check.machine_verbs import MARKER, RECEIVE
+from backend.run.distributed.check.model_files import ModelFile, model_files
 from backend.spec.disk_faults import cause
 from backend.spec.disk_space import require_room
 from backend.spec.distributed.command import rank_environment, rank_program, ssh_command

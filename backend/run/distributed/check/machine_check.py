@@ -1,7 +1,7 @@
 """The check of several machines: reaches each, compares what they say, copies a model where that is wanted, and measures how fast they sum.
 
 `check_machines` is all of it, for the verb `machines` and the window; `require_machines` the quick part, for a run that is about to start.
-On every machine a process of ours answers (`backend.run.distributed.probe`): through ssh on others, directly here. Every wait has a limit,
+On every machine a process of ours answers (`backend.run.distributed.check.probe`): through ssh on others, directly here. Every wait has a limit,
 and the processes have ended when the functions return, or end with the connection where it was lost.
 """
 
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from backend.run.distributed.link_check import link_speed
-from backend.run.distributed.machine_probes import FACTS_S, NotReached, Probe, in_parallel
-from backend.run.distributed.model_copy import copy_model
-from backend.run.distributed.probe import facts, has_cuda
+from backend.run.distributed.check.link_check import link_speed
+from backend.run.distributed.check.machine_probes import FACTS_S, NotReached, Probe, in_parallel
+from backend.run.distributed.check.model_copy import copy_model
+from backend.run.distributed.check.probe import facts, has_cuda
 from backend.spec.distributed.backend_choice import AUTO, choose_backend
 from backend.spec.distributed.hosts_file import HostsFile, fault_of_first
 from backend.spec.distributed.machine_findings import findings_of

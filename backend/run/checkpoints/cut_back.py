@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backend.run.checkpoint import TrainingState
+from backend.run.checkpoints.checkpoint import TrainingState
 from backend.spec.completion_rows import parse_group_row
 from backend.spec.diary_ends import last_events
 from backend.spec.events import parse_line, truncate_file
