@@ -520,7 +520,7 @@ def test_a_module_that_is_not_there_is_one_sentence(machine: Machine) -> None:
     file.write_text("import scipy\n" + IMPORTS)
     settings = config(machine, "missing", reward_functions_file=str(file), reward_functions=["digits"])
     done = machine.run(BUNDLED_PROGRAM, "train", settings, "--name", "missing", "--no-progress", code=2)
-    assert "No module named 'scipy'" in done.stderr and "the app brings Python's standard library" in done.stderr
+    assert "No module named 'scipy'" in done.stderr and "not in the app: use grpo-studio from pip" in done.stderr
     assert "Traceback" not in done.stderr
 
 
