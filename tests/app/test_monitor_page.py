@@ -380,7 +380,8 @@ from pathlib import Path
 sys.path[:0] = sys.argv[2:]
 from tests.support import made_up_runs
 from backend.spec.events import Diary, JsonLines
-from backend.spec.places import RunFolder, hold_lock
+from backend.spec.places import RunFolder
+from backend.spec.run_lock import hold_lock
 folder = RunFolder(Path(sys.argv[1]))
 handle, dice = hold_lock(folder), random.Random(1)
 diary, rows = Diary(folder.events), JsonLines(folder.completions)

@@ -31,7 +31,8 @@ from backend.spec.config import parse, problems
 from backend.spec.disk_faults import DiskFault
 from backend.spec.events import Diary, JsonLines, truncate_file
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, hand_on_lock, hold_lock
+from backend.spec.places import RunFolder
+from backend.spec.run_lock import hand_on_lock, hold_lock
 from backend.spec.trackers import ALL, NONE, TRACKERS, chosen
 from backend.spec.trl_metrics import trl_metrics
 from tests.support import small_run

@@ -20,7 +20,8 @@ from backend.run.trackers.launch import start_trackers
 from backend.run.trainer import Trainer
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, hold_lock
+from backend.spec.places import RunFolder
+from backend.spec.run_lock import hold_lock
 from backend.spec.sweeps.sweep_results import MemberResult
 
 TURN_OVER = "turn over"
