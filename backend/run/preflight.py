@@ -28,9 +28,8 @@ from backend.models.sharded_policy import check_divides
 from backend.models.start_adapter import check_start
 from backend.models.supported_architectures import architecture_refusal
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
-from backend.run.checkpoints.checkpoint_score import check_metric
 from backend.run.distributed.check.planned_machines import plan_machines
-from backend.run.evaluation.evaluation_sets import check_evaluation_sets, held_out_settings
+from backend.run.evaluation.evaluation_sets import check_evaluation_sets, check_held_out, held_out_settings
 from backend.run.final_export import exports
 from backend.run.run_inputs import RunInputs, StageRows, read_rows, read_stages, stage_mistake
 from backend.run.scoring_stages import scoring_stages
@@ -242,9 +241,7 @@ def _read_and_check_data(config: Config, tokenizer: Any, scorer: Scorer) -> Spli
         if faults := check_columns(splits.rows(split), of_held_out, splits.source.get(split, config.data)):
             raise Mistake(faults)
     check_evaluation_sets(splits, of_held_out, tokenizer)
-    if config.test and not splits.test:
-        raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
-    check_metric(config, has_held_out=bool(splits.valid or splits.evals))
+    check_held_out(splits, config)
     if tokenizer is not None:
         used = {"train": True, "valid": config.steps_per_eval > 0, "test": config.test}
         for split in (split for split in checked if used[split]):

@@ -32,7 +32,7 @@ from tests.support.random_models import tiny_model
 from tests.support.small_run import settings_for
 from tests.torture.datasets import Slow, limited, wrong_sentences
 from tests.torture.hostile_files import beginning
-from tests.torture.report import Report
+from tests.torture.report import run_cases
 
 LIMIT_S = 5.0
 
@@ -343,16 +343,5 @@ def case(seed: int, home: Path) -> str:
 
 def main(count: int, seed: int) -> int:
     """`count` model folders; returns how many failed."""
-    report = Report("models")
-    sound()
-    slowest = 0.0
-    with tempfile.TemporaryDirectory(prefix="torture-models-") as home:
-        for number in range(seed, seed + count):
-            began = time.process_time()
-            if wrong := case(number, Path(home)):
-                report.failed(number, wrong.strip().splitlines()[-1][:300], wrong)
-            else:
-                report.passed()
-            slowest = max(slowest, time.process_time() - began)
-    print(f"   slowest case {slowest:.2f} s", flush=True)
-    return report.failures
+    sound()  # so that the first case is not charged for it
+    return run_cases("models", case, range(seed, seed + count))

@@ -239,7 +239,7 @@ def readers(root: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "notes", lambda: run_notes.read_notes(run)
     yield "note it", lambda: run_notes.change_notes(run, title="another")
     yield "parent", lambda: lineage.read_parent(run)
-    yield "ancestors", lambda: (lineage.ancestors(run), lineage.children(run, [run, other]))
+    yield "children", lambda: lineage.children(run, [run, other])
     yield (
         "checkpoints",
         lambda: (saved_weights.saved_weights(run), saved_weights.best_of(saved_weights.saved_weights(run))),
