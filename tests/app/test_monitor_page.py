@@ -397,7 +397,6 @@ diary.write("finished", step=step, sentence="Done.")
 """
 
 
-@pytest.mark.alone
 def test_fifty_steps_a_second_never_block_the_event_loop(
     qtbot, page: MonitorPage, session: Session, tmp_path: Path
 ) -> None:
