@@ -31,9 +31,9 @@ from backend.spec.config import parse, problems
 from backend.spec.disk_faults import DiskFault
 from backend.spec.events import Diary, JsonLines, truncate_file
 from backend.spec.faults import Mistake
+from backend.spec.metric_names import trl_metrics
 from backend.spec.places import RunFolder, hand_on_lock, hold_lock
 from backend.spec.trackers import ALL, NONE, TRACKERS, chosen
-from backend.spec.trl_metrics import trl_metrics
 from tests.support import small_run
 
 METRICS = {"reward": 1.5, "reward_std": 0.9, "reward_std_within_groups": 0.4, "kl": None, "time/step": 2.0, "clip_ratio_low": 0.1,
@@ -109,7 +109,7 @@ def read_all(reader: RecordReader) -> list[StepRecord]:
 
 def test_a_record_is_whole_before_it_is_told(made_up: MadeUpRun) -> None:
     """The evaluation after a step belongs to it, so it waits until the next step samples, or the run ends."""
-    reader = RecordReader(made_up.folder, "group")
+    reader = RecordReader(made_up.folder, {})
     made_up.evaluate(0)
     made_up.step(1, evaluated=True)
     assert [(r.step, dict(r.training), r.groups) for r in read_all(reader)] == [(0, {}, ())]
@@ -126,7 +126,7 @@ def test_a_record_is_whole_before_it_is_told(made_up: MadeUpRun) -> None:
 
 
 def test_half_a_line_is_read_once_it_is_whole(made_up: MadeUpRun) -> None:
-    reader = RecordReader(made_up.folder, "group")
+    reader = RecordReader(made_up.folder, {})
     made_up.step(1)
     line = b'{"v":1,"kind":"phase","phase":"sampling"}\n'
     with made_up.folder.events.open("ab") as file:
@@ -138,7 +138,7 @@ def test_half_a_line_is_read_once_it_is_whole(made_up: MadeUpRun) -> None:
 
 
 def test_steps_come_again_after_the_diary_was_cut_back(made_up: MadeUpRun) -> None:
-    reader = RecordReader(made_up.folder, "group")
+    reader = RecordReader(made_up.folder, {})
     made_up.step(1)
     place = made_up.sizes
     made_up.step(2)
@@ -186,6 +186,21 @@ def test_trls_reward_std_is_that_of_the_scale() -> None:
     assert trl_metrics(both, "group") == trl_metrics(both, "none") == {"reward_std": 0.4, "reward_std_over_step": 0.9}
     assert trl_metrics(both, "batch") == both
     assert trl_metrics({"reward_std": 0.9}, "group") == {"reward_std": 0.9}, "a run of before, or groups of one"
+
+
+def test_a_named_evaluation_set_has_its_name_before_its_metrics(tmp_path: Path) -> None:
+    """Its metrics stand in the diary's evaluation as hard/kl; transformers calls them eval/hard_kl."""
+    run = MadeUpRun(tmp_path / "sets", eval_data={"hard": "h.jsonl"})
+    run.step(1)
+    metrics = {"reward": 1.0, "hit_max_tokens_ratio": 0.5, "hard/reward": 2.0, "hard/hit_max_tokens_ratio": 0.25}
+    run.diary.write("eval", step=1, split="valid", metrics=metrics)
+    run.end()
+    track(run.folder, "csv", say=print)
+    (row,) = run.table()
+    assert {name: row[name] for name in row if name.startswith("eval/")} == {
+        "eval/reward": "1.0", "eval/completions/clipped_ratio": "0.5", "eval/hard_reward": "2.0",
+        "eval/hard_completions/clipped_ratio": "0.25",
+    }  # fmt: skip
 
 
 def test_the_scale_is_that_of_the_step(made_up: MadeUpRun) -> None:

@@ -79,7 +79,7 @@ def write_tables(about: AboutRun) -> None:
 
 
 def _records(about: AboutRun) -> Iterator[StepRecord]:
-    reader = RecordReader(about.folder, str(about.settings.get("scale_rewards", "group")))
+    reader = RecordReader(about.folder, about.settings)
     reader.has_more = True
     while reader.has_more:
         yield from reader.read()

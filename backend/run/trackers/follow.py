@@ -84,7 +84,7 @@ class _Following:
 
     def __init__(self, about: AboutRun, tracker: Tracker, say: Say) -> None:
         self._about, self._tracker, self._say = about, tracker, say
-        self._reader = RecordReader(about.folder, str(about.settings["scale_rewards"]))
+        self._reader = RecordReader(about.folder, about.settings)
         self._sent = Sent()
         self._last_sign = time.monotonic()
         self._last_fault = ""
