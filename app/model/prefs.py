@@ -184,8 +184,8 @@ class Prefs(QObject):
     @property
     def chart_columns(self) -> Naming:
         """What the columns of a chart's CSV table are called."""
-        chosen = self._text("chart_columns")
-        return next((naming for naming in NAMINGS if naming == chosen), "labels")
+        known: dict[str, Naming] = {naming: naming for naming in NAMINGS}
+        return known.get(self._text("chart_columns"), "labels")
 
     @chart_columns.setter
     def chart_columns(self, naming: Naming) -> None:

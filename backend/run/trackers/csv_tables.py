@@ -29,8 +29,6 @@ COMMANDS = ("=", "+", "-", "@", "\t", "\r")
 class CsvTables:
     """Writes both tables when they are due, and at the end."""
 
-    may_hang = False
-
     def __init__(self) -> None:
         self._about: AboutRun | None = None
         self._is_behind = False

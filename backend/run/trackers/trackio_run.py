@@ -23,8 +23,6 @@ KEPT_VARIABLE = "TRACKIO_DIR"
 
 
 class TrackioRun:
-    may_hang = True
-
     def __init__(self) -> None:
         self._trackio: Any = None
 

@@ -78,8 +78,6 @@ def files_of(id: str) -> Path:
 
 
 class WandbRun:
-    may_hang = True
-
     def __init__(self) -> None:
         self._wandb: Any = None
         self._run: Any = None
