@@ -28,7 +28,8 @@ class BatchFields(BaseModel):
         "completions that a slightly older policy wrote.", ge=1, le=10_000, unit="batches", advanced=True)
     max_seq_length: int = setting(2048, "training", "Max Seq", "Prompt and completion together. Rows whose prompt leaves no "
                                   "room for the completion are left out, and counted.", ge=2, le=MOST_TOKENS, unit="tokens",
-                                  used_by=("prompt_limit",))
+                                  # Scoring reads Completion, which must be below it.
+                                  used_by=("prompt_limit", "scoring"))
     seed: int = setting(0, "training", "Seed", "The same seed on the same machine gives the same run.", ge=0, le=2**32 - 1,
                         used_by=("rows",))
     data_seed: int | None = setting(None, "training", "Data seed", "Seed of the order in which prompts are taken and of the rows held out. Empty "
