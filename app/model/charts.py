@@ -136,10 +136,9 @@ CHARTS: tuple[Chart, ...] = (
     Chart("Held-out lengths", "tokens", "tokens", "Mean length of the completions of held-out prompts, and of those that ended by themselves; the band "
           "reaches from the shortest to the longest.",
           (Curve("completions/mean_length", "Mean", "length", low="completions/min_length", high="completions/max_length"),
-           Curve("completions/mean_terminated_length", "Ended by itself", "muted", low="completions/min_terminated_length",
-                 high="completions/max_terminated_length")),
+           Curve("completions/mean_terminated_length", "Ended by itself", "muted")),
           pattern="*/completions/mean_length", held_out=True),
-    Chart("Held-out completions", "% of completions", "share", "Of the completions of held-out prompts: how many were cut off at the limit, how many of a group "
+    Chart("Held-out completions", "%", "share", "Of the completions of held-out prompts: how many were cut off at the limit, how many of a group "
           "differ or are the same, how much of their text repeats itself; and the share of groups that all got the same reward.",
           (Curve("hit_max_tokens_ratio", "Cut off", "length"), Curve("completions/distinct_fraction", "Different", "accent"),
            Curve("completions/identical_fraction", "Identical to another", "clip"), Curve("completions/repetition", "Repeated text", "warning"),
