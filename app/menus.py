@@ -275,6 +275,12 @@ class Menus(QObject):
         ):
             menu.addAction(self._action(MenuEntry(name, text, keys, slot, page="completions")))
         menu.addSeparator()
+        for name, text, keys, slot in (
+            ("next_group", "Next group of settings", "Ctrl+PgDown", "show_next_group"),
+            ("previous_group", "Previous group of settings", "Ctrl+PgUp", "show_previous_group"),
+        ):
+            menu.addAction(self._action(MenuEntry(name, text, keys, slot, page="train")))
+        menu.addSeparator()
         menu.addAction(self._action(MenuEntry("back", "Back in the guide", "Ctrl+Alt+Left", "go_back", page="guide")))
         menu.addSeparator()
         menu.addAction(self._action(MenuEntry("sidebar", "Collapse sidebar", "Ctrl+B", "toggle_sidebar")))
