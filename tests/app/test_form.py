@@ -832,6 +832,10 @@ def test_no_row_of_the_memory_bar_says_0_mb(qtbot):
     qtbot.addWidget(bar)
     bar.show_memory(MemoryParts((MemoryPart("Weights", 50e6), MemoryPart("Cursor", 0.2e6)), 8e9))
     assert "Other" not in bar.accessibleDescription()
+    bar.show_memory(MemoryParts((MemoryPart("Weights", 2e6), MemoryPart("Adapters", 0.3e6)), 8e9))
+    assert "0\u00a0MB" not in bar.accessibleDescription(), (
+        "a tenth of a small run's memory is a row of 0 MB all the same"
+    )
     bar.show_memory(MemoryParts((MemoryPart("Weights", 500e6), MemoryPart("Cursor", 2e6)), 8e9))
     assert "Other 2\u00a0MB" in bar.accessibleDescription()
 

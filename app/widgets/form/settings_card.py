@@ -87,13 +87,13 @@ class SettingsCard(QFrame):
         column.addLayout(foot)
 
     def _group_links(self) -> QWidget:
-        """A line with a link to every heading; none for a single one, where the button does the same."""
+        """A line with a link to every heading."""
         groups = dict.fromkeys(field.setting.group for field in self.fields.values() if field.setting.group)
         self.links: dict[str, LinkButton] = {}
         self._link_line = QWidget(self)
         flow = FlowLayout(self._link_line, 2 * theme.SPACE, 0)
         self._link_line.setContentsMargins(icons.SIZE + theme.SPACE, 0, 0, 0)  # below the words of the button
-        for group in groups if len(groups) > 1 else ():
+        for group in groups:
             link = self.links[group] = LinkButton(group, self._link_line)
             link.setProperty("role", "group")
             link.setFont(theme.caption_font())
@@ -161,7 +161,8 @@ class SettingsCard(QFrame):
         self.more.setAccessibleName(f"{self.more.text()} of {self.title.text()}")
         self.more.set_icon("chevron-down" if self.is_open else "chevron-right")  # type: ignore[attr-defined]
         set_shown(self.more, bool(hidden))
-        applying = {self.fields[key].setting.group for key in self._applying}
+        groups = {group for key in self._applying if (group := self.fields[key].setting.group)}
         for group, link in self.links.items():
-            set_shown(link, group in applying)
-        set_shown(self._link_line, bool(self.links) and bool(hidden) and not self.is_open)
+            set_shown(link, group in groups)
+        # Of a single group the button says as much.
+        set_shown(self._link_line, len(groups) > 1 and bool(hidden) and not self.is_open)
