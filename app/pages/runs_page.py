@@ -44,7 +44,8 @@ BESIDE = 980
 """From this page width on the details are beside the table, and below it on a narrower page."""
 SPARE = ("clone", "chat", "export", "resume")
 """Buttons that are hidden, in this order, where their row is too narrow: *More…* has every action."""
-DETAILS_WIDTH, DETAILS_HEIGHT = 300, 190
+DETAILS_WIDTH, DETAILS_HEIGHT, LOWEST = 300, 190, 300
+"""Of the details beside and below the table, and the least height of table and details below each other; else the table has it all."""
 
 
 class RunsPage(QWidget):
@@ -204,8 +205,8 @@ class RunsPage(QWidget):
         for key in SPARE:
             self.buttons[key].setVisible(self.buttons[key] not in hidden)
         beside = self.parts.orientation() == Qt.Orientation.Horizontal
-        shown = self.details_button.isChecked() and (beside or len(self.table.selected_runs()) == 1)
-        self._details_card.setVisible(shown)
+        fits = self.parts.height() >= theme.scaled(LOWEST) and len(self.table.selected_runs()) == 1
+        self._details_card.setVisible(self.details_button.isChecked() and (beside or fits))
 
     # ── reading ─────────────────────────────────────────────────────────────────────────────────
 
