@@ -22,8 +22,8 @@ from app.widgets.help.guide_link import place_about
 from app.widgets.help.problem_dialog import ProblemDialog
 from app.widgets.help.text_dialog import TextDialog
 from backend.spec import machine
+from backend.spec.about.problem_report import EMPTY, LOG_LINES, ProblemFacts, report
 from backend.spec.places import project_root
-from backend.spec.problem_report import EMPTY, LOG_LINES, ProblemFacts, report
 from backend.spec.runs.archive import raw_settings
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class HelpWindow(FileWindow):
 
     def set_update_checks(self) -> None:
         """Check for updates at every start, or no longer; says which."""
-        from backend.spec.releases import NO_FEED, feed
+        from backend.spec.about.releases import NO_FEED, feed
 
         prefs = self.session.prefs
         prefs.check_updates = not prefs.check_updates
@@ -92,9 +92,8 @@ class HelpWindow(FileWindow):
         self.session.messages.note(f"{will} {NO_FEED}" if prefs.check_updates and not feed() else will)
 
     def show_about(self) -> None:
-        from backend.spec import (
-            components,  # reads the metadata of every package, which the first paint does not wait for
-        )
+        # Reads the metadata of every package, which the first paint does not wait for.
+        from backend.spec.about import components
 
         AboutDialog(facts(), components.components(), self).open()
 
@@ -131,7 +130,7 @@ class HelpWindow(FileWindow):
 
 def facts() -> dict[str, str]:
     """What About shows beside the icon; our own version first."""
-    from backend.spec import components
+    from backend.spec.about import components
 
     computes = machine.chip() if machine.has_gpu() else ""
     device = f"GPU of {computes}" if computes else "GPU" if machine.has_gpu() else "CPU"

@@ -17,7 +17,7 @@ from backend.models import template_limits
 from backend.rewards.functions import math_equality
 from backend.rewards.programs import client as programs
 from backend.rewards.sandbox import wire
-from backend.run.distributed import machine_verbs
+from backend.run.distributed.check import machine_verbs
 from backend.run.trackers import process as tracker_process
 from backend.spec.command import BUNDLED_PROGRAM
 from backend.spec.faults import Mistake
@@ -128,15 +128,15 @@ def main() -> int | None:
 
         return template_child.main()
     if sys.argv[1:] == [machine_verbs.PROBE]:
-        from backend.run.distributed import probe
+        from backend.run.distributed.check import probe
 
         return probe.main()
     if sys.argv[1:] == [machine_verbs.LINK]:
-        from backend.run.distributed import link
+        from backend.run.distributed.check import link
 
         return link.main()
     if sys.argv[1:] == [machine_verbs.RECEIVE]:
-        from backend.run.distributed import model_copy
+        from backend.run.distributed.check import model_copy
 
         return model_copy.main()
     if completions.is_asked(sys.argv):  # before the engine is prepared: a person has pressed Tab

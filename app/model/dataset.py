@@ -7,6 +7,7 @@ reads no file itself and knows no widget.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
@@ -251,6 +252,8 @@ class Dataset(QObject):
         """`known`: the settings are those of the previous answer, so this one may be equal to it."""
         self._reading = 0
         if known and answer == {"absent": False, **self.preview}:
+            if self.counts is not None and self.counts.no_tokens:
+                self.counts = replace(self.counts, done=False)  # the model may be on this machine by now
             self._request_counts()
             return
         if answer["absent"]:

@@ -12,7 +12,7 @@ from PySide6.QtCore import QObject
 from app.model.consent import Consent
 from app.model.form_session import FormSession
 from app.model.prefs import Prefs
-from backend.spec.problem_report import ProblemFacts
+from backend.spec.about.problem_report import ProblemFacts
 
 if TYPE_CHECKING:
     from app.model.dataset import Dataset
@@ -81,7 +81,8 @@ class ServiceSession(FormSession):
         if self._dataset is None:
             from app.model.dataset import Dataset
 
-            self._dataset = Dataset(self.draft, self.service, self)
+            self._dataset = dataset = Dataset(self.draft, self.service, self)
+            self.downloads.finished.connect(lambda _: dataset.reload())  # with a model come the tokens of its prompts
         return self._dataset
 
     @property
@@ -120,7 +121,7 @@ class ServiceSession(FormSession):
         if self._machines is None:
             from app.model.machines import Machines
 
-            self._machines = Machines(self.draft, lambda: self.service, self)
+            self._machines = Machines(self.draft, lambda: self.service, self.consent, self)
         return self._machines
 
     @property

@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject, Signal
 
 from app.model.prefs import Prefs
 from app.model.service import Service
-from backend.spec import releases
+from backend.spec.about import releases
 from backend.spec.faults import Fault
 
 DAY_S = 24 * 3600

@@ -265,6 +265,8 @@ class DatasetPage(QWidget):
         shown.show_progress(*((counts.seen, counts.rows) if counts and not counts.done else (0, 0)))
         if has_tokens and not self._had_tokens:
             self.model.forget()  # the tokenizer is loaded now: rows requested again have lengths
+            if not self._row_request:
+                self._request_row()
         self._had_tokens = has_tokens
 
     def _about_lengths(self) -> str:

@@ -15,7 +15,7 @@ from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.new_run import PreparedRun, new_run
 from backend.cli.options import Live, NewRunsDir, Stream
 from backend.cli.run_session import train_or_exit
-from backend.run.gpu_timeout import relax_gpu_timeout
+from backend.run.machine.gpu_timeout import relax_gpu_timeout
 from backend.spec.config import load, read
 from backend.spec.places import demo_config, find_run, resources
 

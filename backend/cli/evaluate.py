@@ -18,7 +18,7 @@ from backend.cli.evaluation_table import print_evaluation
 from backend.cli.exit_codes import STOPPED, verb
 from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.options import AllowCode, ExistingRunsDir
-from backend.run.gpu_timeout import relax_gpu_timeout
+from backend.run.machine.gpu_timeout import relax_gpu_timeout
 from backend.run.stop_signals import handle, handlers_restored
 from backend.spec.config import Config, load
 from backend.spec.evaluation import Evaluation, free_name, write_evaluation
@@ -28,8 +28,8 @@ from backend.spec.rewards.allowed_code import require_allowed
 from backend.spec.runs.steering import run_config
 
 if TYPE_CHECKING:
-    from backend.run.comparison import EvaluationChoices, EvaluationProgress
-    from backend.run.evaluated_model import EvaluatedModel
+    from backend.run.evaluation.comparison import EvaluationChoices, EvaluationProgress
+    from backend.run.evaluation.evaluated_model import EvaluatedModel
 
 Report = Callable[["EvaluationProgress"], None]
 
@@ -96,10 +96,10 @@ def evaluate(
     settings = load(_one_config(config, config_option)) if config or config_option else None
     if (relevant := settings or _own_settings(model, runs_dir)) is not None:
         relax_gpu_timeout(relevant)  # before the imports below, which import mlx
-    from backend.run.comparison import EvaluationChoices, evaluate_model
-    from backend.run.evaluate import EVAL_SEED
-    from backend.run.evaluated_model import find_evaluated
-    from backend.run.gpu_errors import gpu_error
+    from backend.run.evaluation.comparison import EvaluationChoices, evaluate_model
+    from backend.run.evaluation.evaluate import EVAL_SEED
+    from backend.run.evaluation.evaluated_model import find_evaluated
+    from backend.run.machine.gpu_errors import gpu_error
 
     evaluated = find_evaluated(model, settings, runs_dir, checkpoint)
     if settings is None:

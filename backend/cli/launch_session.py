@@ -15,6 +15,7 @@ from backend.cli.run_log import IS_LOG_VARIABLE, say, stdout_is_log
 from backend.run.distributed.orders import Orders
 from backend.spec.command import shell_line
 from backend.spec.config import SETTINGS, Config, parse
+from backend.spec.distributed.allowed_hosts import allow_hosts, require_hosts
 from backend.spec.distributed.command import launch_command
 from backend.spec.faults import Mistake
 from backend.spec.runs.changeable import AT_RESUME
@@ -43,8 +44,8 @@ def machine_settings(run: PreparedRun) -> Config:
 
 def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bool | None) -> NoReturn:
     """Train on the machines of `config`, the settings of `machine_settings`; exit with the run's code."""
-    from backend.run.distributed.late_ending import write_late_ending
-    from backend.run.distributed.launcher import run_ranks
+    from backend.run.distributed.launching.late_ending import write_late_ending
+    from backend.run.distributed.launching.launcher import run_ranks
 
     if run.inputs is not None:
         run.inputs.scorer.close()  # rank 0 reads them again
@@ -64,11 +65,14 @@ def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bo
 
 
 def _launch(run: PreparedRun, config: Config, options: Any) -> Any:
-    """What is to be started. Raises Mistake for machines that cannot train it."""
-    from backend.run.distributed.launcher import Launch
-    from backend.run.distributed.planned_machines import check_machines_answer, plan_machines
+    """What is to be started. Raises Mistake for machines that cannot train it, and for a hosts file that was never allowed here."""
+    from backend.run.distributed.check.planned_machines import check_machines_answer, plan_machines
+    from backend.run.distributed.launching.launcher import Launch
     from backend.run.run_process import record_changes
 
+    if run.changes.get("hosts"):  # named on the command line; the run folder's own may be somebody else's
+        allow_hosts(config.hosts)
+    require_hosts(config.hosts)
     planned = plan_machines(config)
     warnings = check_machines_answer(planned, config)
     record_changes(run.settings, run.folder, run.changes)

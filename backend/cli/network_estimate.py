@@ -13,7 +13,7 @@ from backend.spec.memory.model_shape import ModelShape
 
 def measured_cost(config: Config, shape: ModelShape, file: Path) -> NetworkCost:
     """Of a step of these settings on the machines of a hosts file. Raises Mistake where they cannot train together."""
-    from backend.run.distributed.machine_check import Wanted, check_machines
+    from backend.run.distributed.check.machine_check import Wanted, check_machines
     from backend.spec.distributed.hosts_file import read_hosts
 
     hosts = read_hosts(file)

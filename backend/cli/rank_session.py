@@ -15,7 +15,7 @@ from backend.cli.exit_codes import BUG, FINISHED, MISTAKE, print_faults
 from backend.cli.new_run import PreparedRun, prepared_run
 from backend.cli.run_session import SharedWork, train_or_exit
 from backend.run.distributed.faults import LostRank
-from backend.run.distributed.late_ending import write_late_ending
+from backend.run.distributed.launching.late_ending import write_late_ending
 from backend.run.distributed.orders import Orders, OrdersFolder, given_orders
 from backend.run.distributed.rank_process import backend_of, delete_own_files
 from backend.spec.command import shell_line

@@ -16,7 +16,7 @@ from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.new_run import PreparedRun, parse_changes
 from backend.cli.options import AllowCode, Hosts, Live, NewRunsDir, Stream
 from backend.cli.run_session import train_and_exit
-from backend.run.gpu_timeout import relax_gpu_timeout
+from backend.run.machine.gpu_timeout import relax_gpu_timeout
 from backend.spec.config import load, read
 from backend.spec.diary_ends import has_finished
 from backend.spec.faults import Mistake
@@ -83,7 +83,7 @@ def resume(
 
 def _taken_back(run: RunFolder, which: str, *, yes: bool) -> tuple[str, ...]:
     """Go back to a checkpoint, if that was meant. → the sentence for the diary; none where there is nothing after it. Raises Mistake."""
-    from backend.run.go_back import go_back, last_step
+    from backend.run.checkpoints.go_back import go_back, last_step
 
     chosen, last = find_checkpoint(run, which).step, last_step(run)
     if last <= chosen:

@@ -17,7 +17,7 @@ from backend.cli.options import AllowCode, AsJson, NewRunsDir
 from backend.cli.restart import restart
 from backend.cli.run_log import logging_to
 from backend.cli.sweep_table import plan_lines, print_results
-from backend.run.gpu_timeout import relax_gpu_timeout
+from backend.run.machine.gpu_timeout import relax_gpu_timeout
 from backend.run.stop_signals import handlers_restored
 from backend.spec.command import shell_line
 from backend.spec.config import parse
@@ -94,7 +94,7 @@ def _checked(plan: SweepPlan) -> SweepInputs:
     """What the runs read before their model. Raises Mistake with every fault of what the settings point to."""
     base = parse(plan.base)
     relax_gpu_timeout(base)  # before the imports below, which import mlx
-    from backend.run.distributed.planned_machines import require_one_machine
+    from backend.run.distributed.check.planned_machines import require_one_machine
 
     require_one_machine(base, "A sweep")
     from backend.run.sweep.inputs import SweepInputs

@@ -21,7 +21,7 @@ def where(
     as_json: AsJson = False,
 ) -> None:
     """List every folder that GRPO Studio writes to, with sizes; nothing is deleted unless asked for twice."""
-    from backend.spec import stored
+    from backend.spec.about import stored
 
     if yes and not remove:
         raise Mistake("yes", "--yes goes with --remove settings or --remove kernels.")

@@ -5,6 +5,7 @@ This module notices an unreachable Hub within seconds, and then uses the cache.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ def load(repo_id: str, config_name: str | None) -> Any:
     exception of `datasets` for rows that it cannot read."""
     import datasets
 
+    if not sys.stderr.isatty():  # a log would hold every state of a bar
+        datasets.disable_progress_bars()
     try:
         check_reachable(repo_id, "dataset")
     except Mistake:

@@ -7,8 +7,8 @@ from backend.data.rows import read_splits
 from backend.generation.rollout import Rollout
 from backend.models.policy import load_policy
 from backend.rewards.functions.r1 import extract_answer
-from backend.run.checkpoint import newest
-from backend.run.evaluate import greedy_accuracy
+from backend.run.checkpoints.checkpoint import newest
+from backend.run.evaluation.evaluate import greedy_accuracy
 from backend.spec.config import Config
 from backend.spec.places import RunFolder
 from backend.types import Group

@@ -3,7 +3,7 @@
 The reference is the model before training. Its module tree is copied before adapters are attached and shares every array with
 the policy's base, so it costs no memory under LoRA and DoRA; under full fine-tuning the arrays diverge at the first update.
 
-Does not train (`backend.training`), and writes nothing (`backend.models.saving`, `backend.run.checkpoint_writer`).
+Does not train (`backend.training`), and writes nothing (`backend.models.saving`, `backend.run.checkpoints.checkpoint_writer`).
 """
 
 from __future__ import annotations

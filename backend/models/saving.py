@@ -1,6 +1,6 @@
 """What is written of a policy: the whole model as mlx-lm loads it, and the description of its adapters.
 
-Checkpoints are written by `backend.run.checkpoint_writer`, exports by `backend.models.export`.
+Checkpoints are written by `backend.run.checkpoints.checkpoint_writer`, exports by `backend.models.export`.
 """
 
 from __future__ import annotations

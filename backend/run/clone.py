@@ -23,8 +23,8 @@ import mlx.core as mx
 from mlx.utils import tree_unflatten
 
 from backend.models.export.atomic_folder import staging_folder
-from backend.run import checkpoint
-from backend.run.checkpoint import Checkpoint, TrainingState, write_state
+from backend.run.checkpoints import checkpoint
+from backend.run.checkpoints.checkpoint import Checkpoint, TrainingState, write_state
 from backend.spec.config import SETTINGS, Config, dump, keys_used_by, load, parse
 from backend.spec.disk_faults import cause, is_of_mlx
 from backend.spec.events import Diary

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backend.run.checkpoint import TrainingState
+from backend.run.checkpoints.checkpoint import TrainingState
 from backend.spec.config import Config
 
 

@@ -12,13 +12,13 @@ from backend.data.prompts import BackgroundTokenizer, TokenizedPrompts, measure_
 from backend.data.rows import SPLITS, Rows, Splits, check_columns, data_seed
 from backend.engine import device
 from backend.models.policy import Base, Policy
-from backend.run.checkpoint import Checkpoint
-from backend.run.checkpoint_integrity import DamagedCheckpoint
-from backend.run.checkpoint_score import check_metric
-from backend.run.evaluate import evaluation_metrics, first_of, sample_of, scored_groups
-from backend.run.evaluation_sets import EvaluationSets, held_out_settings, named_prompts
-from backend.run.gpu_retries import StepSize
-from backend.run.memory_plan import WHOLE_STEP, refuse_too_large
+from backend.run.checkpoints.checkpoint import Checkpoint
+from backend.run.checkpoints.checkpoint_integrity import DamagedCheckpoint
+from backend.run.checkpoints.checkpoint_score import check_metric
+from backend.run.evaluation.evaluate import evaluation_metrics, first_of, sample_of, scored_groups
+from backend.run.evaluation.evaluation_sets import EvaluationSets, held_out_settings, named_prompts
+from backend.run.machine.gpu_retries import StepSize
+from backend.run.machine.memory_plan import WHOLE_STEP, refuse_too_large
 from backend.run.run_inputs import RunInputs, read_inputs, read_stages
 from backend.run.stage_prompts import StagePrompts, tokenized_stages
 from backend.run.step_parts import OWN_ENGINE, Engine, StepParts, build_step_parts

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backend.run.checkpoint import TrainingState
-from backend.run.checkpoint_score import metric_of
+from backend.run.checkpoints.checkpoint import TrainingState
+from backend.run.checkpoints.checkpoint_score import metric_of
 from backend.spec.config import Config
 from backend.spec.runs.stop_conditions import EVALUATION, WINDOW, StopCondition, parse_condition
 
@@ -91,7 +91,7 @@ def _number(value: Any) -> float:
 
 
 def patience_is_over(state: TrainingState, config: Config, *, has_evaluations: bool) -> PlannedEnd | None:
-    """The end that early stopping has planned: its scores are those of `backend.run.checkpoint_score`."""
+    """The end that early stopping has planned: its scores are those of `backend.run.checkpoints.checkpoint_score`."""
     patience = config.early_stopping_patience
     if not patience or state.scores_without_gain < patience or state.best_score is None:
         return None

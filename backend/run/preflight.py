@@ -27,9 +27,9 @@ from backend.models.sharded_policy import check_divides
 from backend.models.start_adapter import check_start
 from backend.models.supported_architectures import architecture_refusal
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
-from backend.run.checkpoint_score import check_metric
-from backend.run.distributed.planned_machines import plan_machines
-from backend.run.evaluation_sets import check_evaluation_sets, held_out_settings
+from backend.run.checkpoints.checkpoint_score import check_metric
+from backend.run.distributed.check.planned_machines import plan_machines
+from backend.run.evaluation.evaluation_sets import check_evaluation_sets, held_out_settings
 from backend.run.run_inputs import RunInputs, StageRows, read_rows, read_stages, stage_mistake
 from backend.run.scoring_stages import scoring_stages
 from backend.spec.config import Config, parse, problems

@@ -15,13 +15,13 @@ from dataclasses import replace
 from typing import Any
 
 from backend.models.saving import save_model
-from backend.run import checkpoint
-from backend.run.checkpoint import TrainingState
-from backend.run.checkpoint_integrity import Damaged, DamagedCheckpoint, newest_whole, set_aside
-from backend.run.cut_back import cut_back
+from backend.run.checkpoints import checkpoint
+from backend.run.checkpoints.checkpoint import TrainingState
+from backend.run.checkpoints.checkpoint_integrity import Damaged, DamagedCheckpoint, newest_whole, set_aside
+from backend.run.checkpoints.cut_back import cut_back
 from backend.run.ending import RESTART, Ending, after_fault, ending_of, write_ending
-from backend.run.gpu_errors import GpuError
 from backend.run.held_folder import FolderPlace
+from backend.run.machine.gpu_errors import GpuError
 from backend.run.parts import LoadParts, SharedParts, load_parts
 from backend.run.run_inputs import RunInputs
 from backend.run.steering import Steering
@@ -140,7 +140,7 @@ def open_run(
     steering = Steering(run, config)
     if changes:
         steering.record(changes, saved.state.step if saved else 0, at_resume=True)
-    # After a kill both files are ahead of the checkpoint: see the docstring of backend/run/checkpoint.py.
+    # After a kill both files are ahead of the checkpoint: see the docstring of backend/run/checkpoints/checkpoint.py.
     notes = [*notes, *map(set_aside, damaged)]
     if sentence := cut_back(run, saved.state if saved else TrainingState()):
         notes.append(sentence)

@@ -16,8 +16,8 @@ from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.policy import Base, Policy, load_policy
 from backend.rewards.scorer import Scorer
-from backend.run.gpu_retries import StepSize
-from backend.run.memory_plan import WHOLE_STEP, learner_limits, plan_memory, rollout_limits
+from backend.run.machine.gpu_retries import StepSize
+from backend.run.machine.memory_plan import WHOLE_STEP, learner_limits, plan_memory, rollout_limits
 from backend.run.scoring_stages import ScoringStages
 from backend.spec.config import Config
 from backend.training.batch import Batch, pack

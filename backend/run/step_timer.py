@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import mlx.core as mx
 
-from backend.run.resource_use import ResourceUse
+from backend.run.machine.resource_use import ResourceUse
 
 TIMED_PHASES = ("rollout", "reward", "train")
 """Phases of a step; the rest of its time is `time/other`."""

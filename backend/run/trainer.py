@@ -15,24 +15,24 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from backend.models.saving import model_bytes, save_model
 from backend.models.start_adapter import load_start
-from backend.run import checkpoint, not_finite
-from backend.run.best_at_end import load_best
-from backend.run.checkpoint import TrainingState, first_start
-from backend.run.checkpoint_score import CheckpointScore
-from backend.run.checkpoint_writer import CheckpointWriter, Snapshot, WrittenCheckpoint, refresh_adapters, snapshot
+from backend.run import not_finite
+from backend.run.checkpoints.best_at_end import load_best
+from backend.run.checkpoints.checkpoint import Checkpoint, TrainingState, first_start
+from backend.run.checkpoints.checkpoint_score import CheckpointScore
+from backend.run.checkpoints.checkpoint_writer import CheckpointWriter, Snapshot, refresh_adapters, snapshot
 from backend.run.control import Control, Stopped
 from backend.run.due import evaluation_is_due, is_best_worth_saving
 from backend.run.ending import Ending
 from backend.run.final_export import export_finished, exports
-from backend.run.gpu_retries import GpuErrorLog, StepSize
 from backend.run.group_collection import GroupCollection
 from backend.run.held_folder import HeldFolder
-from backend.run.keep_awake import KeepAwake
+from backend.run.machine.gpu_retries import GpuErrorLog, StepSize
+from backend.run.machine.keep_awake import KeepAwake
+from backend.run.machine.slowdowns import SlowdownWatch
 from backend.run.parts import LoadParts, RunParts, SharedParts, load_parts
 from backend.run.planned_end import MetricWatch, PlannedEnd, patience_is_over
 from backend.run.room_for_saving import RoomForSaving
 from backend.run.run_inputs import RunInputs
-from backend.run.slowdowns import SlowdownWatch
 from backend.run.steering import Steering
 from backend.run.step_timer import StepTimer
 from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, of_process
@@ -95,7 +95,7 @@ class Trainer:
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def run(self, saved: checkpoint.Checkpoint | None, command: str, inputs: RunInputs | None = None) -> Ending:
+    def run(self, saved: Checkpoint | None, command: str, inputs: RunInputs | None = None) -> Ending:
         self.load(saved, command, inputs)
         self.train_until(None)
         return self.complete()
@@ -219,7 +219,7 @@ class Trainer:
 
     # ── before the first step ────────────────────────────────────────────────────────────────────────────────────────
 
-    def load(self, saved: checkpoint.Checkpoint | None, command: str, inputs: RunInputs | None) -> None:
+    def load(self, saved: Checkpoint | None, command: str, inputs: RunInputs | None) -> None:
         """Load the run's parts, in the state of `saved` if there is a checkpoint, and write `started`."""
         # Before the slow part: a signal while the model loads then ends the run with a line in the diary.
         if self.shared is None:
@@ -244,14 +244,14 @@ class Trainer:
         if saved is None and self.config.adapter:
             self.save_when_there_is_room()
 
-    def write_started(self, saved: checkpoint.Checkpoint | None, command: str) -> None:
+    def write_started(self, saved: Checkpoint | None, command: str) -> None:
         # Of the settings of the next step: a resume may have lengthened the run.
         steps = self.parts.steps_of(self.steering.config_at(self.state.step + 1))
         of_run = {"command": command, "model": self.config.model, "iterations": steps} | self.parts.of_ranks()
         self.diary.write("started", **of_run, **of_process(), resumed_from=saved.state.step if saved else None)
         self.state.began = self.state.began or first_start(self.folder)
         if saved:  # its event came after the length to which the diary was cut back
-            self._write_checkpoint_event(saved.state.step, saved.path)
+            self._saved(saved.state.step, saved.path)
         for error in self.gpu_errors.errors[self.state.gpu_errors_told :]:  # the diary was cut back before their notes
             self.warn(error.sentence)
         self.state.gpu_errors_told = len(self.gpu_errors.errors)
@@ -312,14 +312,12 @@ class Trainer:
         """Wait until the checkpoint that was begun is complete, and write its event. Raises DiskFault if writing failed."""
         began = self.clock()
         if (saved := self.checkpoint_writer.wait()) is not None:
-            self._saved(saved)
+            self._saved(saved.step, saved.path)
             self._save_s += self.clock() - began
 
-    def _saved(self, saved: WrittenCheckpoint) -> None:
-        self.saved_step = saved.step
-        self._write_checkpoint_event(saved.step, saved.path)
-
-    def _write_checkpoint_event(self, step: int, path: Path) -> None:
+    def _saved(self, step: int, path: Path) -> None:
+        """The checkpoint of `step` stands complete at `path`."""
+        self.saved_step = step
         self.diary.write("checkpoint", step=step, path=str(path.relative_to(self.folder.path)))
 
     def rest(self) -> None:
@@ -332,7 +330,8 @@ class Trainer:
         """Save the last finished step, in this thread and on the CPU: after an error the GPU may refuse all further work. The arrays are
         evaluated, and on a Mac the CPU reads them where they are."""
         with mx.stream(mx.cpu):
-            self._saved(self.checkpoint_writer.write_here(self._snapshot(), (self.diary, self.completions)))
+            written = self.checkpoint_writer.write_here(self._snapshot(), (self.diary, self.completions))
+        self._saved(written.step, written.path)
 
     @property
     def step_size(self) -> StepSize:

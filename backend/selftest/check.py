@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from backend.selftest.workbench import Workbench
-from backend.spec.private_text import without_private
+from backend.spec.about.private_text import without_private
 
 State = Literal["ok", "failed", "skipped"]
 

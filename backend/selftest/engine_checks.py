@@ -16,8 +16,8 @@ import yaml
 from backend.engine.cpu import blas, compiler
 from backend.engine.device import has_metal
 from backend.engine.metal.kernel import MetalKernel
-from backend.run import checkpoint
-from backend.run.checkpoint_writer import CheckpointWriter, snapshot
+from backend.run.checkpoints import checkpoint
+from backend.run.checkpoints.checkpoint_writer import CheckpointWriter, snapshot
 from backend.run.export.export_run import Export, export_run
 from backend.run.parts import load_parts
 from backend.selftest.check import Check, CheckFailed

@@ -13,9 +13,9 @@ from typing import Any
 from backend.bench.device.about import this_machine
 from backend.run.telemetry import versions
 from backend.selftest.check import CheckResult
+from backend.spec.about.private_text import without_private
 from backend.spec.command import is_bundled
 from backend.spec.places import project_root
-from backend.spec.private_text import without_private
 from backend.spec.whole_file import save_as
 
 WIDTH = 110

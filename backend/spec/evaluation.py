@@ -2,7 +2,7 @@
 
 An evaluation is two files in `<run>/evaluations/`: NAME.json, an `Evaluation`, and NAME.jsonl, an `EvaluatedRow` a line with every
 completion of both sides. The rows are written first and the .json is renamed into place last, so an evaluation that is listed is
-complete. Written by `backend.run.comparison`; read by the window, by model cards and by anybody.
+complete. Written by `backend.run.evaluation.comparison`; read by the window, by model cards and by anybody.
 """
 
 from __future__ import annotations

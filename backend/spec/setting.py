@@ -45,7 +45,7 @@ Use = Literal["task", "rows", "row_view", "prompt_text", "prompt_limit", "reward
 - `prompt_text`: the text of a prompt, and so its length in tokens.
 - `prompt_limit`: how long a prompt may be.
 - `rewards`: how completions are rewarded in the course of a run.
-- `scoring`: scores, rewards and advantages of given completions.
+- `scoring`: scores, rewards and advantages of given completions; also what a setting of these is checked against.
 - `duration`: how long a completion takes, sampling and learning.
 """
 

@@ -17,6 +17,7 @@ from shiboken6 import isValid
 from app import theme
 from app.model import dataset as datasets
 from app.model.dataset_counts import Counts
+from app.model.downloads import Download
 from app.model.session import Session
 from app.pages import dataset_page
 from app.pages.dataset_page import ABSENT, EMPTY, DatasetPage
@@ -131,6 +132,18 @@ def test_a_pattern_that_is_none_is_said_above_the_rows_that_are_shown_without_it
     assert page.path._problem is not None and "pattern" in page.path._problem.text().lower()
     page.draft.set("answer_pattern", "(.*)")
     assert not page.path._problem.text()
+
+
+def test_tokens_are_counted_once_the_model_is_on_this_machine(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    """The page went on saying that the model was not on this machine, after it was downloaded and after every reload."""
+    (model := tmp_path / "late").mkdir()
+    show_dataset(qtbot, page, data=write_rows(tmp_path), model=str(model), **MAPPED)
+    assert wait_for_counts(qtbot, page).no_tokens
+    page.table.selectRow(1)
+    tiny_tokenizer(model).joinpath("config.json").write_text("{}")
+    page.session.downloads.finished.emit(Download("someone/late", "model"))
+    qtbot.waitUntil(lambda: wait_for_counts(qtbot, page).has_tokens, timeout=PATIENCE_MS)
+    qtbot.waitUntil(lambda: "tokens of" in page.detail.about.text(), timeout=PATIENCE_MS)
 
 
 def test_a_map_function_is_allowed_above_its_rows(qtbot, page: DatasetPage, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from app.model.draft import Draft, values_from
 from app.widgets.form import value_text
 from backend.spec import config, places
 from backend.spec.config import SETTINGS
-from backend.spec.export_mlx_lm_lora import mlx_lm_lora_yaml
 from backend.spec.faults import Mistake
+from backend.spec.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
 from backend.spec.rewards.catalog import DEFAULT_REWARDS
 
 SEED_STYLE = """\

@@ -22,8 +22,8 @@ from app.widgets.help.glossary_dialog import GlossaryDialog
 from app.widgets.help.text_dialog import TextDialog
 from app.window import Window
 from backend import __version__
-from backend.spec import components
-from backend.spec.components import Component
+from backend.spec.about import components
+from backend.spec.about.components import Component
 from backend.spec.config import SETTINGS
 
 

@@ -18,7 +18,7 @@ from app.window import Window
 from backend import __version__
 from backend.serve.question_call import QuestionCall
 from backend.serve.update_questions import newer_release
-from backend.spec import releases
+from backend.spec.about import releases
 from backend.spec.faults import Mistake
 from backend.spec.places import resources
 

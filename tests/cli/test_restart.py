@@ -16,8 +16,8 @@ import pytest
 
 from app.model.runs.run_state import RunState
 from backend.cli import restart
-from backend.run import gpu_timeout
-from backend.run.gpu_errors import gpu_error
+from backend.run.machine import gpu_timeout
+from backend.run.machine.gpu_errors import gpu_error
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.config import parse
 from backend.spec.events import Follower, read_events
@@ -164,7 +164,7 @@ def test_it_is_relaxed_before_mlx_is_imported(run: RunFolder, verb: str) -> None
     )
     code = (
         "import sys\n"
-        "from backend.cli import new_run, resume\nfrom backend.run import gpu_timeout\n"
+        "from backend.cli import new_run, resume\nfrom backend.run.machine import gpu_timeout\n"
         "def look(config):\n"
         "    print(config.relax_gpu_timeout, 'mlx.core' in sys.modules)\n"
         "    sys.exit()\n"

@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
-from backend.spec import places, stored
+from backend.spec import places
+from backend.spec.about import stored
 
 VERBS = app()
 

@@ -20,7 +20,8 @@ import pytest
 from app.help_menu import DOCUMENTS
 from app.model import guide
 from app.model.glossary import GLOSSARY
-from backend.spec import components, loss_menu
+from backend.spec import loss_menu
+from backend.spec.about import components
 from backend.spec.rewards import catalog
 
 ROOT = Path(__file__).parents[2]

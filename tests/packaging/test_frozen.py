@@ -26,7 +26,7 @@ from app.model.glossary import GLOSSARY
 from app.pages import PAGES
 from backend.__main__ import app
 from backend.cli.exit_codes import STOPPED
-from backend.spec import components
+from backend.spec.about import components
 from backend.spec.command import BUNDLED_PROGRAM
 from backend.spec.events import Event, read_events
 from backend.spec.exports import FORMATS

@@ -14,7 +14,7 @@ import pytest
 
 from backend.engine import patches
 from backend.generation.scheduler import Scheduler
-from backend.run import checkpoint
+from backend.run.checkpoints import checkpoint
 from backend.spec.events import read_events
 from backend.spec.machine import TREAT_CPU_AS
 from backend.spec.places import RunFolder

@@ -13,11 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from backend.__main__ import app as verbs
-from backend.run import checkpoint
-from backend.run.checkpoint import TrainingState
-from backend.run.checkpoint_score import observe_score
-from backend.run.evaluated_model import find_evaluated
-from backend.run.go_back import go_back, last_step
+from backend.run.checkpoints import checkpoint
+from backend.run.checkpoints.checkpoint import TrainingState
+from backend.run.checkpoints.checkpoint_score import observe_score
+from backend.run.checkpoints.go_back import go_back, last_step
+from backend.run.evaluation.evaluated_model import find_evaluated
 from backend.run.parts import RunParts
 from backend.run.planned_end import patience_is_over
 from backend.run.preflight import check

@@ -10,9 +10,9 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from backend.run import checkpoint
-from backend.run.checkpoint import TrainingState, all_checkpoints, newest
-from backend.run.gpu_errors import MEMORY, gpu_error
+from backend.run.checkpoints import checkpoint
+from backend.run.checkpoints.checkpoint import TrainingState, all_checkpoints, newest
+from backend.run.machine.gpu_errors import MEMORY, gpu_error
 from backend.spec import whole_file
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder

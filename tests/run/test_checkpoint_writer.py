@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from backend.generation.rollout import Rollout
-from backend.run import checkpoint
-from backend.run.checkpoint import TrainingState
-from backend.run.checkpoint_writer import CheckpointWriter, Snapshot, snapshot
+from backend.run.checkpoints import checkpoint
+from backend.run.checkpoints.checkpoint import TrainingState
+from backend.run.checkpoints.checkpoint_writer import CheckpointWriter, Snapshot, snapshot
 from backend.spec import whole_file
 from backend.spec.config import parse
 from backend.spec.events import JsonLines, read_events

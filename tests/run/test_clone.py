@@ -10,8 +10,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from backend.run import checkpoint
-from backend.run.checkpoint_integrity import examine
+from backend.run.checkpoints import checkpoint
+from backend.run.checkpoints.checkpoint_integrity import examine
 from backend.run.clone import clone
 from backend.run.run_process import train
 from backend.run.stop_signals import handlers_restored

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from backend.generation.rollout import Rollout
-from backend.run import comparison
-from backend.run.comparison import EvaluationChoices, EvaluationProgress, evaluate_model
-from backend.run.evaluated_model import EvaluatedModel, find_evaluated
+from backend.run.evaluation import comparison
+from backend.run.evaluation.comparison import EvaluationChoices, EvaluationProgress, evaluate_model
+from backend.run.evaluation.evaluated_model import EvaluatedModel, find_evaluated
 from backend.spec.config import load, parse
 from backend.spec.evaluation import DecodingName, EvaluatedRow, Evaluation
 from backend.spec.faults import Mistake

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from backend.run import checkpoint
+from backend.run.checkpoints import checkpoint
 from backend.run.control import Control, Stopped
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.events import Diary, read_events

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from backend.__main__ import app as command_line
-from backend.run import checkpoint
-from backend.run.checkpoint_integrity import newest_whole
+from backend.run.checkpoints import checkpoint
+from backend.run.checkpoints.checkpoint_integrity import newest_whole
 from backend.run.stop_signals import handlers_restored
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake

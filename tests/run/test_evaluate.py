@@ -13,7 +13,7 @@ import pytest
 
 from backend.generation.sampler import Sampling
 from backend.run.control import Stopped
-from backend.run.evaluate import FORWARD_ROWS, batches, held_out_rewards, sample_of
+from backend.run.evaluation.evaluate import FORWARD_ROWS, batches, held_out_rewards, sample_of
 from backend.run.scoring_stages import MLX
 from backend.spec.events import read_events
 from backend.spec.places import RunFolder

@@ -13,9 +13,9 @@ import pytest
 
 from app.model.completions.step_index import CompletionIndex
 from app.model.runs.run_state import RunState
-from backend.run import checkpoint
-from backend.run.checkpoint import TrainingState
-from backend.run.cut_back import cut_back
+from backend.run.checkpoints import checkpoint
+from backend.run.checkpoints.checkpoint import TrainingState
+from backend.run.checkpoints.cut_back import cut_back
 from backend.run.planned_end import MetricWatch
 from backend.spec.completion_rows import parse_group_row
 from backend.spec.diary_ends import TAIL_BYTES, first_and_last_events, has_finished

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backend.run import checkpoint
-from backend.run.gpu_errors import BUFFERS, DISCARDED, INTERACTIVITY, MEMORY, OTHER, TIMEOUT, gpu_error
+from backend.run.checkpoints import checkpoint
+from backend.run.machine.gpu_errors import BUFFERS, DISCARDED, INTERACTIVITY, MEMORY, OTHER, TIMEOUT, gpu_error
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.training.learner import Learner

@@ -17,11 +17,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from backend.run import checkpoint
+from backend.run.checkpoints import checkpoint
 from backend.run.ending import RESTART
-from backend.run.gpu_errors import BUFFERS, INTERACTIVITY, MEMORY
-from backend.run.gpu_retries import GpuErrorLog, StepSize
-from backend.run.memory_plan import learner_limits, rollout_limits
+from backend.run.machine.gpu_errors import BUFFERS, INTERACTIVITY, MEMORY
+from backend.run.machine.gpu_retries import GpuErrorLog, StepSize
+from backend.run.machine.memory_plan import learner_limits, rollout_limits
 from backend.run.stop_signals import STOP_SIGNALS
 from backend.spec.disk_faults import disk_fault
 from backend.spec.events import read_events

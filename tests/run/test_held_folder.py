@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from backend.run import checkpoint, held_folder
+from backend.run import held_folder
+from backend.run.checkpoints import checkpoint
 from backend.run.clone import clone
 from backend.run.run_process import train
 from backend.spec import file_lock

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from backend.run import keep_awake
-from backend.run.keep_awake import KeepAwake
+from backend.run.machine import keep_awake
+from backend.run.machine.keep_awake import KeepAwake
 from backend.spec.events import read_events
 from backend.spec.places import RunFolder
 from tests.support import small_run
@@ -79,7 +79,7 @@ def test_a_killed_trainer_leaves_no_mac_awake(started: Path) -> None:
     code = (
         "import sys, time\n"
         "sys.platform = 'darwin'\n"
-        "from backend.run.keep_awake import KeepAwake\n"
+        "from backend.run.machine.keep_awake import KeepAwake\n"
         "KeepAwake(print).start()\n"
         "time.sleep(60)"
     )

@@ -20,7 +20,7 @@ from backend.__main__ import app
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.policy import Policy, load_policy
-from backend.run.memory_plan import learner_limits, plan_memory, refuse_too_large, rollout_limits
+from backend.run.machine.memory_plan import learner_limits, plan_memory, refuse_too_large, rollout_limits
 from backend.spec.config import SETTINGS, Config, parse
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake

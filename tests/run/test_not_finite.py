@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
-from backend.run import checkpoint
+from backend.run.checkpoints import checkpoint
 from backend.run.not_finite import likely_cause, write_inspection
 from backend.spec.config import Config, parse
 from backend.spec.events import read_events

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from backend.run.checkpoint import TrainingState
-from backend.run.checkpoint_score import observe_score
+from backend.run.checkpoints.checkpoint import TrainingState
+from backend.run.checkpoints.checkpoint_score import observe_score
 from backend.run.parts import RunParts
 from backend.run.planned_end import MetricWatch, patience_is_over
 from backend.spec.config import parse, problems

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from backend.run import resource_use
-from backend.run.resource_use import GPU_STATISTICS, GpuUse, ResourceUse, gpu_share
+from backend.run.machine import resource_use
+from backend.run.machine.resource_use import GPU_STATISTICS, GpuUse, ResourceUse, gpu_share
 from backend.spec.events import read_events
 from backend.spec.places import RunFolder
 from tests.support import small_run

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from backend.run import slowdowns
-from backend.run.slowdowns import (
+from backend.run.machine import slowdowns
+from backend.run.machine.slowdowns import (
     FULL_POWER,
     IS_COOL,
     IS_HOT,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from backend.rewards.scorer import begin_scorer
-from backend.run import checkpoint
+from backend.run.checkpoints import checkpoint
 from backend.run.preflight import check
 from backend.run.scoring_stages import ScoringStages
 from backend.spec.config import Config, parse

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from backend.__main__ import app
 from backend.cli.new_run import new_run
-from backend.run import checkpoint
+from backend.run.checkpoints import checkpoint
 from backend.run.clone import clone
 from backend.run.preflight import check
 from backend.spec.config import load, problems

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from backend.generation.sampler import Sampling
-from backend.run import checkpoint, telemetry
+from backend.run import telemetry
+from backend.run.checkpoints import checkpoint
 from backend.run.parts import load_parts
 from backend.run.run_process import train
 from backend.run.stop_signals import handlers_restored

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from backend.cli.lost_terminal import LostTerminal, outlives_terminal
-from backend.run import checkpoint
+from backend.run.checkpoints import checkpoint
 from backend.run.control import Control, Stopped
 from backend.run.stop_signals import STOP_SIGNALS, StopRequested, raising_stop
 from backend.spec.command import backend_command, backend_environment

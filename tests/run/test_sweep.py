@@ -17,7 +17,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from backend.models.policy import load_base
-from backend.run import checkpoint
+from backend.run.checkpoints import checkpoint
 from backend.run.ending import RESTART, Ending
 from backend.run.parts import RunParts, SharedParts, load_parts
 from backend.run.stop_signals import STOP_SIGNALS

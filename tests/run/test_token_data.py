@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backend.run import checkpoint
+from backend.run.checkpoints import checkpoint
 from backend.run.token_data import token_data_of, token_texts
 from backend.spec.events import read_events
 from backend.spec.places import RunFolder

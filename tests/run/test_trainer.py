@@ -21,8 +21,9 @@ from mlx.utils import tree_flatten
 from mlx_lm import load
 
 from backend.generation.rollout import Rollout
-from backend.run import checkpoint, telemetry
-from backend.run import checkpoint_writer as checkpoint_writer_module
+from backend.run import telemetry
+from backend.run.checkpoints import checkpoint
+from backend.run.checkpoints import checkpoint_writer as checkpoint_writer_module
 from backend.run.stop_signals import handlers_restored
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.disk_faults import disk_fault

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from backend.__main__ import app
 from backend.rewards.functions import math_equality
-from backend.run import checkpoint
+from backend.run.checkpoints import checkpoint
 from backend.selftest import engine_checks, process_checks, report
 from backend.selftest.check import Check, CheckResult, CheckSkipped, run_checks
 from backend.selftest.workbench import Workbench

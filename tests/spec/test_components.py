@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backend.spec import components, private_text
-from backend.spec.private_text import without_private
+from backend.spec.about import components, private_text
+from backend.spec.about.private_text import without_private
 
 
 def test_everything_shipped_names_a_version_and_a_licence() -> None:

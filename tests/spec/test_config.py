@@ -192,7 +192,7 @@ BY_USE: dict[str, set[str]] = {
     },
     "scoring": {
         "reward_functions", "reward_weights", "reward_functions_file", "scale_rewards", "multi_objective_aggregation",
-        "advantage_baseline", "max_completion_length", "reward_timeout", "reward_network",
+        "advantage_baseline", "max_completion_length", "max_seq_length", "reward_timeout", "reward_network",
     },
     "duration": {"device", "hosts", "neftune_noise_alpha", "train_type", "max_completion_length", "num_layers", "grad_checkpoint", "num_iterations"},
     "task": {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from backend import __version__
+from backend.spec.about.problem_report import LOG_LINES, ProblemFacts, report
 from backend.spec.config import SETTINGS
-from backend.spec.problem_report import LOG_LINES, ProblemFacts, report
 
 
 def test_a_report_holds_versions_traceback_log_and_changed_settings() -> None:

@@ -77,8 +77,11 @@ class HubHandler(BaseHTTPRequestHandler):
             self._error(401, message="Invalid credentials in Authorization header")
         elif match := re.fullmatch(r"/api/(models|datasets)", path):
             self._search(match[1], parse_qs(split.query))
-        elif match := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(/tree/[^/]+)?(?:/revision/[^/]+)?", path):
-            self._about(match[1], match[2], token, tree=bool(match[3]))
+        elif match := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)/tree/[^/]+(?:/(.+))?", path):
+            is_deep = parse_qs(split.query).get("recursive", [""])[0].lower() == "true"
+            self._tree(match[1], match[2], token, f"{match[3]}/" if match[3] else "", is_deep)
+        elif match := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/revision/[^/]+)?", path):
+            self._about(match[1], match[2], token)
         elif match := re.fullmatch(r"(/cdn)?/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self._file(match[2] or "models", match[3], match[5], token, from_cdn=bool(match[1]))
         else:
@@ -101,15 +104,30 @@ class HubHandler(BaseHTTPRequestHandler):
             return None
         return repo
 
-    def _about(self, kind: str, id_: str, token: str, *, tree: bool) -> None:
+    def _about(self, kind: str, id_: str, token: str) -> None:
         repo = self._repo(kind, id_, token)
         if repo is None:
             return
-        if tree:
-            self._json([self._entry(repo, name) for name in repo.files])
-        else:
-            about = {"id": id_, "sha": repo.head, "gated": repo.gated, "private": repo.private, "tags": []}
-            self._json({**about, "siblings": [self._sibling(repo, name) for name in repo.files], **repo.about})
+        about = {"id": id_, "sha": repo.head, "gated": repo.gated, "private": repo.private, "tags": []}
+        self._json({**about, "siblings": [self._sibling(repo, name) for name in repo.files], **repo.about})
+
+    def _tree(self, kind: str, id_: str, token: str, folder: str, is_deep: bool) -> None:
+        """The files of a folder ("" for all of the repository), and the folders in it; `is_deep`: the files below those too."""
+        repo = self._repo(kind, id_, token)
+        if repo is None:
+            return
+        inside = [name for name in repo.files if name.startswith(folder)]
+        if folder and not inside:
+            self._error(404, "EntryNotFound", "Entry not found")
+            return
+        folders = dict.fromkeys(
+            name[: at + len(folder)] for name in inside if (at := name[len(folder) :].find("/")) >= 0
+        )
+        listed = [name for name in inside if is_deep or "/" not in name[len(folder) :]]
+        self._json(
+            [{"type": "directory", "path": path, "size": 0, "oid": git_hash(path.encode())} for path in folders]
+            + [self._entry(repo, name) for name in listed]
+        )
 
     @staticmethod
     def _sibling(repo: Repo, name: str) -> dict[str, Any]:

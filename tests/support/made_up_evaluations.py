@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from backend.run.evaluation_figures import Completions, Results, decoding_figures
+from backend.run.evaluation.evaluation_figures import Completions, Results, decoding_figures
 from backend.spec.completion_rows import CompletionRow
 from backend.spec.evaluation import (
     Data,

@@ -54,23 +54,26 @@ MODULES: dict[str, tuple[str, ...]] = {
     "backend/engine/attention.py": ("tests/engine/test_attention.py", "tests/engine/test_forward.py", "tests/engine"),
     "backend/training/not_finite.py": ("tests/run/test_not_finite.py", "tests/training"),
     "backend/run/not_finite.py": ("tests/run/test_not_finite.py",),
-    "backend/run/checkpoint.py": (
+    "backend/run/checkpoints/checkpoint.py": (
         "tests/run/test_checkpoint_folder.py",
         "tests/run/test_damaged_checkpoints.py",
         "tests/run/test_trainer.py",
         "tests/run",
     ),
-    "backend/run/checkpoint_integrity.py": ("tests/run/test_damaged_checkpoints.py",),
-    "backend/run/checkpoint_writer.py": (
+    "backend/run/checkpoints/checkpoint_integrity.py": ("tests/run/test_damaged_checkpoints.py",),
+    "backend/run/checkpoints/checkpoint_writer.py": (
         "tests/run/test_checkpoint_writer.py",
         "tests/run/test_full_disk.py",
         "tests/run",
     ),
-    "backend/run/cut_back.py": ("tests/run/test_damaged_checkpoints.py", "tests/run/test_garbage_in_diaries.py"),
+    "backend/run/checkpoints/cut_back.py": (
+        "tests/run/test_damaged_checkpoints.py",
+        "tests/run/test_garbage_in_diaries.py",
+    ),
     "backend/run/room_for_saving.py": ("tests/run/test_full_disk.py",),
     "backend/spec/events.py": ("tests/spec/test_events.py", "tests/run/test_full_disk.py", "tests/spec"),
     "backend/spec/whole_file.py": ("tests/spec/test_disk_faults.py", "tests/run/test_full_disk.py"),
-    "backend/run/evaluate.py": ("tests/run/test_evaluate.py", "tests/run"),
+    "backend/run/evaluation/evaluate.py": ("tests/run/test_evaluate.py", "tests/run"),
     "backend/run/scoring_stages.py": ("tests/run/test_stages.py", "tests/run"),
     "backend/rewards/runner/score.py": (
         "tests/rewards/test_reward_calls.py",

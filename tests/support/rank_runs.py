@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 import psutil
 
-from backend.run import checkpoint
+from backend.run.checkpoints import checkpoint
 from backend.spec.events import read_events
 from backend.spec.places import RunFolder
 from backend.spec.rewards.allowed_code import allow_named

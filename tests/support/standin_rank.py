@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 from backend.run.distributed.channel import GOODBYE, LeaderChannel, WorkerChannel, open_channel
 from backend.run.distributed.faults import LostRank, WorkerFault
-from backend.run.distributed.late_ending import write_late_ending
-from backend.run.distributed.launcher_watch import end_with_launcher
+from backend.run.distributed.launching.late_ending import write_late_ending
+from backend.run.distributed.launching.launcher_watch import end_with_launcher
 from backend.run.distributed.orders import RESTART_RANKS, Orders, OrdersFolder, given_orders
 from backend.spec.events import Diary, read_events
 from backend.spec.faults import Mistake

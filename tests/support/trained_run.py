@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx.utils import tree_map
 
 from backend.models.policy import Policy, load_policy
-from backend.run.checkpoint import TrainingState, save
+from backend.run.checkpoints.checkpoint import TrainingState, save
 from backend.spec.config import Config, parse
 from backend.spec.places import RunFolder
 from tests.support import small_run

@@ -581,8 +581,8 @@ def _use(raw: Mapping[str, Any], *, is_written: bool) -> None:
     """What follows valid settings; `is_written`: also written as YAML, which takes long, and read again. Raises Mistake."""
     from backend.run.preflight import preflight
     from backend.spec.config import dump, parse
-    from backend.spec.export_mlx_lm_lora import mlx_lm_lora_yaml
     from backend.spec.memory.estimate import estimate
+    from backend.spec.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
     from backend.spec.other_programs.into_trl.exported import into_trl, trl_yaml
     from backend.spec.unusual import unusual
     from backend.spec.user_input.documents import parse_yaml
@@ -797,7 +797,7 @@ def main(count: int, seed: int) -> int:
 def _load() -> None:
     """Import what the cases need before forking, so that each process has it already."""
     import backend.run.preflight
-    import backend.spec.export_mlx_lm_lora
+    import backend.spec.other_programs.into_mlx_lm_lora
     import backend.spec.other_programs.into_trl.exported
     import backend.spec.sweeps.sweep_file
     import backend.spec.unusual  # noqa: F401

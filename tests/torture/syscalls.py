@@ -17,7 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from backend.run import checkpoint
+from backend.run.checkpoints import checkpoint
 from backend.spec.diary_ends import first_and_last_events, has_finished
 from backend.spec.places import RunFolder
 from tests.support.small_run import write_config

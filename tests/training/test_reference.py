@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 from mlx_lm import load
 
 from backend.models.policy import Policy, load_policy
-from backend.run import checkpoint
+from backend.run.checkpoints import checkpoint
 from backend.run.preflight import check
 from backend.spec.config import Config, parse
 from backend.spec.events import read_events

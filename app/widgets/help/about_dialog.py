@@ -24,7 +24,7 @@ from app.widgets.basic.labels_and_buttons import PlainLabel, button, label
 from app.widgets.basic.layout import wrap_in_card
 
 if TYPE_CHECKING:
-    from backend.spec.components import Component
+    from backend.spec.about.components import Component
 
 NAME = "GRPO Studio"
 SIZE = QSize(900, 640)

@@ -12,7 +12,7 @@ from rich.console import Console
 from backend.bench.device import about, plan, report
 from backend.bench.device.runner import GRACE_S, ModelProcesses, TaskTaker, TimedRun
 from backend.bench.device.schema import BenchSettings, DeviceFile, Machine, Outcome, Task
-from backend.run.keep_awake import KeepAwake
+from backend.run.machine.keep_awake import KeepAwake
 from backend.spec.config import Config
 
 SEND = (

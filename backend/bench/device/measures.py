@@ -24,7 +24,7 @@ from backend.bench.launches.decoding_step import Blocks, Size, step_launches
 from backend.engine.device import on_gpu
 from backend.generation.rollout import Rollout
 from backend.models.policy import Policy
-from backend.run.memory_plan import plan_memory
+from backend.run.machine.memory_plan import plan_memory
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.machine import machine_bytes

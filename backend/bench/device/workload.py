@@ -15,7 +15,7 @@ from backend.engine.memory import release_cached_buffers
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.policy import Policy
-from backend.run.memory_plan import learner_limits, rollout_limits
+from backend.run.machine.memory_plan import learner_limits, rollout_limits
 from backend.spec.config import Config, parse
 from backend.spec.memory.estimate import MemoryPlan
 from backend.training.batch import Batch, pack

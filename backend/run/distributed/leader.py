@@ -22,9 +22,9 @@ from backend.run.distributed.sharded.leading import LeadingEngine, ShardedParts,
 from backend.run.distributed.shared_sampling import SharedSampling
 from backend.run.distributed.step_shares import LearningReport, StepShares, timed_learning
 from backend.run.distributed.workers import Workers
-from backend.run.evaluate import EVAL_SEED
-from backend.run.gpu_retries import StepSize
-from backend.run.memory_plan import WHOLE_STEP
+from backend.run.evaluation.evaluate import EVAL_SEED
+from backend.run.machine.gpu_retries import StepSize
+from backend.run.machine.memory_plan import WHOLE_STEP
 from backend.run.parts import Note, RunParts, SharedParts, load_parts
 from backend.run.run_inputs import RunInputs
 from backend.run.step_work import StepWork

@@ -26,9 +26,9 @@ from backend.run.distributed.sharded.announcements import LOAD
 from backend.run.distributed.sharded.following import follow
 from backend.run.distributed.step_shares import timed_learning
 from backend.run.distributed.workers import LeaderLink
-from backend.run.gpu_retries import StepSize
-from backend.run.keep_awake import KeepAwake
-from backend.run.memory_plan import refuse_too_large
+from backend.run.machine.gpu_retries import StepSize
+from backend.run.machine.keep_awake import KeepAwake
+from backend.run.machine.memory_plan import refuse_too_large
 from backend.run.step_parts import StepParts, build_step_parts
 from backend.spec.config import Config
 from backend.training.not_finite import NotFinite

@@ -23,7 +23,7 @@ from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.export.trained_weights import TrainedWeights
 from backend.models.policy import Policy, load_policy
-from backend.run.evaluate import held_out_rewards
+from backend.run.evaluation.evaluate import held_out_rewards
 from backend.run.run_inputs import RunInputs
 from backend.run.scoring_stages import ScoringStages
 from backend.run.trial_sampling import SMALLEST_MODEL

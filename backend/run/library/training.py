@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from backend.run.gpu_timeout import relax_gpu_timeout
 from backend.run.library.callbacks import CallbackCalls
 from backend.run.library.own_functions import OwnCalls, OwnFunctions, begin_own_scorer
 from backend.run.library.rows import FOLDER, write_dataset
 from backend.run.library.trained_run import RunFailed, TrainedRun
+from backend.run.machine.gpu_timeout import relax_gpu_timeout
 from backend.run.stop_signals import handlers_restored
 from backend.spec.config import Config, beside, dump, load, parse, read
 from backend.spec.diary_ends import has_finished
@@ -132,7 +132,7 @@ def _new_folder(raw: Mapping[str, Any], runs_dir: str | os.PathLike[str] | None)
 def _checked(raw: Mapping[str, Any], folder: RunFolder, calls: OwnCalls) -> tuple[Config, RunInputs]:
     settings = parse(raw)
     _prepare_engine(settings)
-    from backend.run.distributed.planned_machines import require_one_machine
+    from backend.run.distributed.check.planned_machines import require_one_machine
     from backend.run.preflight import preflight
 
     require_one_machine(settings, "A run of a program's train()")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from backend.run import checkpoint
+from backend.run.checkpoints import checkpoint
 from backend.run.ending import RESTART, Ending, ending_of
 from backend.run.parts import SharedParts, load_parts
 from backend.run.run_inputs import RunInputs

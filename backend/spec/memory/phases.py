@@ -310,7 +310,7 @@ def row_costs_of(config: Config, shape: ModelShape, *, gpu: bool) -> RowCosts:
 
 
 def in_flight(work: int) -> Allocation:
-    """Arrays that MLX has allocated ahead of the device, where `backend.run.memory_plan` holds it to the estimate."""
+    """Arrays that MLX has allocated ahead of the device, where `backend.run.machine.memory_plan` holds it to the estimate."""
     return Allocation(IN_FLIGHT_NAME, round(IN_FLIGHT_SHARE * work))
 
 

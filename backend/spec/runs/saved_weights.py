@@ -1,6 +1,6 @@
 """The weights that a run folder holds: those of its end, and its checkpoints with their step and score.
 
-Reads state.json of each checkpoint; opens no arrays (`backend.run.checkpoint` does).
+Reads state.json of each checkpoint; opens no arrays (`backend.run.checkpoints.checkpoint` does).
 """
 
 from __future__ import annotations

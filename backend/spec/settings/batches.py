@@ -29,7 +29,8 @@ class BatchFields(BaseModel):
         "completions that a slightly older policy wrote.", ge=1, le=10_000, unit="batches", advanced=True, group=STEPS)
     max_seq_length: int = setting(2048, "training", "Max Seq", "Prompt and completion together. Rows whose prompt leaves no "
                                   "room for the completion are left out, and counted.", ge=2, le=MOST_TOKENS, unit="tokens",
-                                  used_by=("prompt_limit",), group=STEPS)
+                                  # Scoring reads Completion, which must be below it.
+                                  used_by=("prompt_limit", "scoring"), group=STEPS)
     seed: int = setting(0, "training", "Seed", "The same seed on the same machine gives the same run.", ge=0, le=2**32 - 1,
                         used_by=("rows",), group=STEPS)
     data_seed: int | None = setting(None, "training", "Data seed", "Seed of the order in which prompts are taken and of the rows held out. Empty "

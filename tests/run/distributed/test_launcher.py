@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
-from backend.run.distributed import launcher
-from backend.run.distributed.launcher import Launch, LaunchEnd, free_port, run_ranks, without
+from backend.run.distributed.launching import launcher
+from backend.run.distributed.launching.launcher import Launch, LaunchEnd, free_port, run_ranks, without
 from backend.run.distributed.orders import Orders
 from backend.spec.distributed.hosts_file import Host, HostsFile, parse_hosts
 from backend.spec.events import read_events
@@ -251,7 +251,7 @@ def test_workers_end_when_their_launcher_is_killed(bench: Bench) -> None:
 import json, os, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from backend.run.distributed.launcher import Launch, run_ranks
+from backend.run.distributed.launching.launcher import Launch, run_ranks
 from backend.run.distributed.orders import Orders
 from backend.spec.distributed.hosts_file import Host, HostsFile
 from backend.spec.places import RunFolder

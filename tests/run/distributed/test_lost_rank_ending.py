@@ -12,11 +12,11 @@ import pytest
 
 from backend.cli.launch_session import hosts_setting, machine_settings
 from backend.cli.new_run import PreparedRun
-from backend.run import checkpoint
+from backend.run.checkpoints import checkpoint
+from backend.run.distributed.check.planned_machines import plan_machines, require_one_machine
 from backend.run.distributed.faults import LostRank, WorkerFault
 from backend.run.distributed.kept_state import KeptState
-from backend.run.distributed.late_ending import write_late_ending
-from backend.run.distributed.planned_machines import plan_machines, require_one_machine
+from backend.run.distributed.launching.late_ending import write_late_ending
 from backend.run.ending import RESTART, Ending, ending_of
 from backend.run.parts import RunParts, load_parts
 from backend.run.run_process import record_changes, train

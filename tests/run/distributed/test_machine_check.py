@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from backend.__main__ import app
-from backend.run.distributed import machine_check, machine_probes, model_copy
-from backend.run.distributed.machine_check import CheckProgress, Wanted, check_machines, require_machines
-from backend.run.distributed.model_files import digest_of
+from backend.run.distributed.check import machine_check, machine_probes, model_copy
+from backend.run.distributed.check.machine_check import CheckProgress, Wanted, check_machines, require_machines
+from backend.run.distributed.check.model_files import digest_of
 from backend.spec.distributed.hosts_file import HostsFile, parse_hosts
 from backend.spec.distributed.machine_report import MachineReport
 from backend.spec.faults import Mistake

@@ -197,7 +197,9 @@ def _sizes(module: str, name: str, own: dict[str, Any]) -> dict[str, Any]:
     if unknown := [
         name for name, parameter in parameters.items() if parameter.default is parameter.empty and name not in sizes
     ]:
-        raise ValueError(f"{module}.{name} needs {', '.join(unknown)}: give it a size in tests/support/tiny_configs.py")
+        raise ValueError(
+            f"{module}.{name} needs {', '.join(unknown)}: give it a size in tests/support/architectures/tiny_configs.py"
+        )
     return sizes
 
 

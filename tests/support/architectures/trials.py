@@ -22,7 +22,7 @@ from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.prompt_cache import new_prompt_cache
 from backend.generation.rollout import Rollout
 from backend.models.policy import Policy, load_policy
-from backend.run import checkpoint
+from backend.run.checkpoints import checkpoint
 from backend.run.export.export_run import Export, export_run
 from backend.spec.config import Config, parse
 from backend.spec.events import read_events

@@ -22,7 +22,7 @@ from backend.run.distributed.sharded.compute_thread import ComputeThread
 from backend.run.distributed.sharded.computing import ComputingParts, follow_leader, keep_together
 from backend.run.distributed.sharded.outline import check_alike, outline_of
 from backend.run.distributed.workers import Workers
-from backend.run.gpu_retries import StepSize
+from backend.run.machine.gpu_retries import StepSize
 from backend.run.parts import RunParts, load_parts
 from backend.run.run_inputs import RunInputs
 from backend.run.step_parts import LEARNERS, Engine, StepLimits

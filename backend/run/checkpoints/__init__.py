@@ -1,0 +1,1 @@
+"""Checkpoints of a run: written, read, checked, scored, rotated, and gone back to."""

@@ -1,0 +1,175 @@
+"""The check of several machines: reaches each, compares what they say, copies a model where that is wanted, and measures how fast they sum.
+
+`check_machines` is all of it, for the verb `machines` and the window; `require_machines` the quick part, for a run that is about to start.
+On every machine a process of ours answers (`backend.run.distributed.check.probe`): through ssh on others, directly here. Every wait has a limit,
+and the processes have ended when the functions return, or end with the connection where it was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from backend.run.distributed.check.link_check import link_speed
+from backend.run.distributed.check.machine_probes import FACTS_S, NotReached, Probe, in_parallel
+from backend.run.distributed.check.model_copy import copy_model
+from backend.run.distributed.check.probe import facts, has_cuda
+from backend.spec.distributed.backend_choice import AUTO, choose_backend
+from backend.spec.distributed.hosts_file import HostsFile, fault_of_first
+from backend.spec.distributed.machine_findings import findings_of
+from backend.spec.distributed.machine_report import CheckedMachine, MachineFacts, MachineFinding, MachineReport
+from backend.spec.faults import Fault, Mistake
+from backend.spec.user_input.files import is_folder
+from backend.spec.user_input.paths import user_path
+
+Stage = Literal["reading", "read", "copying", "measuring"]
+"""What is being done on a machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a check is about."""
+
+    backend: str = AUTO
+    """The setting `distributed_backend`."""
+    model: str = ""
+    reward_file: str = ""
+    copies: bool = False
+    """Whether the model is copied to machines that lack it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckProgress:
+    """Where a check reports what it does, from several threads."""
+
+    reached: Callable[[int, Stage, float | None], None] = lambda rank, stage, share: None
+    """(rank, stage, the share that is done, of a copy)."""
+    check: Callable[[], None] = lambda: None
+    """Called several times a second; raises to give up."""
+
+
+def check_machines(
+    hosts: HostsFile, name: str, wanted: Wanted, progress: CheckProgress = CheckProgress()
+) -> MachineReport:
+    """Everything about the machines of a hosts file. `name`: the file's, for sentences. Raises what `progress.check` raises."""
+    report = _empty_report(hosts)
+    with _probes(hosts, range(len(hosts.hosts)), progress) as probes:
+        _read_facts(report, probes, wanted, progress)
+        if wanted.copies:
+            _copy(report, hosts, wanted, progress)
+            _read_facts(report, probes, wanted, progress)
+        told = _choose(report, hosts, name, wanted)
+        if not told and all(machine.facts is not None for machine in report.machines):
+            told += _measure(report, hosts, probes, progress)
+    report.findings = [*told, *_findings(report, wanted)]
+    return report
+
+
+def require_machines(
+    hosts: HostsFile, name: str, wanted: Wanted, progress: CheckProgress = CheckProgress()
+) -> MachineReport:
+    """The facts of every machine, without copies and measurements: seconds. Raises Mistake with everything that would keep a run from
+    starting; the other findings are in the report."""
+    report = _empty_report(hosts)
+    ranks = [machine.rank for machine in report.machines if not machine.is_here]
+    first_of = {hosts.hosts[rank].ssh: rank for rank in reversed(ranks)}
+    with _probes(hosts, sorted(first_of.values()), progress) as probes:
+        _read_facts(report, probes, wanted, progress)
+    for machine in report.machines:
+        if machine.is_here:
+            machine.facts = facts(wanted.model, wanted.reward_file)
+        else:
+            like = report.machines[first_of[machine.ssh]]
+            machine.facts, machine.problem = like.facts, like.problem
+    report.findings = [*_choose(report, hosts, name, wanted), *_findings(report, wanted)]
+    if report.refusals:
+        raise Mistake(
+            [Fault("hosts", sentence) for sentence in dict.fromkeys(finding.sentence for finding in report.refusals)]
+        )
+    return report
+
+
+def _empty_report(hosts: HostsFile) -> MachineReport:
+    machines = [
+        CheckedMachine(rank, host.ssh, hosts.label(rank), host.ips[0] if host.ips else "", hosts.is_here(rank))
+        for rank, host in enumerate(hosts.hosts)
+    ]
+    return MachineReport(machines=machines)
+
+
+@contextmanager
+def _probes(hosts: HostsFile, ranks: Sequence[int], progress: CheckProgress) -> Iterator[list[Probe]]:
+    """A process on the machine of each rank; none is left afterwards."""
+    probes = [Probe(hosts, rank, progress.check) for rank in ranks]
+    try:
+        yield probes
+    finally:
+        for probe in probes:
+            probe.end()
+
+
+def _read_facts(report: MachineReport, probes: Sequence[Probe], wanted: Wanted, progress: CheckProgress) -> None:
+    def read(probe: Probe) -> None:
+        machine = report.machines[probe.rank]
+        progress.reached(probe.rank, "reading", None)
+        try:
+            answer = probe.ask({"ask": "facts", "model": wanted.model, "reward_file": wanted.reward_file}, FACTS_S)
+            machine.facts, machine.problem = MachineFacts.from_dict(answer), ""
+        except NotReached as problem:
+            machine.problem = str(problem)
+        progress.reached(probe.rank, "read", None)
+
+    in_parallel(read, probes)
+
+
+def _copy(report: MachineReport, hosts: HostsFile, wanted: Wanted, progress: CheckProgress) -> None:
+    """Copy the model to every machine that lacks it, one after the other: they share this machine's connection."""
+    copied: set[str] = set()
+    for rank in report.without_model:
+        host = hosts.hosts[rank]
+        if host.ssh in copied:
+            continue
+        copied.add(host.ssh)
+
+        def tell(share: float, rank: int = rank) -> None:
+            progress.reached(rank, "copying", share)
+
+        copy_model(wanted.model, host, hosts.label(rank), tell, progress.check)
+
+
+def _choose(report: MachineReport, hosts: HostsFile, name: str, wanted: Wanted) -> list[MachineFinding]:
+    """Set the backend of the report, or say why there is none."""
+    told: list[MachineFinding] = []
+    if fault := fault_of_first(hosts, name):
+        told.append(MachineFinding("refuse", 0, fault.sentence))
+    here = report.machines[0].facts
+    try:
+        choice = choose_backend(hosts, wanted.backend, has_mpi=here is not None and here.has_mpi, has_cuda=has_cuda())
+        report.backend = choice.backend
+    except Mistake as mistake:
+        told += [MachineFinding("refuse", None, fault.sentence) for fault in mistake.faults]
+    return told
+
+
+def _measure(
+    report: MachineReport, hosts: HostsFile, probes: Sequence[Probe], progress: CheckProgress
+) -> list[MachineFinding]:
+    if len(probes) < 2:
+        return []
+    for probe in probes:
+        progress.reached(probe.rank, "measuring", None)
+    try:
+        report.link = link_speed(hosts, report.backend, probes, progress.check)
+    except NotReached as problem:
+        return [MachineFinding("refuse", None, str(problem))]
+    return []
+
+
+def _findings(report: MachineReport, wanted: Wanted) -> list[MachineFinding]:
+    is_hub_id = (
+        bool(wanted.model) and not is_folder(user_path(wanted.model, "model")) and not Path(wanted.model).is_absolute()
+    )
+    return findings_of(report, wanted.model, is_hub_id)

@@ -1,0 +1,1 @@
+"""A run evaluated: while it trains, and before against after, with intervals."""

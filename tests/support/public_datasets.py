@@ -1,0 +1,89 @@
+"""Stand-ins for public repositories of the Hugging Face Hub: their files, configurations, splits and columns, with rows of our own.
+
+`openai/gsm8k` as its dataset card declares it, and `trl-lib/DeepMath-103K` as TRL's script makes it (examples/datasets/deepmath_103k.py):
+what a preset says of a dataset is tried on the shape that the dataset has.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from tests.support.hub_server import Repo
+
+GSM8K, DEEPMATH, QWEN2 = "openai/gsm8k", "trl-lib/DeepMath-103K", "Qwen/Qwen2.5-1.5B-Instruct"
+TRAINING, TESTING = 300, 30
+"""Rows of the splits."""
+
+
+def gsm8k() -> Repo:
+    """Two configurations with the same rows; the answer is the text behind ####, and some have a comma or are negative."""
+    card = _card("main", "socratic")
+    files = {"README.md": card, ".gitattributes": b"*.parquet filter=lfs diff=lfs merge=lfs -text\n"}
+    for config in ("main", "socratic"):
+        files[f"{config}/train-00000-of-00001.parquet"] = _parquet([_word_problem(n, config) for n in range(TRAINING)])
+        files[f"{config}/test-00000-of-00001.parquet"] = _parquet([_word_problem(-n, config) for n in range(TESTING)])
+    return Repo(files, {"tags": ["size_categories:1K<n<10K"], "mainSize": 2_725_633})
+
+
+def deepmath() -> Repo:
+    """One configuration: `prompt` is a list of messages, `solution` LaTeX between dollars, or one of the words True, False, Yes and No."""
+    files = {"README.md": _card("default", folders={"default": "data"})}
+    files["data/train-00000-of-00001.parquet"] = _parquet([_hard_problem(n) for n in range(TRAINING)])
+    files["data/test-00000-of-00001.parquet"] = _parquet(
+        [_hard_problem(n) for n in range(TRAINING, TRAINING + TESTING)]
+    )
+    return Repo(files, {"tags": ["size_categories:100K<n<1M"]})
+
+
+def model_repo(folder: Path) -> Repo:
+    """The files of a model's folder as a repository."""
+    tags = {"tags": ["safetensors", "text-generation"], "config": {"model_type": "qwen2"}}
+    return Repo({path.name: path.read_bytes() for path in sorted(folder.iterdir())}, tags)
+
+
+def _word_problem(n: int, config: str) -> dict[str, Any]:
+    steps = f"The two halves are {n}+{n}=<<{n}+{n}={2 * n}>>{2 * n}.\nSo that is what is left."
+    asked = "How many are left? ** " if config == "socratic" else ""
+    return {
+        "question": f"A baker has {n} trays of {n + 7} buns, and sells some on day {n % 11}. How many are left?",
+        "answer": f"{asked}{steps}\n#### {_number(n)}",
+    }
+
+
+def _hard_problem(n: int) -> dict[str, Any]:
+    prompt = [{"role": "user", "content": f"Evaluate the limit number {n} of the series."}]
+    return {"prompt": prompt, "solution": _solution(n)}
+
+
+def _number(n: int) -> str:
+    return f"{1000 * n:,}" if n % 3 else str(-n)
+
+
+def _solution(n: int) -> str:
+    return rf"$\dfrac{{{n}}}{{{n + 1}}}$" if n % 4 else "Yes"
+
+
+ANSWER_OF = {"gsm8k": _number, "deepmath": _solution}
+"""Preset → the answer of the training row whose prompt has this number first, as it is compared with."""
+
+
+def _parquet(rows: Sequence[dict[str, Any]]) -> bytes:
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), file)
+    return file.getvalue()
+
+
+def _card(*configs: str, folders: dict[str, str] | None = None) -> bytes:
+    """README.md, in whose header a repository declares which files belong to which configuration and split."""
+    lines = ["---", "configs:"]
+    for config in configs:
+        folder = (folders or {}).get(config, config)
+        lines += [f"- config_name: {config}", "  data_files:"]
+        lines += [f"  - split: {split}\n    path: {folder}/{split}-*" for split in ("train", "test")]
+    return "\n".join([*lines, "---", "# Rows of a test", ""]).encode()
