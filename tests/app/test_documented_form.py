@@ -43,6 +43,7 @@ FORMER = {
     "Reward functions file": "reward_functions_file", "Default Reward Functions": "reward_functions",
     "Use All Defaults": "reward_functions", "LoRA Settings": "num_layers", "QAT": "quantization",
     "Preference And Judge": "beta", "Model or Hugging Face repo": "model", "Dataset path or local data folder": "data",
+    "Learning rate and optimizer": "learning_rate", "Evaluation and checkpoints": "steps_per_report", "Held-out prompts": "valid_data",
     "DR GRPO": "grpo_loss_type", "Default Token Importance": "importance_sampling_level",
 }  # fmt: skip
 """What else is searched for: our own former labels, headings, and those of the app itself."""
