@@ -129,6 +129,23 @@ MENUS: dict[str, tuple[MenuEntry | None, ...]] = {
     ),
 }
 """None is a separator."""
+VIEW: tuple[MenuEntry | None, ...] = (
+    MenuEntry("earlier", "Earlier completions", "Ctrl+[", "show_earlier", page="completions"),
+    MenuEntry("later", "Later completions", "Ctrl+]", "show_later", page="completions"),
+    MenuEntry("next_kind", "Next completion of the filter", "Ctrl+G", "show_next", page="completions"),
+    MenuEntry(
+        "previous_kind", "Previous completion of the filter", "Ctrl+Shift+G", "show_previous", page="completions"
+    ),
+    None,
+    MenuEntry("next_group", "Next group of settings", "Ctrl+PgDown", "show_next_group", page="train"),
+    MenuEntry("previous_group", "Previous group of settings", "Ctrl+PgUp", "show_previous_group", page="train"),
+    None,
+    MenuEntry("back", "Back in the guide", "Ctrl+Alt+Left", "go_back", page="guide"),
+    None,
+    MenuEntry("sidebar", "Collapse sidebar", "Ctrl+B", "toggle_sidebar"),
+    None,
+)
+"""Of the View menu, between the pages and the themes."""
 HELP: tuple[MenuEntry | None, ...] = (
     MenuEntry("help_here", "Help on this field", "F1", "show_help_here"),
     None,
@@ -263,22 +280,8 @@ class Menus(QObject):
             entry = MenuEntry(page.key, page.title, page.shortcut, "show_page")
             menu.addAction(self._action(entry, partial(window.show_page, page.key)))
         menu.addSeparator()
-        menu.addAction(
-            self._action(MenuEntry("earlier", "Earlier completions", "Ctrl+[", "show_earlier", page="completions"))
-        )
-        menu.addAction(
-            self._action(MenuEntry("later", "Later completions", "Ctrl+]", "show_later", page="completions"))
-        )
-        for name, text, keys, slot in (
-            ("next_kind", "Next completion of the filter", "Ctrl+G", "show_next"),
-            ("previous_kind", "Previous completion of the filter", "Ctrl+Shift+G", "show_previous"),
-        ):
-            menu.addAction(self._action(MenuEntry(name, text, keys, slot, page="completions")))
-        menu.addSeparator()
-        menu.addAction(self._action(MenuEntry("back", "Back in the guide", "Ctrl+Alt+Left", "go_back", page="guide")))
-        menu.addSeparator()
-        menu.addAction(self._action(MenuEntry("sidebar", "Collapse sidebar", "Ctrl+B", "toggle_sidebar")))
-        menu.addSeparator()
+        for entry in VIEW:
+            menu.addAction(self._action(entry)) if entry else menu.addSeparator()
         group = QActionGroup(window)
         for mode, (text, keys) in THEMES.items():
             action = self._action(MenuEntry(f"theme {mode}", text, keys, "set_theme"), partial(window.set_theme, mode))

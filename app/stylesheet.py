@@ -31,6 +31,8 @@ QPushButton[role="small"]:checked { background: @selection; color: @text; border
 QPushButton[role="link"] {
     background: transparent; border: none; color: @accent; padding: 2px 0px; text-align: left;
 }
+QPushButton[role="group"] { background: transparent; border: none; color: @muted; padding: 0px; min-height: 22px; }
+QPushButton[role="group"]:hover, QPushButton[role="group"]:focus { color: @text; text-decoration: underline; }
 QPushButton[role="link"]:hover, QPushButton[role="link"]:focus { text-decoration: underline; }
 QToolButton[role="disclosure"] { padding: 4px 8px 4px 0px; border: none; color: @muted; }
 QToolButton[role="disclosure"]:hover, QToolButton[role="disclosure"]:focus { background: transparent; color: @text; }

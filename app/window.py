@@ -188,7 +188,8 @@ class Window(RunWindow):
 
     def do_on_page(self, key: str, slot: str) -> None:
         """Show a page, and call one of its slots for a menu."""
-        self.show_page(key)
+        if self.current_page != key:  # showing it moves the focus, from which some slots go on
+            self.show_page(key)
         getattr(self.pages[key], slot)()
 
     def copy(self) -> None:

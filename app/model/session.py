@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.model.memory_parts import GB, MemoryEstimator, MemoryParts
 from app.model.prefs import Prefs
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 START, RUN, FORMAT = "start", "run", "format"
 """Causes of messages: an attempt to start a run, the run that is shown, and a format of it that is newer than this version."""
 
+RELEASE_MS = 200
+"""How often it is looked whether the process of a run that has ended is gone."""
+
 
 class Session(ServiceSession):
     """One window's state: the form and the services of its base classes, the run that is shown, and the runs that wait.
@@ -43,7 +46,7 @@ class Session(ServiceSession):
 
     Signals:
         run_changed – `run` is another run now, or None.
-        run_state_changed(str) – the state of `run`.
+        run_state_changed(str) – the state of `run`, also once its process is gone.
         export_requested(RunFolder) – export this run's model.
         chat_requested(RunFolder) – talk to this run's model, on the Chat page, which is shown first.
         settings_requested(RunFolder) – load this run's settings into the form.
@@ -75,6 +78,11 @@ class Session(ServiceSession):
         self.confirm_over_memory: Callable[[MemoryParts], bool] = lambda _memory_parts: False
         self.run_changed.connect(self.messages.review_soon)
         self.run_state_changed.connect(self.messages.review_soon)
+        self._is_held = False
+        self._release_timer = QTimer(self, singleShot=True, interval=RELEASE_MS)
+        self._release_timer.timeout.connect(self._await_release)
+        self.run_changed.connect(self._await_release)
+        self.run_state_changed.connect(self._await_release)
 
     @property
     def queue(self) -> RunQueue:
@@ -104,6 +112,14 @@ class Session(ServiceSession):
         is_known = run is not None and (run.has_caught_up or self.is_launched(run.folder) or run.folder.is_locked())
         is_shown = run is not None and is_known and run.is_live
         return is_shown or self._live_folder() is not None or (self._queue is not None and self._queue.is_active)
+
+    def _await_release(self, _state: str = "") -> None:
+        """A run that has ended holds its folder until its process is gone, and no other can start: tell once more when it lets go."""
+        was_held, self._is_held = self._is_held, self._live_folder() is not None and not (self.run and self.run.is_live)
+        if self._is_held:
+            self._release_timer.start()
+        elif was_held:
+            self.run_state_changed.emit(self.run.state if self.run is not None else "")
 
     def stop_training(self) -> None:
         """Ask the live run to save and stop."""

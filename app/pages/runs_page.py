@@ -44,7 +44,8 @@ BESIDE = 980
 """From this page width on the details are beside the table, and below it on a narrower page."""
 SPARE = ("clone", "chat", "export", "resume")
 """Buttons that are hidden, in this order, where their row is too narrow: *More…* has every action."""
-DETAILS_WIDTH, DETAILS_HEIGHT = 300, 190
+DETAILS_WIDTH, DETAILS_HEIGHT, LOWEST = 300, 190, 300
+"""Of the details beside and below the table, and the least height of table and details below each other; else the table has it all."""
 
 
 class RunsPage(QWidget):
@@ -85,7 +86,7 @@ class RunsPage(QWidget):
         self.details = RunDetails()
         self.run_actions = RunActions(self.session, self.table.selected_runs, self)
         self.undo_bar = UndoBar()
-        self.compare_view = CompareView()
+        self._comparison: CompareView | None = None
         self.search = QLineEdit()
         self.search.setPlaceholderText("Search: lr>1e-5 tag:math state:failed")
         self.search.setToolTip(f"<p>{HINT}</p>")
@@ -131,11 +132,6 @@ class RunsPage(QWidget):
         actions.clone_requested.connect(self.clone)
         actions.rename_requested.connect(self._rename)
         actions.free_requested.connect(self.free_space)
-        self.compare_view.closed.connect(self._close_comparison)
-        self.compare_view.guide_requested.connect(self.session.guide_requested)
-        self.compare_view.told.connect(self.session.message)
-        escape = QShortcut(QKeySequence(Qt.Key.Key_Escape), self.compare_view, self._close_comparison)
-        escape.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
         self.undo_bar.undone.connect(actions.undo_trash)
         for entry in ACTIONS:
             if entry is not None and entry.keys and entry.keys != "Return":  # the table handles Return itself
@@ -178,7 +174,17 @@ class RunsPage(QWidget):
         self._stack = QStackedLayout(self)
         self._stack.addWidget(self.nothing)
         self._stack.addWidget(content)
-        self._stack.addWidget(self.compare_view)
+
+    @property
+    def compare_view(self) -> CompareView:
+        """Where runs are compared: built when it is first asked for, as most visits to the page never do."""
+        if self._comparison is None:
+            view = self._comparison = CompareView(self)
+            view.closed.connect(self._close_comparison)
+            view.guide_requested.connect(self.session.guide_requested)
+            view.told.connect(self.session.message)
+            self._stack.addWidget(view)
+        return self._comparison
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -200,8 +206,8 @@ class RunsPage(QWidget):
         for key in SPARE:
             self.buttons[key].setVisible(self.buttons[key] not in hidden)
         beside = self.parts.orientation() == Qt.Orientation.Horizontal
-        shown = self.details_button.isChecked() and (beside or len(self.table.selected_runs()) == 1)
-        self._details_card.setVisible(shown)
+        fits = self.parts.height() >= theme.scaled(LOWEST) and len(self.table.selected_runs()) == 1
+        self._details_card.setVisible(self.details_button.isChecked() and (beside or fits))
 
     # ── reading ─────────────────────────────────────────────────────────────────────────────────
 
@@ -227,13 +233,14 @@ class RunsPage(QWidget):
 
     def _on_listed(self, paths: set[Path]) -> None:
         self.model.keep_only(paths)
-        if self._stack.currentWidget() is not self.compare_view:
+        if self._comparison is None or self._comparison.isHidden():
             self._stack.setCurrentIndex(1 if paths else 0)
 
     def _on_read(self, records: list[RunRecord]) -> None:
         shown = [self._with_live_state(record) for record in records]
         self.model.set_rows(shown)
-        self.compare_view.update_records(shown)
+        if self._comparison is not None:
+            self._comparison.update_records(shown)
 
     def _with_live_state(self, record: RunRecord) -> RunRecord:
         """The state of the run that Monitor follows, which also knows pauses."""

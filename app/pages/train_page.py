@@ -27,10 +27,12 @@ from app.widgets.basic.labels_and_buttons import PlainLabel, button
 from app.widgets.basic.layout import set_shown
 from app.widgets.form import launch_column
 from app.widgets.form.adapter_field import AdapterField
-from app.widgets.form.form import FieldGrid, Form, SettingsCard
+from app.widgets.form.field_grid import FieldGrid
+from app.widgets.form.form import Form
 from app.widgets.form.launch_column import LaunchColumn
 from app.widgets.form.path_field import PathField
 from app.widgets.form.setting_search import SettingSearch
+from app.widgets.form.settings_card import SettingsCard
 from app.widgets.form.translated_file import TranslatedFileBanner
 from app.widgets.rewards.reward_panel import RewardPanel
 from backend.spec.config import SECTIONS, SETTINGS, sections
@@ -343,6 +345,14 @@ class TrainPage(QWidget):
     def find_setting(self) -> None:
         """Focus the search over settings."""
         self.search.take_focus()
+
+    def show_next_group(self) -> None:
+        """Focus the first setting below the next heading."""
+        self.form.focus_group(1)
+
+    def show_previous_group(self) -> None:
+        """Focus the first setting below this heading, or the one before."""
+        self.form.focus_group(-1)
 
     def reveal(self, key: str) -> None:
         """Show and focus a setting; where it does not apply, the setting that it depends on, with a message."""

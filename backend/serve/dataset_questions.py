@@ -54,7 +54,8 @@ def preview(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
         return {"absent": True}
     map_rows, faults = map_rows_of(config)
     known = overview(config, map_rows)
-    return {"absent": False, **known, "faults": [*known["faults"], *(fault.to_dict() for fault in faults)]}
+    # Why rows are not mapped stands first: what a later step finds wrong with them may follow from it.
+    return {"absent": False, **known, "faults": [*(fault.to_dict() for fault in faults), *known["faults"]]}
 
 
 def preview_choices(request: dict[str, Any], call: QuestionCall) -> dict[str, list[str]]:

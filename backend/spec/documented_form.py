@@ -1,6 +1,7 @@
-"""The order of the form: within a block first what MLX LoRA Studio's guide to GRPO documents, in its order, then what we add.
+"""The order of the form. A block has headings; below each stands first what MLX LoRA Studio's guide to GRPO documents, then what we add.
 
-A setting that depends on a documented one (the warm-up on LR Schedule) follows it, unless it is advanced.
+The documented settings of a block keep the order of the guide, over all its headings. A setting that depends on a documented one (the
+warm-up on LR Schedule) follows it, unless it is advanced.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from backend.spec.setting import Setting
+from backend.spec.settings import headings
 
 DOCUMENTED: dict[str, tuple[str, ...]] = {
     "algorithm": ("train_mode",),
@@ -46,12 +48,12 @@ def _follows(about: Setting, key: str) -> bool:
 
 
 def in_form_order(sections: Iterable[str], settings: Iterable[Setting]) -> Mapping[str, Setting]:
-    """Key → setting, section by section: the documented part, then the others, the advanced ones last."""
+    """Key → setting, section by section and heading by heading: the documented part, then the others, the advanced ones last."""
     settings = list(settings)
     ordered: dict[str, Setting] = {}
     for section in sections:
-        others = [about for about in settings if about.section == section]
-        others.sort(key=lambda about: about.advanced)  # stable: otherwise in the order of their declaration
-        for about in (*documented_part(section, settings), *others):
-            ordered.setdefault(about.key, about)
+        members = [about for about in settings if about.section == section]
+        members.sort(key=lambda about: about.advanced)  # stable: otherwise in the order of their declaration
+        once = {about.key: about for about in (*documented_part(section, settings), *members)}
+        ordered |= sorted(once.items(), key=lambda entry: headings.ORDER.index(entry[1].group))
     return ordered

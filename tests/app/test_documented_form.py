@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 
 import pytest
 from PySide6.QtWidgets import QApplication
@@ -17,6 +18,7 @@ from backend.spec import first_choices
 from backend.spec.config import SECTIONS, SETTINGS, dump, parse
 from backend.spec.documented_form import DOCUMENTED
 from backend.spec.rewards.catalog import builtin_rewards
+from backend.spec.settings import headings
 
 LABELS = {
     "Base model": "model", "Dataset": "data", "LM Studio export name": "lm_studio_name",
@@ -41,6 +43,7 @@ FORMER = {
     "Reward functions file": "reward_functions_file", "Default Reward Functions": "reward_functions",
     "Use All Defaults": "reward_functions", "LoRA Settings": "num_layers", "QAT": "quantization",
     "Preference And Judge": "beta", "Model or Hugging Face repo": "model", "Dataset path or local data folder": "data",
+    "Learning rate and optimizer": "learning_rate", "Evaluation and checkpoints": "steps_per_report", "Held-out prompts": "valid_data",
     "DR GRPO": "grpo_loss_type", "Default Token Importance": "importance_sampling_level",
 }  # fmt: skip
 """What else is searched for: our own former labels, headings, and those of the app itself."""
@@ -87,16 +90,26 @@ def test_every_documented_key_is_found_too() -> None:
         assert matching_settings(key, list(SETTINGS.values()))[0].key == key
 
 
-def test_each_block_begins_with_the_documented_fields_in_their_order() -> None:
+def test_documented_fields_keep_their_order_in_a_block_and_come_first_below_each_heading() -> None:
     """A setting that depends on one of them, such as the warm-up, may stand in between."""
     for section, keys in DOCUMENTED.items():
-        own = [about for about in SETTINGS.values() if about.section == section]
-        assert [about.key for about in own if about.key in keys] == list(keys)
-        last = max(i for i, about in enumerate(own) if about.key in keys)
-        strangers = [about for about in own[:last] if about.key not in keys]
-        assert all(about.when is not None and about.when[0] in keys for about in strangers), section
+        block = [about for about in SETTINGS.values() if about.section == section]
+        assert [about.key for about in block if about.key in keys] == list(keys)
+        for _, part in groupby(block, key=lambda about: about.group):
+            own = list(part)
+            last = max((i for i, about in enumerate(own) if about.key in keys), default=0)
+            strangers = [about for about in own[:last] if about.key not in keys]
+            assert all(about.when is not None and about.when[0] in keys for about in strangers), section
     documented = [key for section, keys in DOCUMENTED.items() if section != "algorithm" for key in keys]
     assert sorted(documented) == sorted(LABELS.values())
+
+
+def test_every_setting_of_a_long_block_has_a_heading_and_headings_stand_together() -> None:
+    for section in ("training", "columns"):
+        assert all(about.group for about in SETTINGS.values() if about.section == section)
+    groups = [group for group, _ in groupby((about.section, about.group) for about in SETTINGS.values())]
+    assert len(groups) == len(set(groups))
+    assert {group for _, group in groups} == set(headings.ORDER)
 
 
 def test_the_file_has_the_order_of_the_form() -> None:
@@ -184,6 +197,36 @@ def test_a_documented_field_without_effect_is_disabled_with_the_switch_beside_it
     assert page.draft.value(decides) is True and field.control.isEnabled() and not field._remedy.isVisible()
     page.draft.set(decides, False)
     assert not field.control.isEnabled() and field._remedy.isVisible()
+
+
+def test_a_closed_card_links_to_its_headings(page: TrainPage) -> None:
+    card = next(card for card in page.form._cards if card.key == "training")
+    assert not any(link.isVisible() for link in card.links.values()), "the open card has the headings themselves"
+    card.set_open(False)
+    QApplication.processEvents()
+    assert all(link.isVisible() for link in card.links.values())
+    assert not any(heading.isVisible() for heading in card._grids[0]._headings.values())
+    opened: list[tuple[str, bool]] = []
+    page.form.opened.connect(lambda key, is_open: opened.append((key, is_open)))
+    card.links["Early stopping"].click()
+    assert card.is_open and opened == [("training", True)], "kept for the next start"
+    assert QApplication.focusWidget() is page.form.fields["stop_when"].control
+
+
+def test_groups_of_settings_are_stepped_through_by_keyboard(page: TrainPage) -> None:
+    page.form.open_cards(["training"])
+    QApplication.processEvents()
+    page.form.fields["batch_size"].control.setFocus()
+    for forward, key in (
+        (True, "learning_rate"),
+        (True, "steps_per_report"),
+        (False, "learning_rate"),
+        (False, "iters"),
+    ):
+        page.show_next_group() if forward else page.show_previous_group()
+        assert QApplication.focusWidget() is page.form.fields[key].control
+    page.show_previous_group()
+    assert QApplication.focusWidget() is page.form.fields["train_type"].control, "a closed card counts as one group"
 
 
 def test_lora_settings_stand_below_their_heading(page: TrainPage) -> None:

@@ -28,6 +28,7 @@ from app.model.session import Session
 from app.pages import PAGES
 from app.window import Window
 from backend.spec.config import SETTINGS
+from tests.support.diaries import recording
 from tests.support.latency import BLOCK_LIMIT_MS
 
 ROOT = Path(__file__).parents[2]
@@ -140,6 +141,7 @@ from app import theme
 from app.pages import PAGES, read_ahead
 from app.model.session import Session
 from app.window import Window
+from tests.support.diaries import recording
 from tests.support.latency import LatencyProbe
 import shiboken6
 
@@ -175,6 +177,33 @@ def longest_block_ms() -> float:
     done = subprocess.run([sys.executable, "-c", SHOW_EVERY_PAGE], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return float(done.stdout.split()[-1])
+
+
+MOST_WIDGETS = {
+    "dataset": 230, "rewards": 195, "monitor": 180, "completions": 140, "evaluate": 185, "chat": 100, "runs": 215, "sweeps": 110,
+    "guide": 35,
+}  # fmt: skip
+"""Page → widgets that its first opening may make, a tenth above what it makes. Ten of each combo box are Qt's own list."""
+
+
+def test_first_opening_of_a_page_makes_only_what_it_shows(window: Window, apart: Path, qtbot):
+    """Seconds depend on the machine; what is made does not. All charts of Monitor, and the comparison of runs, were made at once."""
+    window.session.open_run(recording("healthy-grpo").unpack(apart / "runs" / "healthy").path)
+    made = {}
+    for key in MOST_WIDGETS:
+        window.show_page(key)
+        made[key] = len(window.pages[key].findChildren(QWidget))
+    assert all(made[key] <= most for key, most in MOST_WIDGETS.items()), made
+    assert min(made.values()) > 20, "the pages are there"
+    plots = window.pages["monitor"].grid.plots
+    assert not any(plot.is_built for plot in plots)
+    window.show_page("monitor")
+    run = window.session.run
+    qtbot.waitUntil(lambda: run is not None and run.read_share is None and run.step > 0)
+    # What scrolls into view has its title at once.
+    qtbot.waitUntil(lambda: all(plot.is_built for plot in plots if not plot.isHidden()))
+    in_grid = [plot for plot in plots if not plot.isHidden()]
+    assert 0 < sum(plot._view is not None for plot in plots) < len(in_grid) // 2, "curves are drawn in view alone"
 
 
 def test_every_page_has_a_menu_entry_with_its_title(window: Window):

@@ -24,9 +24,9 @@ from app.pages.train_page import BASIC_FIELDS, REWARD_FIELDS, TrainPage
 from app.widgets.basic import controls, file_dialogs
 from app.widgets.form import fields, value_text
 from app.widgets.form.field_hints import HINTS, LONGEST, WHEN_EMPTY
-from app.widgets.form.form import SettingsCard
 from app.widgets.form.memory_bar import MemoryBar
 from app.widgets.form.setting_search import SettingSearch
+from app.widgets.form.settings_card import SettingsCard
 from app.widgets.rewards.reward_delegates import LABEL, USE, WEIGHT, WeightEdit
 from app.window import Window
 from backend.spec import config, places
@@ -844,6 +844,10 @@ def test_no_row_of_the_memory_bar_says_0_mb(qtbot):
     qtbot.addWidget(bar)
     bar.show_memory(MemoryParts((MemoryPart("Weights", 50e6), MemoryPart("Cursor", 0.2e6)), 8e9))
     assert "Other" not in bar.accessibleDescription()
+    bar.show_memory(MemoryParts((MemoryPart("Weights", 2e6), MemoryPart("Adapters", 0.3e6)), 8e9))
+    assert "0\u00a0MB" not in bar.accessibleDescription(), (
+        "a tenth of a small run's memory is a row of 0 MB all the same"
+    )
     bar.show_memory(MemoryParts((MemoryPart("Weights", 500e6), MemoryPart("Cursor", 2e6)), 8e9))
     assert "Other 2\u00a0MB" in bar.accessibleDescription()
 

@@ -242,6 +242,19 @@ def test_the_name_is_always_a_column_and_a_moved_column_is_remembered(page: Runs
     assert [key for key, _ in page.session.prefs.run_columns] == ["state", "name", "reward"]
 
 
+def test_in_a_low_window_the_table_keeps_its_rows_and_the_details_give_way(page: RunsPage) -> None:
+    """With a queue above them, one row of the table was left."""
+    page.table.selectRow(0)
+    page.resize(860, 700)
+    QGuiApplication.processEvents()
+    page._show_choice()
+    assert page.details.isVisible()
+    page.resize(860, 340)
+    QGuiApplication.processEvents()
+    page._show_choice()
+    assert not page.details.isVisible() and page.table.viewport().height() > 100
+
+
 # ── notes ──
 
 

@@ -342,6 +342,24 @@ def test_reattach_opens_the_run_that_is_still_training(session: Session, qtbot):
     assert not session.reattach()
 
 
+def test_run_is_offered_again_once_the_process_of_the_last_run_is_gone(window: Window, session: Session, qtbot):
+    """The diary says finished first. On a busy machine the process lived on when the window read it, and the toolbar offered the queue for good."""
+    ended = make_run_folder("ended")
+    ended.config.write_text("model: a\n")
+    ended.events.write_text(
+        '{"v": 1, "seq": 0, "t": 1.0, "kind": "finished", "step": 1, "reason": "", "sentence": "Done."}\n'
+    )
+    handle = hold_lock(ended)
+    try:
+        assert session.reattach()
+        qtbot.waitUntil(lambda: not session.run.is_live)
+        assert window.menus["queue_run"] in window.toolbar.actions(), "no other run can start yet"
+    finally:
+        os.close(handle)
+    qtbot.waitUntil(lambda: window.menus["run"] in window.toolbar.actions())
+    assert window.menus["queue_run"] not in window.toolbar.actions()
+
+
 # Closing
 
 

@@ -87,8 +87,12 @@ def _completions(config: Config) -> int:
 
 def details(config: Config) -> list[str]:
     """Short phrases without a full stop, the most important first."""
-    phrases = [_learner(config), _rewards(config), _reference(config)]
-    phrases += _updates(config)
+    phrases = [_learner(config)]
+    if config.adapter.strip():
+        phrases.append(f"Goes on from the adapter {Path(config.adapter).name}")
+    phrases += [_rewards(config), _reference(config), *_updates(config)]
+    if config.holds_output:
+        phrases.append(f"Completions are held to {'a regular expression' if config.output_regex else 'a JSON schema'}")
     if completions := _completions(config):
         phrases.append(f"{completions:,} completions in all")
     phrases.append(_pauses(config))

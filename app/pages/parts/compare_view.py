@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
+from PySide6.QtGui import QHideEvent, QKeySequence, QResizeEvent, QShortcut, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QSplitter, QStackedWidget, QVBoxLayout, QWidget
 
 from app import theme
@@ -88,6 +88,8 @@ class CompareView(QWidget):
 
     def _compose(self) -> None:
         self.back = button("Back to the list", self.closed.emit, tip="Escape")
+        escape = QShortcut(QKeySequence(Qt.Key.Key_Escape), self, self.closed.emit)
+        escape.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
         self.title = label(font=theme.title_font())
         self.axis = Segments(AXES, "Horizontal axis")
         self.axis.chosen.connect(lambda _: self._change_axis())

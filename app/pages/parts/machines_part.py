@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.model.session import Session
 from app.widgets.basic.file_dialogs import save_file
-from app.widgets.form.form import SettingsCard
+from app.widgets.form.settings_card import SettingsCard
 from app.widgets.machines.machine_panel import MachinePanel, MachinesView
 from app.widgets.machines.machine_table import NAME, MachineRow
 from backend.spec.config import SETTINGS

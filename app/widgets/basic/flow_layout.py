@@ -11,9 +11,13 @@ from app import theme
 class FlowLayout(QLayout):
     """Left to right, then down; its height follows from its width."""
 
-    def __init__(self, parent: QWidget | None = None, spacing: int = theme.SPACE) -> None:
+    def __init__(
+        self, parent: QWidget | None = None, spacing: int = theme.SPACE, line_spacing: int | None = None
+    ) -> None:
+        """`spacing` between widgets of a line, in pixels, and between lines unless these have another."""
         super().__init__(parent)
         self._items: list[QLayoutItem] = []
+        self._line_spacing = spacing if line_spacing is None else line_spacing
         self.setContentsMargins(0, 0, 0, 0)
         self.setSpacing(spacing)
 
@@ -57,7 +61,7 @@ class FlowLayout(QLayout):
         for item in (item for item in self._items if not item.isEmpty()):  # a hidden widget takes no room
             size = item.sizeHint().boundedTo(QSize(max(rect.width(), 1), item.sizeHint().height()))
             if x > rect.x() and x + size.width() > rect.right() + 1:
-                x, y, line_height = rect.x(), y + line_height + self.spacing(), 0
+                x, y, line_height = rect.x(), y + line_height + self._line_spacing, 0
             if move:
                 item.setGeometry(QRect(QPoint(x, y), size))
             x += size.width() + self.spacing()

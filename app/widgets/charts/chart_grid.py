@@ -1,4 +1,4 @@
-"""A scrolling grid of plots. A refresh redraws only the visible ones, one per turn of the event loop.
+"""A scrolling grid of plots. A refresh redraws only the visible ones, one per turn of the event loop; the others are built in the turns after.
 
 It knows neither runs nor metrics: callbacks supply the traces of a plot when it is about to be drawn. A step that is
 hovered in one plot is marked in all; a range of steps selected in one is shown in all.
@@ -164,6 +164,11 @@ class ChartGrid(QScrollArea):
             if plot.isVisible() and not plot.visibleRegion().isEmpty():
                 self._draw(i)
                 return
+        if self.isVisible():
+            for plot in self.plots:
+                if not plot.is_built and not plot.isHidden():
+                    plot.build()  # so that what scrolls into view has its title at once
+                    return
         self._turns.stop()
 
     def _draw(self, i: int) -> None:

@@ -48,7 +48,8 @@ class Plot(QFrame):
     Left, Right, Home and End move the marked step, Return asks for its completions, Escape goes back to all steps.
 
     Attributes:
-        title, axis, unit – of the chart, its value axis, and the values.
+        title, axis, unit, help – of the chart, its value axis, and the values; what it shows, in a sentence or two.
+        is_built – whether it has its title, legend and place for curves; `build` and `show_traces` make them.
         traces – what is shown now, hidden curves included.
         hidden – labels of the curves that are hidden.
 
@@ -75,7 +76,10 @@ class Plot(QFrame):
         self.title, self.axis, self.unit = title, axis, unit
         self.traces: Sequence[Trace] = ()
         self.hidden: set[str] = set()
+        self.help = help
+        self.is_built = False
         self._view: PlotView | None = None
+        self._log_wanted = False
         self._smoothing = 0.0
         self._span: tuple[float, float] | None = None
         self._all_steps: tuple[float, float] | None = None
@@ -89,12 +93,16 @@ class Plot(QFrame):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setAccessibleName(title)
         self.setAccessibleDescription(help)
-        self._build(help)
         theme.signals.changed.connect(self._restyle_when_visible)
 
-    def _build(self, help: str) -> None:
+    def build(self) -> None:
+        """Make what the card contains, once. Before that it is an empty card: making all of a page with thirty plots takes as long as all
+        else of it."""
+        if self.is_built:
+            return
+        self.is_built = True
         title = label(self.title, theme.heading_font())
-        title.setToolTip(plain_tip(help))
+        title.setToolTip(plain_tip(self.help))
         self._step_label = label(
             font=theme.figures_font(theme.CAPTION), role="caption", align=Qt.AlignmentFlag.AlignRight
         )
@@ -103,6 +111,7 @@ class Plot(QFrame):
         self._log.setProperty("role", "small")
         self._log.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the menu has it for the keyboard; a stop less for Tab
         self._log.setAccessibleName(f"Logarithmic axis of {self.title}")
+        self._log.setChecked(self._log_wanted)
         self._log.hide()
         self._legend = Legend()
         self._legend.clicked.connect(self.toggle_curve)
@@ -140,6 +149,7 @@ class Plot(QFrame):
     ) -> None:
         """Draw these curves and marks; `waiting` is the sentence in their place while none of them has a number, and `offer` a link below
         it."""
+        self.build()
         self.traces, self._marks = traces, marks
         if not any(trace.has_data for trace in traces):
             self._waiting.setText(waiting)
@@ -153,7 +163,8 @@ class Plot(QFrame):
         self._draw(self._ready_view())
 
     def _show_again(self) -> None:
-        self.show_traces(self.traces, self._waiting.text(), self._marks, self._offer.text())
+        if self.is_built:
+            self.show_traces(self.traces, self._waiting.text(), self._marks, self._offer.text())
 
     def _draw(self, view: PlotView) -> None:
         shown = self.visible_traces()
@@ -181,7 +192,7 @@ class Plot(QFrame):
 
     @property
     def is_log(self) -> bool:
-        return self._log.isChecked() and self.can_be_log
+        return self._log_wanted and self.can_be_log
 
     @property
     def can_be_log(self) -> bool:
@@ -190,7 +201,9 @@ class Plot(QFrame):
 
     def set_log(self, on: bool) -> None:
         """Make the value axis logarithmic, or linear again."""
-        self._log.setChecked(on)
+        self._log_wanted = on
+        if self.is_built:
+            self._log.setChecked(on)
         self._show_again()
         self.log_changed.emit(on)
 
@@ -349,7 +362,7 @@ class Plot(QFrame):
         menu.addSeparator()
         completions = menu.addAction("Completions of this step", lambda: self.step_chosen.emit(self._step))
         completions.setEnabled(self._step is not None)
-        log = menu.addAction("Logarithmic axis", lambda: self.set_log(not self._log.isChecked()))
+        log = menu.addAction("Logarithmic axis", lambda: self.set_log(not self._log_wanted))
         log.setCheckable(True)
         log.setChecked(self.is_log)
         log.setEnabled(has_data and self.can_be_log)

@@ -2,220 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtCore import QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import (
-    QApplication,
-    QFrame,
-    QGridLayout,
-    QScrollArea,
-    QToolButton,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QApplication, QFrame, QScrollArea, QVBoxLayout, QWidget
 
 from app import theme
-from app.widgets.basic.icons import IconButton
-from app.widgets.basic.labels_and_buttons import PlainLabel
-from app.widgets.basic.layout import reserve_gutter, set_shown
+from app.widgets.basic.layout import reserve_gutter
 from app.widgets.form.field import Field, field_of
-from app.widgets.form.fields import make_field
+from app.widgets.form.settings_card import SettingsCard
 from backend.spec.faults import Fault
-from backend.spec.setting import Setting
-
-COLUMN, MAX_COLUMNS = 200, 4
-"""Least width of a column of fields, in pixels, and most columns; a card has as many as fit."""
-
-
-class FieldGrid(QWidget):
-    """Fields in as many columns as the width allows, without gaps where fields are hidden. Fields of a group stand below its heading, in
-    rows of their own.
-
-    Attributes:
-        fields – all fields, shown or not, in order.
-    """
-
-    def __init__(self, settings: Iterable[Setting], parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.fields = [make_field(setting, self) for setting in settings]
-        self._columns = 0
-        self._shown: set[Field] = set(self.fields)
-        self._fillers: list[QWidget] = []
-        groups = dict.fromkeys(field.setting.group for field in self.fields if field.setting.group)
-        self._headings = {group: _heading(group, self) for group in groups}
-        self._grid = QGridLayout(self)
-        self._grid.setContentsMargins(0, 0, 0, 0)
-        self._grid.setHorizontalSpacing(2 * theme.SPACE)
-        self._grid.setVerticalSpacing(theme.SPACE + 4)
-        self._flow(2)
-
-    def show_only(self, keys: set[str]) -> None:
-        """Show the fields of these settings, hide the others."""
-        shown = {field for field in self.fields if field.setting.key in keys}
-        if shown != self._shown:
-            self._shown = shown
-            self._flow(self._columns)
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._shown
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        spacing = 2 * theme.SPACE
-        columns = max(1, min(MAX_COLUMNS, (self.width() + spacing) // (theme.scaled(COLUMN) + spacing)))
-        if columns != self._columns:
-            self._flow(columns)
-
-    def _flow(self, columns: int) -> None:
-        self._columns = columns
-        for widget in (*self.fields, *self._headings.values()):
-            self._grid.removeWidget(widget)
-        for field in self.fields:
-            set_shown(field, field in self._shown)
-        row = column = 0
-        group = ""
-        groups: set[str] = set()
-        for field in (field for field in self.fields if field in self._shown):
-            span = columns if field.wide else 1
-            if field.setting.group != group:
-                row, column, group = row + (column > 0), 0, field.setting.group
-                if group:
-                    self._grid.addWidget(self._headings[group], row, 0, 1, columns)
-                    row += 1
-                    groups.add(group)
-            if column + span > columns:
-                row, column = row + 1, 0
-            self._grid.addWidget(field, row, column, 1, span, Qt.AlignmentFlag.AlignTop)
-            column += span
-        for name, heading in self._headings.items():
-            set_shown(heading, name in groups)
-        for i in range(MAX_COLUMNS):
-            self._grid.setColumnStretch(i, 1 if i < columns else 0)
-        self._fill_empty_columns(columns)
-
-    def _fill_empty_columns(self, columns: int) -> None:
-        """Put empty widgets into empty columns: QGridLayout drops the spacing of a column that has no widget, and the
-        columns would not line up with those of the card above."""
-        for filler in self._fillers:
-            self._grid.removeWidget(filler)
-        empty = [i for i in range(columns) if self._grid.itemAtPosition(0, i) is None]
-        while len(self._fillers) < len(empty):
-            self._fillers.append(QWidget(self))
-        for filler, i in zip(self._fillers, empty, strict=False):
-            self._grid.addWidget(filler, 0, i)
-
-
-class SettingsCard(QFrame):
-    """A card of the form: a title, its basic fields, and the others once a button is pressed. Of those, the ones that differ from their
-    default are shown all the same: nothing that a run does is out of sight. Open or closed, the fields keep their order.
-
-    Attributes:
-        key – names the card.
-        fields – setting → field, folded ones included.
-        middle – a layout for the page's own widgets, between the fields of `first` and the others.
-        more – the button that shows and hides the other fields.
-
-    Signals:
-        opened(bool) – the user clicked the button.
-    """
-
-    opened = Signal(bool)
-
-    def __init__(
-        self,
-        key: str,
-        title: str,
-        first: Iterable[Setting],
-        others: Iterable[Setting],
-        basic: Container[str],
-        parent: QWidget | None = None,
-    ) -> None:
-        super().__init__(parent)
-        self.key = key
-        self.setProperty("role", "card")
-        self._changed: set[str] = set()
-        self._grids = (FieldGrid(first, self), FieldGrid(others, self))
-        self.fields: dict[str, Field] = {field.setting.key: field for grid in self._grids for field in grid.fields}
-        self._basic = {key for key in self.fields if key in basic}
-        self._applying = set(self.fields)
-        self._lay_out(title)
-        self._flow()
-
-    def _lay_out(self, title: str) -> None:
-        self.title = PlainLabel(title, self)
-        self.title.setFont(theme.heading_font())
-        self.middle = QVBoxLayout()
-        self.middle.setSpacing(12)
-        self.more: QToolButton = IconButton("chevron-right", parent=self)
-        self.more.setCheckable(True)
-        self.more.setProperty("role", "disclosure")
-        self.more.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
-        self.more.toggled.connect(self._flow)
-        self.more.clicked.connect(self.opened)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(2 * theme.SPACE, 12, 2 * theme.SPACE, 12)
-        column.setSpacing(12)
-        column.addWidget(self.title)
-        above, below = self._grids
-        column.addWidget(above)
-        column.addLayout(self.middle)
-        column.addWidget(below)
-        column.addWidget(self.more, 0, Qt.AlignmentFlag.AlignLeft)
-
-    def tab_order(self, middle: Iterable[QWidget] = ()) -> list[QWidget]:
-        """The widgets that Tab visits, from top to bottom; `middle` are those that the page has added."""
-        above, below = ([widget for field in grid.fields for widget in field.tab_stops()] for grid in self._grids)
-        return [*above, *middle, *below, self.more]
-
-    @property
-    def is_open(self) -> bool:
-        return self.more.isChecked()
-
-    def set_open(self, opened: bool) -> None:
-        """Show all fields, or only the basic ones and those that differ from their default."""
-        self.more.setChecked(opened)
-
-    def uncover(self, key: str) -> None:
-        """Open the card if it hides this field."""
-        if key in self.fields.keys() - self._basic - self._changed:
-            self.set_open(True)
-
-    def show_only(self, applying: set[str]) -> None:
-        """Hide the fields of settings that do not apply, or disable those that stay visible."""
-        self._applying = {key for key, field in self.fields.items() if key in applying or field.setting.stays_visible}
-        for key, field in self.fields.items():
-            if field.setting.stays_visible:
-                field.show_idle(key not in applying)
-        self._flow()
-
-    def show_changed(self, changed: set[str], *, afresh: bool) -> None:
-        """Show the fields of these settings, which differ from their default, also while the card is closed. Only `afresh` are others
-        hidden again: a field must not vanish while its default is typed into it."""
-        self._changed = changed if afresh else self._changed | changed
-        self._flow()
-
-    def _flow(self) -> None:
-        shown = {key for key in self._applying if self.is_open or key in self._basic | self._changed}
-        for grid in self._grids:
-            grid.show_only(shown)
-            set_shown(grid, not grid.is_empty)
-        hidden = len(self._applying - self._basic - self._changed)
-        what = "more settings" if self._applying & (self._basic | self._changed) else "settings"
-        count = f"{hidden} {what if hidden > 1 else what.removesuffix('s')}"
-        self.more.setText("Fewer settings" if self.is_open else f"Show {count}")
-        self.more.setAccessibleName(f"{self.more.text()} of {self.title.text()}")
-        self.more.set_icon("chevron-down" if self.is_open else "chevron-right")  # type: ignore[attr-defined]
-        set_shown(self.more, bool(hidden))
-
-
-def _heading(text: str, parent: QWidget) -> QWidget:
-    heading = PlainLabel(text, parent)
-    heading.setFont(theme.heading_font())
-    return heading
 
 
 class Form(QScrollArea):
@@ -263,6 +61,7 @@ class Form(QScrollArea):
     def add_card(self, card: SettingsCard) -> None:
         self._cards.append(card)
         card.opened.connect(lambda opened: self.opened.emit(card.key, opened))
+        card.group_requested.connect(self._focus)
         self.add(card)
         self.adopt(card.fields.values())
 
@@ -325,9 +124,32 @@ class Form(QScrollArea):
         if not field.control.isEnabled():
             self.scroll_to(field)
             return False
-        field.control.setFocus(Qt.FocusReason.ShortcutFocusReason)
-        self.scroll_to(field)
+        self._focus(field)
         return True
+
+    def focus_group(self, direction: int) -> None:
+        """Focus the first field of the next group of settings (`direction` 1), or of this group, then of the one before (-1)."""
+        starts = [start for card in self._cards if card.isVisible() for start in card.group_starts()]
+        here = self._focused_row()
+        beyond = [start for start in starts if (self._row(start) - here) * direction > 0]
+        if beyond:
+            self._focus(min(beyond, key=lambda start: abs(self._row(start) - here)))
+
+    def _focused_row(self) -> int:
+        """Where the focus is on the page; where it is elsewhere, just above what is in view."""
+        widget = QApplication.focusWidget()
+        if widget is None or not self.page.isAncestorOf(widget):
+            return self.verticalScrollBar().value() - 1
+        return self._row(field_of(widget) or widget)
+
+    def _row(self, widget: QWidget) -> int:
+        """The top edge of a widget, from that of the page."""
+        return widget.mapTo(self.page, QPoint()).y()
+
+    def _focus(self, part: QWidget) -> None:
+        """Focus a field or a button, and scroll to it."""
+        (part.control if isinstance(part, Field) else part).setFocus(Qt.FocusReason.ShortcutFocusReason)
+        self.scroll_to(part)
 
     def _follow_focus(self) -> None:
         # The slot takes none of the signal's arguments: the widget that lost the focus may be half destroyed, and PySide

@@ -17,8 +17,8 @@ from app.widgets.basic.layout import clear_layout, set_style_property
 BAR_HEIGHT = 14
 LISTED_MIN_SHARE = 0.01
 """Parts below this share of the total are summed up as “Other”."""
-OTHER_MIN_BYTES = 0.5e6
-"""Below this sum there is no row “Other”: it would say 0 MB."""
+ROW_MIN_BYTES = 0.5e6
+"""Below this there is no row, neither for a part nor for “Other”: it would say 0 MB."""
 
 
 class MemoryBar(QWidget):
@@ -156,10 +156,10 @@ def part_colour(index: int) -> QColor:
 
 def _listed_parts(memory_parts: MemoryParts) -> list[tuple[str, float, str]]:
     """(name, bytes, tool tip) of each row: the parts in their order, then the sum of the small ones, named in its tip."""
-    min_bytes = memory_parts.total * LISTED_MIN_SHARE
+    min_bytes = max(memory_parts.total * LISTED_MIN_SHARE, ROW_MIN_BYTES)
     rows = [(part.name, part.bytes, part.about) for part in memory_parts.parts if part.bytes >= min_bytes]
     rest = [part for part in memory_parts.parts if 0 < part.bytes < min_bytes]
-    if sum(part.bytes for part in rest) >= OTHER_MIN_BYTES:
+    if sum(part.bytes for part in rest) >= ROW_MIN_BYTES:
         names = ", ".join(f"{part.name} {amount(part.bytes)}" for part in rest)
         rows.append(("Other", sum(part.bytes for part in rest), names))
     return rows

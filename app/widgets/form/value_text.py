@@ -52,13 +52,17 @@ def _without_groups(text: str) -> str:
 
 def limits_text(setting: Setting) -> str:
     """A setting's limits in words, “At least 1, at most 4096.”; "" if it has none."""
-    low, high = (None if limit is None else number_text(float(limit)) for limit in (setting.low, setting.high))
+    low, high = (None if limit is None else _limit_text(float(limit)) for limit in (setting.low, setting.high))
     parts: list[str] = []
     if low is not None:
         parts.append(f"{'above' if setting.low_open else 'at least'} {low}")
     if high is not None:
         parts.append(f"{'below' if setting.high_open else 'at most'} {high}")
     return f"{', '.join(parts).capitalize()}." if parts else ""
+
+
+def _limit_text(limit: float) -> str:
+    return f"{limit:,.0f}" if 1000 <= abs(limit) < 1e15 and limit.is_integer() else number_text(limit)
 
 
 def path_text(value: Any) -> str:

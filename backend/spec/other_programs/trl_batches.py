@@ -58,7 +58,8 @@ def _fill_batches(to: Rewriting, word: str, size: int, accumulated: int, rollout
     to.fill("gradient_accumulation_steps", prompts // piece, word)
     if rollout > accumulated:
         to.fill("steps_per_generation", rollout // accumulated, word)
-    to.remark(word, f"{size:,} × {accumulated:,} completions an update are {prompts:,} prompts of {group:,}")
+    noun = "prompt" if prompts == 1 else "prompts"
+    to.remark(word, f"{size:,} × {accumulated:,} completions an update are {prompts:,} {noun} of {group:,}")
     return None
 
 

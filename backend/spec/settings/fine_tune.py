@@ -5,9 +5,9 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from backend.spec.setting import setting
+from backend.spec.settings.headings import LORA, WEIGHTS
 
 _ADAPTERS = ("train_type", ("lora", "dora"))
-_LORA = "LoRA Settings"
 
 
 class FineTuneFields(BaseModel):
@@ -22,29 +22,29 @@ class FineTuneFields(BaseModel):
         used_by=("duration",),
     )
     num_layers: int = setting(16, "fine_tune", "Layers", "How many of the last layers get adapters. −1 means all of them.",
-                              ge=-1, le=10_000, unit="layers", when=_ADAPTERS, group=_LORA, used_by=("duration",))
+                              ge=-1, le=10_000, unit="layers", when=_ADAPTERS, group=LORA, used_by=("duration",))
     rank: int = setting(8, "fine_tune", "Rank", "Width of the adapter matrices. More can learn more and costs more memory.",
-                        ge=1, le=4096, when=_ADAPTERS, group=_LORA)
+                        ge=1, le=4096, when=_ADAPTERS, group=LORA)
     scale: float = setting(20.0, "fine_tune", "Scale", "Factor on what the adapter adds to the frozen weight.",
-                           gt=0, le=1_000_000, when=_ADAPTERS, group=_LORA)
+                           gt=0, le=1_000_000, when=_ADAPTERS, group=LORA)
     lora_alpha: float | None = setting(None, "fine_tune", "LoRA alpha", "Scale by another name, as peft and TRL have it: it is alpha divided by "
-                                       "the rank, and takes the place of Scale.", gt=0, le=1_000_000, advanced=True, when=_ADAPTERS)
+                                       "the rank, and takes the place of Scale.", gt=0, le=1_000_000, advanced=True, when=_ADAPTERS, group=LORA)
     use_rslora: bool = setting(False, "fine_tune", "rsLoRA", "Divides LoRA alpha by the root of the rank, so that large ranks learn as "
-                               "fast as small ones (arXiv:2312.03732).", advanced=True, when=_ADAPTERS)
+                               "fast as small ones (arXiv:2312.03732).", advanced=True, when=_ADAPTERS, group=LORA)
     dropout: float = setting(0.0, "fine_tune", "Dropout", "Share of adapter inputs set to zero while learning.",
-                             ge=0, lt=1, when=_ADAPTERS, group=_LORA)
+                             ge=0, lt=1, when=_ADAPTERS, group=LORA)
     lora_keys: list[str] = setting([], "fine_tune", "Target modules", "Names of the layers that get adapters, whole or their end: "
                                    "self_attn.q_proj or q_proj; all-linear means every linear one. Empty means all that can.",
-                                   advanced=True, when=_ADAPTERS)
+                                   advanced=True, when=_ADAPTERS, group=LORA)
     modules_to_save: list[str] = setting([], "fine_tune", "Modules to save", "Modules that are trained as a whole beside the adapters, by name "
                                          "or its end: lm_head, embed_tokens, norm. They are saved with the adapters, which mlx-lm then does "
-                                         "not load by itself; the fused model has them.", advanced=True, when=_ADAPTERS)
+                                         "not load by itself; the fused model has them.", advanced=True, when=_ADAPTERS, group=LORA)
     quantization: str = setting(
         "none", "fine_tune", "Quantization", "Stores the frozen base weights in fewer bits, after loading. Quantisation-aware training (QAT) does "
         "not apply to GRPO.",
         choices=[("none", "None", "As the model comes."), ("4", "4-bit", "A quarter of 16-bit memory; some loss."),
                  ("6", "6-bit", ""), ("8", "8-bit", "Half of 16-bit memory; hardly any loss."),
-                 ("mxfp4", "MXFP4", "4-bit floating point with shared exponents.")],
+                 ("mxfp4", "MXFP4", "4-bit floating point with shared exponents.")], group=WEIGHTS,
     )
     dtype: str = setting(
         "auto", "fine_tune", "Precision", "The floating-point type that the model computes in, and that its float weights have while it "
@@ -54,6 +54,6 @@ class FineTuneFields(BaseModel):
                   "activations grow."),
                  ("bfloat16", "bfloat16", "What most models come in. The widest range and the coarsest steps; under full fine-tuning "
                   "the weights that learn stay in 32 bits beside it."),
-                 ("float16", "float16", "Eight times finer than bfloat16, so sampling and learning agree better; a smaller range.")],
+                 ("float16", "float16", "Eight times finer than bfloat16, so sampling and learning agree better; a smaller range.")], group=WEIGHTS,
     )
     # fmt: on

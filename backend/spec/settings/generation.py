@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from backend.spec.setting import setting
+from backend.spec.settings.headings import SAMPLING
 from backend.spec.settings.limits import MOST_COMPLETIONS, MOST_TOKENS
 
 
@@ -24,15 +25,15 @@ class GenerationFields(BaseModel):
     min_p: float = setting(0.0, "generation", "Min P", "Drops tokens below this share of the likeliest one. 0 turns it off.", ge=0, le=1)
     repetition_penalty: float = setting(1.0, "generation", "Repetition penalty", "Divides the logit of every token of prompt and completion by "
                                         "this, or multiplies a negative one. Above 1 repeats less; 1 turns it off. Part of the policy: "
-                                        "learning computes it too.", gt=0, le=10, advanced=True)
+                                        "learning computes it too.", gt=0, le=10, advanced=True, group=SAMPLING)
     presence_penalty: float = setting(0.0, "generation", "Presence penalty", "Taken from the logit of every token that the completion has "
                                       "already. Above 0 repeats less; 0 turns it off. Part of the policy: learning computes it too.",
-                                      ge=-10, le=10, advanced=True)
+                                      ge=-10, le=10, advanced=True, group=SAMPLING)
     frequency_penalty: float = setting(0.0, "generation", "Frequency penalty", "Taken from the logit of a token as often as the completion "
                                        "has it. Above 0 repeats less; 0 turns it off. Part of the policy: learning computes it too.",
-                                       ge=-10, le=10, advanced=True)
+                                       ge=-10, le=10, advanced=True, group=SAMPLING)
     output_regex: str = setting("", "generation", "Output regex", "Holds every completion to this regular expression while it is sampled; it "
-                                "may end only where the whole of it matches. Empty lets the model write freely.", kind="prose", advanced=True)
+                                "may end only where the whole of it matches. Empty lets the model write freely.", kind="prose", advanced=True, group=SAMPLING)
     output_schema: str = setting("", "generation", "Output schema", "Holds every completion to JSON of this JSON schema, given as text or as a "
-                                 "file. Empty lets the model write freely.", kind="prose", advanced=True)
+                                 "file. Empty lets the model write freely.", kind="prose", advanced=True, group=SAMPLING)
     # fmt: on

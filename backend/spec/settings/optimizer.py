@@ -6,6 +6,7 @@ from pydantic import BaseModel
 
 from backend.spec.learning_rate import DEFAULT_FINAL
 from backend.spec.setting import setting
+from backend.spec.settings.headings import LEARNING
 from backend.spec.settings.limits import NEVER
 
 EIGHT_BIT = ("adamw", "adam", "lion", "muon")
@@ -24,7 +25,7 @@ class OptimizerFields(BaseModel):
 
     # fmt: off
     learning_rate: float = setting(1e-5, "training", "Learning Rate", "Size of each update. LoRA wants roughly ten times "
-                                   "what full fine-tuning wants.", gt=0, le=10)
+                                   "what full fine-tuning wants.", gt=0, le=10, group=LEARNING)
     optimizer: str = setting(
         "adamw", "training", "Optimizer", "Turns gradients into updates.",
         choices=[("adamw", "AdamW", "Adam with weight decay apart from the gradient: the usual choice."),
@@ -32,32 +33,32 @@ class OptimizerFields(BaseModel):
                  ("lion", "Lion", "Sign of the momentum; wants a smaller learning rate."),
                  ("adafactor", "Adafactor", "Little memory."), ("rmsprop", "RMSprop", ""), ("adagrad", "Adagrad", ""),
                  ("adadelta", "AdaDelta", ""), ("adamax", "Adamax", ""),
-                 (OWN, "Of a program", "An optimizer that a program passes to backend.train.", True)],
+                 (OWN, "Of a program", "An optimizer that a program passes to backend.train.", True)], group=LEARNING,
     )
     own_optimizer: str = setting("", "training", "Optimizer of the program", "Class and numbers of the optimizer that a program passed to "
-                                 "backend.train, which writes this down.", advanced=True, when=("optimizer", (OWN,)))
+                                 "backend.train, which writes this down.", advanced=True, when=("optimizer", (OWN,)), group=LEARNING)
     optimizer_bits: str = setting(
         "32", "training", "Optimizer state", "The precision of what the optimizer remembers of every weight that learns.",
         choices=[("32", "32-bit", "Exact. AdamW remembers twice the size of the weights that learn."),
                  ("8", "8-bit", "A quarter of the memory, rounded block by block. Matters under full fine-tuning; adapters are small.")],
-        advanced=True, when=("optimizer", EIGHT_BIT),
+        advanced=True, when=("optimizer", EIGHT_BIT), group=LEARNING,
     )
     weight_decay: float = setting(0.01, "training", "Weight decay", "Pulls weights towards zero at each update, in the "
                                   "optimizers that have it.", ge=0, le=1, advanced=True,
-                                  when=("optimizer", ("adamw", "muon", "sgd", "lion", "adafactor")))
+                                  when=("optimizer", ("adamw", "muon", "sgd", "lion", "adafactor")), group=LEARNING)
     adam_beta1: float = setting(0.9, "training", "Beta 1", "Memory of the mean gradient.", ge=0, lt=1, advanced=True,
-                                when=("optimizer", ("adam", "adamw", "adamax", "lion")))
+                                when=("optimizer", ("adam", "adamw", "adamax", "lion")), group=LEARNING)
     adam_beta2: float = setting(0.999, "training", "Beta 2", "Memory of the squared gradient.", ge=0, lt=1, advanced=True,
-                                when=("optimizer", ("adam", "adamw", "adamax", "lion")))
+                                when=("optimizer", ("adam", "adamw", "adamax", "lion")), group=LEARNING)
     adam_epsilon: float = setting(1e-8, "training", "Adam epsilon", "Added to the root of the squared gradient before it divides: keeps "
                                   "updates of weights with hardly any gradient small. Larger is calmer.", gt=0, le=1, advanced=True,
-                                  when=("optimizer", ("adam", "adamw", "adamax")))
+                                  when=("optimizer", ("adam", "adamw", "adamax")), group=LEARNING)
     max_grad_norm: float = setting(1.0, "training", "Max gradient norm", "Longer gradients are shortened to this length. "
-                                   "0 never shortens.", ge=0, le=1_000_000, advanced=True)
+                                   "0 never shortens.", ge=0, le=1_000_000, advanced=True, group=LEARNING)
     neftune_noise_alpha: float = setting(
         0.0, "training", "NEFTune noise", "Adds uniform noise of this size, divided by the root of tokens times embedding width, to the input "
         "embeddings while learning (arXiv:2310.05914). Completions are sampled without it, and learning takes longer: prompts are read "
-        "once for every completion. 5 to 15 is usual; 0 adds none.", ge=0, le=1_000, advanced=True, used_by=("duration",),
+        "once for every completion. 5 to 15 is usual; 0 adds none.", ge=0, le=1_000, advanced=True, used_by=("duration",), group=LEARNING,
     )
     lr_schedule: str = setting(
         "constant", "training", "LR Schedule", "How the learning rate changes over the run.",
@@ -71,23 +72,23 @@ class OptimizerFields(BaseModel):
                  ("step", "Step", "Falls to the final rate in equal factors, at equal distances."),
                  ("inverse_sqrt", "Inverse square root", "Falls as one over the root of the updates, whatever the length of the run."),
                  ("warmup_stable_decay", "Warm-up, stable, decay", "Warms up, stays, and falls along a cosine at the end of the run."),
-                 (OWN, "Of a program", "A function of the update that a program passes to backend.train.", True)],
+                 (OWN, "Of a program", "A function of the update that a program passes to backend.train.", True)], group=LEARNING,
     )
     own_schedule: str = setting("", "training", "Schedule of the program", "Name and rates of the schedule that a program passed to "
                                 "backend.train, which writes this down. Learning Rate has no effect then.", advanced=True,
-                                when=("lr_schedule", (OWN,)))
+                                when=("lr_schedule", (OWN,)), group=LEARNING)
     lr_warmup_steps: int = setting(40, "training", "Warm-up", "Updates over which the rate rises to its peak.", ge=0, le=NEVER,
-                                   unit="updates", when=_RISES)
+                                   unit="updates", when=_RISES, group=LEARNING)
     lr_warmup_ratio: float | None = setting(None, "training", "Warm-up ratio", "Warm-up as a share of the run's updates, in place of their "
-                                            "number, and under every schedule. Empty: the number counts.", ge=0, le=1, advanced=True)
-    lr_warmup_init: float = setting(1e-7, "training", "Warm-up start", "The rate of the first update.", ge=0, le=10, when=_RISES)
+                                            "number, and under every schedule. Empty: the number counts.", ge=0, le=1, advanced=True, group=LEARNING)
+    lr_warmup_init: float = setting(1e-7, "training", "Warm-up start", "The rate of the first update.", ge=0, le=10, when=_RISES, group=LEARNING)
     lr_decay_fraction: float = setting(0.8, "training", "Decay fraction", "Share of the run over which the rate falls, "
                                        "counted from the end of the warm-up (in Warm-up, stable, decay: back from the end of the run). "
-                                       "Above 1 the run ends on the way down.", gt=0, le=10, when=_FALLS)
+                                       "Above 1 the run ends on the way down.", gt=0, le=10, when=_FALLS, group=LEARNING)
     lr_final: float | None = setting(DEFAULT_FINAL, "training", "Final rate", "The rate once it has fallen. Empty: a fifth of the learning "
-                                     "rate, which also takes the default's place under a learning rate below it.", ge=0, le=10, when=_FALLS)
+                                     "rate, which also takes the default's place under a learning rate below it.", ge=0, le=10, when=_FALLS, group=LEARNING)
     lr_cycles: int = setting(1, "training", "Schedule cycles", "How often the cosine is run through, or in how many steps the rate falls.",
-                             ge=1, le=1_000_000, advanced=True, when=("lr_schedule", ("cosine_with_restarts", "step")))
+                             ge=1, le=1_000_000, advanced=True, when=("lr_schedule", ("cosine_with_restarts", "step")), group=LEARNING)
     lr_power: float = setting(1.0, "training", "Schedule power", "1 falls along a line; above 1 quickly at first, below 1 late.",
-                              gt=0, le=100, advanced=True, when=("lr_schedule", ("polynomial",)))
+                              gt=0, le=100, advanced=True, when=("lr_schedule", ("polynomial",)), group=LEARNING)
     # fmt: on

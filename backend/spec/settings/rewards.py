@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from backend.spec.rewards.catalog import DEFAULT_REWARDS
 from backend.spec.setting import setting
+from backend.spec.settings.headings import COURSE, REWARD_LIMITS
 
 
 class RewardFields(BaseModel):
@@ -28,27 +29,27 @@ class RewardFields(BaseModel):
         choices=[("constant", "Constant", "The weights as they stand."),
                  ("linear", "Linear", "Along a line to the final weights."),
                  ("adaptive", "Adaptive", "A function that seldom succeeds gains weight, one that nearly always does loses some.")],
-        used_by=("rewards",),
+        used_by=("rewards",), group=COURSE,
     )
     reward_weights_final: list[float] = setting([], "generation", "Final weights", "The weights at the last step, one a function.",
                                                 kind="numbers", advanced=True, when=("reward_weight_schedule", ("linear",)),
-                                                used_by=("rewards",))
+                                                used_by=("rewards",), group=COURSE)
     stages: list[dict[str, Any]] = setting([], "generation", "Stages", "Parts of the run, one after the other, each with its own "
                                            "iters and whatever else it needs: reward_functions, reward_weights, data and its columns, learning_rate, "
                                            "temperature, group_size, max_completion_length … Together they decide how long the run is.",
-                                           kind="stages", advanced=True)
+                                           kind="stages", advanced=True, group=COURSE)
     reward_timeout: float = setting(60.0, "generation", "Reward timeout", "A reward function that takes longer than this "
                                     "in one step stops the run.", gt=0, le=1_000_000, unit="s", advanced=True,
-                                    used_by=("rewards", "scoring"))
+                                    used_by=("rewards", "scoring"), group=REWARD_LIMITS)
     reward_isolation: str = setting(
         "process", "generation", "Reward isolation", "Where reward functions run.", advanced=True,
         choices=[("process", "Own process", "In a process beside the trainer, without its files and environment: a function that hangs, "
                   "crashes or exits is told by one sentence, and the run is saved."),
                  ("thread", "In the trainer", "In the trainer's own process, for functions that need what it has in memory. One that crashes "
                   "or never returns takes the run with it.")],
-        used_by=("rewards",),
+        used_by=("rewards",), group=REWARD_LIMITS,
     )
     reward_network: bool = setting(False, "generation", "Reward network", "Reward functions may use the network, as one that asks a judge "
                                    "does. Needs Reward isolation by process; in the trainer nothing keeps them from it.", advanced=True,
-                                   when=("reward_isolation", ("process",)), used_by=("rewards", "scoring"))
+                                   when=("reward_isolation", ("process",)), used_by=("rewards", "scoring"), group=REWARD_LIMITS)
     # fmt: on
