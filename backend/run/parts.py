@@ -105,7 +105,7 @@ class RunParts(StepParts):
         self, problems: list[Problem], count: int, step: int, config: Config, poll: Callable[[float], None]
     ) -> dict[str, float]:
         """Held-out rewards after `step`, over the first `count` batches of `problems`, with the entropy and the KL of some of the
-        completions."""
+        completions, which have a standard error."""
         stage = self.scoring.stage(step)
         chosen = first_of(problems, config.prompts_per_evaluation_batch, count)
         groups = self.held_out_groups(chosen, step, config, poll)

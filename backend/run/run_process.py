@@ -12,6 +12,7 @@ import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from backend.models.saving import save_model
@@ -25,13 +26,14 @@ from backend.run.machine.gpu_errors import GpuError
 from backend.run.parts import LoadParts, SharedParts, load_parts
 from backend.run.run_inputs import RunInputs
 from backend.run.steering import Steering
-from backend.run.trackers.launch import start_trackers
+from backend.run.trackers.launch import RunTrackers
 from backend.run.trainer import Trainer
 from backend.spec.config import Config
 from backend.spec.disk_faults import DiskFault
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, hand_on_lock, hold_lock, inherited_lock
+from backend.spec.places import RunFolder
+from backend.spec.run_lock import hand_on_lock, hold_lock, inherited_lock
 from backend.spec.runs.run_format import check_format
 
 
@@ -62,16 +64,19 @@ def train(
     # are truncated, so that two processes never append to one diary.
     inherited = inherited_lock(run)
     lock = hold_lock(run) if inherited is None else inherited
+    trackers = RunTrackers(run)
     try:
         notes = [*warnings]
-        tracks = inherited is None  # those of the program before this one follow the run still
+        # Those of the program before this one, in this process, follow the run still.
+        tracks = inherited is None
         while True:
             trainer, saved = open_run(
                 config, run, echo, changes=changes, is_restarted=inherited is not None, notes=notes
             )
             if tracks:
-                start_trackers(run, config.report_to, trainer.note)
+                trackers.start(config.report_to, trainer.note)
                 tracks = False
+            trainer.control.also_look(partial(trackers.look, trainer.warn))
             trainer.load_parts = load
             if look is not None:
                 trainer.control.also_look(look)
@@ -86,6 +91,7 @@ def train(
             hand_on_lock(os.dup(lock))
         return ending
     finally:
+        trackers.let_go()
         if inputs is not None:
             inputs.scorer.close()  # where the run ended before it had taken them up
         os.close(lock)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,13 @@ TABLES = {"backend/training/losses.py"}
 """Longer than LONGEST on purpose: one table of losses."""
 
 
+@cache
+def facts(path: Path) -> tuple[str | None, list[str]]:
+    """A module's docstring and its classes."""
+    tree = ast.parse(path.read_text("utf-8"))
+    return ast.get_docstring(tree), [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+
+
 @pytest.mark.parametrize("program", ["app", "backend"])
 def test_at_most_19_entries_at_the_top(program: str) -> None:
     entries = [path for path in (ROOT / program).iterdir() if path.name != "__pycache__"]
@@ -26,9 +34,8 @@ def test_at_most_19_entries_at_the_top(program: str) -> None:
 def test_no_two_classes_share_a_name() -> None:
     places = defaultdict(list)
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(str(path.relative_to(ROOT)))
+        for name in facts(path)[1]:
+            places[name].append(str(path.relative_to(ROOT)))
     assert not {name: files for name, files in places.items() if len(files) > 1}
 
 
@@ -38,7 +45,7 @@ def test_files_are_short_enough_to_read() -> None:
 
 
 def test_every_module_says_what_it_is() -> None:
-    silent = [path for path in SOURCES if not ast.get_docstring(ast.parse(path.read_text("utf-8")))]
+    silent = [path for path in SOURCES if not facts(path)[0]]
     assert not silent
 
 

@@ -223,6 +223,6 @@ def test_parent_and_children_are_found_after_a_move(parent: RunFolder, tmp_path:
     assert [run.name for run in children(moved["parent"], moved.values())] == ["first"]
     assert read_parent(moved["parent"]) is None
     moved["first"].parent.write_text("{")
-    with pytest.raises(Mistake, match="does not tell its parent"):
+    with pytest.raises(Mistake, match="does not tell the parent of the run"):
         read_parent(moved["first"])
     assert children(moved["parent"], moved.values()) == []

@@ -62,3 +62,9 @@ def test_a_torture_that_raises_has_failed(a_torture: ModuleType, capsys: pytest.
 def test_each_has_a_module_with_the_function(name: str) -> None:
     main = importlib.import_module(f"tests.torture.{name}").main
     assert list(inspect.signature(main).parameters) == ["count", "seed"]
+
+
+def test_the_list_has_every_torture_with_its_size(capsys: pytest.CaptureFixture[str]) -> None:
+    assert frame.main(["--list"]) == 0
+    sizes = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()}
+    assert sizes.keys() == frame.TORTURES.keys() and sizes["syscalls"] == "all" and sizes["configs"] == "100,000"

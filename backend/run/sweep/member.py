@@ -16,11 +16,12 @@ from backend.run.ending import RESTART, Ending, ending_of
 from backend.run.parts import SharedParts, load_parts
 from backend.run.run_inputs import RunInputs
 from backend.run.run_process import end_run, open_run, save_without_gpu
-from backend.run.trackers.launch import start_trackers
+from backend.run.trackers.launch import RunTrackers
 from backend.run.trainer import Trainer
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, hold_lock
+from backend.spec.places import RunFolder
+from backend.spec.run_lock import hold_lock
 from backend.spec.sweeps.sweep_results import MemberResult
 
 TURN_OVER = "turn over"
@@ -164,7 +165,7 @@ class MemberRun:
             self.result.state, self.result.sentence = self.ending.kind, self.ending.sentence
             # Only now: as many processes as a sweep has runs would wait for their turns beside it.
             if self.folder.config.exists():
-                start_trackers(self.folder, self.config.report_to, lambda sentence: None)
+                RunTrackers(self.folder).start(self.config.report_to, lambda sentence: None)
 
     def save_without_gpu(self) -> None:
         """After a GPU error of another run, which may have made the GPU useless to this process."""

@@ -14,7 +14,7 @@ from backend.spec.places import RunFolder
 from backend.spec.user_input.documents import read_json
 from backend.spec.user_input.numbers import whole_number
 from backend.spec.user_input.paths import user_path
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.text import about_path, shown
 from backend.spec.whole_file import replace_file
 
 
@@ -50,7 +50,9 @@ def read_parent(run: RunFolder) -> Parent | None:
         name = str(user_path(str(kept["run"]), "run"))
         return Parent(name, path, whole_number(kept["step"], "step"), bool(kept["warm"]), changed)
     except (ValueError, TypeError, KeyError, AttributeError, Mistake):
-        sentence = f"{shown(run.parent)} is damaged, so the run {shown(run.name, 40)} does not tell its parent."
+        sentence = about_path(
+            run.parent, f" does not tell the parent of the run {shown(run.name, 40)}; mend or delete it."
+        )
         raise Mistake("run", sentence) from None
 
 
