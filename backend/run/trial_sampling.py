@@ -87,7 +87,8 @@ class TrialSampler:
         return self._cached_rollout(config, policy).sample(problems, group_size, sampling, seed, 0, poll)
 
     def _cached_policy(self, config: Config) -> Policy:
-        key = (config.model, _last_written(config.model), config.quantization)
+        names = (config.model, config.tokenizer)
+        key = (*names, *map(_last_written, names), config.quantization, config.dtype, config.device)
         if self._policy is None or self._policy[0] != key:
             self._policy = self._rollout = None  # free the old model's memory first
             self._policy = (key, load_policy(config.model_copy(update=SMALLEST_MODEL)))
@@ -117,7 +118,9 @@ def _problems(dataset: LoadedDataset, policy: Policy, config: Config, pick: Pick
 
 
 def _last_written(name: str) -> float:
-    """When a local model or dataset was last written; 0 for a name on the Hub."""
+    """When a local model or tokenizer was last written; 0 for a name on the Hub, and for none."""
+    if not name:
+        return 0.0
     path = Path(name).expanduser()
     files = [path, *path.glob("*")] if path.is_dir() else [path]
     return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)

@@ -30,6 +30,7 @@ from app.window import Window
 from backend.spec.config import SETTINGS
 from tests.support.diaries import recording
 from tests.support.latency import BLOCK_LIMIT_MS
+from tests.support.windows import active_window
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,16 +40,8 @@ PAGE_KEYS = [page.key for page in PAGES]
 
 @pytest.fixture
 def window(tmp_path: Path, qtbot) -> Iterator[Window]:
-    window = Window(Session(Prefs(tmp_path / "prefs")))
-    window.session.restore()
-    qtbot.addWidget(window)
-    window.resize(1280, 800)
-    with qtbot.waitActive(window):
-        window.show()
-        window.activateWindow()
-    yield window
-    if window.session._service is not None:
-        window.session._service.close()
+    with active_window(Session(Prefs(tmp_path / "prefs")), qtbot, restored=True) as window:
+        yield window
 
 
 def tab_stops(window: Window) -> list[QWidget]:

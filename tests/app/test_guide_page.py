@@ -23,6 +23,7 @@ from app.window import Window
 from backend.spec.config import SETTINGS
 from backend.spec.health.episodes import Episode
 from backend.spec.health.rules import RULES
+from tests.support.windows import active_window
 
 BETA = guide.place_of_setting("beta")
 TITLES = {passage.place: passage.title for chapter in guide.chapters() for passage in chapter}
@@ -30,15 +31,8 @@ TITLES = {passage.place: passage.title for chapter in guide.chapters() for passa
 
 @pytest.fixture
 def window(tmp_path: Path, qtbot) -> Iterator[Window]:
-    window = Window(Session(Prefs(tmp_path / "prefs")))
-    qtbot.addWidget(window)
-    window.resize(1280, 800)
-    with qtbot.waitActive(window):
-        window.show()
-        window.activateWindow()
-    yield window
-    if window.session._service is not None:
-        window.session._service.close()
+    with active_window(Session(Prefs(tmp_path / "prefs")), qtbot) as window:
+        yield window
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def test_the_gpu_is_read_in_a_thread_and_averaged_over_a_step(monkeypatch: pytes
     answers = iter([PRINTED, PRINTED.replace("=42", "=52"), ""])
     asked: list[tuple[str, ...]] = []
     monkeypatch.setattr(resource_use, "GPU_EVERY_S", 0.001)
-    monkeypatch.setattr(resource_use, "_printed", lambda command: asked.append(command) or next(answers))
+    monkeypatch.setattr(resource_use, "printed_by", lambda command: asked.append(command) or next(answers))
     use = GpuUse()
     assert use.mean() is None
     use.begin()

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from backend.run.machine import slowdowns
+from backend.run.machine import slowdowns, system_command
 from backend.run.machine.slowdowns import (
     FULL_POWER,
     IS_COOL,
@@ -70,7 +70,7 @@ class Mac:
         self.now, self.level, self.settings, self.reads = 1000.0, 0, DESKTOP, 0
         monkeypatch.setattr(sys, "platform", "darwin")
         monkeypatch.setattr(slowdowns.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(slowdowns, "_printed", self.printed)
+        monkeypatch.setattr(slowdowns, "printed_by", self.printed)
 
     def printed(self, command: tuple[str, ...]) -> str:
         self.reads += 1
@@ -113,5 +113,5 @@ def test_it_looks_once_a_minute_and_on_a_mac_alone(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("command", [("/no/such/program",), ("false",), ("sleep", "5")])
 def test_a_command_that_fails_or_hangs_says_nothing(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slowdowns, "READ_S", 0.1)
-    assert slowdowns._printed(command) == ""
+    monkeypatch.setattr(system_command, "READ_S", 0.1)
+    assert system_command.printed_by(command) == ""

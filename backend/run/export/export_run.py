@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from backend.models.export.build import GGUF_FILE, BuiltModel, Progress, build, check_kind, silent
+from backend.models.export.build import GGUF_FILE, Progress, build, check_kind, silent
 from backend.models.export.destinations import DESTINATIONS, OnDisk, Place
 from backend.models.export.original.fetching import fetch_original
 from backend.models.export.trained_weights import TrainedWeights
@@ -16,7 +16,7 @@ from backend.run.export.held_out import HeldOutComparison, HeldOutDifference
 from backend.run.export.run_modelfile import write_modelfile
 from backend.run.export.run_weights import run_samples, run_weights
 from backend.run.run_inputs import read_inputs
-from backend.spec.exports import DEFAULT_FORMAT, ExportFormat, format_named, target_for
+from backend.spec.exports import DEFAULT_FORMAT, format_named, target_for
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.regular_file import refuse_links
@@ -102,7 +102,9 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
     samples = run_samples(run, config)
     fetch = (lambda name: fetch_original(name, progress)) if export.fetch else None
     built = build(trained, format_, destination, samples, also=also, progress=progress, fetch=fetch)
-    return _exported(format_, replace(built, notes=(*built.notes, *notes)))
+    return ExportedModel(
+        built.place, built.path, format_.key, built.bytes, built.verification, built.extra, (*built.notes, *notes)
+    )
 
 
 def fuse_run(run: RunFolder, progress: Progress = silent) -> Path:
@@ -114,12 +116,6 @@ def fuse_run(run: RunFolder, progress: Progress = silent) -> Path:
     destination = OnDisk(run.fused, run.path, overwrite=True)
     trained, samples = run_weights(run, config), run_samples(run, config)
     return build(trained, format_named(DEFAULT_FORMAT), destination, samples, progress=progress).path
-
-
-def _exported(format_: ExportFormat, built: BuiltModel) -> ExportedModel:
-    return ExportedModel(
-        built.place, built.path, format_.key, built.bytes, built.verification, built.extra, built.notes
-    )
 
 
 # ── in words ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -26,17 +26,10 @@ from backend.models.policy import Policy, load_policy
 from backend.run.evaluation.evaluate import held_out_rewards
 from backend.run.run_inputs import RunInputs
 from backend.run.scoring_stages import ScoringStages
-from backend.run.trial_sampling import SMALLEST_MODEL
+from backend.run.trial_sampling import SMALLEST_MODEL, WITHOUT_REFERENCE
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.types import Group, Problem
-
-WITHOUT_REFERENCE = {
-    key: value
-    for key, value in SMALLEST_MODEL.items()
-    if key not in ("train_type", "num_layers", "rank", "lora_keys", "modules_to_save")
-}
-"""Settings that load no reference and keep the run's adapters."""
 
 BATCH = 16
 """Prompts sampled together."""

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import re
 import statistics
-import subprocess
 import sys
 import threading
 import time
 
 import psutil
 
+from backend.run.machine.system_command import printed_by
+
 GB = 1e9
 CHILDREN_EVERY_S = 30.0
 """Least seconds between two looks for new child processes: it reads every process of the machine, which takes milliseconds."""
 GPU_EVERY_S = 2.0
 """Seconds between two readings of the GPU, each of a command that takes some 10 ms."""
-READ_S = 2.0
-"""Seconds that the command may take."""
 GPU_STATISTICS = ("/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
 """The driver's own counters, which every user may read; powermetrics would need administrator rights."""
 
@@ -121,7 +120,7 @@ class GpuUse:
 
     def _read(self) -> None:
         while not self._closed.wait(GPU_EVERY_S):
-            share = gpu_share(_printed(GPU_STATISTICS))
+            share = gpu_share(printed_by(GPU_STATISTICS))
             if share is None:  # a system that does not tell will not tell later
                 return
             self._readings.append(share)
@@ -131,12 +130,3 @@ def gpu_share(printed: str) -> float | None:
     """The share of time, 0 to 1, that the busiest GPU of GPU_STATISTICS was busy; None where it says nothing of it."""
     percent = [int(number) for number in re.findall(r'"Device Utilization %"\s*=\s*(\d+)', printed)]
     return min(max(percent), 100) / 100 if percent else None
-
-
-def _printed(command: tuple[str, ...]) -> str:
-    """What a command prints; "" where it fails."""
-    try:
-        # Without close_fds Python uses posix_spawn, which copies nothing of a process with gigabytes of memory.
-        return subprocess.run(command, capture_output=True, text=True, timeout=READ_S, close_fds=False).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""

@@ -9,16 +9,15 @@ way and reports nothing on Apple silicon. `pmset -g` prints the power settings i
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from backend.run.machine.system_command import printed_by
+
 EVERY_S = 60.0
 """Least seconds between two looks; one takes about 20 ms."""
-READ_S = 2.0
-"""Seconds that a command may take."""
 
 THERMAL_LEVEL = ("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel")
 POWER_SETTINGS = ("/usr/bin/pmset", "-g")
@@ -59,7 +58,7 @@ class SlowdownWatch:
         if sys.platform != "darwin" or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + EVERY_S
-        level, low_power = thermal_level(_printed(THERMAL_LEVEL)), is_low_power(_printed(POWER_SETTINGS))
+        level, low_power = thermal_level(printed_by(THERMAL_LEVEL)), is_low_power(printed_by(POWER_SETTINGS))
         # Cool only at 0: between 1 and 2 the level goes to and fro under a steady load.
         if level is not None and (level == 0 if self._is_hot else level >= HOT):
             self._is_hot = not self._is_hot
@@ -67,12 +66,3 @@ class SlowdownWatch:
         if low_power is not None and low_power != self._is_low_power:
             self._is_low_power = low_power
             self.note(LOW_POWER if low_power else FULL_POWER)
-
-
-def _printed(command: tuple[str, ...]) -> str:
-    """What a command prints; "" where it fails. What is not known is not noted."""
-    try:
-        # Without close_fds Python uses posix_spawn, which copies nothing of a process with gigabytes of memory.
-        return subprocess.run(command, capture_output=True, text=True, timeout=READ_S, close_fds=False).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
