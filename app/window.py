@@ -40,7 +40,9 @@ from app.widgets.form.field import UndoKeys
 from app.widgets.frame.drop_overlay import DropOverlay
 from app.widgets.frame.sidebar import Sidebar
 from app.widgets.frame.status_strip import StatusStrip
+from app.widgets.machines.hosts_dialog import HostsDialog
 from app.widgets.rewards.consent_dialog import ask_consent
+from backend.spec.distributed.allowed_hosts import HostsToAllow
 from backend.spec.rewards.allowed_code import CodeToAllow
 
 MINIMUM = (880, 600)
@@ -136,6 +138,7 @@ class Window(RunWindow):
         session.undo_requested.connect(self.undo)
         session.problem_found.connect(self.report_run)
         session.consent.ask = self.ask_about_code
+        session.consent.ask_hosts = self.ask_about_hosts
         session.export_requested.connect(self.show_export)
         session.settings_requested.connect(self.open_settings)
         session.waiting_settings_requested.connect(self.edit_waiting)
@@ -286,6 +289,10 @@ class Window(RunWindow):
     def ask_about_code(self, requests: Sequence[CodeToAllow]) -> bool:
         """Whether the user's own reward code may run."""
         return ask_consent(requests, self)
+
+    def ask_about_hosts(self, request: HostsToAllow) -> bool:
+        """Whether the machines of a hosts file may be contacted."""
+        return HostsDialog(request, self).is_allowed()
 
     def closeEvent(self, event: QCloseEvent) -> None:
         if not self.leave_training():

@@ -29,6 +29,8 @@ NEVER = (
     *("IPython", "jax", "matplotlib", "scipy", "sklearn", "tensorflow", "torch", "torchvision"),
     # gguf, which requires the last four, reads models from the Hub with them; ours are files.
     *("attr", "attrs", "chardet", "certifi", "charset_normalizer", "requests", "urllib3"),
+    # Trackers other than csv: whoever wants one trains from the package, and a run says so (backend/spec/trackers.py).
+    *("tensorboardX", "tensorboard", "trackio", "wandb"),
     # Tools that install, test or compile.
     *(
         "_pytest",

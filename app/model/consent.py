@@ -11,24 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from backend.spec import config
+from backend.spec.distributed.allowed_hosts import AllowedHosts, HostsToAllow
 from backend.spec.places import RunFolder
 from backend.spec.rewards.allowed_code import AllowedCode, CodeToAllow, Rights
 from backend.spec.rewards.user_code import CodeFile
 
 Ask = Callable[[Sequence[CodeToAllow]], bool]
+AskHosts = Callable[[HostsToAllow], bool]
 
 
-def refuse_all(_requests: Sequence[CodeToAllow]) -> bool:
+def refuse_all(_request: object) -> bool:
     """The answer without a window, when there is no user to ask."""
     return False
 
 
 class Consent:
-    """What the user has allowed. `ask` shows requests and returns the answer."""
+    """What the user has allowed. `ask` and `ask_hosts` show what is to be allowed and return the answer."""
 
-    def __init__(self, file: Path, ask: Ask = refuse_all) -> None:
-        self.ask = ask
-        self._allowed = AllowedCode(file)
+    def __init__(self, file: Path, ask: Ask = refuse_all, ask_hosts: AskHosts = refuse_all) -> None:
+        self.ask, self.ask_hosts = ask, ask_hosts
+        self._allowed, self._allowed_hosts = AllowedCode(file), AllowedHosts(file)
 
     def obtain(self, settings: Mapping[str, Any], base: Path | None = None) -> bool:
         """Whether all user code that a run with these raw settings executes may run; asks about what is not allowed yet.
@@ -65,3 +67,22 @@ class Consent:
     def allow(self, code: CodeFile, rights: Rights) -> None:
         """Remember these contents. Where the file cannot be written, the user is asked again next time."""
         self._allowed.allow([CodeToAllow(code, changed=False, rights=rights)])
+
+    def obtain_hosts(self, name: str) -> bool:
+        """Whether the machines of this hosts file may be contacted; asks where its present contents are not allowed. "" contacts none."""
+        asked = self._allowed_hosts.missing(name)
+        if asked is None:
+            return True
+        if not self.ask_hosts(asked):
+            return False
+        self._allowed_hosts.allow(asked)
+        return True
+
+    def has_hosts(self, name: str) -> bool:
+        """`obtain_hosts` without a question."""
+        return self._allowed_hosts.missing(name) is None
+
+    def allow_hosts(self, name: str) -> None:
+        """Remember what the user has just written into a hosts file."""
+        if (asked := self._allowed_hosts.missing(name)) is not None:
+            self._allowed_hosts.allow(asked)

@@ -14,6 +14,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
+from app.model.consent import Consent
 from app.model.draft import Draft
 from app.model.service import Service
 from backend.spec.command import shell_line
@@ -59,10 +60,12 @@ class Machines(QObject):
 
     changed = Signal()
 
-    def __init__(self, draft: Draft, service: Callable[[], Service], parent: QObject | None = None) -> None:
+    def __init__(
+        self, draft: Draft, service: Callable[[], Service], consent: Consent, parent: QObject | None = None
+    ) -> None:
         """`service` is a function, so that looking at the list starts no process."""
         super().__init__(parent)
-        self._draft, self._service = draft, service
+        self._draft, self._service, self._consent = draft, service, consent
         self.hosts: tuple[Host, ...] = ()
         self._file = HostsFile(())
         self.is_edited = False
@@ -107,7 +110,10 @@ class Machines(QObject):
     def save(self, path: Path) -> None:
         """Write the list and make it the form's hosts file. Raises Mistake: a list that cannot be used, a disk that cannot be written."""
         hosts = parse_hosts(self._content(), path.name)
+        is_own = not self._path or self._consent.has_hosts(self._path)
         write_hosts(path, hosts)
+        if is_own:  # what the user has written here; a file of somebody else is asked about after an edit too
+            self._consent.allow_hosts(str(path))
         self._file, self._path, self.is_edited, self.problem = hosts, str(path), False, ""
         self._draft.set("hosts", str(path))
         self._draft.problems_changed.emit()  # where the path is the same, its contents were mended
@@ -220,8 +226,8 @@ class Machines(QObject):
         return self.report.machines[rank] if self.report is not None and rank < len(self.report.machines) else None
 
     def check(self, *, copies: bool = False) -> None:
-        """Ask every machine; with `copies`, send the model to those that lack it."""
-        if self.is_checking or not self.hosts:
+        """Ask every machine, if the user allows the file; with `copies`, send the model to those that lack it."""
+        if self.is_checking or not self.hosts or not self._consent.obtain_hosts(self._path):
             return
         self.problem, self.stages = "", {}
         if not copies:

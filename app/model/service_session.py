@@ -121,7 +121,7 @@ class ServiceSession(FormSession):
         if self._machines is None:
             from app.model.machines import Machines
 
-            self._machines = Machines(self.draft, lambda: self.service, self)
+            self._machines = Machines(self.draft, lambda: self.service, self.consent, self)
         return self._machines
 
     @property

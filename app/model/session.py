@@ -21,6 +21,7 @@ from backend.spec import config, places
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.runs.run_format import check_format
+from backend.spec.runs.steering import run_config
 from backend.spec.whole_file import replace_file
 
 if TYPE_CHECKING:
@@ -149,7 +150,12 @@ class Session(ServiceSession):
 
     def _is_ready(self) -> bool:
         """Whether the form's settings are sound, fit in memory and may run; shows what is in the way."""
-        return not self._shows_problem() and self._fits_memory() and self._may_run_code(self.draft.values())
+        is_sound = not self._shows_problem() and self._fits_memory()
+        return (
+            is_sound
+            and self._may_run_code(self.draft.values())
+            and self._may_use_hosts(str(self.draft.value("hosts") or ""))
+        )
 
     def resume_run(self, folder: RunFolder, *options: str) -> None:
         """Resume a run from its newest checkpoint in a new process, and show it. `options`: of the verb `resume`."""
@@ -160,7 +166,8 @@ class Session(ServiceSession):
             return
         try:
             check_format(folder)  # before its settings, of which a newer version may have others
-            if not self._may_run_code(config.read(folder.config), folder.path):
+            hosts = "" if "--hosts" in options else run_config(folder).hosts  # an option is the user's own choice
+            if not self._may_run_code(config.read(folder.config), folder.path) or not self._may_use_hosts(hosts):
                 return
             resume_training(folder, *options)
         except Mistake as mistake:
@@ -179,6 +186,7 @@ class Session(ServiceSession):
         try:
             check_format(folder)
             may_run = self._may_run_code(config.read(folder.config), folder.path)
+            may_run = may_run and self._may_use_hosts(run_config(folder).hosts)
         except Mistake as mistake:
             self.messages.say(mistake.faults[0].sentence, START)
             return
@@ -191,6 +199,14 @@ class Session(ServiceSession):
         if not allowed:
             sentence = "The reward file was not allowed to run, so nothing was started."
             self.messages.say(sentence, START, lambda: bool(self.consent.unconfirmed(self.draft.values())))
+        return allowed
+
+    def _may_use_hosts(self, hosts: str) -> bool:
+        """Whether the machines of this hosts file may be contacted; says so where they may not."""
+        allowed = self.consent.obtain_hosts(hosts)
+        if not allowed:
+            sentence = "The machines of the hosts file may not be contacted, so nothing was started."
+            self.messages.say(sentence, START, lambda: not self.consent.has_hosts(hosts))
         return allowed
 
     def _is_busy(self) -> bool:

@@ -12,6 +12,7 @@ from backend.cli.exit_codes import verb
 from backend.cli.new_run import PreparedRun, check_settings, parse_changes
 from backend.cli.options import AllowCode, ExistingRunsDir, Live, Stream
 from backend.spec.config import load, read
+from backend.spec.distributed.allowed_hosts import allow_hosts
 from backend.spec.places import find_run
 from backend.spec.rewards.allowed_code import allow_named, require_allowed
 
@@ -54,5 +55,7 @@ def clone(
         from backend.cli.run_session import train_and_exit
 
         require_allowed(read(folder.config), allow=allow_code)
+        if changed.get("hosts"):
+            allow_hosts(load(folder.config).hosts)
         train_and_exit(PreparedRun(folder, load(folder.config)), stream, progress)
     print(folder.path)

@@ -37,9 +37,10 @@ def machines(
 ) -> None:
     """Check every machine of a hosts file: reachable, versions, memory, disk, the model, and the speed of their connection.
 
-    Ends with 2 where something would keep a run from starting. Leaves no process on any machine.
+    Ends with 2 where something would keep a run from starting. Leaves no process on any machine. Runs that name the file may use it afterwards.
     """
     from backend.run.distributed.check.machine_check import CheckProgress, Wanted, check_machines
+    from backend.spec.distributed.allowed_hosts import allow_hosts
     from backend.spec.distributed.backend_choice import WANTED
     from backend.spec.distributed.hosts_file import read_hosts
 
@@ -48,6 +49,7 @@ def machines(
     if copy and not model:
         raise Mistake("copy", "--copy needs --model, the model to copy.")
     hosts, told = read_hosts(file), set[tuple[int, int]]()
+    allow_hosts(str(file))
 
     def reached(rank: int, stage: str, share: float | None) -> None:
         tenths = int(10 * share) if share is not None else 0

@@ -17,6 +17,7 @@ from backend.cli.run_log import say
 from backend.run.machine.gpu_timeout import relax_gpu_timeout
 from backend.spec.config import SETTINGS, TEXTS, Config, beside, dump, parse, read
 from backend.spec.disk_faults import DiskFault
+from backend.spec.distributed.allowed_hosts import allow_hosts
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
 from backend.spec.other_programs.translation import with_changes
@@ -62,6 +63,7 @@ def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> Pre
     raw = with_adapter(beside(Path.cwd(), raw), runs_dir) | ({} if name is None else {"run_name": name})
     settings, inputs = check_settings(raw, runs_dir)
     allow_named(raw)
+    allow_hosts(settings.hosts)
     folder_name = settings.run_name or default_run_name(settings.model, settings.train_type, settings.train_mode)
     folder = make_run_folder(folder_name, runs_dir, reuse=bool(settings.run_name))
     try:

@@ -58,9 +58,11 @@ def add(
     """Let a new run wait, whose settings are checked first, or one that was stopped, crashed or cloned; prints its folder."""
     from backend.cli.new_run import apply_changes, new_run
     from backend.spec.config import read
+    from backend.spec.distributed.allowed_hosts import require_hosts
     from backend.spec.faults import Mistake
     from backend.spec.places import find_run
     from backend.spec.rewards.allowed_code import require_allowed
+    from backend.spec.runs.steering import run_config
     from backend.spec.user_input.files import exists, is_folder
 
     if is_folder(config) or (not exists(config) and is_folder(_queue_of(runs_dir).folder / config)):
@@ -68,6 +70,7 @@ def add(
             raise Mistake("config", "--set and --name go with a YAML file; a run folder is as it is.")
         run = find_run(config, runs_dir)
         require_allowed(read(run.config), run.path, allow=allow_code)
+        require_hosts(run_config(run).hosts)
         file = _queue_of(runs_dir or run.path.parent)
     else:
         file = _queue_of(runs_dir)

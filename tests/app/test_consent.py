@@ -15,8 +15,11 @@ from app.desktop.drop_target import DroppedFile
 from app.model.consent import Consent
 from app.model.prefs import Prefs
 from app.model.session import Session
+from app.widgets.basic.allow_dialog import AllowDialog
+from app.widgets.machines.hosts_dialog import HostsDialog
 from app.widgets.rewards.consent_dialog import ConsentDialog
 from app.window import Window
+from backend.spec.distributed.allowed_hosts import AllowedHosts, HostsToAllow
 from backend.spec.places import RunFolder
 from backend.spec.rewards.allowed_code import CodeToAllow, Rights
 from backend.spec.rewards.user_code import code_files, read_code
@@ -129,6 +132,69 @@ def test_run_starts_nothing_without_consent(qtbot, tmp_path: Path, monkeypatch: 
     session.close_run()
 
 
+HOSTS = [{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}, {"ssh": "mac-b", "ips": ["10.0.0.2"], "program": "~/bin/python"}]
+
+
+@pytest.fixture
+def hosts_file(tmp_path: Path) -> Path:
+    file = tmp_path / "hosts.json"
+    file.write_text(json.dumps({"hosts": HOSTS, "envs": ["MLX_METAL_FAST_SYNCH=1"]}))
+    return file
+
+
+def test_run_and_resume_contact_no_machines_without_consent(
+    qtbot, tmp_path: Path, hosts_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import app.model.processes
+
+    started: list[Any] = []
+    monkeypatch.setattr(app.model.processes, "start_training", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr(app.model.processes, "resume_training", lambda *arguments: started.append(arguments))
+    session = Session(Prefs(tmp_path / "prefs"))
+    asked: list[HostsToAllow] = []
+    messages: list[str] = []
+    session.messages.said.connect(messages.append)
+    session.consent.ask_hosts = lambda request: bool(asked.append(request)) or len(asked) == 4
+    session.draft.update(small_run.settings_for(tmp_path, hosts=str(hosts_file)))
+    assert session.draft.problems() == []
+    session.start_run()
+    session.queue_run()
+    assert started == [] and len(asked) == 2 and not session.queue.waiting
+    assert messages[-1] == "The machines of the hosts file may not be contacted, so nothing was started."
+    run = RunFolder(tmp_path / "run")
+    small_run.write_config(run.config, {"model": "m", "data": "d", "hosts": "../hosts.json"})
+    session.queue_existing(run)
+    assert len(asked) == 3 and not session.queue.waiting
+    session.resume_run(run)  # now the answer is yes
+    session.close_run()
+    session.start_run()
+    assert [request.path for request in asked] == 4 * [hosts_file] and len(started) == 2, "asked once"
+    session.close_run()
+    session.resume_run(run, "--hosts", "none")
+    hosts_file.write_text(json.dumps(HOSTS))
+    assert session.consent.has_hosts("") and not session.consent.obtain_hosts(str(hosts_file)) and asked[-1].changed
+    session.close_run()
+
+
+def test_the_question_about_machines_names_them_and_return_means_no(qtbot, tmp_path: Path, hosts_file: Path) -> None:
+    asked = AllowedHosts(tmp_path / "trusted.json").missing(str(hosts_file))
+    assert asked is not None
+    dialog = HostsDialog(asked)
+    qtbot.addWidget(dialog)
+    text = dialog_text(dialog)
+    for part in (
+        "Connect to the machines in hosts.json?",
+        "mac-b at 10.0.0.2",
+        "mac-b: ~/bin/python",
+        "MLX_METAL_FAST_SYNCH=1",
+        str(hosts_file),
+    ):
+        assert part in text
+    dialog.show()
+    QTest.keyClick(dialog, Qt.Key.Key_Return)
+    assert dialog.result() == HostsDialog.DialogCode.Rejected
+
+
 @pytest.mark.parametrize("page", ["train", "rewards"])
 def test_a_dropped_file_is_named_and_nothing_of_it_runs_before_run_asks(page: str, qtbot, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
@@ -147,7 +213,7 @@ def test_a_dropped_file_is_named_and_nothing_of_it_runs_before_run_asks(page: st
     assert len(dialog.requests) == 1 and not (tmp_path / "it-ran").exists()
 
 
-def dialog_text(dialog: ConsentDialog) -> str:
+def dialog_text(dialog: AllowDialog) -> str:
     return "\n".join(label.text() for label in dialog.findChildren(QLabel))
 
 

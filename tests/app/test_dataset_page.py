@@ -664,7 +664,6 @@ def test_it_fits_the_smallest_window(qtbot, page: DatasetPage, tmp_path: Path) -
 # ── a hundred thousand rows, with the real helper ────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.alone
 def test_a_hundred_thousand_rows_never_block_the_event_loop(qtbot, tmp_path: Path, model: Path, qapp) -> None:
     theme.apply(qapp, "light")
     session = Session()

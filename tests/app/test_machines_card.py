@@ -13,10 +13,12 @@ from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
+from app.model.consent import Consent
 from app.model.draft import Draft
 from app.model.machines import ALONE, Machines
 from app.pages.parts.machines_part import FIELDS, MachinesPart
 from app.widgets.machines.machine_table import ADDRESS, COLUMNS, NAME, _free_of
+from backend.spec.distributed.allowed_hosts import HostsToAllow
 from backend.spec.distributed.hosts_file import Host, read_hosts
 from backend.spec.distributed.machine_report import (
     CheckedMachine,
@@ -89,8 +91,14 @@ def draft(qtbot: QtBot) -> Draft:
 
 
 @pytest.fixture
-def machines(draft: Draft, service: AskedService) -> Machines:
-    return Machines(draft, lambda: service)  # pyright: ignore[reportArgumentType]
+def consent(tmp_path: Path) -> Consent:
+    """Of a user who allows every file."""
+    return Consent(tmp_path / "trusted.json", ask_hosts=lambda _: True)
+
+
+@pytest.fixture
+def machines(draft: Draft, service: AskedService, consent: Consent) -> Machines:
+    return Machines(draft, lambda: service, consent)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.fixture
@@ -199,12 +207,35 @@ def test_a_check_is_asked_followed_given_up_and_forgotten_with_its_list(
     assert service.cancelled == [2, 5]
 
 
+def test_a_file_of_somebody_else_is_asked_about_before_its_machines_and_one_written_here_is_not(
+    draft: Draft, machines: Machines, service: AskedService, consent: Consent, file: Path, tmp_path: Path
+):
+    asked: list[HostsToAllow] = []
+    consent.ask_hosts = lambda request: bool(asked.append(request))
+    draft.set("hosts", str(file))
+    machines.check()
+    machines.rename(1, "studio")
+    machines.save(file)
+    machines.check()
+    assert [[host.ssh for host in request.others] for request in asked] == [["mac-b", "mac-c"], ["studio", "mac-c"]]
+    assert not service.asked
+    machines.train_alone()
+    machines.add()
+    machines.rename(1, "mac-b")
+    machines.save(tmp_path / "own.json")
+    machines.rename(1, "mac-c")
+    machines.save(tmp_path / "own.json")
+    machines.check()
+    assert len(asked) == 2 and len(service.asked) == 1
+
+
 def test_the_card_shows_one_line_then_the_list_and_what_was_found(
     qtbot: QtBot, file: Path, service: AskedService, monkeypatch: pytest.MonkeyPatch
 ):
     from app.model.session import Session
 
     session = Session()
+    session.consent.ask_hosts = lambda _: True
     monkeypatch.setattr(session, "_service", service)
     holder = MachinesHolder(session)
     part, panel = holder.part, holder.part.panel

@@ -15,10 +15,11 @@ from backend.__main__ import app
 from backend.spec import config
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.rewards.allowed_code import AllowedCode, allow_named, require_allowed
+from backend.spec.rewards.allowed_code import allow_named, require_allowed
 from backend.spec.rewards.user_code import code_files
 from backend.spec.runs.queue import QueueFile
 from backend.spec.runs.steering import read_changes
+from backend.spec.trust_record import TrustRecord
 from tests.support import small_run
 from tests.support.trained_run import make_run
 
@@ -65,6 +66,7 @@ VERBS_ON_RUNS = {
     "clone --start": ("clone", "{}/trained", "--cold", "--start", "--runs-dir", "{}/../clones"),
     "evaluate": ("evaluate", "{}/trained", "--split", "train", "--limit", "1"),
     "export --held-out": ("export", "{}/trained", "--to", "folder", "--checkpoint", "last", "--held-out", "2"),
+    "export --to trl": ("export", "{}/trained", "--to", "trl", "--folder", "{}/.."),
     "generate --score": ("generate", "{}/trained", "--prompt", "2+2", "--checkpoint", "last", "--answer", "4", "--score"),
     "queue add": ("queue", "add", "{}/trained", "--runs-dir", "{}"),
     "sweep --resume": ("sweep", "{}/sweeps/theirs", "--resume"),
@@ -99,7 +101,7 @@ def test_a_yaml_on_the_command_line_is_a_choice_and_is_remembered(theirs: Path) 
         require_allowed(raw)
     allow_named(raw)
     require_allowed(raw)
-    consent = Consent(AllowedCode()._file)
+    consent = Consent(TrustRecord().file)
     assert consent.obtain(raw), "the window knows it too"
 
 
@@ -108,7 +110,7 @@ def test_an_edited_file_goes_on_at_the_command_line_and_is_asked_about_in_the_wi
     allow_named(raw)
     (tmp_path / "low_half.py").write_text(small_run.LOW_HALF + "# mended\n")
     require_allowed(raw)
-    assert not Consent(AllowedCode()._file).obtain(raw), "without a user to ask, no"
+    assert not Consent(TrustRecord().file).obtain(raw), "without a user to ask, no"
 
 
 HIDDEN_NAMES: dict[str, Any] = {

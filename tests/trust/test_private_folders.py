@@ -12,8 +12,9 @@ import pytest
 from app.model.prefs import Prefs
 from backend.spec.places import RUNS_VARIABLE, default_run_name, make_run_folder, preferences_folder
 from backend.spec.private_files import restrict_to_user
-from backend.spec.rewards.allowed_code import AllowedCode, allow_named
+from backend.spec.rewards.allowed_code import allow_named
 from backend.spec.runs.queue import QueueFile
+from backend.spec.trust_record import TrustRecord
 from tests.support import small_run
 
 
@@ -53,7 +54,7 @@ def test_preferences_that_were_wider_are_mended(tmp_path: Path) -> None:
 
 def test_what_was_allowed_is_private(tmp_path: Path) -> None:
     allow_named(small_run.low_half(tmp_path))
-    assert mode(AllowedCode()._file) == 0o600
+    assert mode(TrustRecord().file) == 0o600
 
 
 def test_a_link_and_what_it_leads_to_keep_their_rights(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Which reward files may run on this machine: path → SHA-256 of the contents that a person has allowed, and what for, in one small file.
+"""Which reward files may run on this machine: path → SHA-256 of the contents that a person has allowed, and what for, in the record of
+`backend.spec.trust_record`.
 
 A person allows a file in the window, which asks, or on the command line by naming it: in a YAML file given to `train`, in `--set`, with
 `--allow-code`. A run folder names files too, and may come from somebody else; whoever is about to train, resume, clone or evaluate one asks
@@ -12,23 +13,16 @@ the question in the window names them (`CodeFile.beside`).
 
 from __future__ import annotations
 
-import json
 import os
-import stat
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from backend.spec import places
-from backend.spec.disk_faults import DiskFault
 from backend.spec.faults import Fault, Mistake
-from backend.spec.private_files import make_private_folder
 from backend.spec.rewards.user_code import CodeFile, code_files, read_code
-from backend.spec.whole_file import replace_file
-
-FILE = "trusted.json"
+from backend.spec.run_lock import LOCK_VARIABLE
+from backend.spec.trust_record import TrustRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +51,10 @@ class CodeToAllow:
 
 
 class AllowedCode:
-    """The record in `file`; by default the one in the folder of preferences, which window and command line share."""
+    """The code in a record, by default that of this machine (`TrustRecord`)."""
 
     def __init__(self, file: Path | None = None) -> None:
-        self._file = file or places.preferences_folder() / FILE
+        self._record = TrustRecord(file)
 
     def missing(self, settings: Mapping[str, Any], base: Path | None = None) -> list[CodeToAllow]:
         """The code whose present contents are not allowed, or not with the rights that these settings give it; empty for settings without
@@ -94,33 +88,16 @@ class AllowedCode:
             had = self.rights(each.code) or Rights()
             rights = Rights(had.in_trainer or each.rights.in_trainer, had.network or each.rights.network)
             new[str(each.code.path)] = {"sha256": each.code.fingerprint} | asdict(rights)
-        if not new:
-            return
-        with suppress(OSError, UnicodeError, DiskFault):
-            make_private_folder(self._file.parent)
-            replace_file(
-                self._file,
-                json.dumps(self._stored() | new, indent=1, ensure_ascii=False),
-                mode=stat.S_IRUSR | stat.S_IWUSR,
-            )
+        self._record.add(new)
 
     def _read(self) -> dict[str, tuple[str, Rights]]:
         """Path → SHA-256 and rights. A plain SHA-256, as earlier versions wrote it, stands for a confined process."""
         read = dict[str, tuple[str, Rights]]()
-        for path, value in self._stored().items():
+        for path, value in self._record.read().items():
             kept = cast("dict[str, Any]", value) if isinstance(value, dict) else {"sha256": value}
             rights = Rights(kept.get("in_trainer") is True, kept.get("network") is True)
             read[path] = str(kept.get("sha256")), rights
         return read
-
-    def _stored(self) -> dict[str, Any]:
-        try:
-            stored = json.loads(self._file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return {}
-        if not isinstance(stored, dict):
-            return {}
-        return cast("dict[str, Any]", stored)
 
 
 def allow_named(settings: Mapping[str, Any], base: Path | None = None) -> None:
@@ -137,7 +114,7 @@ def require_allowed(settings: Mapping[str, Any], base: Path | None = None, *, al
     """
     if allow:
         return allow_named(settings, base)
-    if places.LOCK_VARIABLE in os.environ:
+    if LOCK_VARIABLE in os.environ:
         return None  # this process goes on with a run that it has begun itself (`backend.cli.restart`)
     unknown = [each for each in AllowedCode().missing(settings, base) if not each.changed]
     if unknown:

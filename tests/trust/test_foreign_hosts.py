@@ -1,0 +1,128 @@
+"""A run folder of somebody else names a hosts file: no machine is contacted before a person has allowed the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from backend.__main__ import app
+from backend.spec.distributed.allowed_hosts import AllowedHosts, allow_hosts, require_hosts
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+from tests.support import small_run
+
+VERBS = app()
+HOSTS = [{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}, {"ssh": "theirs.example", "ips": ["127.0.0.2"]}]
+
+
+@pytest.fixture
+def contacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that is there once anything has called ssh."""
+    mark = tmp_path / "contacted"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ssh").write_text(f"#!/bin/sh\n: > {mark}\nexit 255\n")
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    return mark
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(VERBS, [str(argument) for argument in arguments])
+
+
+def write_run(
+    run: RunFolder, models: Path, *, in_changes: bool = False, begun: bool = True, **settings: object
+) -> Path:
+    """A run that names hosts.json, which came with its folder: in config.yaml or in its changes. → the hosts file."""
+    file = run.path / "hosts.json"
+    run.path.mkdir()
+    file.write_text(json.dumps(HOSTS))
+    own = {} if in_changes else {"hosts": "hosts.json"}
+    small_run.write_config(
+        run.config, small_run.settings_for(models, data=str(models / "rows.jsonl"), **own, **settings)
+    )
+    if in_changes:
+        change = {"step": 1, "settings": {"hosts": ["", str(file)]}}
+        run.changes.write_text(json.dumps({"v": 1, "changes": [change]}))
+    if begun:
+        run.events.write_text('{"seq": 1, "t": 1.0, "kind": "created"}\n')
+    return file
+
+
+@pytest.mark.parametrize("verb", ["resume", "resume, by its changes", "train --run", "queue add"])
+def test_no_verb_contacts_the_machines_of_a_foreign_run(
+    verb: str, models: Path, tmp_path: Path, contacted: Path
+) -> None:
+    run = RunFolder(tmp_path / "theirs")
+    write_run(run, models, in_changes="changes" in verb, begun=verb != "train --run")
+    words = {"train --run": ("train", "--run"), "queue add": ("queue", "add")}.get(verb, ("resume",))
+    result = call(*words, run.path)
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert "was never allowed on this machine" in result.stderr and "hosts.json" in result.stderr
+    assert max(map(len, result.stderr.splitlines())) <= 210, (
+        "a sentence of 200 characters, and what marks it as an error"
+    )
+    assert not contacted.exists()
+    if verb == "train --run":  # the window reads the diary alone
+        assert "was never allowed" in run.events.read_text()
+
+
+def test_a_hosts_file_that_was_named_is_allowed_and_so_is_its_edit(
+    models: Path, tmp_path: Path, contacted: Path
+) -> None:
+    run = RunFolder(tmp_path / "mine")
+    file = write_run(run, models)
+    assert "Refused" in call("machines", file).output and contacted.exists(), "checking it is a choice"
+    contacted.unlink()
+    assert "never allowed" not in call("resume", run.path).stderr and contacted.exists()
+    contacted.unlink()
+    file.write_text(json.dumps([*HOSTS[:1], {"ssh": "another.example", "ips": ["127.0.0.3"]}]))
+    assert "never allowed" not in call("resume", run.path).stderr and contacted.exists()
+    record = AllowedHosts()
+    asked = record.missing(str(file))
+    assert asked is not None and asked.changed, "the window asks about the new contents"
+    assert [host.ssh for host in asked.others] == ["another.example"]
+
+
+def test_the_option_and_a_yaml_are_choices(models: Path, tmp_path: Path, contacted: Path) -> None:
+    run = RunFolder(tmp_path / "theirs")
+    file = write_run(run, models)
+    named = call("resume", run.path, "--hosts", file)
+    assert "never allowed" not in named.stderr and contacted.exists(), named.output
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(HOSTS))
+    contacted.unlink()
+    small_run.write_config(
+        tmp_path / "mine.yaml", small_run.settings_for(models, data=str(models / "rows.jsonl"), hosts=str(other))
+    )
+    trained = call("train", tmp_path / "mine.yaml", "--runs-dir", tmp_path / "runs")
+    assert "never allowed" not in trained.stderr and contacted.exists(), trained.output
+
+
+def test_a_hosts_file_is_no_reward_file_and_the_reverse(tmp_path: Path) -> None:
+    """One record has both; being allowed as one says nothing about the other."""
+    from backend.spec.rewards.allowed_code import allow_named, require_allowed
+
+    file, settings = tmp_path / "hosts.json", {"reward_functions_file": str(tmp_path / "hosts.json")}
+    file.write_text(json.dumps(HOSTS))
+    allow_hosts(str(file))
+    with pytest.raises(Mistake, match="was never allowed"):
+        require_allowed(settings)
+    other, settings = tmp_path / "other.json", {"reward_functions_file": str(tmp_path / "other.json")}
+    other.write_text(json.dumps(HOSTS))
+    allow_named(settings)
+    with pytest.raises(Mistake, match="was never allowed"):
+        require_hosts(str(other))
+    require_hosts(str(file))
+    require_allowed(settings)
+
+
+def test_a_byte_order_mark_hides_no_file(tmp_path: Path) -> None:
+    """What a run can read is asked about."""
+    file = tmp_path / "hosts.json"
+    file.write_text(json.dumps(HOSTS), encoding="utf-8-sig")
+    with pytest.raises(Mistake, match="was never allowed"):
+        require_hosts(str(file))
