@@ -63,10 +63,12 @@ def check(
 def _checked(raw: Mapping[str, Any], *, with_lengths: bool) -> dict[str, Any]:
     """→ the report on the prompts of the training split. Raises Mistake with all faults of the settings and of what they point to."""
     from backend.cli.prompt_report import prompt_report
+    from backend.data.reading_progress import progress_told_to
     from backend.run import preflight
     from backend.spec.config import parse
 
-    inputs = preflight.preflight(raw)
+    with progress_told_to(lambda sentence: print(sentence, file=sys.stderr, flush=True)):
+        inputs = preflight.preflight(raw)
     try:
         splits, config = inputs.splits, parse(raw)
         return prompt_report(splits.train, config, splits.source.get("train", config.data), with_lengths=with_lengths)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backend.cli.run_log import say
 from backend.run.machine.gpu_timeout import relax_gpu_timeout
 from backend.spec.config import SETTINGS, TEXTS, Config, beside, dump, parse, read
 from backend.spec.disk_faults import DiskFault
@@ -48,9 +50,11 @@ def check_settings(raw: Mapping[str, Any], runs_dir: Path | None = None) -> tupl
     """The settings, and what was read to check them. Raises Mistake with all faults of them and of what they point to."""
     settings = parse(raw)
     relax_gpu_timeout(settings)  # before the import below, which imports mlx
+    from backend.data.reading_progress import progress_told_to
     from backend.run.preflight import preflight
 
-    return settings, preflight(raw, runs_dir=runs_dir)
+    with progress_told_to(lambda sentence: say(sentence, sys.stderr)):
+        return settings, preflight(raw, runs_dir=runs_dir)
 
 
 def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> PreparedRun:

@@ -58,6 +58,7 @@ def train_or_exit(
     this run by default. `shared`: of rank 0 of several machines, which leaves that to its launcher. `command`: what was typed, for the
     diary; this process's own by default.
     """
+    from backend.data.reading_progress import progress_told_to
     from backend.engine.cpu import blas
     from backend.run.ending import RESTART
     from backend.run.run_process import train
@@ -69,6 +70,7 @@ def train_or_exit(
         with (
             logging_to(run.folder) as log,
             display(stream, progress, quiet, run.settings.steps_per_report) as echo,
+            progress_told_to(lambda sentence: say(sentence, sys.stderr)),
         ):
             print(blas.prepare(), file=sys.stderr, flush=True)
             ending = train(

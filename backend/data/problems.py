@@ -15,8 +15,9 @@ from typing import Any
 from backend.data.chat_tokens import Messages, TooLong, characters, check_unicode, count, tokenize_if_fits
 from backend.data.cut_prompts import cut_left
 from backend.data.files import Row
+from backend.data.reading_progress import telling
 from backend.data.row_views import LazyRows, Rows
-from backend.data.rows import check_columns, row_name
+from backend.data.rows import check_columns, row_name, shown_source
 from backend.spec.faults import Mistake
 from backend.spec.row_settings import prompt_limit
 from backend.spec.setting_groups import PromptSettings
@@ -194,9 +195,10 @@ def chat_sizes(rows: Rows, prompt_format: PromptFormat, source: str) -> Sequence
     known = rows.known if isinstance(rows, LazyRows) else {}
     key = ("chat sizes", str(prompt_format))
     if key not in known:
-        sizes = array("I")
-        for index, row in enumerate(rows):
-            where = row_name(index, source)
+        sizes, named = array("I"), shown_source(source)
+        read = telling(rows, "Checking", source, lambda done: done / len(rows))
+        for index, row in enumerate(read, 1):
+            where = f"row {index} of {named}"  # as `row_name`, of which naming the source takes as long as the rest
             chat = messages_of(row, prompt_format, where)
             check_unicode(chat, where)
             sizes.append(min(characters(chat), _LARGEST))

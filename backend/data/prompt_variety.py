@@ -19,10 +19,10 @@ from backend.data.near_repeats import Words, near_repeats
 from backend.data.problems import PromptFormat, messages_of
 from backend.data.row_views import Rows
 from backend.data.rows import shown_source
+from backend.spec.distinct_ngrams import distinct_ngrams
 from backend.spec.faults import Mistake
 from backend.spec.setting_groups import PromptSettings
 from backend.spec.user_input.text import shown
-from backend.training.variety import distinct_ngrams
 
 SAMPLE, MOST_WORDS = 10_000, 500_000
 """Rows that are read at most, and words after which no further row is read."""

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, overload
 
 from backend.data.files import Row
+from backend.data.reading_progress import telling
 from backend.data.row_steps import CHUNK, RowSteps, Where
 from backend.spec.faults import Mistake
 
@@ -16,14 +17,34 @@ Rows = Sequence[Row]
 INDEX = "I"
 """Type code of a row's number: four bytes, which count to four thousand million."""
 
+STEPPING = "Preparing the rows of"
+
 
 class LazyRows(Sequence[Row]):
-    """Rows that are not in memory. `columns`: every name of a column, in order of appearance. `known` keeps what is costly to compute from
-    all of them, by what that depends on."""
+    """Rows that are not in memory. `known` keeps what is costly to compute from all of them, by what that depends on."""
 
-    def __init__(self, columns: Iterable[str]) -> None:
-        self.columns = list(columns)
+    def __init__(self, columns: Iterable[str] | None = None) -> None:
+        """`columns`: every name of a column, in order of appearance; None where only reading all rows would tell."""
+        self._names = None if columns is None else list(columns)
         self.known: dict[Any, Any] = {}
+
+    @property
+    def columns(self) -> list[str]:
+        """Every name of a column, in order of appearance."""
+        if self._names is None:
+            self._names = list(dict.fromkeys(name for row in self for name in row))
+        return self._names
+
+    def without(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that no row has as a column. Where that is not known, rows are read until all names are found: mostly one."""
+        if self._names is not None:
+            return [name for name in names if name not in self._names]
+        missing = list(names)
+        for row in self if missing else ():
+            missing = [name for name in missing if name not in row]
+            if not missing:
+                break
+        return missing
 
     def row(self, index: int) -> Row:
         """The row of an index that exists."""
@@ -49,8 +70,16 @@ class PickedRows(LazyRows):
     """Those of other rows whose numbers are given."""
 
     def __init__(self, rows: Rows, numbers: Sequence[int]) -> None:
-        super().__init__(column_names(rows))
+        super().__init__()
         self._rows, self._numbers = rows, array(INDEX, numbers)
+
+    @property
+    def columns(self) -> list[str]:
+        """Those of all the rows that these were picked from."""
+        return column_names(self._rows)
+
+    def without(self, names: Iterable[str]) -> list[str]:
+        return missing_columns(self._rows, names)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -62,12 +91,13 @@ class PickedRows(LazyRows):
 class SteppedRows(LazyRows):
     """What the steps make of lazy rows, made anew at every access: only the numbers of the rows that are left are kept."""
 
-    def __init__(self, rows: Rows, steps: RowSteps, where: Where) -> None:
-        """Goes through all rows once. Raises Mistake naming the first row that a step refuses."""
+    def __init__(self, rows: Rows, steps: RowSteps, where: Where, source: str) -> None:
+        """Goes through all rows of `source` once. Raises Mistake naming the first row that a step refuses."""
         self._rows, self._steps, self._where = rows, steps, where
         self._numbers = array(INDEX)
         columns: dict[str, None] = {}
-        for number, row in applied(rows, steps, where):
+        made = applied(rows, steps, where)
+        for number, row in telling(made, STEPPING, source, lambda done: done / len(rows)):
             if row is not None:
                 self._numbers.append(number)
                 columns |= dict.fromkeys(row)
@@ -99,3 +129,11 @@ def applied(rows: Rows, steps: RowSteps, where: Where) -> Iterator[tuple[int, Ro
 def column_names(rows: Rows) -> list[str]:
     """Every column of the rows, in order of appearance."""
     return rows.columns if isinstance(rows, LazyRows) else list(dict.fromkeys(name for row in rows for name in row))
+
+
+def missing_columns(rows: Rows, names: Iterable[str]) -> list[str]:
+    """Those of the names that no row has as a column."""
+    if isinstance(rows, LazyRows):
+        return rows.without(names)
+    columns = column_names(rows)
+    return [name for name in names if name not in columns]

@@ -12,13 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from backend.data.files import PATH
+from backend.data.reading_progress import telling
 from backend.data.row_steps import MapRows, RowSteps
-from backend.data.row_views import LazyRows, PickedRows, Rows, SteppedRows, applied, column_names
+from backend.data.row_views import (
+    STEPPING,
+    LazyRows,
+    PickedRows,
+    Rows,
+    SteppedRows,
+    applied,
+    column_names,
+    missing_columns,
+)
 from backend.data.sources import Check, Found, Names, Reading, find_splits
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import DATA_SUFFIXES as SUFFIXES
 from backend.spec.rewards.catalog import COMPARING_REWARDS, metric_name
-from backend.spec.rewards.code_tests import without_tests
+from backend.spec.rewards.code_tests import CODE_TESTS, without_tests
 from backend.spec.row_settings import evaluation_sets
 from backend.spec.setting_groups import ColumnSettings, DatasetSettings
 from backend.spec.user_input.paths import user_path
@@ -200,9 +210,10 @@ def stepped(found: Found, steps: RowSteps, split: str, notes: list[str]) -> Rows
         return row_name(index, found.source)
 
     if isinstance(found.rows, LazyRows):
-        rows: Rows = SteppedRows(found.rows, steps, where)
+        rows: Rows = SteppedRows(found.rows, steps, where, found.source)
     else:
-        rows = [row for _, row in applied(found.rows, steps, where) if row is not None]
+        made = telling(applied(found.rows, steps, where), STEPPING, found.source, lambda done: done / len(found.rows))
+        rows = [row for _, row in made if row is not None]
     left_out = len(found.rows) - len(rows)
     if not rows:
         setting = "answer_pattern" if steps.pattern else "map_function"
@@ -272,22 +283,25 @@ def shown_source(source: str) -> str:
 
 def check_columns(rows: Rows, config: ColumnSettings, source: str) -> list[Fault]:
     """Faults in the columns of `rows` (at least one row); the sentences name the columns that exist."""
-    columns = column_names(rows)
-    existing = f"{shown_source(source)} has the columns {_listed(columns)}"
-    faults: list[Fault] = []
-    if config.prompt_feature not in columns:
-        faults.append(Fault("prompt_feature", f"There is no column {shown(config.prompt_feature, 24)}; {existing}."))
-    if config.answer_feature not in columns and _needs_answer(config):
-        faults.append(Fault("answer_feature", f"There is no column {shown(config.answer_feature, 24)}; {existing}."))
-    for name in without_tests(config.reward_functions, [*columns, "answer"]):
+    optional = {"type_feature": "type", "system_feature": "system"}
+    wanted = ["prompt_feature", *(["answer_feature"] if _needs_answer(config) else [])]
+    wanted += [key for key, default in optional.items() if getattr(config, key) not in (default, "")]
+    missing = missing_columns(rows, [getattr(config, key) for key in wanted])
+    # All names of columns may take reading all rows, which a dataset without a fault is spared here.
+    tests = without_tests(config.reward_functions, [*column_names(rows), "answer"]) if _runs_tests(config) else []
+    if not missing and not tests:
+        return []
+    existing = f"{shown_source(source)} has the columns {_listed(column_names(rows))}"
+    faults = [
+        Fault(key, f"There is no column {shown(getattr(config, key), 24)}; {existing}.")
+        for key in wanted
+        if getattr(config, key) in missing
+    ]
+    for name in tests:
         sentence = (
             f"code_tests finds no column {shown(name, 24)} with tests; {existing}. Name it: code_tests(column=…)."
         )
         faults.append(Fault("reward_functions", sentence))
-    for key, default in (("type_feature", "type"), ("system_feature", "system")):
-        name = getattr(config, key)
-        if name not in (default, "") and name not in columns:
-            faults.append(Fault(key, f"There is no column {shown(name, 24)}; {existing}."))
     return faults
 
 
@@ -300,6 +314,10 @@ def _listed(names: Sequence[str]) -> str:
             break
     rest = len(names) - len(kept)
     return ", ".join(kept) + (f" and {rest:,} more" if rest else "")
+
+
+def _runs_tests(config: ColumnSettings) -> bool:
+    return any(CODE_TESTS in name for name in config.reward_functions)
 
 
 def _needs_answer(config: ColumnSettings) -> bool:
