@@ -11,10 +11,11 @@ from typing import Any
 from backend.spec.distributed.sharded_models import division_faults
 from backend.spec.faults import Fault, Mistake
 from backend.spec.learning_rate import DEFAULT_FINAL
+from backend.spec.metric_names import EVALUATION
 from backend.spec.output_grammar import held_output_faults
 from backend.spec.own_updates import OF_THE_RATE
 from backend.spec.row_settings import evaluation_set_faults, map_function_faults, pattern_faults, template_faults
-from backend.spec.runs.stop_conditions import EVALUATION, condition_fault, metric_fault
+from backend.spec.runs.stop_conditions import condition_fault, metric_fault
 from backend.spec.settings.limits import LARGEST_WEIGHT, MOST_COMPLETIONS
 from backend.spec.settings.optimizer import EIGHT_BIT, OWN
 from backend.spec.stage_entries import duplicates, stage_faults

@@ -28,6 +28,7 @@ from backend.serve.adapter_questions import import_adapter as import_question
 from backend.serve.question_call import Cancelled, QuestionCall
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.runs.adapter_source import imported_folder
 from tests.run.test_export_original import as_published
 from tests.support import small_run
 from tests.support.random_models import tiny_model
@@ -333,6 +334,11 @@ def test_a_folder_in_the_hub_s_cache_needs_another_place(
     code, _, said = call(str(folder), "--model", str(base))
     assert code == 2 and "lies in Hugging Face's cache" in said and len(list(folder.parent.iterdir())) == 1
     assert call(str(folder), "--model", str(base), "--output", str(tmp_path / "here"))[0] == 0
+
+
+def test_the_root_of_a_disk_has_no_place_beside_it() -> None:
+    with pytest.raises(Mistake, match="root of a disk"):
+        imported_folder(Path("/"))
 
 
 def test_the_window_s_question_imports_beside_the_folder_and_replaces_an_earlier_import(

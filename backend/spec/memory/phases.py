@@ -222,6 +222,16 @@ class MemoryModel:
             return self.trainable()
         return round(self._in_whole_modules() * self.weight_width)  # the modules as they were
 
+    def kept(self) -> int:
+        """Bytes of what a run on several machines keeps of a step's beginning, to take the step back where one is lost between updates
+        (`backend.run.distributed.kept_state`): trained arrays, optimizer state, and a reference that follows. Rank 0 keeps it; it is counted for all."""
+        if not self.config.hosts:
+            return 0
+        return (
+            self.trainable() * (2 if self.config.needs_reference and self.config.sync_ref_model else 1)
+            + self._optimizer()
+        )
+
     # ── sampling ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def rollout(self, plan: MemoryPlan) -> Phase:

@@ -1,4 +1,4 @@
-"""Where a cloned run comes from: parent.json in its folder, and from it the ancestors and children of any run."""
+"""Where a cloned run comes from: parent.json in its folder, and by it the children of any run."""
 
 from __future__ import annotations
 
@@ -59,20 +59,6 @@ def read_parent(run: RunFolder) -> Parent | None:
 def write_parent(run: RunFolder, parent: Parent) -> None:
     """Raises DiskFault."""
     replace_file(run.parent, json.dumps(parent.to_dict(), ensure_ascii=False, indent=1) + "\n")
-
-
-def ancestors(run: RunFolder) -> list[Parent]:
-    """The parent, its parent and so on; ends at a run that is no clone, that is gone, or whose parent.json cannot be read."""
-    found: list[Parent] = []
-    seen = {run.path}
-    folder: RunFolder | None = run
-    while folder is not None and (parent := _parent_or_none(folder)) is not None:
-        found.append(parent)
-        folder = parent.folder_beside(folder)
-        if folder is not None and folder.path in seen:  # files edited by hand
-            break
-        seen.update([folder.path] if folder else [])
-    return found
 
 
 def children(run: RunFolder, runs: Iterable[RunFolder]) -> list[RunFolder]:
