@@ -26,6 +26,7 @@ from backend.spec.distributed.hosts_file import hosts_faults
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import source_faults
 from backend.spec.other_programs.translation import Translation, read_words
+from backend.spec.own_updates import without_program_faults
 from backend.spec.rewards import catalog
 from backend.spec.rewards.catalog import RewardEntry
 from backend.spec.runs.adapter_source import adapter_settings, find_adapter
@@ -207,6 +208,7 @@ class Draft(QObject):
             *self._reward_faults(),
             *source_faults(sound),
             *hosts_faults(sound.hosts),
+            *without_program_faults(sound),
         ]
         if not any(fault.setting == "model" for fault in faults):
             faults += self._refusal()

@@ -258,6 +258,7 @@ def test_what_only_a_program_chooses_is_no_entry_of_a_menu_until_it_is_the_value
     (tmp_path / "config.yaml").write_text(dump(parse({"model": "m", "data": "d"} | of_a_program)), encoding="utf-8")
     page.draft.load(tmp_path / "config.yaml")
     assert entries()[-1] == "Of a program" == field.control.currentText() and field.value() == "own"
+    assert "optimizer" in {fault.setting for fault in page.draft.problems()}, "no run of the window has the object"
 
 
 def test_every_setting_typed_into_the_form_survives_save_and_load(page: TrainPage, tmp_path: Path, qtbot):

@@ -290,11 +290,15 @@ def test_a_config_and_a_file_mean_what_a_mapping_means(trained: Any, model: str,
 # ── the documentation ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def examples() -> list[str]:
+    page = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
 def test_the_example_of_the_documentation_runs(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    page = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    example, _ = examples()
     example, changed = re.subn(r'^MODEL = ".*"$', f"MODEL = {model!r}", example, count=1, flags=re.MULTILINE)
     shorter, cut = re.subn(r'"iters": 20', '"iters": 2', example)
     assert changed == cut == 1
@@ -303,6 +307,21 @@ def test_the_example_of_the_documentation_runs(
     exec(compile(shorter, "docs/library.md", "exec"), {"__name__": "__main__"})
     said = capsys.readouterr().out
     assert "Finished after 2 steps." in said and str(tmp_path) in said
+
+
+def test_its_optimizers_and_schedules_can_be_given(trained: Any) -> None:
+    """Each line as it stands there, with a config of one step."""
+    _, example = examples()
+    told: list[dict[str, Any]] = []
+
+    def train(config: None, **given: Any) -> TrainedRun:
+        run = trained({"iters": 1}, reward_functions=[lambda completions, **_: [0.0] * len(completions)], **given)
+        told.append({"rate": run.metrics[0]["learning_rate"], "of": load(run.folder / "config.yaml").own_optimizer})
+        return run
+
+    exec(compile(example, "docs/library.md", "exec"), {"train": train, "config": None})
+    assert [each["of"].partition("(")[0] for each in told] == ["Lion", "SGD", "", ""]
+    assert [each["rate"] for each in told] == pytest.approx([1e-5] * 4)
 
 
 def _folder_in(parent: Path, name: str, folder: Path | None = None, *, reuse: bool = False) -> RunFolder:
