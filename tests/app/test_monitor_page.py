@@ -420,7 +420,8 @@ from pathlib import Path
 sys.path[:0] = sys.argv[2:]
 from tests.support import made_up_runs
 from backend.spec.events import Diary, JsonLines
-from backend.spec.places import RunFolder, hold_lock
+from backend.spec.places import RunFolder
+from backend.spec.run_lock import hold_lock
 folder = RunFolder(Path(sys.argv[1]))
 handle, dice = hold_lock(folder), random.Random(1)
 diary, rows = Diary(folder.events), JsonLines(folder.completions)
@@ -436,7 +437,6 @@ diary.write("finished", step=step, sentence="Done.")
 """
 
 
-@pytest.mark.alone
 def test_fifty_steps_a_second_never_block_the_event_loop(
     qtbot, page: MonitorPage, session: Session, tmp_path: Path
 ) -> None:

@@ -20,7 +20,8 @@ from backend.run.trackers.launch import RunTrackers
 from backend.run.trainer import Trainer
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, hold_lock
+from backend.spec.places import RunFolder
+from backend.spec.run_lock import hold_lock
 from backend.spec.sweeps.sweep_results import MemberResult
 
 TURN_OVER = "turn over"
@@ -93,7 +94,7 @@ class MemberRun:
         if trainer.train_until(until if until < trainer.parts.steps else None):
             return trainer.complete()
         # What stands on disk is whole when another run has its turn, and no thread writes beside it.
-        trainer.wait_for_checkpoint()
+        trainer.saver.wait()
         return None
 
     def park(self) -> None:
@@ -102,9 +103,9 @@ class MemberRun:
         assert trainer is not None
 
         def save() -> None:
-            if trainer.saved_step != trainer.state.step:
+            if trainer.saver.saved_step != trainer.state.step:
                 trainer.save()
-            trainer.wait_for_checkpoint()
+            trainer.saver.wait()
             trainer.parts.background_tokenizer.close()
             del trainer.parts
 
