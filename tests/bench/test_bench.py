@@ -487,3 +487,22 @@ def test_a_peer_takes_a_step(models: Path, peer: str):
     (result,) = measure(TINY, (peer,), 1, 1, models, lambda sentence: None)
     assert result.medians["tokens"] == TINY.rows * TINY.completion
     assert result.medians["rollout_s"] > 0 and result.medians["train_s"] > 0
+
+
+def test_a_run_with_a_tracker_is_measured_beside_one_without(monkeypatch):
+    """In pairs, each of which begins with the other of the two; the table has the ratios."""
+    from backend.bench import trackers
+
+    runs = []
+
+    def run(folder, name, tracker, steps):
+        runs.append(tracker)
+        assert steps == 7
+        return trackers.Cost(12.0, 6.0, 3.3) if tracker == "csv" else trackers.Cost(10.0, 6.0, 3.0)
+
+    monkeypatch.setattr(trackers, "_run", run)
+    pairs = trackers.measure(["csv", "wandb"], pairs=2, steps=7, note=lambda sentence: None)
+    assert runs == ["csv", "none", "wandb", "none", "none", "csv", "none", "wandb"]
+    spreads = [f"{ratio:.3f} ({ratio:.3f} to {ratio:.3f})" for ratio in (1.2, 1.0, 1.1)]
+    assert trackers.table(pairs).rows[0] == ["csv", *spreads, "2"]
+    assert trackers.table(pairs).rows[1][1] == "1.000 (1.000 to 1.000)"

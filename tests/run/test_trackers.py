@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -745,8 +746,11 @@ def test_a_tracker_changes_nothing_of_a_run(
 
     def start(*arguments: Any, **more: Any) -> subprocess.Popen[bytes]:
         started.append(popen(*arguments, **more))
+        if harm in ("is killed", "raises", "ends"):
+            started[-1].wait(60)  # so that the run is sure to see it
         return started[-1]
 
+    monkeypatch.setattr(launch, "LOOK_S", 0.0)
     if harm in HARM:
         monkeypatch.setattr(launch, "module_command", lambda module, verb: [sys.executable, "-S", "-c", HARM[harm]])
     if harm == "cannot be started":
@@ -766,6 +770,9 @@ def test_a_tracker_changes_nothing_of_a_run(
         assert notes[0].startswith("csv is not started: ") and not started
         return
     assert notes[0] == "What csv writes of this run is in metrics.csv and completions.csv of the run's folder."
+    assert [note.partition(":")[0] for note in notes[1:]] == (
+        ["csv has ended"] if harm in ("is killed", "raises", "ends") else []
+    )
     started[0].wait(60)  # also the one that was stopped: at its end the run lets it go on
     if harm == "works":
         assert started[0].returncode == 0, (run.trackers / "csv.log").read_text()
@@ -832,6 +839,7 @@ def test_a_tracker_that_raises_leaves_a_sentence_where_the_run_is_over_in_its_lo
     monkeypatch.setitem(MAKERS, "csv", Refusing)
     monkeypatch.setattr(os, "nice", lambda value: 0)
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # the process's own is taken back after the test
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     made_up.step(1)
     made_up.folder.log.write_text("Finished.\n")
     lock = None if ends else hold_lock(made_up.folder)
@@ -843,6 +851,33 @@ def test_a_tracker_that_raises_leaves_a_sentence_where_the_run_is_over_in_its_lo
         os.close(lock)
     made_up.folder.log.unlink()
     assert process.main(["csv", str(made_up.folder.path)]) == 1 and not made_up.folder.log.exists()
+
+
+def test_what_a_tracker_complains_of_stands_in_the_log_of_its_run_once(
+    made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk that is tried again, and what a package warns its user of; the run goes on and knows nothing of either."""
+
+    class Complaining(Recorded):
+        def send(self, record: StepRecord) -> None:
+            for category in (UserWarning, UserWarning, DeprecationWarning):
+                warnings.warn(f"{category.__name__}: not written", category, stacklevel=1)
+
+        def flush(self, sent: Sent) -> None:
+            raise DiskFault("The disk is full.")
+
+    monkeypatch.setitem(MAKERS, "csv", Complaining)
+    monkeypatch.setattr(os, "nice", lambda value: 0)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    made_up.step(1)
+    made_up.step(2)
+    made_up.folder.log.touch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert process.main(["csv", str(made_up.folder.path)]) == 0
+    said = ["UserWarning: not written", "The disk is full."]
+    assert capsys.readouterr().out.splitlines() == said
+    assert made_up.folder.log.read_text().splitlines() == [f"csv: {sentence}" for sentence in said]
 
 
 def test_every_process_of_a_run_starts_its_trackers_but_one_that_takes_over_after_a_gpu_error(

@@ -7,7 +7,9 @@ import os
 import sys
 import threading
 import traceback
+import warnings
 from pathlib import Path
+from typing import Any
 
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
@@ -16,6 +18,8 @@ from backend.spec.user_input.text import shown
 VERB = "follow-a-run"
 """What a bundled program is called with to be this process (`backend.child_process.module_command`)."""
 NICE = 10
+LONGEST = 160
+"""Characters of a sentence about what a package has said or raised."""
 
 
 def main(arguments: list[str]) -> int:
@@ -24,51 +28,70 @@ def main(arguments: list[str]) -> int:
     from backend.run.trackers.follow import track
 
     name, folder = arguments
-    run = RunFolder(Path(folder))
-
-    def say(sentence: str) -> None:
-        _say(run, name, sentence)
-
-    def end_with_thread(what: threading.ExceptHookArgs) -> None:
-        """A thread of a package has died, as tensorboardX's writer does on a full disk: what is sent to it waits for ever."""
-        with contextlib.suppress(OSError):
-            traceback.print_exception(what.exc_value)
-        say(_of_error(what.exc_value))
-        os._exit(1)
-
-    threading.excepthook = end_with_thread
+    words = _Words(RunFolder(Path(folder)), name)
+    threading.excepthook = words.end_with_thread
+    warnings.showwarning = words.pass_on
     with contextlib.suppress(OSError):
         os.nice(NICE)
     try:
-        track(run, name, waits=True, say=say)
+        track(words.run, name, waits=True, say=words.complain)
     except Mistake as mistake:
         for fault in mistake.faults:
-            say(str(fault))
+            words.end(str(fault))
         return 2
     except Exception as error:  # whatever a package raises
-        with contextlib.suppress(OSError):
-            traceback.print_exc()
-        say(_of_error(error))  # last: the run tells the last line of this log
+        words.end_with(error)
         return 1
     return 0
 
 
-def _of_error(error: BaseException | None) -> str:
-    return f"{type(error).__name__}: {shown(error, 120)}"
+class _Words:
+    """What a tracker's process has to say: in its own log, and where the run does not tell it also in the run's, which the window shows."""
+
+    def __init__(self, run: RunFolder, name: str) -> None:
+        self.run, self._name = run, name
+        self._told: set[str] = set()
+
+    def complain(self, sentence: str) -> None:
+        """Say what goes wrong, once, and go on."""
+        if sentence not in self._told:
+            self._told.add(sentence)
+            _print(sentence)
+            self._append(sentence)
+
+    def end(self, sentence: str) -> None:
+        """The last words, which a run that goes on reads from the end of this process's log and tells itself."""
+        _print(sentence)
+        if not self.run.is_locked():
+            self._append(sentence)
+
+    def end_with(self, error: BaseException | None) -> None:
+        with contextlib.suppress(OSError):
+            traceback.print_exception(error)
+        self.end(f"{type(error).__name__}: {shown(error, LONGEST)}")
+
+    def end_with_thread(self, what: threading.ExceptHookArgs) -> None:
+        """A thread of a package has died, as tensorboardX's writer does on a full disk: what is sent to it waits for ever."""
+        self.end_with(what.exc_value)
+        os._exit(1)
+
+    def pass_on(self, message: Warning | str, category: type[Warning], *_: Any) -> None:
+        """A package's warning to its user: so trackio tells that its database cannot be written. Those to programmers are left out."""
+        if category is UserWarning:
+            self.complain(shown(message, LONGEST))
+
+    def _append(self, sentence: str) -> None:
+        """In one piece, as every line of that log; it is not created, for the folder may have been moved away."""
+        with contextlib.suppress(OSError):
+            log = os.open(self.run.log, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
+            os.write(log, f"{self._name}: {sentence}\n".encode(errors="replace"))
+            os.close(log)
 
 
-def _say(run: RunFolder, name: str, sentence: str) -> None:
-    """Write a line into the tracker's log; and into that of a run that is over, which can tell nothing itself any more. A full disk keeps
-    both from nothing else."""
-    with contextlib.suppress(OSError):
+def _print(sentence: str) -> None:
+    with contextlib.suppress(OSError):  # the disk is full
         sys.stdout.write(f"{sentence}\n")
         sys.stdout.flush()
-    if not run.is_locked():
-        # Not created: the folder may have been moved away.
-        with contextlib.suppress(OSError):
-            log = os.open(run.log, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
-            os.write(log, f"{name}: {sentence}\n".encode(errors="replace"))
-            os.close(log)
 
 
 if __name__ == "__main__":
