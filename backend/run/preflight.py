@@ -28,9 +28,8 @@ from backend.models.sharded_policy import check_divides
 from backend.models.start_adapter import check_start
 from backend.models.supported_architectures import architecture_refusal
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
-from backend.run.checkpoints.checkpoint_score import check_metric
 from backend.run.distributed.check.planned_machines import plan_machines
-from backend.run.evaluation.evaluation_sets import check_evaluation_sets, held_out_settings
+from backend.run.evaluation.evaluation_sets import check_evaluation_sets, check_held_out, held_out_settings
 from backend.run.final_export import exports
 from backend.run.run_inputs import RunInputs, StageRows, read_rows, read_stages, stage_mistake
 from backend.run.scoring_stages import scoring_stages
@@ -43,6 +42,7 @@ from backend.spec.memory.model_shape import shape_of
 from backend.spec.memory.worst_stage import estimate_run
 from backend.spec.model_and_data_names import check_reference, check_weights, model_source
 from backend.spec.model_config import is_quantized_by_mlx
+from backend.spec.own_updates import require_no_program
 from backend.spec.places import runs_folder
 from backend.spec.run_disk_use import RESERVE, run_bytes
 from backend.spec.runs.steering import stage_configs
@@ -67,17 +67,21 @@ def preflight(
     processes: SharedProcesses | None = None,
     runs_dir: Path | None = None,
     begin: Callable[[Config], Scorer] | None = None,
+    *,
+    of_program: bool = False,
 ) -> RunInputs:
     """Check raw settings, then model, reference, dataset, columns, prompts and rewards, each independently of the others.
 
     Returns the rows and reward functions that were read. `processes`: those that are shared with other runs. `runs_dir`: where
     the run will be, the folder of runs by default; its disk must have room. `begin`: what makes the scorer, where functions are objects of a
-    program. Raises Mistake with all faults.
+    program. `of_program`: whether the caller has the optimizer and schedule, where those are objects. Raises Mistake with all faults.
     A reward file is executed to see what it registers: naming it on the command line is consent.
     """
     if faults := problems(raw):
         raise Mistake(faults)
     config = parse(raw)
+    if not of_program:
+        require_no_program(config)
     scorer = begin(config) if begin else begin_scorer(config, processes)
     try:
         splits, stages = _check_files(config, scorer, runs_dir or runs_folder())
@@ -237,9 +241,7 @@ def _read_and_check_data(config: Config, tokenizer: Any, scorer: Scorer) -> Spli
         if faults := check_columns(splits.rows(split), of_held_out, splits.source.get(split, config.data)):
             raise Mistake(faults)
     check_evaluation_sets(splits, of_held_out, tokenizer)
-    if config.test and not splits.test:
-        raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
-    check_metric(config, has_held_out=bool(splits.valid or splits.evals))
+    check_held_out(splits, config)
     if tokenizer is not None:
         used = {"train": True, "valid": config.steps_per_eval > 0, "test": config.test}
         for split in (split for split in checked if used[split]):

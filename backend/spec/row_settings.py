@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from backend.spec.faults import Fault, Mistake
 from backend.spec.user_input.paths import user_path
-from backend.spec.user_input.patterns import MOST_REPEATS, repeats_too_often
+from backend.spec.user_input.patterns import excess
 from backend.spec.user_input.text import shown
 
 DATASET_KEYS = (
@@ -58,11 +58,8 @@ def template_faults(template: str) -> Iterator[Fault]:
 def pattern_faults(pattern: str) -> Iterator[Fault]:
     if not pattern:
         return
-    if repeats_too_often(pattern):
-        yield Fault(
-            "answer_pattern",
-            f"{shown(pattern, 60)} repeats more than {MOST_REPEATS:,} times; + and * repeat as often as needed.",
-        )
+    if sentence := excess(pattern):
+        yield Fault("answer_pattern", sentence)
         return
     try:
         groups = re.compile(pattern).groups

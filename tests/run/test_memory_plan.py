@@ -6,7 +6,7 @@ import gc
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -401,6 +401,16 @@ def test_a_smaller_model_is_advised_where_no_setting_helps() -> None:
     config = parse({"model": "m", "data": "d.jsonl", "quantization": "4"})
     estimated = estimate.estimate(config, _big(), 2 * estimate.GB, 128)
     assert estimated.fault is not None and "Choose a smaller model" in estimated.fault.sentence
+
+
+@pytest.mark.parametrize("width", [4096, 10**6, 10**12])
+def test_what_no_machine_can_hold_is_one_short_sentence(width: int) -> None:
+    """A config.json may claim any size."""
+    config = parse({"model": "m", "data": "d.jsonl", "max_completion_length": 500_000, "max_seq_length": 1_000_000})
+    claimed = replace(_big(), hidden=width, weights=_big().weights * width)
+    fault = estimate.estimate(config, claimed, 2 * estimate.GB, 128).fault
+    assert fault is not None and len(fault.sentence) <= 200, fault
+    assert "TB" in fault.sentence and "set Memory limit" not in fault.sentence
 
 
 def test_a_run_that_cannot_fit_is_refused_and_one_that_is_constrained_notes_it(tmp_path: Path) -> None:

@@ -31,8 +31,9 @@ IN_FLIGHT_NAME, IN_FLIGHT_SHARE = "in flight", 0.05
 
 OPTIMIZER_COPIES = {
     "adamw": 2, "adam": 2, "adamax": 2, "adadelta": 2, "muon": 1, "sgd": 1, "lion": 1, "rmsprop": 1, "adagrad": 1,
+    "own": 2,
 }  # fmt: skip
-"""State arrays of a weight's size per optimizer. Adafactor keeps row and column statistics only (arXiv:1804.04235)."""
+"""State arrays of a weight's size per optimizer; of a program's, which may be anything, as many as of AdamW. Adafactor keeps row and column statistics only (arXiv:1804.04235)."""
 
 EIGHT_BIT_BYTES = 1 + 4 / 256
 """A number of an optimizer's state in 8 bits: its byte, and its part of the float32 that a block of 256 shares."""
