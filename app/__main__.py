@@ -9,6 +9,7 @@ import argparse
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ DESKTOP_FILE = "grpo-studio"
 """Name of our .desktop file on Linux, without its suffix: Wayland takes the icon of a window from there."""
 SCREENSHOT_MS = 900
 """How long a page may settle before its screenshot."""
+LONGEST_READ_S = 60.0
+"""How long a screenshot waits for the run that its page shows."""
 FIRST_SIZE = "1280x800"
 """Of a screenshot's window, in pixels."""
 READ_AHEAD_MS = 300
@@ -206,7 +209,17 @@ def open_session(window: Window, options: argparse.Namespace) -> None:
 
 
 def save_screenshot(app: QApplication, window: Window, path: Path) -> None:
+    """Once the page has settled, and the run that it shows is read: on a busy machine that takes longer than a page does."""
     from PySide6.QtCore import QTimer
+
+    until = time.monotonic() + LONGEST_READ_S
+
+    def save_when_read(was_read: bool) -> None:
+        is_read = (run := window.session.run) is None or run.has_caught_up
+        if was_read or time.monotonic() > until:
+            save()
+        else:  # once more after it was read: its charts are drawn one after the other
+            QTimer.singleShot(SCREENSHOT_MS, lambda: save_when_read(is_read))
 
     def save() -> None:
         window.grab().save(str(path))
@@ -215,7 +228,8 @@ def save_screenshot(app: QApplication, window: Window, path: Path) -> None:
         window.hide()
         app.exit()
 
-    QTimer.singleShot(SCREENSHOT_MS, save)
+    # Where nothing has to be read, the page has had its time by then.
+    QTimer.singleShot(SCREENSHOT_MS, lambda: save_when_read(window.session.run is None))
 
 
 if __name__ == "__main__":

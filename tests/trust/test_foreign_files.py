@@ -188,9 +188,9 @@ def test_an_adapter_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_pattern_of_a_foreign_adapter_writes_out_no_billion_repetitions() -> None:
     began = time.monotonic()
-    with pytest.raises(Mistake, match="cannot be used"):
+    with pytest.raises(Mistake, match="repetitions written out"):
         _matching({"(.{1000000000})": 8}, "model.layers.0.self_attn.q_proj", 4)
-    with pytest.raises(Mistake, match="cannot be used"):
+    with pytest.raises(Mistake, match="repetitions written out"):
         _matching({"((x{1000}){1000}){1000}": 8}, "model.layers.0.self_attn.q_proj", 4)
     assert time.monotonic() - began < 5
     assert _matching({r"layers\.\d{1,3}\.self_attn\.q_proj": 8}, "model.layers.0.self_attn.q_proj", 4) == 8

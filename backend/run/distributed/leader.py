@@ -49,7 +49,8 @@ class Leader:
     backend: str
     paces: RankPaces = field(init=False)
     shares: StepShares = field(init=False)
-    patience: LearningPatience = field(default_factory=LearningPatience)
+    learning: LearningPatience = field(default_factory=LearningPatience)
+    measuring: LearningPatience = field(default_factory=LearningPatience)
 
     def __post_init__(self) -> None:
         self.paces, self.shares = RankPaces(self.ranks.size), StepShares(self.ranks.size)
@@ -84,11 +85,11 @@ class Leader:
         )
 
     @contextmanager
-    def hung_are_given_up(self) -> Generator[None]:
-        """While a step is learned: raise LostRank for a worker that answers, and that the others wait for many times as long as a step took."""
+    def hung_are_given_up(self, patience: LearningPatience) -> Generator[None]:
+        """Raise LostRank for a worker that answers, and that the others wait for in a collective many times as long as such work took."""
 
         def look(waited_s: float) -> None:
-            if (why := self.patience.overdue(waited_s)) and (behind := self.workers.behind()):
+            if (why := patience.overdue(waited_s)) and (behind := self.workers.behind()):
                 self.workers.give_up(behind[0], why)
 
         self.ranks.waiting = look
@@ -107,7 +108,7 @@ class Leader:
                 reports.append(LearningReport(**message.body))
                 self.shares.add_learning(message.rank, reports[-1])
                 missing.remove(message.rank)
-            elif why := self.patience.overdue(time.monotonic() - since):
+            elif why := self.learning.overdue(time.monotonic() - since):
                 self.workers.give_up(min(missing), why)
         return reports
 
@@ -204,11 +205,11 @@ class LeaderParts(RunParts):
             keep_together(self, config, leader.ranks)
             return super(LeaderParts, self).learn(groups, config, timed_poll)
 
-        with leader.hung_are_given_up():
+        with leader.hung_are_given_up(leader.learning):
             metrics, own = timed_learning(self, leader.ranks, learn)
             leader.shares.add_learning(0, own)
             reports = leader.learned_by_workers()
-        leader.patience.observe(max(own.busy_s - paused_s, *(report.busy_s for report in reports)))
+        leader.learning.observe(max(own.busy_s - paused_s, *(report.busy_s for report in reports)))
         self.kept = None
         return metrics | leader.shares.metrics()
 
@@ -219,7 +220,11 @@ class LeaderParts(RunParts):
 
     def held_out_metrics(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
         self._send_groups("measure", groups, {"speeds": self.learner.forward.speeds})
-        return super(LeaderParts, self).held_out_metrics(groups, config, poll)
+        began = time.perf_counter()
+        with self.leader.hung_are_given_up(self.leader.measuring):
+            metrics = super(LeaderParts, self).held_out_metrics(groups, config, poll)
+        self.leader.measuring.observe(time.perf_counter() - began)
+        return metrics
 
     def test_metrics(self, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
         self.begin()  # the weights may be those of the best checkpoint now

@@ -20,19 +20,17 @@ def limit_s(usual_s: float, *, is_seen: bool = True) -> float:
 
 
 class LearningPatience:
-    """Of the updates of a step. Before the first step is learned nothing is usual, and there is no limit."""
+    """Of the updates of a step, or of a measurement without them. Before the first nothing is usual, and there is no limit."""
 
     def __init__(self) -> None:
         self._longest_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        """A step was learned."""
+        """A step was learned from, or measured."""
         self._longest_s = max(self._longest_s, seconds)
 
     def overdue(self, waited_s: float) -> str:
         """Why a rank that the others have waited for so long counts as hung, to follow its name; "" as long as it does not."""
         if not self._longest_s or waited_s <= limit_s(self._longest_s):
             return ""
-        return (
-            f"answers, but the others have waited {waited_s:.0f} s for it to learn; a step took {self._longest_s:.1f} s"
-        )
+        return f"answers, but the others have waited {waited_s:.0f} s for it to compute; a step took {self._longest_s:.1f} s"

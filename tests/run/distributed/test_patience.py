@@ -87,17 +87,17 @@ def test_a_rank_that_does_not_come_to_an_update_is_given_up_and_one_that_sums_is
     ranks = SimpleNamespace(rank=0, size=3, waiting=None)
     for late in ((), (2,)):
         leader = Leader(SilentWorkers(3, late), ranks, "ring")  # pyright: ignore[reportArgumentType]
-        with leader.hung_are_given_up():
+        with leader.hung_are_given_up(leader.learning):
             ranks.waiting(1e6)  # the first step: nothing is usual
-        leader.patience.observe(2.0)
-        with leader.hung_are_given_up():
+        leader.learning.observe(2.0)
+        with leader.hung_are_given_up(leader.learning):
             ranks.waiting(LEAST_S + TIMES * 2 - 1)
             if not late:
                 ranks.waiting(1e6)  # all have begun the sum: `collective_watch` judges that
                 continue
             with pytest.raises(
                 LostRank,
-                match=r"mac-2 \(rank 2\) answers, but the others have waited 141 s for it to learn; a step took 2.0 s",
+                match=r"mac-2 \(rank 2\) answers, but the others have waited 141 s for it to compute; a step took 2.0 s",
             ) as lost:
                 ranks.waiting(LEAST_S + TIMES * 2 + 1)
             assert len(lost.value.faults[0].sentence) <= 200
@@ -110,7 +110,7 @@ def test_a_worker_that_does_not_tell_of_its_last_update_is_given_up(monkeypatch:
     clock = Clock()
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock, perf_counter=clock))
     leader = Leader(SilentWorkers(2), SimpleNamespace(rank=0, size=2), "ring")  # pyright: ignore[reportArgumentType]
-    leader.patience.observe(1.0)
+    leader.learning.observe(1.0)
     looked = iter([0.0, 100.0, 129.0, 131.0])
 
     def receive(timeout: float | None = None) -> None:
