@@ -133,6 +133,7 @@ class RunsPage(QWidget):
         actions.free_requested.connect(self.free_space)
         self.compare_view.closed.connect(self._close_comparison)
         self.compare_view.guide_requested.connect(self.session.guide_requested)
+        self.compare_view.told.connect(self.session.message)
         escape = QShortcut(QKeySequence(Qt.Key.Key_Escape), self.compare_view, self._close_comparison)
         escape.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
         self.undo_bar.undone.connect(actions.undo_trash)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 ANY = {"*"}
 SPEC, TYPES = "backend.spec", "backend.types"
-ADVANTAGES = "backend.training.advantages"
+ADVANTAGES, VARIETY = "backend.training.advantages", "backend.training.variety"
 MODEL = {"app.model"}
 PLAIN_DATA = {
     "app.model.memory_parts",
@@ -50,6 +50,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     SPEC: (set(), {"yaml", "pydantic", "pydantic_core"}),
     TYPES: ({SPEC}, set()),
     ADVANTAGES: (set(), {"mlx"}),
+    VARIETY: ({TYPES}, set()),
     "backend.child_process": ({SPEC}, set()),
     "backend.confinement": (set(), set()),
     "backend.rewards": (
@@ -63,7 +64,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "backend.models.publish": ({SPEC, "backend.models"}, {"huggingface_hub", "keyring", "PIL", "yaml"}),
     "backend.data": (
-        {SPEC, TYPES, "backend.models"},
+        {SPEC, TYPES, VARIETY, "backend.models"},
         {"datasets", "huggingface_hub", "jinja2", "mlx_lm", "pyarrow", "regex", "tokenizers"},
     ),
     "backend.generation": ({SPEC, TYPES, "backend.engine"}, {*NUMBERS, "mlx_lm", "llguidance"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -52,3 +53,31 @@ def test_every_package_has_an_init_file() -> None:
     """setuptools packs only folders that have one."""
     folders = {path.parent for path in SOURCES}
     assert not [folder for folder in folders if not (folder / "__init__.py").exists()]
+
+
+def tree_of_readme() -> list[Path]:
+    """The files and folders that the first column of README's tree names; two spaces of indent are one folder deeper."""
+    block = (ROOT / "README.md").read_text("utf-8").split("## The tree")[1].split("```")[1]
+    above: list[Path] = []
+    named: list[Path] = []
+    for column in (line[:24].rstrip() for line in block.splitlines()):
+        if names := column.replace(",", " ").split():
+            above = above[: (len(column) - len(column.lstrip())) // 2]
+            home = above[-1] if above else ROOT
+            named += [home / name for name in names]
+            above.append(named[-1])
+    return named
+
+
+def test_readmes_tree_names_what_there_is() -> None:
+    named = tree_of_readme()
+    assert len(named) > 50
+    assert not [str(path) for path in named if not path.exists() and not path.with_suffix(".py").exists()]
+
+
+def test_every_source_file_that_a_document_names_exists() -> None:
+    paths = re.compile(r"`((?:app|backend|packaging|resources|tests)/[\w/]+(?:\.py|/))")
+    documents = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    named = {(document.name, path) for document in documents for path in paths.findall(document.read_text("utf-8"))}
+    assert len(named) > 50
+    assert not [place for place in sorted(named) if not (ROOT / place[1]).exists()]

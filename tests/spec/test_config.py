@@ -98,6 +98,7 @@ def test_a_menu_holds_its_default_and_nothing_twice(about: Setting) -> None:
     if about.kind == "choice":
         assert about.default in values
         assert one_sentence({about.key: "nonsense"}, about.key).startswith(f"{about.label} cannot be 'nonsense'; it is")
+        assert len(one_sentence({about.key: "/a/long/path" * 40}, about.key)) <= 200
 
 
 @for_every_setting
