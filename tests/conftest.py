@@ -60,9 +60,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.args = [str(file) for file in (*files[first:], *files[:first])]
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The order in which all workers know the tests."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """The order in which all workers know the tests, and examples that depend on nothing but the test.
+
+    Hypothesis also tries the constants of all modules that are imported by then, which it parses for that: seconds in each worker, and a test that
+    fails in the suite would draw other examples by itself."""
+    if (providers := sys.modules.get("hypothesis.internal.conjecture.providers")) is not None:
+        nothing = providers._local_constants
+        assert callable(providers._get_local_constants) and not len(nothing)
+        providers._get_local_constants = lambda: nothing
+    yield
     items.sort(key=lambda item: item.path)
 
 
