@@ -21,10 +21,10 @@ run: $(VENV)/.run-ready ## start the app on the bundled demo (in the terminal wh
 	$(PY) -m app
 
 test: $(VENV)/.test-ready ## run the whole suite
-	QT_QPA_PLATFORM=offscreen $(PY) -m pytest -n logical --maxprocesses 4 --dist loadfile
+	QT_QPA_PLATFORM=offscreen $(PY) -m pytest -n auto --dist loadfile
 
 test-as-gpu: $(VENV)/.test-ready ## run the suite on a CPU that makes a GPU's choices
-	GRPO_STUDIO_TREAT_CPU_AS=gpu QT_QPA_PLATFORM=offscreen $(PY) -m pytest -n logical --maxprocesses 4 --dist loadfile
+	GRPO_STUDIO_TREAT_CPU_AS=gpu QT_QPA_PLATFORM=offscreen $(PY) -m pytest -n auto --dist loadfile
 
 proofs: $(VENV)/.test-ready ## run the long proofs too: the demo for three seeds, every loss learning
 	QT_QPA_PLATFORM=offscreen $(PY) -m pytest -m proof -s

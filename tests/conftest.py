@@ -9,7 +9,9 @@ import gc
 import os
 import sys
 import tempfile
+from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -41,14 +43,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than cores, up to five: a worker that waits for a process or for the disk leaves its core to another."""
+    return min(5, (os.cpu_count() or 1) + 1)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Each worker begins to collect at another folder. Rewriting the assertions of a fresh clone's tests takes longer than all else of collecting, and a
-    file that another worker has rewritten is read from its byte code."""
+    """Each worker begins to collect at another file, its share of the bytes on. Rewriting the assertions of a fresh clone's tests takes longer than all
+    else of collecting, and a file that another worker has rewritten is read from its byte code."""
     worker = getattr(config, "workerinput", None)
     if worker is not None and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
-        folders = sorted(str(path) for path in Path(__file__).parent.iterdir() if any(path.glob("**/test_*.py")))
-        first = len(folders) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
-        config.args = [*folders[first:], *folders[:first]]
+        share = int(worker["workerid"].removeprefix("gw")) / worker["workercount"]
+        files = sorted(Path(__file__).parent.glob("**/test_*.py"))
+        ends = list(accumulate(file.stat().st_size for file in files))
+        first = bisect_left(ends, share * ends[-1])
+        config.args = [str(file) for file in (*files[first:], *files[:first])]
 
 
 @pytest.hookimpl(trylast=True)
@@ -71,14 +80,21 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
-def pytest_runtest_teardown() -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Collect garbage here, in the thread of the windows, and nowhere else. A collection in another thread, such as a test's HTTP server or a
-    reward function's, would destroy the timers of windows that earlier tests left in reference cycles, and Qt crash when one is due."""
+    reward function's, would destroy the timers of windows that earlier tests left in reference cycles, and Qt crash when one is due.
+
+    What is left when the fixtures of a file are gone stays: modules and caches. It is left out of later collections, which would grow from
+    file to file to a quarter of a second each."""
     global _tests
     _tests += 1
     gc.disable()
-    if _tests % TESTS_A_COLLECTION == 0:
+    is_last_of_file = nextitem is None or nextitem.path != item.path
+    if is_last_of_file or _tests % TESTS_A_COLLECTION == 0:
         gc.collect()
+    if is_last_of_file:
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -127,10 +127,34 @@ CHARTS: tuple[Chart, ...] = (
     Chart("Learning of each rank", "tokens/s", "tokens/s", "Tokens that each rank learns from in a second.", pattern="ranks/*/learn_tokens_per_second"),
     Chart("Prompts of each rank", "prompts", "", "How many prompts of a step each rank has sampled.", pattern="ranks/*/prompts"),
     Chart("Memory of each rank", "GB", "GB", "The most memory that was in use at once on each rank's machine.", pattern="ranks/*/memory"),
+    Chart("Evaluation sets", "reward", "", "Reward on each evaluation set that has a name.", pattern="*/reward", held_out=True),
+    Chart("Held-out entropy", "nats a token", "nats", "Entropy of the policy on held-out prompts, over at most 32 of their completions. Beside that of training "
+          "it tells whether the policy is sure of all prompts, or of those that it knows.",
+          (Curve("entropy", "Entropy", "accent"),), pattern="*/entropy", held_out=True),
+    Chart("Held-out KL", "nats a token", "nats", "How far the policy has moved from the reference on held-out prompts, over at most 32 of their "
+          "completions.", (Curve("kl", "KL", "kl"),), pattern="*/kl", held_out=True),
+    Chart("Held-out lengths", "tokens", "tokens", "Mean length of the completions of held-out prompts, and of those that ended by themselves; the band "
+          "reaches from the shortest to the longest.",
+          (Curve("completions/mean_length", "Mean", "length", low="completions/min_length", high="completions/max_length"),
+           Curve("completions/mean_terminated_length", "Ended by itself", "muted")),
+          pattern="*/completions/mean_length", held_out=True),
+    Chart("Held-out completions", "%", "share", "Of the completions of held-out prompts: how many were cut off at the limit, how many of a group "
+          "differ or are the same, how much of their text repeats itself; and the share of groups that all got the same reward.",
+          (Curve("hit_max_tokens_ratio", "Cut off", "length"), Curve("completions/distinct_fraction", "Different", "accent"),
+           Curve("completions/identical_fraction", "Identical to another", "clip"), Curve("completions/repetition", "Repeated text", "warning"),
+           Curve("frac_reward_zero_std", "Groups without signal", "muted")), held_out=True),
+    Chart("Held-out wording", "% of tokens", "share", "Distinct-1 and distinct-2 of the completions of a held-out prompt: different tokens, and pairs of "
+          "neighbours, of all their tokens.",
+          (Curve("completions/distinct_1", "Distinct-1", "length"), Curve("completions/distinct_2", "Distinct-2", "accent")), held_out=True),
+    Chart("Held-out spread", "std", "", "Standard deviation of the rewards of held-out prompts, within a group and over all, and of each reward "
+          "function's scores.",
+          (Curve("reward_std_within_groups", "Within groups", "accent"), Curve("reward_std", "Over all", "muted")), pattern="rewards/*/std",
+          held_out=True),
+    Chart("Other of evaluations", "value", "", "Every other metric of evaluations.", pattern="*", held_out=True),
     Chart("Tokens", "tokens", "", "Tokens seen since the run began.", (Curve("num_tokens", "Seen", "muted"),)),
     Chart("Other", "value", "", "Every other metric in the diary.", pattern="*"),
 )
-"""In the order of the page. `Other` is last, because it takes what is left."""
+"""In the order of the page. `Other` is last, because it takes what is left, as *Other of evaluations* does of theirs."""
 PHASE_LABELS = {"rollout": "Sampling", "reward": "Rewards", "train": "Learning", "gradient_sum": "Summing gradients"}
 """Labels of a step's phases in the names of matched metrics."""
 # fmt: on
@@ -162,10 +186,13 @@ def label_of(reward: str) -> str:
     return next((entry.label for entry in builtin_rewards() if entry.name == reward), reward)
 
 
-def has_place(chart: Chart, metrics: Iterable[str]) -> bool:
-    """Whether a run whose steps have these metrics has anything for this chart: numbers, or a reason worth telling why there are none."""
-    explains = chart.held_out or any(curve.metric == "kl" for curve in chart.curves)
-    return explains or any(chart.shows(name) for name in metrics)
+def has_place(chart: Chart, curves: Iterable[Curve], metrics: Iterable[str], *, has_steps: bool) -> bool:
+    """Whether a run with these metrics of the chart's kind has anything for this chart: numbers in one of its curves, or a reason worth
+    telling why there are none. Before its first step it has something for every chart of steps."""
+    recorded = set(metrics)
+    explains = any(curve.metric == ("reward" if chart.held_out else "kl") for curve in chart.curves)
+    is_expected = not has_steps and not chart.held_out
+    return explains or is_expected or any(curve.metric in recorded for curve in curves)
 
 
 def placeholder(chart: Chart, config: Mapping[str, Any], *, is_live: bool = True, steps: int = 0) -> str:
@@ -238,7 +265,8 @@ def _matched_curve(chart: Chart, name: str, index: int, rewards: list[str]) -> C
         return Curve(name, label_of(reward), f"reward:{_reward_index(name, rewards)}")
     if rank := _rank_in(name):
         return Curve(name, f"Rank {rank}", SPARE_COLOURS[int(rank) % len(SPARE_COLOURS)])
-    short = name.removeprefix(chart.pattern.rstrip("*"))
+    before, _, after = chart.pattern.partition("*")
+    short = name.removeprefix(before).removesuffix(after)
     taken = {curve.colour for curve in chart.curves}
     spare = [colour for colour in SPARE_COLOURS if colour not in taken] or SPARE_COLOURS
     return Curve(name, PHASE_LABELS.get(short, short), spare[index % len(spare)])

@@ -44,17 +44,20 @@ class Dataset(QObject):
         choices – {configs, splits} that the Hub offers.
         split – the split that is shown.
         counts – token counts of that split's prompts, or None.
+        variety – the answer to the question `preview_variety` about that split, or {}.
         faults – all problems of the dataset and its mapping.
         download_progress – (bytes so far, bytes in all or None).
 
     Signals:
         changed – any attribute but `counts`.
         counts_changed – `counts`.
+        variety_changed – `variety`.
         rows_replaced – the split has other rows now.
     """
 
     changed = Signal()
     counts_changed = Signal()
+    variety_changed = Signal()
     rows_replaced = Signal()
 
     def __init__(self, draft: Draft, service: Service, parent: QObject | None = None) -> None:
@@ -63,11 +66,12 @@ class Dataset(QObject):
         self.state, self.preview, self.split = "none", dict[str, Any](), "train"
         self.choices: dict[str, list[str]] = {"configs": [], "splits": []}
         self.counts: Counts | None = None
+        self.variety: dict[str, Any] = {}
         self.faults: list[Fault] = []
         self._count_faults: list[Fault] = []
         self._watchers: dict[int, bool] = {}
         self._requested_for: dict[str, Any] | None = None
-        self._reading = self._counting = self._fetching = 0
+        self._reading = self._counting = self._comparing = self._fetching = 0
         self._fetch_failed = False
         self.download_progress: tuple[int, int | None] = (0, None)
         self._choices_for: tuple[Any, ...] = ()
@@ -94,6 +98,7 @@ class Dataset(QObject):
                 self._requested_for = None
         if not any(self._watchers.values()):
             self._cancel("_counting")
+            self._cancel("_comparing")
 
     # Requests
 
@@ -148,7 +153,7 @@ class Dataset(QObject):
             return
         if self._fetching and self._requested_for and self._requested_for["data"] == settings["data"]:
             return
-        for question in ("_reading", "_counting", "_fetching"):
+        for question in ("_reading", "_counting", "_comparing", "_fetching"):
             self._cancel(question)
         known = self._requested_for == settings
         self._requested_for = settings
@@ -198,7 +203,9 @@ class Dataset(QObject):
         if split != self.split and split in self.splits:
             self.split = split
             self._cancel("_counting")
+            self._cancel("_comparing")
             self.counts, self._count_faults = None, []
+            self._set_variety({})
             self._collect_faults()
             self.changed.emit()
             self.rows_replaced.emit()
@@ -270,6 +277,7 @@ class Dataset(QObject):
 
     def _set_state(self, state: str, preview: dict[str, Any]) -> None:
         self.state, self.preview, self.counts, self._count_faults = state, preview, None, []
+        self._set_variety({})
         if self.split not in self.splits:
             self.split = next(iter(self.splits), "train")
         self._collect_faults()
@@ -297,7 +305,8 @@ class Dataset(QObject):
     # Counting
 
     def _request_counts(self) -> None:
-        """Request the token counts of the split's prompts, unless they are known or requested."""
+        """Request the token counts of the split's prompts and their variety, unless they are known or requested."""
+        self._request_variety()
         if self._counting or not self._watchers or not self.can_count:
             return
         most = None if any(self._watchers.values()) else SAMPLE_SIZE
@@ -331,6 +340,25 @@ class Dataset(QObject):
         self._counting, self._count_faults = 0, faults
         self._collect_faults()
         self.changed.emit()
+
+    # Variety
+
+    def _request_variety(self) -> None:
+        """Request it for a page that shows all there is; a line in passing does without."""
+        if self._comparing or self.variety or not any(self._watchers.values()) or not self.can_count:
+            return
+        self._comparing = self._service.ask(
+            "preview_variety", self._on_variety, on_refused=lambda _: self._on_variety({}), owner=self,
+            settings=self.settings(), split=self.split,
+        )  # fmt: skip
+
+    def _on_variety(self, answer: dict[str, Any]) -> None:
+        self._comparing = 0
+        self._set_variety(answer)
+
+    def _set_variety(self, variety: dict[str, Any]) -> None:
+        self.variety = variety
+        self.variety_changed.emit()
 
     def _cancel(self, question: str) -> None:
         """Cancel a request, if it is pending."""

@@ -39,11 +39,15 @@ class Counts:
     @property
     def median(self) -> int:
         """The median length."""
-        half = sum(rows for _, rows in self.lengths) / 2
+        return self.percentile(50)
+
+    def percentile(self, percent: float) -> int:
+        """The least length that so many percent of the prompts do not exceed; 0 where none is known."""
+        wanted = sum(rows for _, rows in self.lengths) * percent / 100
         passed = 0
         for tokens, rows in self.lengths:
             passed += rows
-            if passed >= half:
+            if passed >= wanted:
                 return tokens
         return 0
 

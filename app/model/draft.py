@@ -30,6 +30,7 @@ from backend.spec.rewards import catalog
 from backend.spec.rewards.catalog import RewardEntry
 from backend.spec.runs.adapter_source import adapter_settings, find_adapter
 from backend.spec.setting import Kind
+from backend.spec.user_input.files import exists
 from backend.spec.whole_file import replace_file, save_as
 
 AUTOSAVE_MS = 400
@@ -166,7 +167,7 @@ class Draft(QObject):
         assert self.autosave is not None
         values, faults = values_from(config.read(self.autosave))
         self._values, self._on_disk, self.path = values, copy.deepcopy(values), None
-        if path is not None and path.exists():
+        if path is not None and exists(path):
             try:
                 self._on_disk, _ = values_from(config.read(path))
                 self.path = path

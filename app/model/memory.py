@@ -23,6 +23,7 @@ NAMES = {
     "KV cache": ("KV cache", "Keys and values of the completions that are decoded together."),
     "activations": ("Activations", "What the backward pass needs of the tokens that go through the model together."),
     "prompts": ("Prompts", "Keys and values of prompts that several micro-batches share, and their gradients."),
+    "kept": ("Step's start", "What learns, as it was before the step, which a lost machine may take back."),
     "logits": ("Logits", "A number for each word of the vocabulary, for the tokens at work."),
     "in flight": ("In flight", "Arrays that MLX has prepared ahead of the device."),
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QByteArray, QObject, QSettings
 
+from app.model.chart_columns import NAMINGS, Naming
 from backend.spec import file_lock, places
 from backend.spec.private_files import make_private_folder, restrict_to_user
 
@@ -179,6 +180,16 @@ class Prefs(QObject):
     @chart_marks.setter
     def chart_marks(self, shown: bool) -> None:
         self._settings.setValue("chart_marks", shown)
+
+    @property
+    def chart_columns(self) -> Naming:
+        """What the columns of a chart's CSV table are called."""
+        known: dict[str, Naming] = {naming: naming for naming in NAMINGS}
+        return known.get(self._text("chart_columns"), "labels")
+
+    @chart_columns.setter
+    def chart_columns(self, naming: Naming) -> None:
+        self._settings.setValue("chart_columns", naming)
 
     @property
     def check_updates(self) -> bool:

@@ -18,6 +18,8 @@ from backend.spec.faults import Mistake
 from backend.spec.other_programs.translation import translate
 from backend.spec.row_settings import DATASET_KEYS
 from backend.spec.setting import Setting
+from backend.spec.user_input.documents import YAML_LIMIT
+from backend.spec.user_input.files import read_text
 
 OWN = keys_used_by("task")
 """Settings of the user's task, which a preset may not change."""
@@ -89,7 +91,7 @@ def preset(file: Path) -> Preset:
 def _comments(file: Path) -> list[str]:
     """The comment lines at the top."""
     lines: list[str] = []
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in read_text(file, "preset", YAML_LIMIT).splitlines():
         if not line.startswith("#"):
             break
         lines.append(line.lstrip("# ").strip())

@@ -25,6 +25,7 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.model.dataset import SPLITS, USES, Dataset
 from app.model.session import Session
+from app.pages.parts.dataset_captions import lengths_caption, variety_caption
 from app.widgets.basic.controls import ComboBox
 from app.widgets.basic.empty_state import EmptyState
 from app.widgets.basic.key_names import with_key_names
@@ -38,6 +39,7 @@ from app.widgets.form.path_field import PathField
 from app.widgets.rewards.completion_source import MAX_ROWS
 from backend.spec.config import SETTINGS
 
+COMPARING = "Comparing the prompts…"
 UNCOUNTED = "Choose the column with the prompts, and their tokens are counted."
 SHARES = (3, 2)
 """Relative widths of the left and right cards."""
@@ -161,6 +163,7 @@ class DatasetPage(QWidget):
         tab_stops = [
             *self.path.tab_stops(),
             *self.mapping.tab_stops(),
+            self.counts.other,
             self.which,
             self.table,
             self.allow_button,
@@ -178,6 +181,8 @@ class DatasetPage(QWidget):
         self.draft.changed.connect(self._on_changed)
         self.dataset.changed.connect(self._show_all)
         self.dataset.counts_changed.connect(self._show_counts)
+        self.dataset.variety_changed.connect(self._show_variety)
+        self.counts.turned.connect(self._show_about)
         self.dataset.rows_replaced.connect(self._show_rows)
         self.which.activated.connect(lambda _: self.dataset.set_split(self.which.currentData()))
         self.model.chunk_requested.connect(self._request_chunk)
@@ -220,6 +225,7 @@ class DatasetPage(QWidget):
         self.mapping.show_likely(dataset.suggested_columns)
         self._show_which()
         self._show_counts()
+        self._show_variety()
         self.table.set_placeholder(self._placeholder())
         self.allow_button.setVisible(bool(self.draft.value("map_function") and self._unconfirmed()))
         self._show_enabled()
@@ -260,8 +266,7 @@ class DatasetPage(QWidget):
         shown.show_figure("too_long", too_long, sample=not is_exact)
         instead = counts.no_tokens if counts else UNCOUNTED if dataset.splits and not dataset.can_count else ""
         shown.histogram.show_lengths(counts.lengths if counts and has_tokens else (), dataset.prompt_limit, instead)
-        shown.about.setText(self._about_lengths())
-        shown.about.setToolTip(plain_tip(shown.about.text()))
+        self._show_about()
         shown.show_progress(*((counts.seen, counts.rows) if counts and not counts.done else (0, 0)))
         if has_tokens and not self._had_tokens:
             self.model.forget()  # the tokenizer is loaded now: rows requested again have lengths
@@ -269,18 +274,19 @@ class DatasetPage(QWidget):
                 self._request_row()
         self._had_tokens = has_tokens
 
-    def _about_lengths(self) -> str:
-        dataset, counts = self.dataset, self.dataset.counts
-        notes = [
-            f"first {about['rows']:,} rows" for about in [dataset.splits.get(dataset.split, {})] if about.get("about")
-        ]
-        notes += dataset.preview.get("notes", ())
-        if counts is None:
-            return " · ".join(["Counting tokens…" if dataset.can_count else "", *notes]).strip(" ·")
-        if not counts.has_tokens:
-            return " · ".join(notes)
-        lengths = f"median {counts.median:,} · longest {counts.longest:,} · {max(0, dataset.prompt_limit):,} fit"
-        return " · ".join([lengths, *notes])
+    def _show_variety(self) -> None:
+        variety = self.dataset.variety
+        self.mapping.show_verdict(variety.get("verdict", ""), is_poor=variety.get("level") == "poor")
+        awaited = COMPARING if self.dataset.can_count else UNCOUNTED if self.dataset.splits else ""
+        self.counts.variety.show_figures(variety.get("figures", ()), "" if variety else awaited)
+        self._show_about()
+
+    def _show_about(self) -> None:
+        """The caption below the histogram, or below the figures on variety."""
+        about, variety = self.counts.about, self.dataset.variety
+        shows_variety = self.counts.shows_variety and variety
+        about.setText(variety_caption(self.dataset) if shows_variety else lengths_caption(self.dataset))
+        about.setToolTip(plain_tip(about.text()))
 
     # Rows to try rewards on
 

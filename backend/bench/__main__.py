@@ -91,6 +91,27 @@ def network(
 
 
 @app.command()
+def trackers(
+    pairs: Annotated[int, typer.Option(min=1, help="Runs with each tracker, and as many without.")] = 6,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a run.")] = 60,
+    only: Annotated[list[str] | None, typer.Option(help="These trackers; all that are installed if left out.")] = None,
+    lock: Annotated[Path | None, typer.Option(help="A file that is locked meanwhile.")] = None,
+) -> None:
+    """What a tracker costs its run: the demo with each, and without."""
+    from contextlib import nullcontext
+
+    from backend.bench import trackers as measurement
+    from backend.spec.file_lock import held
+    from backend.spec.trackers import TRACKERS
+
+    names = only or [name for name, kind in TRACKERS.items() if kind.is_installed]
+    if unknown := [name for name in names if name not in TRACKERS]:
+        raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(TRACKERS)}.")
+    with held(lock) if lock else nullcontext():
+        measurement.table(measurement.measure(names, pairs, steps, note=print)).show()
+
+
+@app.command()
 def kernels(
     bits: Annotated[int, typer.Option(help="Of the base's weights; 16 for none.")] = 4,
     rows: Annotated[int, typer.Option(min=1, help="Completions decoded together.")] = 8,

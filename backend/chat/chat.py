@@ -1,7 +1,7 @@
 """A chat: the same prompt to every side, the same random numbers, answers token by token.
 
-Prompts are built as a run's are (`backend.data.problems`): the same system message, template and template variables. Token t of turn n is sampled with
-the uniform that completion 0 of problem n of a rollout with that seed would get, so a first answer is what `Rollout.sample`
+Prompts are built as a run's are (`backend.data.problems`): the same system message, template and template variables. Token t of turn n is
+sampled with the uniform that completion 0 of problem n of a rollout with that seed would get, so a first answer is what `Rollout.sample`
 gives for that prompt. No state is kept but caches: the caller has the conversation, and sends it.
 """
 

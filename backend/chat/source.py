@@ -15,8 +15,8 @@ from backend.spec.weight_choices import END, WeightChoice, find_choice
 
 @dataclass(frozen=True, slots=True)
 class ChatSource:
-    """`config` holds the run's settings as they were at the step of `weights`; of a plain model it holds the defaults, with its name. `run` and `weights` are None for a
-    plain model, which has a base and nothing trained."""
+    """`config` holds the run's settings as they were at the step of `weights`; of a plain model it holds the defaults, with its name.
+    `run` and `weights` are None for a plain model, which has a base and nothing trained."""
 
     name: str
     config: Config

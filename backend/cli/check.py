@@ -4,43 +4,71 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from backend.cli.exit_codes import MISTAKE, print_faults, verb
 from backend.cli.options import AsJson
-from backend.spec.faults import Mistake
+from backend.spec.faults import Fault, Mistake
+
+Prompts = Annotated[bool, typer.Option("--prompts", help="Say also how varied the prompts are, and how long.")]
 
 
 @verb
-def check(config: Annotated[Path, typer.Argument(help="The settings, a YAML file.")], as_json: AsJson = False) -> None:
+def check(
+    config: Annotated[Path, typer.Argument(help="The settings, a YAML file.")],
+    as_json: AsJson = False,
+    prompts: Prompts = False,
+) -> None:
     """Say every problem with settings, model, dataset, columns and rewards, and what is unusual; loads no weights.
 
     Of a file for TRL, mlx-lm-lora or mlx-grpo, say what was made of each of its words.
     """
-    from backend.run import preflight
+    from backend.cli.prompt_report import report_lines
     from backend.spec.config import parse, read
     from backend.spec.other_programs.account import account
     from backend.spec.other_programs.translation import read_words
     from backend.spec.runs.adapter_source import with_adapter
     from backend.spec.unusual import unusual
 
+    faults, report = list[Fault](), dict[str, Any]()
     try:
         raw = with_adapter(read(config))
         for line in account(read_words(raw)):
             print(line, file=sys.stderr)
-        faults = preflight.check(raw)
+        report = _checked(raw, with_lengths=prompts)
     except Mistake as mistake:
         faults = mistake.faults
     if as_json:
-        print(json.dumps([fault.to_dict() for fault in faults], ensure_ascii=False))
+        listed = [fault.to_dict() for fault in faults]
+        print(json.dumps({"faults": listed, "prompts": report} if prompts else listed, ensure_ascii=False))
     else:
         print_faults(Mistake(faults))
     if faults:
         raise typer.Exit(MISTAKE)
-    if not as_json:
-        print("Nothing is wrong with these settings.")
-        for remark in unusual(parse(with_adapter(read(config)))):
-            print(f"{remark.setting}: {remark.sentence}")
+    if as_json:
+        return
+    print("Nothing is wrong with these settings.")
+    for remark in unusual(parse(with_adapter(read(config)))):
+        print(f"{remark.setting}: {remark.sentence}")
+    if prompts:
+        print(*report_lines(report), sep="\n")
+    elif report["level"] == "poor":
+        print(f"data: {report['verdict']}")
+
+
+def _checked(raw: Mapping[str, Any], *, with_lengths: bool) -> dict[str, Any]:
+    """→ the report on the prompts of the training split. Raises Mistake with all faults of the settings and of what they point to."""
+    from backend.cli.prompt_report import prompt_report
+    from backend.run import preflight
+    from backend.spec.config import parse
+
+    inputs = preflight.preflight(raw)
+    try:
+        splits, config = inputs.splits, parse(raw)
+        return prompt_report(splits.train, config, splits.source.get("train", config.data), with_lengths=with_lengths)
+    finally:  # not before: a map function of streamed rows is called there
+        inputs.scorer.close()

@@ -71,7 +71,7 @@ def _values(key: str, start: str) -> Iterator[Offer]:
         yield from _reward_names(key, start)
         return
     else:
-        offers = [(choice.value, choice.label) for choice in setting.choices]
+        offers = [(choice.value, choice.label) for choice in setting.choices if not choice.is_written]
     for value, label in offers:
         if value.startswith(start):
             yield f"{key}={value}", label

@@ -66,6 +66,9 @@ def _figures(figures: Figures) -> Iterator[tuple[str, MeanWithInterval]]:
     yield from ((f"pass@{k}", mean) for k, mean in figures.pass_at.items())
     yield "tokens", figures.tokens
     yield "cut off", figures.cut_off
+    if figures.spread is not None and figures.different is not None:
+        yield "spread of a prompt", figures.spread
+        yield "different texts", figures.different
 
 
 def _interval(mean: MeanWithInterval, *, signed: bool = False) -> str:

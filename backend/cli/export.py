@@ -82,7 +82,7 @@ def export(
                          "public": public, "preview": preview}  # fmt: skip
         with _stopping():
             export_settings(
-                run, runs_dir, name, folder, about_weights, overwrite=overwrite, as_json=as_json,
+                run, runs_dir, name, folder, about_weights, overwrite=overwrite, allow_code=allow_code, as_json=as_json,
                 report=_report_json if as_json else _ReportLines(),
             )  # fmt: skip
         return

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from backend.spec.config import Config, load
+from backend.spec.config import Config, load, read
 from backend.spec.export_choices import settings_of
 from backend.spec.faults import Mistake
 from backend.spec.places import find_run
+from backend.spec.rewards.allowed_code import require_allowed
 
 
 def export_settings(
@@ -22,16 +23,18 @@ def export_settings(
     about_weights: Mapping[str, Any],
     *,
     overwrite: bool,
+    allow_code: bool,
     as_json: bool,
     report: Callable[[str], None],
 ) -> None:
     """Write the folder; what is not carried over goes to stderr, its place to stdout. `about_weights`: options that have no use here, with
-    what was given. Raises Mistake for one that was given."""
+    what was given. Raises Mistake for one that was given, and for a run's reward file that was never allowed here: the folder carries it to a
+    machine on which nothing confines it."""
     from backend.run.export.trl.folder import export_trl
 
     if given := next((option for option, value in about_weights.items() if value), ""):
         raise Mistake(given, f"--{given} is about weights, and --to trl takes the settings of a run; leave it out.")
-    config, own_name = _settings(run, runs_dir)
+    config, own_name = _settings(run, runs_dir, allow_code=allow_code)
     exported = export_trl(config, name or f"{own_name}-trl", folder, overwrite=overwrite, tell=report)
     if as_json:
         print(json.dumps(exported.to_dict(), ensure_ascii=False), flush=True)
@@ -43,10 +46,11 @@ def export_settings(
     print(exported.path)
 
 
-def _settings(run: str, runs_dir: Path | None) -> tuple[Config, str]:
-    """(the settings of a run, or of a YAML file, and what it is called)."""
+def _settings(run: str, runs_dir: Path | None, *, allow_code: bool) -> tuple[Config, str]:
+    """(the settings of a run, or of a YAML file, and what it is called). To name a file is a choice; a run may be somebody else's."""
     path = Path(run).expanduser()
     if path.suffix.lower() in (".yaml", ".yml", ".json") and path.is_file():
         return load(path), path.stem
     folder = find_run(run, runs_dir)
+    require_allowed(read(folder.config), allow=allow_code)
     return settings_of(folder), folder.name

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -18,9 +19,13 @@ from backend.spec.config import SETTINGS, Config, parse
 from backend.spec.distributed.allowed_hosts import allow_hosts, require_hosts
 from backend.spec.distributed.command import launch_command
 from backend.spec.faults import Mistake
+from backend.spec.run_lock import held_for_launch
 from backend.spec.runs.changeable import AT_RESUME
 from backend.spec.runs.steering import run_config
 from backend.spec.user_input.paths import user_path
+
+if TYPE_CHECKING:
+    from backend.run.distributed.launching.launcher import Launch
 
 NONE = "none"
 """In place of a hosts file: this machine alone."""
@@ -43,28 +48,35 @@ def machine_settings(run: PreparedRun) -> Config:
 
 
 def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bool | None) -> NoReturn:
-    """Train on the machines of `config`, the settings of `machine_settings`; exit with the run's code."""
-    from backend.run.distributed.launching.late_ending import write_late_ending
+    """Train on the machines of `config`, the settings of `machine_settings`; exit with the run's code. Raises Mistake for a run that another
+    process trains, and for machines that cannot train it."""
     from backend.run.distributed.launching.launcher import run_ranks
 
     if run.inputs is not None:
         run.inputs.scorer.close()  # rank 0 reads them again
-    try:
-        # mpirun gives rank 0 a terminal of its own, whatever there is here.
-        is_live = sys.stdout.isatty() if progress is None else progress
-        if stdout_is_log(run.folder):
-            os.environ[IS_LOG_VARIABLE] = "1"
-        launch = _launch(run, config, display_options(stream, is_live))
-    except Mistake as mistake:  # the window sees nothing but the folder
-        write_late_ending(run.folder, "failed", " ".join(fault.sentence for fault in mistake.faults))
-        raise
-    end = run_ranks(launch)
+    with held_for_launch(run.folder):
+        end = run_ranks(_prepared_launch(run, config, stream, progress))
     if end.sentence:
         say(end.sentence, sys.stderr)
     raise typer.Exit(end.exit_code if end.exit_code else FINISHED)
 
 
-def _launch(run: PreparedRun, config: Config, options: Any) -> Any:
+def _prepared_launch(run: PreparedRun, config: Config, stream: bool, progress: bool | None) -> Launch:
+    """`_launch`, whose Mistake ends the diary too: the window sees nothing but the folder."""
+    from backend.run.distributed.launching.late_ending import write_late_ending
+
+    # mpirun gives rank 0 a terminal of its own, whatever there is here.
+    is_live = sys.stdout.isatty() if progress is None else progress
+    if stdout_is_log(run.folder):
+        os.environ[IS_LOG_VARIABLE] = "1"
+    try:
+        return _launch(run, config, display_options(stream, is_live))
+    except Mistake as mistake:
+        write_late_ending(run.folder, "failed", " ".join(fault.sentence for fault in mistake.faults))
+        raise
+
+
+def _launch(run: PreparedRun, config: Config, options: Sequence[str]) -> Launch:
     """What is to be started. Raises Mistake for machines that cannot train it, and for a hosts file that was never allowed here."""
     from backend.run.distributed.check.planned_machines import check_machines_answer, plan_machines
     from backend.run.distributed.launching.launcher import Launch

@@ -14,6 +14,7 @@ import typer
 from backend.cli.exit_codes import BUG, FINISHED, MISTAKE, print_faults
 from backend.cli.new_run import PreparedRun, prepared_run
 from backend.cli.run_session import SharedWork, train_or_exit
+from backend.engine.cpu import kernel_folder
 from backend.run.distributed.faults import LostRank
 from backend.run.distributed.launching.late_ending import write_late_ending
 from backend.run.distributed.orders import Orders, OrdersFolder, given_orders
@@ -45,6 +46,10 @@ def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
     try:
         collectives = init_collectives(backend)
         delete_own_files()
+        if (
+            collectives.rank
+        ):  # before anything is compiled; rank 0 shares its folder with the other programs of this machine
+            kernel_folder.use_own_folder()
         channel = open_channel(collectives)
     except (Mistake, OSError) as error:
         mistake = error if isinstance(error, Mistake) else Mistake("hosts", f"The ranks cannot be connected: {error}.")

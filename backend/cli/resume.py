@@ -17,6 +17,7 @@ from backend.cli.new_run import PreparedRun, parse_changes
 from backend.cli.options import AllowCode, Hosts, Live, NewRunsDir, Stream
 from backend.cli.run_session import train_and_exit
 from backend.run.machine.gpu_timeout import relax_gpu_timeout
+from backend.spec import own_updates
 from backend.spec.config import load, read
 from backend.spec.diary_ends import has_finished
 from backend.spec.faults import Mistake
@@ -74,6 +75,7 @@ def resume(
 
     settings, asked = load(folder.config), parse_changes(changes or []) | hosts_setting(hosts)
     require_no_program(settings)
+    own_updates.require_no_program(settings)
     if is_over and not translate(asked)[0].keys() & LENGTHENING:
         raise Mistake("iters", f"The run {folder.name} has finished; give it more steps as well, with --set iters=N.")
     relax_gpu_timeout(settings)

@@ -28,9 +28,9 @@ def confined_environment(
 ) -> dict[str, str]:
     """The environment of a child that is confined to `folder`, in which its home and its temporary folder are made.
 
-    Without a network it is a short list of what is needed. With one it is the user's own (`environment`, by default this
-    process's), because a judge needs its API key, whose name only its author knows; tokens of Hugging Face, GitHub and whatever else is named a token or
-    password are left out even then, an API key named …_KEY is passed on.
+    Without a network it is a short list of what is needed. With one it is the user's own (`environment`, by default this process's),
+    because a judge needs its API key, whose name only its author knows; tokens of Hugging Face, GitHub and whatever else is named a token
+    or password are left out even then, an API key named …_KEY is passed on.
 
     HOME is `folder/home`, which `~/.cache` can be read through; TMPDIR is `folder/tmp`. Packages that the user installed for
     themselves (`pip install --user`) are still found. Raises OSError where the folders cannot be made.

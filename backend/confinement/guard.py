@@ -3,10 +3,10 @@
 `guard()` forks; the caller goes on as the worker, and the guard ends everything when the worker ends, and when the other end of the
 worker's requests, by default its stdin, is closed: the parent asks for it so, or has died, of SIGKILL too.
 
-On Linux the guard is the worker's parent. It takes the place of the process that was started, ends with the worker's exit
-code or signal, and END_SIGNAL tells it to end everything. It is the "subreaper" of its descendants: a process that loses its parent becomes the
-guard's child, however it tried to get away, so none is missed (prctl(2), PR_SET_CHILD_SUBREAPER). Should the guard itself get SIGKILL, the kernel ends
-the worker but not what that had started.
+On Linux the guard is the worker's parent. It takes the place of the process that was started, ends with the worker's exit code or signal,
+and END_SIGNAL tells it to end everything. It is the "subreaper" of its descendants: a process that loses its parent becomes the guard's
+child, however it tried to get away, so none is missed (prctl(2), PR_SET_CHILD_SUBREAPER). Should the guard itself get SIGKILL, the kernel
+ends the worker but not what that had started.
 
 On a Mac the guard is the worker's child, for Apple's frameworks do not work in a process that was forked and has not called exec.
 There are no subreapers: the guard ends the worker's process group, and what has left that is missed.

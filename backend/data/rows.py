@@ -219,11 +219,29 @@ def hold_out(splits: Splits, config: DatasetSettings) -> Splits:
     count = max(1, round(len(splits.train) * config.validation_split))
     if count >= len(splits.train):
         raise Mistake("validation_split", f"Holding out {count} of {len(splits.train)} rows leaves none to train on.")
-    order = random.Random(f"hold-out {data_seed(config)}").sample(range(len(splits.train)), len(splits.train))
-    held_out, remaining = sorted(order[:count]), sorted(order[count:])
     rows = splits.train
+    held_out = sorted(_first_of_a_shuffle(len(rows), count, random.Random(f"hold-out {data_seed(config)}")))
+    is_held_out = bytearray(len(rows))
+    for i in held_out:
+        is_held_out[i] = True
+    remaining = [i for i, held in enumerate(is_held_out) if not held]
     splits.valid, splits.train = _picked(rows, held_out), _picked(rows, remaining)
     return splits
+
+
+def _first_of_a_shuffle(size: int, count: int, dice: random.Random) -> list[int]:
+    """The first `count` of `dice.sample(range(size), size)`, in time and memory that grow with `count` alone.
+
+    Fisher and Yates's shuffle, whose list holds only the places where it differs from `range(size)`. `dice.sample(range(size), count)`
+    would draw other rows than the runs that exist were made with.
+    """
+    moved: dict[int, int] = {}
+    picked = []
+    for last in range(size - 1, size - 1 - count, -1):
+        place = dice.randrange(last + 1)
+        picked.append(moved.get(place, place))
+        moved[place] = moved.pop(last, last)
+    return picked
 
 
 def _picked(rows: Rows, numbers: Sequence[int]) -> Rows:

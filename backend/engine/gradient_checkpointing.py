@@ -30,9 +30,9 @@ PLAIN = (mx.array, str, int, float, type(None))
 
 @contextlib.contextmanager
 def gradient_checkpointing(model: nn.Module, on: bool) -> Iterator[None]:
-    """Inside, each of `model.layers` keeps its inputs alone and recomputes the rest in the backward pass; with `on` false
-    nothing happens. A layer that is called with an object of the model's own, which may hold arrays, keeps everything. Python looks `__call__` up on the class, so the layers' classes are patched, and put back at the end:
-    sampling never pays for it."""
+    """Inside, each of `model.layers` keeps its inputs alone and recomputes the rest in the backward pass; with `on` false nothing
+    happens. A layer that is called with an object of the model's own, which may hold arrays, keeps everything. Python looks `__call__` up
+    on the class, so the layers' classes are patched, and put back at the end: sampling never pays for it."""
     if not on:
         yield
         return

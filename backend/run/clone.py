@@ -38,6 +38,7 @@ from backend.spec.runs.lineage import Parent, write_parent
 from backend.spec.runs.run_format import check_format
 from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import own_config, read_changes
+from backend.spec.settings.optimizer import OWN
 from backend.spec.user_input.text import shown
 from backend.spec.whole_file import replace_file
 from backend.training.learner import optimizer_of
@@ -50,7 +51,15 @@ OF_THE_WEIGHTS = (
     *("modules_to_save", "quantization", "dtype"),
 )
 """Settings that the weights were trained for: with others they would be another model, or none."""
-OF_THE_STATE = ("optimizer", "optimizer_bits", "data", "dataset_config", "train_split", "validation_split")
+OF_THE_STATE = (
+    "optimizer",
+    "own_optimizer",
+    "optimizer_bits",
+    "data",
+    "dataset_config",
+    "train_split",
+    "validation_split",
+)
 """Settings that moments and the place in the data belong to: a warm clone keeps them."""
 OF_THE_PARENT: dict[str, Any] = {"run_name": "", "adapter": ""}
 """Settings that a clone does not take over."""
@@ -222,14 +231,15 @@ def _copy_head(source: Path, target: Path, size: int) -> None:
 def _copy_cold(
     parent: RunFolder, saved: Checkpoint, after: Config, changed: Mapping[str, tuple[Any, Any]], draft: RunFolder
 ) -> None:
-    """A checkpoint of step 0: the weights, and the optimizer as it is before its first update."""
+    """A checkpoint of step 0: the weights, and the optimizer as it is before its first update; none of a program's, which begins by itself."""
     target = draft.checkpoints / "000000"
     target.mkdir(parents=True)
     shutil.copy2(saved.weights_file, target)
-    fresh = optimizer_of(after)
-    parameters: Any = tree_unflatten(list(saved.weights().items()))
-    fresh.init(parameters)
-    mx.save_safetensors(str(target / "optimizer.safetensors"), state_arrays(fresh))
+    if after.optimizer != OWN:
+        fresh = optimizer_of(after)
+        parameters: Any = tree_unflatten(list(saved.weights().items()))
+        fresh.init(parameters)
+        mx.save_safetensors(str(target / "optimizer.safetensors"), state_arrays(fresh))
     write_state(target, TrainingState())
     _publish_adapters(parent, saved, draft)
     of_step = f"the weights of {parent.name} after step {saved.state.step}"

@@ -39,8 +39,9 @@ class Control:
     """The commands to one run. `save_requested` stays set until the trainer clears it, `stop_requested` for good, and
     `finish_step_requested` too: to stop once the step in flight is done.
 
-    `look` is called wherever the run may stop, and may raise Stopped. `take_change` is called where a change of settings is asked for, and takes the request. `before_pause` and `after_pause` are called at the two ends of a pause. `keep_words`: the program before this one, in the same process,
-    has handed the run on, and a word that came in between is for this one.
+    `look` is called wherever the run may stop, and may raise Stopped. `take_change` is called where a change of settings is asked for,
+    and takes the request. `before_pause` and `after_pause` are called at the two ends of a pause. `keep_words`: the program before this
+    one, in the same process, has handed the run on, and a word that came in between is for this one.
     """
 
     def __init__(

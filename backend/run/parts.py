@@ -8,24 +8,23 @@ from typing import Any
 
 from backend.data.problems import PromptFormat
 from backend.data.prompt_stream import PromptStream
-from backend.data.prompts import BackgroundTokenizer, TokenizedPrompts, measure_first_rows
-from backend.data.rows import SPLITS, Rows, Splits, check_columns, data_seed
+from backend.data.prompts import BackgroundTokenizer, TokenizedPrompts
+from backend.data.rows import Rows, data_seed
 from backend.engine import device
-from backend.models.policy import Base, Policy
+from backend.models.policy import Base
 from backend.run.checkpoints.checkpoint import Checkpoint
 from backend.run.checkpoints.checkpoint_integrity import DamagedCheckpoint
-from backend.run.checkpoints.checkpoint_score import check_metric
 from backend.run.evaluation.evaluate import evaluation_metrics, first_of, sample_of, scored_groups
-from backend.run.evaluation.evaluation_sets import EvaluationSets, held_out_settings, named_prompts
+from backend.run.evaluation.evaluation_sets import EvaluationSets, check_held_out
 from backend.run.machine.gpu_retries import StepSize
 from backend.run.machine.memory_plan import WHOLE_STEP, refuse_too_large
-from backend.run.run_inputs import RunInputs, read_inputs, read_stages
-from backend.run.stage_prompts import StagePrompts, tokenized_stages
+from backend.run.run_inputs import RunInputs, read_inputs
+from backend.run.run_prompts import tokenized_prompts
+from backend.run.stage_prompts import StagePrompts
 from backend.run.step_parts import OWN_ENGINE, Engine, StepParts, build_step_parts
 from backend.run.step_work import StepWork
 from backend.spec.config import Config
 from backend.spec.config_notes import config_notes
-from backend.spec.faults import Mistake
 from backend.spec.runs.steering import stage_configs
 from backend.training.not_finite import check_sampled, check_scores
 from backend.types import Group, Problem
@@ -106,7 +105,7 @@ class RunParts(StepParts):
         self, problems: list[Problem], count: int, step: int, config: Config, poll: Callable[[float], None]
     ) -> dict[str, float]:
         """Held-out rewards after `step`, over the first `count` batches of `problems`, with the entropy and the KL of some of the
-        completions."""
+        completions, which have a standard error."""
         stage = self.scoring.stage(step)
         chosen = first_of(problems, config.prompts_per_evaluation_batch, count)
         groups = self.held_out_groups(chosen, step, config, poll)
@@ -203,63 +202,29 @@ def load_parts(
     refuse_too_large(config, stages)
     policy = engine.load(config, note, shared.base if shared else None)
     make_prompts = shared.tokenized if shared else TokenizedPrompts
-    of_held_out = held_out_settings(config, stages)
-    prompts = _tokenized_prompts(inputs.splits, policy, of_held_out, make_prompts)
-    stage_prompts = None
-    if config.stages:
-        rows = inputs.stages or read_stages(config, inputs.splits, inputs.scorer)
-        stage_prompts = tokenized_stages(
-            config, stages, rows, lambda rows, *about: make_prompts(rows, policy.tokenizer, *about)
-        )
-    named = named_prompts(inputs.splits, policy.tokenizer, of_held_out, make_prompts)
+    prompts = tokenized_prompts(config, stages, inputs, policy.tokenizer, make_prompts)
     for sentence in inputs.splits.notes:
         note(sentence)
-    if config.test and "test" not in prompts:
-        raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
-    check_metric(config, has_held_out=bool(inputs.splits.valid or inputs.splits.evals))
-    per_step, per_batch = config.prompts_per_step, config.prompts_per_evaluation_batch
-    held_out = {"valid": config.val_batches * per_batch, "test": config.test_batches * per_batch}
-    valid, test = (prompts[split].first(count) if split in prompts else [] for split, count in held_out.items())
-    of_epochs = config.epochs and not config.stages
-    steps = -(-config.epochs * prompts["train"].fitting // per_step) if of_epochs else config.iters  # rounded up
-    training = stage_prompts.prompts[0] if stage_prompts is not None else prompts["train"]
-    prompts_of_all = prompts | named | (stage_prompts.named() if stage_prompts is not None else {})
-    background_tokenizer = BackgroundTokenizer(prompts_of_all)
+    check_held_out(inputs.splits, config)
+    evaluation_sets, test = prompts.evaluation_sets(config), prompts.test(config)
+    background_tokenizer = BackgroundTokenizer(prompts.all())
     for sentence in background_tokenizer.new_notes():
         note(sentence)
-    longest = [split.longest for split in prompts_of_all.values()]
+    longest, steps = prompts.longest(), prompts.steps(config)
     own = build_step_parts(policy, config, inputs.scorer, steps, longest, note, most=most, stages=stages, engine=engine)
-    of_prompts = [sentence for split in prompts_of_all.values() for sentence in split.slow_paths]
     return RunParts(
         **{each.name: getattr(own, each.name) for each in fields(own)},
-        prompt_stream=PromptStream(training, data_seed(config)),
+        prompt_stream=PromptStream(prompts.training, data_seed(config)),
         background_tokenizer=background_tokenizer,
-        evaluation_sets=EvaluationSets(valid, {name: each.first(held_out["valid"]) for name, each in named.items()}),
+        evaluation_sets=evaluation_sets,
         test=test,
-        stage_prompts=stage_prompts,
+        stage_prompts=prompts.of_stages,
         longest_prompts=longest,
-        slow_paths=list(dict.fromkeys([*policy.split_model.slow_paths, *own.rollout.slow_paths, *of_prompts])),
+        slow_paths=list(
+            dict.fromkeys([*policy.split_model.slow_paths, *own.rollout.slow_paths, *prompts.slow_paths()])
+        ),
     )
 
 
 LoadParts = Callable[[Config, Note, RunInputs | None, StepSize, SharedParts | None, Sequence[Config]], RunParts]
 """`load_parts`, or what takes its place."""
-
-
-def _tokenized_prompts(
-    splits: Splits, policy: Policy, config: Config, make: Callable[..., TokenizedPrompts]
-) -> dict[str, TokenizedPrompts]:
-    """The prompts of every split that the run uses, the first rows tokenised; with `epochs` all training rows, because
-    the length of the run is then the number of rows that fit."""
-    used = {"train": not config.stages, "valid": config.steps_per_eval > 0, "test": config.test}
-    prompts: dict[str, TokenizedPrompts] = {}
-    for split in SPLITS:
-        rows, source = splits.rows(split), splits.source.get(split, config.data)
-        if not (rows and used[split]):
-            continue
-        if faults := check_columns(rows, config, source):
-            raise Mistake(faults)
-        prompts[split] = make(rows, policy.tokenizer, PromptFormat.of(config), source)
-        measure_first_rows(prompts[split], split, all_rows=split == "train" and config.epochs > 0)
-        prompts[split].measure(prompts[split].longest_texts())  # memory is planned for the longest prompt of all rows
-    return prompts

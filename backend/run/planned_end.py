@@ -14,7 +14,8 @@ from typing import Any
 from backend.run.checkpoints.checkpoint import TrainingState
 from backend.run.checkpoints.checkpoint_score import metric_of
 from backend.spec.config import Config
-from backend.spec.runs.stop_conditions import EVALUATION, WINDOW, StopCondition, parse_condition
+from backend.spec.metric_names import EVALUATION
+from backend.spec.runs.stop_conditions import WINDOW, StopCondition, parse_condition
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from backend.engine import device
 from backend.engine.shared_weights import copy_sharing_arrays
 from backend.generation.grammar import check_grammar
 from backend.models.adapter_files import check_adapter
+from backend.models.export.model_files import kept_files
 from backend.models.hub_search import config_file
 from backend.models.loading import check_opens
 from backend.models.model_folder import check_config, read_object
@@ -27,9 +28,9 @@ from backend.models.sharded_policy import check_divides
 from backend.models.start_adapter import check_start
 from backend.models.supported_architectures import architecture_refusal
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
-from backend.run.checkpoints.checkpoint_score import check_metric
 from backend.run.distributed.check.planned_machines import plan_machines
-from backend.run.evaluation.evaluation_sets import check_evaluation_sets, held_out_settings
+from backend.run.evaluation.evaluation_sets import check_evaluation_sets, check_held_out, held_out_settings
+from backend.run.final_export import exports
 from backend.run.run_inputs import RunInputs, StageRows, read_rows, read_stages, stage_mistake
 from backend.run.scoring_stages import scoring_stages
 from backend.spec.config import Config, parse, problems
@@ -41,6 +42,7 @@ from backend.spec.memory.model_shape import shape_of
 from backend.spec.memory.worst_stage import estimate_run
 from backend.spec.model_and_data_names import check_reference, check_weights, model_source
 from backend.spec.model_config import is_quantized_by_mlx
+from backend.spec.own_updates import require_no_program
 from backend.spec.places import runs_folder
 from backend.spec.run_disk_use import RESERVE, run_bytes
 from backend.spec.runs.steering import stage_configs
@@ -65,17 +67,21 @@ def preflight(
     processes: SharedProcesses | None = None,
     runs_dir: Path | None = None,
     begin: Callable[[Config], Scorer] | None = None,
+    *,
+    of_program: bool = False,
 ) -> RunInputs:
     """Check raw settings, then model, reference, dataset, columns, prompts and rewards, each independently of the others.
 
     Returns the rows and reward functions that were read. `processes`: those that are shared with other runs. `runs_dir`: where
     the run will be, the folder of runs by default; its disk must have room. `begin`: what makes the scorer, where functions are objects of a
-    program. Raises Mistake with all faults.
+    program. `of_program`: whether the caller has the optimizer and schedule, where those are objects. Raises Mistake with all faults.
     A reward file is executed to see what it registers: naming it on the command line is consent.
     """
     if faults := problems(raw):
         raise Mistake(faults)
     config = parse(raw)
+    if not of_program:
+        require_no_program(config)
     scorer = begin(config) if begin else begin_scorer(config, processes)
     try:
         splits, stages = _check_files(config, scorer, runs_dir or runs_folder())
@@ -122,6 +128,7 @@ def _check_models(config: Config, runs_dir: Path, faults: list[Fault]) -> Any:
     if tokenizer is None and config.tokenizer:  # as far as it shows without the model's files
         _caught(faults, lambda: tokenizer_folder(config.tokenizer))
     _caught(faults, lambda: _check_room(folder, config, runs_dir))
+    _caught(faults, lambda: _check_files_of_model(folder, config))
     if tokenizer is not None and reference_tokenizer is not None:
         _caught(faults, lambda: check_same_tokens(reference_tokenizer, tokenizer, config))
     return tokenizer
@@ -140,6 +147,12 @@ def _check_room(folder: Path, config: Config, runs_dir: Path) -> None:
     """Raises DiskFault where the disk has no room for what the run will write."""
     if (shape := shape_of(folder)) is not None and shape.is_transformer:
         require_room(runs_dir, run_bytes(config, shape) + RESERVE, "The run")
+
+
+def _check_files_of_model(folder: Path, config: Config) -> None:
+    """Raises Mistake where the run writes a whole model, and files of the base cannot go along (`kept_files`)."""
+    if config.train_type == "full" or exports(config):
+        kept_files(tokenizer_folder(config.tokenizer) if config.tokenizer else folder)
 
 
 def _check_learns(folder: Path, config: Config, faults: list[Fault]) -> Any:
@@ -228,9 +241,7 @@ def _read_and_check_data(config: Config, tokenizer: Any, scorer: Scorer) -> Spli
         if faults := check_columns(splits.rows(split), of_held_out, splits.source.get(split, config.data)):
             raise Mistake(faults)
     check_evaluation_sets(splits, of_held_out, tokenizer)
-    if config.test and not splits.test:
-        raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
-    check_metric(config, has_held_out=bool(splits.valid or splits.evals))
+    check_held_out(splits, config)
     if tokenizer is not None:
         used = {"train": True, "valid": config.steps_per_eval > 0, "test": config.test}
         for split in (split for split in checked if used[split]):

@@ -1,7 +1,8 @@
 """The process that trains the waiting runs, one after the other, without a window: `queue run`.
 
-It starts `train --run` for the first run of the queue, or `resume` if that has begun before, waits until it has ended, and takes the next; the queue itself is a file
-(`backend.spec.runs.queue`). Killed, it leaves a training that goes on and a queue in which nothing is missing.
+It starts `train --run` for the first run of the queue, or `resume` if that has begun before, waits until it has ended, and takes the
+next; the queue itself is a file (`backend.spec.runs.queue`). Killed, it leaves a training that goes on and a queue in which nothing is
+missing.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from backend.models.saving import save_model
@@ -25,13 +26,14 @@ from backend.run.machine.gpu_errors import GpuError
 from backend.run.parts import LoadParts, SharedParts, load_parts
 from backend.run.run_inputs import RunInputs
 from backend.run.steering import Steering
-from backend.run.trackers.launch import start_trackers
+from backend.run.trackers.launch import RunTrackers
 from backend.run.trainer import Trainer
 from backend.spec.config import Config
 from backend.spec.disk_faults import DiskFault
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, hand_on_lock, hold_lock, inherited_lock
+from backend.spec.places import RunFolder
+from backend.spec.run_lock import hand_on_lock, hold_lock, inherited_lock
 from backend.spec.runs.run_format import check_format
 
 
@@ -62,16 +64,19 @@ def train(
     # are truncated, so that two processes never append to one diary.
     inherited = inherited_lock(run)
     lock = hold_lock(run) if inherited is None else inherited
+    trackers = RunTrackers(run)
     try:
         notes = [*warnings]
-        tracks = inherited is None  # those of the program before this one follow the run still
+        # Those of the program before this one, in this process, follow the run still.
+        tracks = inherited is None
         while True:
             trainer, saved = open_run(
                 config, run, echo, changes=changes, is_restarted=inherited is not None, notes=notes
             )
             if tracks:
-                start_trackers(run, config.report_to, trainer.note)
+                trackers.start(config.report_to, trainer.note)
                 tracks = False
+            trainer.control.also_look(partial(trackers.look, trainer.warn))
             trainer.load_parts = load
             if look is not None:
                 trainer.control.also_look(look)
@@ -86,6 +91,7 @@ def train(
             hand_on_lock(os.dup(lock))
         return ending
     finally:
+        trackers.let_go()
         if inputs is not None:
             inputs.scorer.close()  # where the run ended before it had taken them up
         os.close(lock)
@@ -168,7 +174,7 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: 
         return _without_folder(trainer, place)
     if place.state == "moved" and ending.kind != "finished":
         with contextlib.suppress(Mistake):  # it was begun where the folder is no more
-            trainer.wait_for_checkpoint()
+            trainer.saver.wait()
         trainer.move_to(RunFolder(place.path))
         sentence = (
             f"Stopped at step {ending.step} because its folder was moved to {place.path}; everything is saved there."
@@ -217,11 +223,11 @@ def _save_before(trainer: Trainer, ending: Ending) -> Ending:
 
     def save_last_step() -> Ending:
         with contextlib.suppress(Mistake):  # a checkpoint that could not be written is tried once more below
-            trainer.wait_for_checkpoint()
+            trainer.saver.wait()
         take_back_updates(trainer)
-        if trainer.saved_step != trainer.state.step and trainer.has_whole_step:
+        if trainer.saver.saved_step != trainer.state.step and trainer.has_whole_step:
             trainer.save()
-            trainer.wait_for_checkpoint()
+            trainer.saver.wait()
         if ending.kind == "stopped" and trainer.config.train_type == "full" and trainer.has_parts:
             save_model(trainer.parts.policy, trainer.config, trainer.folder.model)
         return ending
@@ -242,7 +248,7 @@ def _after_lost_rank(trainer: Trainer, ending: Ending, *, goes_on: bool) -> Endi
     """What is told of a run that has lost a machine; a RESTART where it goes on without it."""
     if goes_on:
         return replace(ending, kind=RESTART)
-    saved = f" Step {trainer.saved_step} is saved." if trainer.saved_step else ""
+    saved = f" Step {trainer.saver.saved_step} is saved." if trainer.saver.saved_step else ""
     advice = "Resume the run when the machine is back, or without it: resume RUN --hosts FILE, or --hosts none for this machine alone."
     return replace(ending, sentence=f"{ending.sentence}{saved} {advice}")
 
@@ -276,9 +282,9 @@ def save_without_gpu(trainer: Trainer) -> None:
     """Save the last finished step if the weights are still its. What cannot be saved is trained again, from the newest checkpoint."""
     try:
         with contextlib.suppress(Mistake):
-            trainer.wait_for_checkpoint()
+            trainer.saver.wait()
         take_back_updates(trainer)
-        if trainer.saved_step != trainer.state.step and trainer.has_whole_step:
+        if trainer.saver.saved_step != trainer.state.step and trainer.has_whole_step:
             trainer.save_without_gpu()
     except (Mistake, RuntimeError):
         traceback.print_exc()  # in log.txt; the run is not lost

@@ -23,6 +23,7 @@ from backend.spec.config import Config
 from backend.training.batch import Batch, pack
 from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
+from backend.training.optimizers.own import SETTINGS_DECIDE, OwnUpdates
 from backend.types import Group
 
 LEARNERS = {"grpo": grpo_learner}
@@ -96,11 +97,14 @@ class StepLimits:
 class Engine:
     """What loads the model of a run and builds what computes with it: here for a process that has all of the model."""
 
+    own: OwnUpdates = SETTINGS_DECIDE
+    """The optimizer and the schedule of the program that trains, if it has any."""
+
     def load(self, config: Config, note: Callable[[str], None], base: Base | None = None) -> Policy:
         return load_policy(config, note, base)
 
     def build(self, policy: Policy, config: Config, steps: int, limits: StepLimits) -> tuple[Learner, Rollout]:
-        learner = LEARNERS[config.train_mode](policy, config, steps, **limits.learner)
+        learner = LEARNERS[config.train_mode](policy, config, steps, own=self.own, **limits.learner)
         return learner, Rollout(policy, config.max_completion_length, stop=config.stop, **limits.rollout)
 
 

@@ -64,8 +64,8 @@ class StepTimer:
         return count / max(self.seconds[name], 1e-9)
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of `ResourceUse`; `time/<phase>` in seconds (the phases and `time/other` add up to `time/step`), and `peak_memory_gb` of the step, of
-        its rollout and of its training."""
+        """The metrics of `ResourceUse`; `time/<phase>` in seconds (the phases and `time/other` add up to `time/step`), and
+        `peak_memory_gb` of the step, of its rollout and of its training."""
         self._record_peak("other")
         elapsed = self.elapsed()
         times = {f"time/{name}": seconds for name, seconds in self.seconds.items()}

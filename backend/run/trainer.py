@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
@@ -19,7 +18,8 @@ from backend.run import not_finite
 from backend.run.checkpoints.best_at_end import load_best
 from backend.run.checkpoints.checkpoint import Checkpoint, TrainingState, first_start
 from backend.run.checkpoints.checkpoint_score import CheckpointScore
-from backend.run.checkpoints.checkpoint_writer import CheckpointWriter, Snapshot, refresh_adapters, snapshot
+from backend.run.checkpoints.checkpoint_writer import Snapshot, refresh_adapters, snapshot
+from backend.run.checkpoints.run_saver import RunSaver
 from backend.run.control import Control, Stopped
 from backend.run.due import evaluation_is_due, is_best_worth_saving
 from backend.run.ending import Ending
@@ -80,9 +80,7 @@ class Trainer:
         )  # fmt: skip
         self.room = RoomForSaving(run, diary, self.control)
         self.state = TrainingState()
-        self.checkpoint_writer = CheckpointWriter(run, config.keep_checkpoints)
-        self.saved_step: int | None = None
-        self._save_s = 0.0
+        self.saver = RunSaver(run, diary, self.completions, config.keep_checkpoints, self.clock)
         self.timer = StepTimer(self.clock)
         self.phases = PhaseReporter(diary)
         # It follows the diary, which keeps it, and reads later changes of settings there.
@@ -113,10 +111,10 @@ class Trainer:
     def complete(self) -> Ending:
         """After the last step: what is not evaluated or saved yet, and the end."""
         self.evaluate_if_due()  # of a run that was shortened to the steps that it has done
-        self.wait_for_checkpoint()
-        if self.saved_step != self.state.step:
+        self.saver.wait()
+        if self.saver.saved_step != self.state.step:
             self.save_when_there_is_room()
-            self.wait_for_checkpoint()
+            self.saver.wait()
         if self.config.load_best_at_end:
             self.ends_with = load_best(self.folder, self.parts.policy, self.config, self.state, self.note)
         return self.ended()
@@ -156,7 +154,7 @@ class Trainer:
         with not_finite.ends_run(self.config, self.folder, step, collection.batch):
             groups, rollout_metrics = collection.collect(step)
             reward_metrics = self.parts.scoring.fill_advantages(groups, step)
-            self.wait_for_checkpoint()  # the step before may still be on its way to disk, and the weights change now
+            self.saver.wait()  # the step before may still be on its way to disk, and the weights change now
             with self.timer.phase("train"):
                 learn_metrics = self.parts.learn(groups, self.config, self.poll_learning)
         weight_metrics = self.parts.scoring.update_weights(groups, step)
@@ -167,8 +165,8 @@ class Trainer:
     def poll(self, phase: str, progress: float | None = None) -> None:
         """Between two bursts of work that a stop may throw away: report, and obey."""
         self.phases.report(phase, progress)
-        if self.checkpoint_writer.is_done:  # so that its event follows soon after the files
-            self.wait_for_checkpoint()
+        if self.saver.is_done:  # so that its event follows soon after the files
+            self.saver.wait()
         self.control.obey()
 
     def poll_learning(self) -> None:
@@ -189,8 +187,8 @@ class Trainer:
             elapsed_s=self.state.elapsed_s + self.timer.elapsed(),
         )  # fmt: skip
         trained_tokens = lengths["num_tokens"] * self.config.num_iterations
-        save_time = {"time/save": self._save_s} if self._save_s else {}
-        self._save_s = 0.0  # the time of saving after step N is reported with step N + 1
+        saving_s = self.saver.take_seconds()  # that of step N is reported with step N + 1
+        save_time = {"time/save": saving_s} if saving_s else {}
         event = self.diary.write("step", step=step, metrics=lengths | variety_metrics(groups) | metrics | save_time | {
             "num_tokens": state.num_tokens, "epoch": self.parts.prompt_stream.epoch,
             "train_tokens_per_second": self.timer.rate(trained_tokens, "train"),
@@ -232,7 +230,7 @@ class Trainer:
         if saved is not None:
             parts.restore(saved, self.note)
             refresh_adapters(self.folder, saved, parts.policy, self.config)
-            self.state, self.saved_step = saved.state, saved.state.step
+            self.state, self.saver.saved_step = saved.state, saved.state.step
             self._begun = saved.state.step
         elif self.config.adapter:
             self.note(load_start(parts.policy, self.config, self.config.adapter, self.folder.path.parent))
@@ -251,7 +249,7 @@ class Trainer:
         self.diary.write("started", **of_run, **of_process(), resumed_from=saved.state.step if saved else None)
         self.state.began = self.state.began or first_start(self.folder)
         if saved:  # its event came after the length to which the diary was cut back
-            self._saved(saved.state.step, saved.path)
+            self.saver.tell(saved.state.step, saved.path)
         for error in self.gpu_errors.errors[self.state.gpu_errors_told :]:  # the diary was cut back before their notes
             self.warn(error.sentence)
         self.state.gpu_errors_told = len(self.gpu_errors.errors)
@@ -292,12 +290,8 @@ class Trainer:
         self.save()
 
     def save(self) -> None:
-        """Begin a checkpoint of the last finished step. It is written while the next step samples; `wait_for_checkpoint`
-        writes its event once it is complete on disk."""
-        self.wait_for_checkpoint()
-        began = self.clock()
-        self.checkpoint_writer.begin(self._snapshot(), (self.diary, self.completions))
-        self._save_s += self.clock() - began
+        """Begin a checkpoint of the last finished step. It is written while the next step samples; `saver.wait` writes its event."""
+        self.saver.begin(self._snapshot)
 
     def _snapshot(self) -> Snapshot:
         """The last finished step, with the state of everything that a checkpoint holds."""
@@ -308,21 +302,9 @@ class Trainer:
         self.state.bonus, self.state.reward_weights = self.parts.learner.algorithm.state(), self.parts.scoring.state()
         return snapshot(self.state, self.parts.policy, self.parts.learner, self.config)
 
-    def wait_for_checkpoint(self) -> None:
-        """Wait until the checkpoint that was begun is complete, and write its event. Raises DiskFault if writing failed."""
-        began = self.clock()
-        if (saved := self.checkpoint_writer.wait()) is not None:
-            self._saved(saved.step, saved.path)
-            self._save_s += self.clock() - began
-
-    def _saved(self, step: int, path: Path) -> None:
-        """The checkpoint of `step` stands complete at `path`."""
-        self.saved_step = step
-        self.diary.write("checkpoint", step=step, path=str(path.relative_to(self.folder.path)))
-
     def rest(self) -> None:
         """Before a pause: finish the checkpoint being written, give MLX's cached buffers back to the system, and let it sleep."""
-        self.wait_for_checkpoint()
+        self.saver.wait()
         self.parts.rest()
         self.keep_awake.stop()
 
@@ -330,8 +312,7 @@ class Trainer:
         """Save the last finished step, in this thread and on the CPU: after an error the GPU may refuse all further work. The arrays are
         evaluated, and on a Mac the CPU reads them where they are."""
         with mx.stream(mx.cpu):
-            written = self.checkpoint_writer.write_here(self._snapshot(), (self.diary, self.completions))
-        self._saved(written.step, written.path)
+            self.saver.write_here(self._snapshot())
 
     @property
     def step_size(self) -> StepSize:
@@ -376,12 +357,13 @@ class Trainer:
 
     def move_to(self, folder: RunFolder) -> None:
         """Go on in another place: the run's folder was moved there, with the files that are open."""
-        self.folder = self.control.run = self.checkpoint_writer.run = folder
+        self.folder = self.control.run = folder
+        self.saver.move_to(folder)
 
     def close(self) -> None:
         """Let the machine sleep, and close threads and files."""
         self.keep_awake.stop()
-        for part in (self.held, self.timer, self.checkpoint_writer):
+        for part in (self.held, self.timer, self.saver):
             part.close()
         if self.has_parts:
             self.parts.close()

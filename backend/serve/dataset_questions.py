@@ -30,6 +30,7 @@ from backend.data.prompt_preview import (
     prompt_pieces,
     tokenizer_for,
 )
+from backend.data.prompt_variety import prompt_variety
 from backend.serve.preview_mapping import map_rows_of
 from backend.serve.question_call import QuestionCall
 from backend.spec.config import Config, keys_used_by
@@ -141,6 +142,18 @@ def preview_counts(request: dict[str, Any], call: QuestionCall) -> dict[str, Any
             last_report = time.monotonic()
             call.report({**tally.summary(), "no_tokens": no_tokens})
     return {**tally.summary(), "no_tokens": no_tokens}
+
+
+def preview_variety(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+    """`settings`, `split` → `PromptVariety.to_dict`: how varied the split's prompts are."""
+    config, split = settings_of(request["settings"]), request["split"]
+    opened = open_dataset(config, map_rows_of(config)[0])
+    depends = tuple(str(getattr(config, key)) for key in (*_PROMPT_TEXT, "answer_feature"))
+    counted_with, answer = opened.computed.get(("variety", split), (None, None))
+    if answer is None or counted_with != depends:
+        answer = prompt_variety(opened.rows(split), config, opened.source(split, config)).to_dict()
+        opened.computed["variety", split] = (depends, answer)
+    return answer
 
 
 def _tokenizer(config: Config, answer: dict[str, Any]) -> Any:

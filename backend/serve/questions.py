@@ -54,6 +54,7 @@ QUESTIONS: dict[str, Question] = {
     "preview_rows": Question("backend.serve.dataset_questions:preview_rows"),
     "preview_row": Question("backend.serve.dataset_questions:preview_row"),
     "preview_counts": Question("backend.serve.dataset_questions:preview_counts", own_thread=True),
+    "preview_variety": Question("backend.serve.dataset_questions:preview_variety", own_thread=True),
     "chat_load": Question("backend.serve.chat_questions:chat_load", on_model_thread=True),
     "chat_reply": Question("backend.serve.chat_questions:chat_reply", on_model_thread=True),
     "chat_row": Question("backend.serve.chat_questions:chat_row"),

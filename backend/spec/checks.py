@@ -11,11 +11,13 @@ from typing import Any
 from backend.spec.distributed.sharded_models import division_faults
 from backend.spec.faults import Fault, Mistake
 from backend.spec.learning_rate import DEFAULT_FINAL
+from backend.spec.metric_names import EVALUATION
 from backend.spec.output_grammar import held_output_faults
+from backend.spec.own_updates import OF_THE_RATE
 from backend.spec.row_settings import evaluation_set_faults, map_function_faults, pattern_faults, template_faults
-from backend.spec.runs.stop_conditions import EVALUATION, condition_fault, metric_fault
+from backend.spec.runs.stop_conditions import condition_fault, metric_fault
 from backend.spec.settings.limits import LARGEST_WEIGHT, MOST_COMPLETIONS
-from backend.spec.settings.optimizer import EIGHT_BIT
+from backend.spec.settings.optimizer import EIGHT_BIT, OWN
 from backend.spec.stage_entries import duplicates, stage_faults
 from backend.spec.trackers import project_fault, report_to_fault
 from backend.spec.user_input.paths import user_path
@@ -251,7 +253,7 @@ def _safe_name(setting: str, what: str, name: str) -> Iterator[Fault]:
 
 @_reads("learning_rate", "lr_final", "lr_schedule")
 def _learning_rate_decays(peak: float, final: float | None, schedule: str) -> Iterator[Fault]:
-    falls = schedule not in ("constant", "constant_with_warmup", "inverse_sqrt")
+    falls = schedule not in ("constant", "constant_with_warmup", "inverse_sqrt", OWN)
     if (
         falls and final is not None and final > peak and final != DEFAULT_FINAL
     ):  # which gives way to a share of the peak
@@ -262,8 +264,31 @@ def _learning_rate_decays(peak: float, final: float | None, schedule: str) -> It
 
 @_reads("optimizer", "optimizer_bits")
 def _state_is_built_in_8_bits(name: str, bits: str) -> Iterator[Fault]:
-    if bits == "8" and name not in EIGHT_BIT:
+    if bits == "8" and name == OWN:
+        yield Fault(
+            "optimizer_bits", "The state of a program's optimizer has the precision that its own code gives it; set 32."
+        )
+    elif bits == "8" and name not in EIGHT_BIT:
         yield Fault("optimizer_bits", f"The state of {name} is not built in 8 bits; that of {', '.join(EIGHT_BIT)} is.")
+
+
+@_reads("optimizer", "lr_schedule", "hosts")
+def _objects_are_of_one_process(optimizer: str, schedule: str, hosts: str) -> Iterator[Fault]:
+    if hosts.strip() and OWN in (optimizer, schedule):
+        key = "optimizer" if optimizer == OWN else "lr_schedule"
+        yield Fault(
+            key, "An object of a program is in one process, and a hosts file trains in several; clear one of the two."
+        )
+
+
+@_reads("lr_schedule", "stages")
+def _stages_leave_a_schedule_of_a_program_alone(schedule: str, stages: list[Mapping[str, Any]]) -> Iterator[Fault]:
+    if schedule == OWN and (of_rate := {key for stage in stages for key in stage} & {*OF_THE_RATE}):
+        key = min(of_rate)
+        yield Fault(
+            "stages",
+            f"A stage has {key}, and the learning rate is the program's schedule, which sees the update alone.",
+        )
 
 
 def reference_is_needed(beta: float, log_kl: bool, ratio_against: str) -> bool:

@@ -56,6 +56,8 @@ SECTIONS: dict[str, str] = {
 }
 """Section key → title, in reading order of the form."""
 
+LONGEST_SENTENCE = 200
+"""Characters of a fault's sentence."""
 LONGEST_LIST = 1_000
 """Entries of a setting that is a list."""
 
@@ -339,11 +341,13 @@ def _validated(about: Setting, value: Any) -> tuple[Any, str]:
     except ValidationError as error:
         return None, _sentence(about, error.errors()[0], value)
     if about.choices and value not in [choice.value for choice in about.choices]:
-        known = ", ".join(choice.value for choice in about.choices)
-        near = nearest(value, [choice.value for choice in about.choices])
-        return None, f"{about.label} cannot be {_quoted(value)}; it is one of {known}" + (
-            f". Did you mean {near}?" if near else "."
+        known = [choice.value for choice in about.choices if not choice.is_written]
+        near = nearest(value, known)
+        begin, end = (
+            f"{about.label} cannot be {_quoted(value)}; it is one of ",
+            f". Did you mean {near}?" if near else ".",
         )
+        return None, f"{begin}{shown(', '.join(known), LONGEST_SENTENCE - len(begin) - len(end))}{end}"
     return value, ""
 
 

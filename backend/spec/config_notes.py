@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from backend.spec.config import SETTINGS, Config
 from backend.spec.learning_rate import DEFAULT_FINAL, final_rate
+from backend.spec.settings.optimizer import OWN
 
 
 def config_notes(config: Config) -> list[str]:
@@ -36,6 +37,12 @@ def config_notes(config: Config) -> list[str]:
     if config.num_iterations * config.steps_per_generation == 1 and config.ratio_against == "old":
         notes.append(
             "With one update per rollout the ratio is always 1, so epsilon clips nothing and the clip charts stay at 0."
+        )
+    if config.optimizer == OWN:
+        notes.append(f"The optimizer is {config.own_optimizer}, an object of the program that called train().")
+    if config.lr_schedule == OWN:
+        notes.append(
+            f"The learning rate is that of {config.own_schedule}, an object of the program; the setting has no effect."
         )
     if config.lr_final == DEFAULT_FINAL > config.learning_rate and SETTINGS["lr_final"].applies(config.model_dump()):
         final = final_rate(config.learning_rate, config.lr_final)

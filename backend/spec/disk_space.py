@@ -39,8 +39,8 @@ def require_room(path: Path, needed: int, what: str) -> None:
 
 
 def gigabytes(size: float) -> str:
-    """A number of bytes for people, in decimal units as systems show disks."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
-        if size >= factor:
-            return f"{size / factor:.3g} {unit}"
+    """A number of bytes for people, in decimal units as systems show disks, with three digits."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if size >= 0.9995 * factor:  # what would be 1000 of the next unit
+            return f"{size / factor:.3g} {unit}" if size < 999.5 * factor else f"{size / factor:,.0f} {unit}"
     return f"{size / 1e3:.3g} kB"

@@ -163,6 +163,10 @@ class Figures(_Part):
     """The share of completions that ran into the length limit, 0 … 1."""
     pass_at: dict[int, MeanWithInterval] = {}
     """k → pass@k, 0 … 1; empty where nothing says what passes."""
+    spread: MeanWithInterval | None = None
+    """Standard deviation (n − 1) of the reward over the completions of a prompt, which GRPO learns from; None where each has one."""
+    different: MeanWithInterval | None = None
+    """The share of a prompt's completions that are texts of their own: 1 over their number where all are the same; None where each has one."""
 
 
 class SideResult(_Part):

@@ -5,12 +5,10 @@ Only the functions whose docstrings say so open or create anything.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,7 +18,6 @@ from typing import Any, Literal, cast
 from backend.spec import file_lock
 from backend.spec.faults import Mistake
 from backend.spec.private_files import make_private_folder, restrict_to_user
-from backend.spec.regular_file import refuse_links
 from backend.spec.user_input.files import is_file, is_folder
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown
@@ -32,15 +29,6 @@ RUNS_VARIABLE = "GRPO_STUDIO_RUNS"
 PREFS_VARIABLE = "GRPO_STUDIO_PREFS"
 """Environment variable that moves the window's preferences."""
 
-LOCK_VARIABLE = "GRPO_STUDIO_LOCK"
-"""Environment variable with the file descriptor of a lock that a process has taken over from the program before it."""
-
-LOCK_PATIENCE_S = 0.5
-"""How long a trainer waits for its run's lock: a window that tests whether a run is alive holds it for an instant."""
-
-
-NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
-"""What flock says on a file system that has no locks."""
 
 BUNDLED = "Bundled "
 """What a path inside our resources begins with where it is shown, in place of the folder where this copy of the app is installed."""
@@ -150,6 +138,11 @@ class RunFolder:
         return self.path / "run.lock"
 
     @property
+    def launch_lock(self) -> Path:
+        """Held by the process that starts the ranks of a run on several machines, from before the first start until after the last."""
+        return self.path / "launch.lock"
+
+    @property
     def window_lock(self) -> Path:
         """Held by the window that controls the run, as long as the run trains and the window lives."""
         return self.path / "window.lock"
@@ -202,55 +195,12 @@ class RunFolder:
         return self.events.exists() and self.events.stat().st_size > 0
 
     def is_locked(self) -> bool:
-        """Whether a trainer is alive in this folder. No pid is trusted: the lock dies with its process."""
-        return file_lock.is_held(self.lock)
+        """Whether a trainer is alive in this folder, or one is started again. No pid is trusted: a lock dies with its process."""
+        return file_lock.is_held(self.lock) or file_lock.is_held(self.launch_lock)
 
     def say(self, word: str) -> None:
         """Write a control word (pause, resume, save, stop, finish-step) for the trainer, atomically by rename. Raises DiskFault."""
         replace_file(self.control, word)
-
-
-def hold_lock(run: RunFolder) -> int:
-    """Lock the run for this process, until the process ends or the returned handle is closed.
-
-    Raises Mistake when another process holds it, the folder cannot be written, or there is a link in it.
-    """
-    refuse_links(run.path)
-    until = time.monotonic() + LOCK_PATIENCE_S
-    try:
-        while (handle := file_lock.try_hold(run.lock)) is None:
-            if time.monotonic() > until:
-                raise Mistake("run", f"The run {run.name} is being trained by another process; stop that one first.")
-            time.sleep(0.01)
-    except OSError as error:
-        if error.errno in NO_LOCKS:
-            sentence = (
-                f"The run folder {run.path} is on a file system without locks ({error.strerror}), so two trainings could write "
-                f"to it at once; choose a folder on another disk."
-            )
-            raise Mistake("runs_dir", sentence) from None
-        raise Mistake("run", f"The run folder {run.path} cannot be written: {error.strerror}.") from None
-    return handle
-
-
-def hand_on_lock(handle: int) -> None:
-    """Keep the run locked over an exec of this process: the next program takes the lock over with `inherited_lock`."""
-    os.set_inheritable(handle, True)
-    os.environ[LOCK_VARIABLE] = str(handle)
-
-
-def inherited_lock(run: RunFolder) -> int | None:
-    """The handle of this run's lock that the program before this one, in the same process, has handed on; None otherwise."""
-    try:
-        handle = int(os.environ[LOCK_VARIABLE])
-        # The number alone would prove nothing: the variable may have come from another process.
-        if not os.path.samestat(os.fstat(handle), run.lock.stat()):
-            return None
-    except (KeyError, ValueError, OSError):
-        return None
-    del os.environ[LOCK_VARIABLE]
-    os.set_inheritable(handle, False)
-    return handle if file_lock.take(handle) else None
 
 
 def all_runs(folder: Path | None = None) -> Iterator[RunFolder]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import string
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,7 @@ from typing import Any, cast
 
 from backend.spec.faults import Fault, Mistake
 from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.patterns import excess
 from backend.spec.user_input.text import shown
 
 DATASET_KEYS = (
@@ -55,20 +55,11 @@ def template_faults(template: str) -> Iterator[Fault]:
         yield from mistake.faults
 
 
-MOST_REPEATS = 10_000
-"""Product of a pattern's counts, as in {20}: what matches writes each repetition out, and a billion took all memory."""
-
-
 def pattern_faults(pattern: str) -> Iterator[Fault]:
     if not pattern:
         return
-    # A literal brace counts too, which is no loss. Ten digits are more than enough to be too many.
-    counts = [int(count[:10]) for count in re.findall(r"\{([0-9]+)", pattern) if int(count[:10])]
-    if math.prod(counts) > MOST_REPEATS:
-        yield Fault(
-            "answer_pattern",
-            f"{shown(pattern, 60)} repeats more than {MOST_REPEATS:,} times; + and * repeat as often as needed.",
-        )
+    if sentence := excess(pattern):
+        yield Fault("answer_pattern", sentence)
         return
     try:
         groups = re.compile(pattern).groups

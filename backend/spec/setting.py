@@ -57,6 +57,8 @@ class Choice:
     value: str
     label: str
     sentence: str = ""
+    is_written: bool = False
+    """Whether no person picks it: it stands for an object of a program, which writes it down. Menus leave it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ def setting_from_field(key: str, field: FieldInfo) -> Setting:
     )
 
 
-def _choice(entry: Choice | tuple[str, ...]) -> Choice:
+def _choice(entry: Choice | tuple[Any, ...]) -> Choice:
     return entry if isinstance(entry, Choice) else Choice(*entry)
 
 

@@ -36,9 +36,10 @@ def advantages(
     `multi_objective_aggregation="normalize_then_sum"` normalises each function in its group first, then the sum over
     the batch (GDPO, arXiv:2601.05242), and leaves `scale_rewards` out.
 
-    A completion that no function scored is left out of every mean and gets advantage 0. Metrics: `reward`,
-    `reward_std` over all completions, `reward_std_within_groups` (the mean of the groups' own, n − 1; not for groups of
-    one), `frac_reward_zero_std`, and `rewards/<name>/mean|std` for each of `names`. Computed in double precision. Raises ValueError for shapes that do not fit and unknown option names.
+    A completion that no function scored is left out of every mean and gets advantage 0. Metrics: `reward`, `reward_std` over all
+    completions, `reward_std_within_groups` (the mean of the groups' own, n − 1; not for groups of one), `frac_reward_zero_std`, and
+    `rewards/<name>/mean|std` for each of `names`. Computed in double precision. Raises ValueError for shapes that do not fit and unknown
+    option names.
     """
     import mlx.core as mx
 

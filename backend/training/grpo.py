@@ -19,15 +19,16 @@ import numpy as np
 from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy
 from backend.spec.config import Config
-from backend.training.additive_metrics import Tally, merge
+from backend.training.additive_metrics import Tally
 from backend.training.algorithm import Algorithm, OptimizerBatch
 from backend.training.batch import Batch
 from backend.training.collectives import Collectives
 from backend.training.entropy_bonus import EntropyBonus
+from backend.training.held_out import RowSums, means, row_sums
 from backend.training.importance_sampling import importance_ratio, logp_gap
 from backend.training.learner import Learner, build_learner
 from backend.training.losses import Settings, entropy_quantile, policy_terms, token_values, token_weights
-from backend.training.over_ranks import total, total_loss
+from backend.training.over_ranks import total
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 from backend.training.token_records import TokenRecord, TokenRecords
 
@@ -249,26 +250,19 @@ class Grpo(Algorithm):
     def held_out_metrics(
         self, batch: Batch, forward: PolicyForward, poll: Callable[[], None] = do_nothing
     ) -> dict[str, float]:
-        """`entropy`, and `kl` where there is a reference, as a step measures them, over the tokens of `batch`. No clip ratio: without
-        an update the ratio is 1."""
+        """`entropy`, and `kl` where there is a reference, as a step measures them, over the tokens of `batch`, each with its standard error.
+        No clip ratio: without an update the ratio is 1."""
         policy, reference = self.policy, self.policy.reference
         policy.model.eval()  # without dropout, as it sampled
         # What is measured needs neither a bonus nor the quantile of an optimizer batch.
         loss = replace(self.loss, beta=0.0, entropy_coef=0.0, top_entropy_quantile=1.0, off_policy_mask_threshold=None)
-        tallies: list[Tally] = []
+        rows: list[RowSums] = []
         for part in forward.micro_batches(policy.split_model, batch, self.rows_per_micro_batch):
             scores = forward.scores(policy.split_model, part, with_gradient=False)
             ref_logp_BT = forward.scores(reference, part, with_gradient=False).logp_N if reference is not None else None
-            rows, mask_BT = part.batch, part.batch.mask_BT
-            of_part = (scores.logp_N, None, ref_logp_BT, rows.advantage_B, mask_BT, loss)
-            _, tally = policy_terms(*of_part, weights=mask_BT, entropies=scores.entropy_N)
-            tallies.append({"mean": {name: tally["mean"][name] for name in ("entropy", "kl") if name in tally["mean"]}})
-            mx.eval(tallies[-1])  # one micro-batch's activations at a time
+            rows += row_sums(part.batch, scores.logp_N, scores.entropy_N, ref_logp_BT, loss)
             poll()
-        _, of_all = total_loss(forward.ranks, mx.array(0.0), tallies)
-        if not of_all or not float(batch.mask_BT.sum()):
-            return {}
-        return {name: float(value) for name, value in merge(of_all).items()}
+        return means([row for of_rank in forward.ranks.gather(rows) for row in of_rank])
 
     def notes(self) -> list[str]:
         return [self.chosen_correction] if self.chosen_correction else []

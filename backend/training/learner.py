@@ -25,15 +25,18 @@ from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.lm_head import TokenScores
 from backend.engine.penalties import Penalties
 from backend.models.policy import Policy
+from backend.spec import own_updates
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.memory.chunking import MICRO_BATCH_TOKENS, head_chunk
+from backend.spec.settings.optimizer import OWN
 from backend.training.additive_metrics import Tally, merge
 from backend.training.algorithm import Algorithm, OptimizerBatch
 from backend.training.batch import Batch
 from backend.training.not_finite import NotFinite, gradient_norms, token_numbers
 from backend.training.optimizers.by_name import optimizer
 from backend.training.optimizers.clipping import clip_by_norm
+from backend.training.optimizers.own import SETTINGS_DECIDE, LearningRate, OwnUpdates, rate_of
 from backend.training.optimizers.schedules import learning_rates
 from backend.training.optimizers.state import restore, state_arrays
 from backend.training.over_ranks import merged, total_gradient, total_loss
@@ -43,7 +46,7 @@ from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothin
 class Learner:
     """Policy, algorithm, optimizer and schedule. `updates` counts optimizer updates over the run; the learning rate
     (`learning_rate(update)`), dropout and a reference that follows the policy depend on it alone, so a resumed run continues
-    exactly.
+    exactly. Without a `learning_rate` the optimizer keeps its own.
 
     `recompute` recomputes layers' activations in the backward pass instead of keeping them; it changes no number.
     """
@@ -53,9 +56,10 @@ class Learner:
         policy: Policy,
         algorithm: Algorithm,
         optimizer: Optimizer,
-        learning_rate: Callable[[int], float],
+        learning_rate: LearningRate | None,
         forward: PolicyForward,
         *,
+        own: OwnUpdates = SETTINGS_DECIDE,
         max_grad_norm: float | None = None,
         seed: int = 0,
         recompute: bool = False,
@@ -65,6 +69,7 @@ class Learner:
         self.optimizer = optimizer
         self.learning_rate = learning_rate
         self.forward = forward
+        self.own = own
         self.max_grad_norm = max_grad_norm
         self.seed = seed
         self.recompute = recompute
@@ -83,16 +88,24 @@ class Learner:
         self, arrays: dict[str, mx.array] | None, updates: int, algorithm_state: Sequence[float | None] = ()
     ) -> None:
         """Go on after `updates` updates, with the optimizer's state in `arrays`; without one it begins anew. Raises ValueError for a state
-        that is not of this optimizer."""
+        that is not of this optimizer, Mistake where that is a program's: its checkpoint is whole, and another optimizer was given."""
         if arrays is not None:
-            restore(self.optimizer, arrays)
+            self._restore_optimizer(arrays)
         self.updates = updates
         self.algorithm.restore(list(algorithm_state))
+
+    def _restore_optimizer(self, arrays: dict[str, mx.array]) -> None:
+        try:
+            restore(self.optimizer, arrays)
+        except ValueError as error:
+            if self.own.make is None:
+                raise
+            raise Mistake("optimizer", f"This is not the optimizer that the run was trained with. {error}") from None
 
     def change(self, config: Config, steps: int, keys: Collection[str]) -> None:
         """Go on with other values of the settings `keys`, between two steps of a run that is now `steps` long. Moments stay, and the
         learning rate follows the new curve from the present update on."""
-        self.learning_rate = learning_rates(config, steps)
+        self.learning_rate = learning_rate_of(config, steps, self.own)
         self.forward.temperature = config.temperature
         self.max_grad_norm = config.max_grad_norm
         self.algorithm.change(config, keys)
@@ -234,7 +247,7 @@ class Learner:
         norm, loss_value = float(norm_array), float(loss)
         if not (math.isfinite(norm) and math.isfinite(loss_value)):
             raise self._not_finite(gradient, norm, loss_value)
-        rate = self.learning_rate(self.updates)
+        rate = self.learning_rate(self.updates) if self.learning_rate else math.nan
         self.is_whole = False
         self.policy.set_parameters(self._apply_gradients(clipped, self.policy.parameters(), mx.array(rate)))
         # Or the update would stay a graph that holds the old weights and the whole gradient.
@@ -242,6 +255,7 @@ class Learner:
         self.updates += 1
         self.is_whole = True
         told = {"grad_clipped": float(norm > self.max_grad_norm)} if self.max_grad_norm else {}
+        rate = rate if self.learning_rate else rate_of(self.optimizer)
         return {"loss": loss_value, "grad_norm": norm, "learning_rate": rate, **told}
 
     def _not_finite(self, gradient: Any, norm: float, loss: float) -> NotFinite:
@@ -253,16 +267,24 @@ class Learner:
     def _compiled_update(self) -> Callable[[Any, Any, mx.array], Any]:
         """The optimizer's update, compiled: a dozen elementwise operations for each of hundreds of arrays become one or two.
         Shapes never change, so it is traced once."""
-        optimizer = self.optimizer
+        optimizer, sets_rate = self.optimizer, self.learning_rate is not None
 
         def apply_gradients(gradient: Any, parameters: Any, rate: mx.array) -> Any:
-            optimizer.learning_rate = rate  # an array: each Python number would be the constant of a new trace
+            if sets_rate:
+                optimizer.learning_rate = rate  # an array: each Python number would be the constant of a new trace
             return optimizer.apply_gradients(gradient, parameters)
 
+        if not self.own.compiles:
+            return apply_gradients
         return mx.compile(apply_gradients, inputs=[optimizer.state], outputs=[optimizer.state])
 
 
-def optimizer_of(config: Config) -> Optimizer:
+def optimizer_of(config: Config, own: OwnUpdates = SETTINGS_DECIDE) -> Optimizer:
+    """The program's optimizer, or that of the settings. Raises Mistake for settings that are a program's, without it."""
+    if own.make is not None:
+        return own.make(config.learning_rate)
+    if config.optimizer == OWN:
+        own_updates.require_no_program(config)
     return optimizer(
         config.optimizer,
         learning_rate=config.learning_rate,
@@ -271,6 +293,17 @@ def optimizer_of(config: Config) -> Optimizer:
         epsilon=config.adam_epsilon,
         bits=int(config.optimizer_bits),
     )
+
+
+def learning_rate_of(config: Config, steps: int, own: OwnUpdates = SETTINGS_DECIDE) -> LearningRate | None:
+    """The learning rate of every update of a run of `steps` steps; None where it is the optimizer's own affair."""
+    if own.keeps_rate:
+        return None
+    if own.rate is not None:
+        return own.rate
+    if config.lr_schedule == OWN:
+        own_updates.require_no_program(config)
+    return learning_rates(config, steps)
 
 
 def _noise_of(policy: Policy, config: Config) -> EmbeddingNoise | None:
@@ -288,18 +321,19 @@ def build_learner(
     micro_batch_tokens: int | None = None,
     chunk: int | None = None,
     recompute: bool | None = None,
+    own: OwnUpdates = SETTINGS_DECIDE,
 ) -> Learner:
     """A learner with the optimizer, schedule and memory settings of `config`, for a run of `steps` steps.
 
     `micro_batch_tokens`, `chunk` (completion tokens whose logits are held at once) and `recompute` trade memory for time and
-    change no number; left out, they follow from `config` and the device.
+    change no number; left out, they follow from `config` and the device. `own`: what takes the place of optimizer and schedule.
     """
     seq_step_size = config.seq_step_size if config.efficient_long_context else None
     return Learner(
         policy,
         algorithm,
-        optimizer_of(config),
-        learning_rates(config, steps),
+        optimizer_of(config, own),
+        learning_rate_of(config, steps, own),
         PolicyForward(
             config.temperature,
             chunk or seq_step_size or head_chunk(policy.split_model.vocab_size, on_gpu()),
@@ -309,6 +343,7 @@ def build_learner(
             noise=_noise_of(policy, config),
             noisy_model=policy.split_model,
         ),
+        own=own,
         max_grad_norm=config.max_grad_norm,
         seed=config.seed,
         recompute=config.grad_checkpoint if recompute is None else recompute,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from backend.types import Completion, Group
 
@@ -38,8 +38,8 @@ def _mean_share(parts: Iterable[int], wholes: Sequence[int]) -> float:
     return statistics.fmean(part / whole for part, whole in zip(parts, wholes, strict=True))
 
 
-def distinct_ngrams(group: Sequence[Sequence[int]], n: int) -> float:
-    """distinct-n (Li et al. 2016, arXiv:1510.03055, section 5.2) of a group: its different n-grams of tokens over all of its tokens.
+def distinct_ngrams(group: Sequence[Sequence[Hashable]], n: int) -> float:
+    """distinct-n (Li et al. 2016, arXiv:1510.03055, section 5.2) of a group: its different n-grams of tokens, or words, over all of them.
 
     0 to 1. It falls with length, since long texts use words again, so only texts of about one length compare. 0 without tokens.
     """
@@ -47,7 +47,7 @@ def distinct_ngrams(group: Sequence[Sequence[int]], n: int) -> float:
     if not tokens:
         return 0.0
     # Shifted copies zipped, as in `repetition`; no n-gram reaches from one completion into the next.
-    different: set[tuple[int, ...]] = set()
+    different: set[tuple[Hashable, ...]] = set()
     for ids in group:
         different.update(zip(*(ids[start:] for start in range(n)), strict=False))
     return len(different) / tokens

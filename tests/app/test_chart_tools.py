@@ -14,9 +14,13 @@ from PySide6.QtGui import QImage
 from PySide6.QtTest import QTest
 
 from app import theme
+from app.model.chart_columns import column_names
+from app.model.charts import CHARTS
 from app.model.prefs import Prefs
 from app.model.runs.marks import Mark
+from app.model.session import Session
 from app.pages.parts.chart_export import ChartExport
+from app.pages.parts.run_charts import RunCharts
 from app.widgets.basic.file_dialogs import keep_folders_in
 from app.widgets.charts.axes import log_ticks
 from app.widgets.charts.chart_grid import ChartContent, ChartGrid, ZoomButton
@@ -24,6 +28,7 @@ from app.widgets.charts.curves import axis_range, has_spike
 from app.widgets.charts.mark_painter import APART, MarkPainter
 from app.widgets.charts.plot import Plot, Trace
 from app.widgets.charts.trace import pile
+from backend.spec.metric_names import our_name
 
 X = np.arange(1, 41)
 SPIKY = np.where(X == 20, 9.0, 0.01 + X / 4000)
@@ -304,6 +309,44 @@ def test_the_table_of_a_chart_has_every_step_and_reads_back_exactly(export: Char
     assert rows[0] == ["step", "KL", "Late"] and [row[0] for row in rows[1:]] == [*map(str, range(1, 41)), "50"]
     assert [float(row[1]) for row in rows[1:41]] == SPIKY.tolist()
     assert rows[2][2] == repr(1 / 3) and rows[1][2] == "" and rows[-1] == ["50", "", ""]
+
+
+def test_tables_have_the_names_of_the_metrics_where_they_are_asked_for(qtbot, qapp, tmp_path: Path) -> None:
+    """Labels, the diary's names or TRL's, as metrics.csv has them; over every curve of every chart."""
+    reward, total, lengths = (
+        next((chart, curve) for chart in CHARTS if chart.title == title for curve in chart.curves)
+        for title in ("Reward", "Clip ratios", "Held-out lengths")
+    )
+    assert column_names(*reward, "labels") == ()
+    assert column_names(*reward, "diary") == ("reward", "reward - reward_std", "reward + reward_std")
+    assert column_names(*reward, "trl")[1] == "train/reward - train/reward_std_over_step"
+    assert column_names(*reward, "trl", "batch")[1] == "train/reward - train/reward_std"
+    assert column_names(*total, "trl") == ("train/clip_ratio/region_mean",)
+    assert column_names(*lengths, "diary") == tuple(
+        f"eval/completions/{kind}_length" for kind in ("mean", "min", "max")
+    )
+    for chart in CHARTS:
+        for curve in chart.curves:
+            prefix = "eval/" if chart.held_out else ""
+            assert column_names(chart, curve, "diary")[0] == prefix + curve.metric
+            back = {our_name(name) for name in column_names(chart, curve, "trl") if " " not in name}
+            ambiguous = {"reward_std", "reward_std_within_groups"} & set(curve.metrics)
+            assert ambiguous or back == {prefix + name for name in (curve.metric, curve.low, curve.high) if name}
+    plot = Plot("KL")
+    qtbot.addWidget(plot)
+    plot.traces = [Trace("KL", "kl", X, SPIKY, columns=("train/kl",)), Trace("Band", "kl", X, SPIKY, SPIKY, SPIKY)]
+    assert plot.as_csv().splitlines()[0] == "step,train/kl,Band,Band low,Band high"
+
+
+def test_what_columns_are_called_is_kept(qtbot, tmp_path: Path) -> None:
+    session = Session(Prefs(tmp_path / "prefs"))
+    charts = RunCharts(session)
+    qtbot.addWidget(charts.grid)
+    assert [name for name, action in charts.menu._namings.items() if action.isChecked()] == ["labels"]
+    charts.menu._namings["trl"].trigger()
+    assert Prefs(tmp_path / "prefs").chart_columns == "trl"
+    session.prefs._settings.setValue("chart_columns", "nonsense")
+    assert session.prefs.chart_columns == "labels"
 
 
 def test_a_folder_that_cannot_be_written_is_told(qtbot, export: ChartExport, tmp_path: Path) -> None:

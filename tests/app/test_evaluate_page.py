@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import statistics
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,9 +17,11 @@ from app.model.evaluations import Evaluations
 from app.model.processes import ProcessOutcome
 from app.model.session import Session
 from app.pages.evaluate_page import EvaluatePage
-from app.widgets.evaluation.figures_table import INTERVAL_ROLE
+from app.widgets.evaluation.figures_table import INTERVAL_ROLE, figure_lines
+from backend.spec.evaluation import Figures
 from backend.spec.events import JsonLines
-from backend.spec.places import RunFolder, hold_lock
+from backend.spec.places import RunFolder
+from backend.spec.run_lock import hold_lock
 from tests.support import made_up_evaluations, made_up_runs
 
 
@@ -67,6 +71,31 @@ def page(qtbot, qapp, run: RunFolder):
     qtbot.waitUntil(lambda: session.run is not None and session.run.state == "finished", timeout=5000)
     yield shown
     session.close_run()
+
+
+def test_every_figure_of_a_file_has_a_line() -> None:
+    """Of several completions a prompt also how much they differ, which is neither good nor bad."""
+    dice = random.Random(1)
+    rows = [made_up_evaluations.sampled(made_up_evaluations.evaluated_row(i, 0.0, 1.0), 4, dice) for i in range(20)]
+    greedy, sampled = made_up_evaluations.evaluation(rows).decodings
+    assert not {"spread", "different"} & greedy.difference.model_dump(exclude_none=True).keys()
+    lines = {line.name: line for line in figure_lines(sampled, {})}
+    figures = sampled.sides["tuned"].figures
+    assert set(figures.model_fields_set) == set(Figures.model_fields)
+    own = [
+        figures.reward,
+        *figures.rewards.values(),
+        figures.tokens,
+        figures.cut_off,
+        *figures.pass_at.values(),
+        figures.spread,
+        figures.different,
+    ]
+    assert sorted(repr(line.after) for line in lines.values()) == sorted(map(repr, own))
+    rewards = [[made["reward"] for made in row["sampled"]["tuned"]] for row in rows]
+    assert figures.spread.value == pytest.approx(statistics.fmean(map(statistics.stdev, rewards)))
+    assert figures.different.value == pytest.approx(statistics.fmean(len(set(of_row)) / 4 for of_row in rewards))
+    assert lines["Spread of a prompt"].better == 0 and lines["Cut off"].better == -1 and lines["Reward"].better == 1
 
 
 def shows_rows(qtbot, page: EvaluatePage, count: int) -> None:

@@ -168,7 +168,6 @@ shiboken6.delete(window)
 imported beside the event loop. Prints the longest block of the event loop in milliseconds."""
 
 
-@pytest.mark.alone
 def test_showing_a_page_for_the_first_time_does_not_block_the_event_loop():
     # Three attempts: other processes may delay one of them.
     assert any(longest_block_ms() < BLOCK_LIMIT_MS for _ in range(3))

@@ -30,7 +30,7 @@ from app.widgets.form.settings_card import SettingsCard
 from app.widgets.rewards.reward_delegates import LABEL, USE, WEIGHT, WeightEdit
 from app.window import Window
 from backend.spec import config, places
-from backend.spec.config import SETTINGS, parse
+from backend.spec.config import SETTINGS, dump, parse
 from backend.spec.rewards.catalog import DEFAULT_REWARDS
 from backend.spec.throughput import CompletionTime
 from backend.spec.unusual import unusual
@@ -131,6 +131,8 @@ FILLED = {
     "modules_to_save": ["lm_head"],
     "data_seed": 11,
     "optimizer_bits": "8",
+    "own_optimizer": "Lion(weight_decay=0.1)",
+    "own_schedule": "halves: 0.01 at update 0",
     "adam_epsilon": 1e-6,
     "neftune_noise_alpha": 5.0,
     "lr_warmup_ratio": 0.1,
@@ -246,6 +248,16 @@ def click_cell(page: TrainPage, row: int, column: int) -> None:
         Qt.MouseButton.LeftButton,
         pos=table.visualRect(table.model().index(row, column)).center(),
     )
+
+
+def test_what_only_a_program_chooses_is_no_entry_of_a_menu_until_it_is_the_value(page: TrainPage, tmp_path: Path):
+    field = page.form.fields["optimizer"]
+    entries = lambda: [field.control.itemText(place) for place in range(field.control.count())]  # noqa: E731
+    assert "AdamW" in entries() and "Of a program" not in entries()
+    of_a_program = {"optimizer": "own", "own_optimizer": "Lion()"}
+    (tmp_path / "config.yaml").write_text(dump(parse({"model": "m", "data": "d"} | of_a_program)), encoding="utf-8")
+    page.draft.load(tmp_path / "config.yaml")
+    assert entries()[-1] == "Of a program" == field.control.currentText() and field.value() == "own"
 
 
 def test_every_setting_typed_into_the_form_survives_save_and_load(page: TrainPage, tmp_path: Path, qtbot):

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -31,6 +32,7 @@ from app.widgets.runs.run_header import split_name
 from backend.spec.events import METRICS, Diary
 from backend.spec.places import RunFolder, project_root
 from tests.support import made_up_runs
+from tests.support.diaries import recording
 from tests.support.latency import LatencyProbe
 
 
@@ -92,11 +94,49 @@ def test_every_metric_of_the_diary_has_a_chart_of_its_own() -> None:
 
 def test_an_unknown_metric_appears_in_other_and_nowhere_else() -> None:
     titles = {
-        chart.title: [c.metric for c in curves_of(chart, ["reward", "mine/own", "time/extra"], [])] for chart in CHARTS
+        chart.title: [c.metric for c in curves_of(chart, ["reward", "mine/own", "time/extra"], [])]
+        for chart in CHARTS
+        if not chart.held_out
     }
     assert titles["Other"] == ["mine/own"]
     assert "time/extra" in titles["Step time"]
     assert [title for title, metrics in titles.items() if "mine/own" in metrics] == ["Other"]
+
+
+def test_every_metric_of_an_evaluation_is_drawn_once() -> None:
+    """Curves and the edges of their bands: the valid split's metrics, and those of a named set."""
+    evaluation = next(event for event in recording("healthy-grpo").events if event["kind"] == "eval")["metrics"]
+    names = [*evaluation, *(f"hard/{name}" for name in evaluation)]
+    charts = [chart for chart in CHARTS if chart.held_out]
+    assert {"entropy", "kl", "completions/distinct_2", "reward_std_within_groups"} <= set(evaluation)
+    curves = {chart.title: curves_of(chart, names, []) for chart in charts}
+    drawn = Counter(name for of_chart in curves.values() for curve in of_chart for name in curve.metrics)
+    assert drawn == Counter(names)
+    other = {curve.metric for curve in curves["Other of evaluations"] if not curve.metric.startswith("hard/")}
+    of_less_use = {
+        "completions/clipped_ratio",
+        "completions/min_terminated_length",
+        "completions/max_terminated_length",
+    }
+    assert other <= of_less_use | {"time/eval"}, "the first is the share that is cut off"
+    assert [(curve.metric, curve.label) for curve in curves["Held-out KL"]] == [("kl", "KL"), ("hard/kl", "hard")]
+
+
+def test_charts_of_evaluations_come_with_the_evaluations(
+    show_run, session: Session, page: MonitorPage, tmp_path: Path
+) -> None:
+    show_run(recording("healthy-grpo").unpack(tmp_path / "with"))
+    titles = [plot.title for plot in page.grid.included_plots()]
+    assert {"Held-out reward", "Held-out entropy", "Held-out KL", "Held-out spread"} <= set(titles)
+    page.grid.draw(plot(page, "Held-out KL"))  # it is below what is in view
+    assert len(plot(page, "Held-out KL").traces[0].x) == len(
+        [event for event in recording("healthy-grpo").events if event["kind"] == "eval"]
+    )
+    show_run(recording("straggler").unpack(tmp_path / "without"))  # it was not evaluated
+    titles = [plot.title for plot in page.grid.included_plots()]
+    assert [title for title in titles if title.startswith("Held-out")] == [
+        "Held-out reward"
+    ] and "Other of evaluations" not in titles
 
 
 def test_a_reward_has_the_colour_of_its_index_in_the_config() -> None:
@@ -380,7 +420,8 @@ from pathlib import Path
 sys.path[:0] = sys.argv[2:]
 from tests.support import made_up_runs
 from backend.spec.events import Diary, JsonLines
-from backend.spec.places import RunFolder, hold_lock
+from backend.spec.places import RunFolder
+from backend.spec.run_lock import hold_lock
 folder = RunFolder(Path(sys.argv[1]))
 handle, dice = hold_lock(folder), random.Random(1)
 diary, rows = Diary(folder.events), JsonLines(folder.completions)
@@ -396,7 +437,6 @@ diary.write("finished", step=step, sentence="Done.")
 """
 
 
-@pytest.mark.alone
 def test_fifty_steps_a_second_never_block_the_event_loop(
     qtbot, page: MonitorPage, session: Session, tmp_path: Path
 ) -> None:

@@ -418,11 +418,10 @@ def test_an_adapter_is_accepted_as_reference(qtbot: QtBot, page: TrainPage, tmp_
     assert field._note.text() == "An adapter of the base model." and field._note.property("role") == "muted"
 
 
-@pytest.mark.alone
 def test_opening_the_picker_does_not_block_the_event_loop(qtbot: QtBot, page: TrainPage, hub: HubStandIn):
-    began = time.process_time()
+    began = time.thread_time()
     page.picking.open(page.form.fields["model"])
-    assert time.process_time() - began < 0.1 + 0.2 * (os.environ.get("CI") is not None)
+    assert time.thread_time() - began < 0.1 + 0.2 * (os.environ.get("CI") is not None)
 
 
 def test_recent_and_starred_entries_are_remembered_between_sessions(tmp_path: Path):

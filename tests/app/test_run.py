@@ -354,7 +354,6 @@ def test_before_and_after_average_over_several_steps() -> None:
     assert first_and_last_means([]) == (None, None)
 
 
-@pytest.mark.alone
 def test_a_long_diary_is_read_in_slices_between_turns_of_the_event_loop(qtbot, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()

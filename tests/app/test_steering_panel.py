@@ -21,7 +21,8 @@ from app.widgets.monitor.steering_panel import GROUPS, SteeringPanel
 from backend.spec.config import dump, parse
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, hold_lock
+from backend.spec.places import RunFolder
+from backend.spec.run_lock import hold_lock
 from backend.spec.runs.steering import STEERABLE, Change, read_request, write_changes
 
 SETTINGS = parse({"model": "m", "data": "d", "iters": 100, "reward_functions": ["r1_int", "r1_count_xml"]})

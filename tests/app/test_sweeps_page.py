@@ -14,7 +14,8 @@ from app.model.session import Session
 from app.model.sweep_form import SweepForm, VariedSetting, forecast
 from app.pages.sweeps_page import SweepsPage, forecast_words
 from backend.spec.faults import Mistake
-from backend.spec.places import demo_config, hold_lock, runs_folder
+from backend.spec.places import demo_config, runs_folder
+from backend.spec.run_lock import hold_lock
 from backend.spec.sweeps.sweep_file import load_sweep
 from backend.spec.sweeps.sweep_results import (
     RungResult,

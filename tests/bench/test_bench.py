@@ -469,7 +469,7 @@ def test_the_verbs_of_the_command_line():
     verbs = {(command.name or command.callback.__name__) for command in app.registered_commands}  # type: ignore
     assert verbs == {
         "ours", "demo", "against", "ablate", "sweep", "samples", "start", "record", "render", "kernels", "peers",
-        "exports", "network",
+        "exports", "network", "trackers",
     }  # fmt: skip
 
 

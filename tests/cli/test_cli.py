@@ -25,8 +25,9 @@ from backend.cli.new_run import apply_changes, new_run
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.config import load, read
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder, all_runs, hold_lock
+from backend.spec.places import RunFolder, all_runs
 from backend.spec.rewards.catalog import DEFAULT_REWARDS
+from backend.spec.run_lock import hold_lock
 from tests.support import small_run
 
 VERBS = app()
@@ -212,16 +213,30 @@ def test_check_prints_every_fault_at_once(inputs: Path, tmp_path: Path) -> None:
 
 def test_check_json_is_a_list_of_faults_on_stdout(inputs: Path, tmp_path: Path) -> None:
     assert json.loads(run_ok("check", config(inputs, tmp_path), "--json").stdout) == []
-    assert run_ok("check", config(inputs, tmp_path)).stdout == "Nothing is wrong with these settings.\n"
+    fine, few = run_ok("check", config(inputs, tmp_path)).stdout.splitlines()
+    assert fine == "Nothing is wrong with these settings." and few.startswith("data: There are 8 different prompts:")
     remarked = run_ok("check", config(inputs, tmp_path, learning_rate=0.1, temperature=5)).stdout.splitlines()
     assert remarked == [
         "Nothing is wrong with these settings.",
         "learning_rate: This is unusually large: 1e-6 to 1e-4 is usual.",
         "temperature: This is unusually large: 0.7 to 1.2 is usual, as a group must differ to be compared.",
+        few,
     ]
     result = call("check", config(inputs, tmp_path, temperature=0), "--json")
     assert result.exit_code == 2 and result.stderr == ""
     assert json.loads(result.stdout) == [{"setting": "temperature", "sentence": "Temp must be above 0, not 0."}]
+
+
+def test_check_says_how_varied_and_how_long_the_prompts_are(inputs: Path, tmp_path: Path) -> None:
+    lines = run_ok("check", config(inputs, tmp_path), "--prompts").stdout.splitlines()
+    said = {line[:16].strip(): line[16:].strip() for line in lines[2:-1]}
+    assert lines[1] == "Prompts: 8 rows" and lines[-1].startswith("There are 8 different prompts")
+    assert said["Repeated"] == said["Near repeats"] == "0" and said["Top wording"] == "100%"
+    assert said["Tokens"].startswith("5% up to ") and said["Tokens"].endswith("(of 8 rows)")
+    both = json.loads(run_ok("check", config(inputs, tmp_path), "--prompts", "--json").stdout)
+    assert both["faults"] == [] and both["prompts"]["rows"] == 8
+    broken = call("check", config(inputs, tmp_path, temperature=0), "--prompts", "--json")
+    assert json.loads(broken.stdout)["faults"][0]["setting"] == "temperature"
 
 
 def test_check_reads_the_columns_of_every_split(inputs: Path, tmp_path: Path) -> None:

@@ -393,7 +393,6 @@ def test_configurations_and_splits_come_from_the_hub(ask, monkeypatch: pytest.Mo
 # ── a hundred thousand rows ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.alone
 def test_a_hundred_thousand_rows_are_previewed_in_two_seconds(ask, tmp_path: Path) -> None:
     """CPU seconds, not wall time: the machine may be busy."""
     line = json.dumps({"question": "What is the sum of %d and 4, and why is it so?", "solution": "12", "id": 1})

@@ -132,9 +132,9 @@ def test_a_map_function_that_changes_its_mind_about_a_streamed_row_is_refused(gs
 
 @pytest.mark.parametrize(
     ("pattern", "is_refused"),
-    [("(.{1000000000})", True), ("((?:.{99}){999})", True), ("([0-9]{4}-[0-9]{2})", False), ("(a{0,9}){5}", False)],
+    [("(.{1000000000})", True), ("((?:.{999}){9999})", True), ("([0-9]{4}-[0-9]{2})", False), ("(a{0,9}){5}", False)],
 )  # fmt: skip
 def test_a_pattern_that_writes_out_a_billion_repetitions_is_refused(pattern: str, is_refused: bool) -> None:
     """To compile it took all memory of the machine."""
     sentences = [fault.sentence for fault in pattern_faults(pattern)]
-    assert any("repeats more than 10,000 times" in sentence for sentence in sentences) == is_refused
+    assert any("more than 1,000,000 characters long" in sentence for sentence in sentences) == is_refused

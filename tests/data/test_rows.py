@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import random
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from backend.data.rows import check_columns, read_splits
+from backend.data.rows import _first_of_a_shuffle, check_columns, read_splits
 from backend.spec.command import backend_environment
 from backend.spec.config import Config, parse
 from backend.spec.faults import Mistake
@@ -155,6 +156,15 @@ def test_the_held_out_share_is_the_same_every_time(tmp_path: Path) -> None:
     assert len(read_splits(settings(path, validation_split=0.001)).valid) == 1, "a share above 0 holds at least one"
     setting, sentence = mistake(read_splits, settings(path, validation_split=0.999))
     assert setting == "validation_split" and "Holding out 50 of 50 rows" in sentence
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 0), (2, 1), (50, 7), (50, 50), (1000, 400)])
+def test_the_held_out_rows_are_the_first_of_a_shuffle_of_all(size: int, count: int) -> None:
+    """As runs that exist were made; drawn without the shuffle, which takes a quarter of a minute for thirty million rows."""
+    for seed in range(20):
+        shuffled = random.Random(seed).sample(range(size), size)
+        assert _first_of_a_shuffle(size, count, random.Random(seed)) == shuffled[:count]
+    assert len(_first_of_a_shuffle(10**12, 3, random.Random(0))) == 3
 
 
 def test_nothing_is_held_out_beside_a_valid_split(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from tests.house.test_rooms import module_of, modules, room_of
+from tests.house.test_rooms import ROOT, module_of, modules, room_of
 
 Graph = dict[str, set[str]]
 
@@ -88,3 +88,22 @@ def test_a_circle_is_found_through_any_number_of_modules() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
     assert circles({"a": {"b"}, "b": set()}) == []
     assert circles(grouped({"x.a": {"y.a"}, "y.b": {"x.b"}}, lambda module: module[0])) == [["x", "y"]]
+
+
+def test_a_package_imports_only_those_above_it_in_the_table_of_the_architecture() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    rows = [row.split("|")[1] for row in page.splitlines() if row.startswith(("| `app/", "| `backend/"))]
+    places = {
+        name.strip("/").removesuffix(".py").replace("/", "."): place
+        for place, row in enumerate(rows)
+        for name in row.split("`")[1::2]
+    }
+    graph = grouped(module_graph(), top_of)
+    assert len(places) > 15 and places.keys() <= graph.keys()
+    below = {
+        (home, other)
+        for home, others in graph.items()
+        for other in others
+        if places.get(other, -1) > places.get(home, 99)
+    }
+    assert below == {("backend.rewards", "backend.training")}  # of `training/advantages.py` alone: see `test_rooms`

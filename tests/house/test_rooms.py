@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 ANY = {"*"}
 SPEC, TYPES = "backend.spec", "backend.types"
-ADVANTAGES = "backend.training.advantages"
+ADVANTAGES, VARIETY = "backend.training.advantages", "backend.training.variety"
 MODEL = {"app.model"}
 PLAIN_DATA = {
     "app.model.memory_parts",
@@ -50,6 +50,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     SPEC: (set(), {"yaml", "pydantic", "pydantic_core"}),
     TYPES: ({SPEC}, set()),
     ADVANTAGES: (set(), {"mlx"}),
+    VARIETY: ({TYPES}, set()),
     "backend.child_process": ({SPEC}, set()),
     "backend.confinement": (set(), set()),
     "backend.rewards": (
@@ -63,7 +64,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "backend.models.publish": ({SPEC, "backend.models"}, {"huggingface_hub", "keyring", "PIL", "yaml"}),
     "backend.data": (
-        {SPEC, TYPES, "backend.models"},
+        {SPEC, TYPES, VARIETY, "backend.models"},
         {"datasets", "huggingface_hub", "jinja2", "mlx_lm", "pyarrow", "regex", "tokenizers"},
     ),
     "backend.generation": ({SPEC, TYPES, "backend.engine"}, {*NUMBERS, "mlx_lm", "llguidance"}),
@@ -143,7 +144,8 @@ def imports_of(path: Path) -> list[tuple[int, str]]:
 def imports(source: str) -> Iterator[tuple[int, str]]:
     """(line, module) of every import that can run, at any depth; `import_module("…")` with a plain name too."""
     tree = ast.parse(source)
-    for_typing = {id(node) for block in _typing_blocks(tree) for node in ast.walk(block)}
+    typing_blocks = _typing_blocks(tree) if "TYPE_CHECKING" in source else []
+    for_typing = {id(node) for block in typing_blocks for node in ast.walk(block)}
     for node in ast.walk(tree):
         if id(node) in for_typing:
             continue
@@ -152,15 +154,20 @@ def imports(source: str) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"line {node.lineno}: a relative import"
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+        elif isinstance(node, ast.Call) and _last_name(node.func) in ("import_module", "__import__"):
             yield from (
                 (node.lineno, argument.value) for argument in node.args[:1] if isinstance(argument, ast.Constant)
             )
 
 
 def _typing_blocks(tree: ast.Module) -> list[ast.stmt]:
-    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and _last_name(node.test) == "TYPE_CHECKING"]
     return [statement for block in blocks for statement in block.body]
+
+
+def _last_name(node: ast.expr) -> str:
+    """`c` of `a.b.c`. Not by `ast.unparse`, which took most of this file's time."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 @cache

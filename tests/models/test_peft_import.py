@@ -28,6 +28,7 @@ from backend.serve.adapter_questions import import_adapter as import_question
 from backend.serve.question_call import Cancelled, QuestionCall
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.runs.adapter_source import imported_folder
 from tests.run.test_export_original import as_published
 from tests.support import small_run
 from tests.support.random_models import tiny_model
@@ -255,12 +256,13 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
         "apart from the other, and both are one array",
     ),
     "dora without magnitude": (settings(use_dora=True), "is not whole: its magnitude is missing"),
-    "another kind": (settings(peft_type="LOHA"), "of the kind LOHA"),
+    "another kind": (settings(peft_type="LOHA"), "is LOHA, which learns Hadamard products"),
     "pissa": (settings(init_lora_weights="pissa"), "began with pissa, which changed the base's weights"),
     "parameters": (settings(target_parameters=["experts.gate_up_proj"]), "adapts parameters that are no layers"),
     "rank of text": (settings(r="4"), "has r 4"),
     "alpha that is no number": (settings(lora_alpha=float("nan")), "has lora_alpha nan"),
     "pattern without end": (settings(alpha_pattern={"(.|..|...)+(?<!.)": 2}), "cannot be used"),
+    "pattern of a billion": (settings(rank_pattern={"a{1000000000}": 2}), "more than 1,000,000 characters long"),
     "broken pattern": (settings(rank_pattern={"(": 2}), "cannot be used"),
     "no config": (lambda folder: (folder / "adapter_config.json").unlink(), "There is no file"),
     "not peft's": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "it has no peft_type"),
@@ -332,6 +334,11 @@ def test_a_folder_in_the_hub_s_cache_needs_another_place(
     code, _, said = call(str(folder), "--model", str(base))
     assert code == 2 and "lies in Hugging Face's cache" in said and len(list(folder.parent.iterdir())) == 1
     assert call(str(folder), "--model", str(base), "--output", str(tmp_path / "here"))[0] == 0
+
+
+def test_the_root_of_a_disk_has_no_place_beside_it() -> None:
+    with pytest.raises(Mistake, match="root of a disk"):
+        imported_folder(Path("/"))
 
 
 def test_the_window_s_question_imports_beside_the_folder_and_replaces_an_earlier_import(

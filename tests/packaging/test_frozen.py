@@ -321,9 +321,48 @@ def queue(machine: Machine, run: Path) -> None:
     assert events(run.with_name("waits"))[-1]["kind"] == "finished"
 
 
-VERBS = {
+def import_(machine: Machine, run: Path) -> None:
+    theirs = machine.home / "theirs.yaml"
+    theirs.write_text(
+        "model_name_or_path: owner/name\ndataset_name: owner/rows\nlearning_rate: 1.0e-6\nnum_generations: 8\n"
+    )
+    assert "group_size: 8" in machine.backend("import", theirs)
+
+
+def machines(machine: Machine, run: Path) -> None:
+    report = json.loads(machine.backend("machines", two_ranks(machine), "--json").splitlines()[-1])
+    assert report["backend"] == "ring" and report["link"], report
+
+
+def rank(machine: Machine, run: Path) -> None:
+    """Two ranks of this machine, started by the verb `train`, train one run."""
+    shared = run.with_name("shared")
+    settings = config(machine, "shared")
+    machine.backend("train", settings, "--name", "shared", "--no-progress", "--hosts", two_ranks(machine))
+    started = next(event for event in events(shared) if event["kind"] == "started")
+    assert started["ranks"] == 2 and events(shared)[-1]["kind"] == "finished"
+    assert [event["step"] for event in events(shared) if event["kind"] == "step"] == [1, 2]
+
+
+def track(machine: Machine, run: Path) -> None:
+    machine.backend("track", run, "--to", "csv")
+    assert (run / "metrics.csv").is_file() and (run / "completions.csv").is_file()
+    refusal = machine.run(BUNDLED_PROGRAM, "track", run, "--to", "tensorboard", code=2).stderr
+    assert "tensorboard is not part of this app" in refusal, refusal
+
+
+def two_ranks(machine: Machine) -> Path:
+    file = machine.home / "hosts.json"
+    file.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * 2))
+    return file
+
+
+VERBS = {"import": import_} | {
     verb.__name__: verb
     for verb in (
+        machines,
+        rank,
+        track,
         check,
         estimate,
         train,
@@ -407,6 +446,23 @@ def test_upload_with_card_and_curves(machine: Machine, run: Path) -> None:
     assert files["curves.png"].startswith(b"\x89PNG")
 
 
+def test_an_adapter_goes_out_as_one_of_peft_and_comes_home(machine: Machine, lora_run: Path) -> None:
+    models = machine.home / "adapters"
+    machine.backend("export", lora_run, "--format", "peft", "--to", "folder", "--folder", models, "--name", "out")
+    (folder,) = (file.parent for file in models.rglob("adapter_model.safetensors"))
+    machine.backend("import", folder, "--model", machine.home / "base", "--output", machine.home / "home")
+    assert (machine.home / "home" / "adapters.safetensors").is_file()
+
+
+def test_a_folder_for_trl_has_our_own_code(machine: Machine, run: Path) -> None:
+    machine.backend("export", run, "--to", "trl", "--folder", machine.home, "--name", "for-trl")
+    folder = machine.home / "for-trl"
+    assert {"train.py", "rewards.py", "grpo_config.yaml"} <= {path.name for path in folder.iterdir()}
+    for file in folder.rglob("*.py"):
+        compile(file.read_text("utf-8"), str(file), "exec")
+    assert list((folder / "backend" / "rewards" / "functions").glob("*.py"))
+
+
 # ── pages ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -432,6 +488,26 @@ def test_math_is_verified_in_a_child(machine: Machine) -> None:
     assert json.loads(scored.splitlines()[-1])["rows"][0]["scores"] == {"accuracy_reward": 1.0}
 
 
+def test_programs_of_completions_run_in_a_process_of_their_own(machine: Machine) -> None:
+    rows = machine.home / "programs.jsonl"
+    tests = json.dumps(["assert add(1, 2) == 3"])
+    texts = ("def add(a, b):\n    return a + b", "def add(a, b):\n    return 7", "import os\nos.abort()")
+    rows.write_text(
+        "".join(json.dumps({"prompt": "p", "completion": text, "answer": "", "tests": tests}) + "\n" for text in texts)
+    )
+    settings = config(machine, "programs", reward_functions=["code_tests"])
+    scored = machine.backend("rewards", "score", settings, "--completions", rows, "--json")
+    assert [row["scores"]["code_tests"] for row in json.loads(scored.splitlines()[-1])["rows"]] == [1.0, 0.0, 0.0]
+
+
+def test_completions_are_held_to_a_pattern(machine: Machine) -> None:
+    settings = config(machine, "held", output_regex="[0-9]{2}", iters=1)
+    machine.backend("train", settings, "--name", "held", "--no-progress")
+    completions = (machine.home / ".local/share/grpo-studio/runs/held/completions.jsonl").read_text("utf-8")
+    texts = [each["text"] for line in completions.splitlines() for each in json.loads(line)["completions"]]
+    assert texts and all(len(text) == 2 and text.isdigit() for text in texts)
+
+
 def test_a_reward_file_may_import_the_standard_library(machine: Machine) -> None:
     file = machine.home / "mine.py"
     file.write_text(IMPORTS)
@@ -444,7 +520,7 @@ def test_a_module_that_is_not_there_is_one_sentence(machine: Machine) -> None:
     file.write_text("import scipy\n" + IMPORTS)
     settings = config(machine, "missing", reward_functions_file=str(file), reward_functions=["digits"])
     done = machine.run(BUNDLED_PROGRAM, "train", settings, "--name", "missing", "--no-progress", code=2)
-    assert "No module named 'scipy'" in done.stderr and "the app brings Python's standard library" in done.stderr
+    assert "No module named 'scipy'" in done.stderr and "not in the app: use grpo-studio from pip" in done.stderr
     assert "Traceback" not in done.stderr
 
 

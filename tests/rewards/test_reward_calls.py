@@ -226,6 +226,7 @@ def test_valid_arguments_resolve(text: str) -> None:
         ("cosine_scaled(min_value_wrong=1.0)", "min_value_wrong must not be above max_value_wrong"),
         ("cosine_scaled(max_value_correct=0.0)", "min_value_correct must not be above max_value_correct"),
         ("regex_match(pattern='(')", "pattern is no regular expression: missing )"),
+        ("regex_match(pattern='a{1000000000}')", "a{1000000000} is more than 1,000,000 characters long with its repetitions"),
         ("regex_match(pattern='\\bx')", 'pattern holds a backspace: write r"\\b"'),
     ],
 )  # fmt: skip

@@ -66,6 +66,19 @@ class LyingAboutItsName(type):
         raise OSError
 
 
+def test_in_the_app_a_missing_module_comes_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the name of the file and the line beside it, in the words that a sentence leaves."""
+    file = tmp_path / "rewards_for_mathematics.py"
+    file.write_text("import sentence_transformers\n")
+    namespace = {"__name__": "theirs"}
+    with pytest.raises(ModuleNotFoundError) as missing:
+        exec(compile(file.read_text(), str(file), "exec"), namespace)
+    told = describe_error(missing.value, file)
+    assert "sentence_transformers" in told and told.endswith("line 1)")
+    monkeypatch.setattr("backend.rewards.runner.error_text.is_bundled", lambda: True)
+    assert describe_error(missing.value, file) == f"{told}; not in the app: use grpo-studio from pip"
+
+
 def test_a_class_cannot_lie_about_its_name() -> None:
     assert describe_error(LyingAboutItsName("Odd", (Exception,), {})("no"), None) == "Odd: no"
 

@@ -195,7 +195,6 @@ def _gone(pid: int) -> bool:
 # math_eval
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("text", "number"),
     [
@@ -239,9 +238,9 @@ def _gone(pid: int) -> bool:
     ],
 )
 def test_arithmetic_is_exact_within_its_limits(text: str, number) -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     assert value(text) == number
-    assert time.perf_counter() - began < 0.2
+    assert time.thread_time() - began < 0.2
 
 
 @settings(max_examples=200, deadline=None)

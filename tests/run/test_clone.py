@@ -20,7 +20,7 @@ from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, all_runs
 from backend.spec.runs.archive import summary
-from backend.spec.runs.lineage import Parent, ancestors, children, read_parent
+from backend.spec.runs.lineage import Parent, children, read_parent
 from backend.spec.runs.steering import Change, write_changes
 from tests.support import small_run
 
@@ -209,7 +209,7 @@ def test_a_disk_that_is_full_leaves_nothing(parent: RunFolder, tmp_path: Path, m
 # ── lineage ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_ancestors_and_children_are_found_after_a_move(parent: RunFolder, tmp_path: Path) -> None:
+def test_parent_and_children_are_found_after_a_move(parent: RunFolder, tmp_path: Path) -> None:
     import shutil
 
     shutil.copytree(parent.path, tmp_path / "a" / "parent")
@@ -217,12 +217,12 @@ def test_ancestors_and_children_are_found_after_a_move(parent: RunFolder, tmp_pa
     second = clone(first, "last", {"learning_rate": 1e-4}, name="second", warm=False)
     (tmp_path / "a").rename(tmp_path / "b")
     moved = {run.name: run for run in all_runs(tmp_path / "b")}
-    assert [(each.run, each.step, each.warm) for each in ancestors(moved[second.name])] == [
-        ("first", 2, False), ("parent", 2, True),
-    ]  # fmt: skip
+    of_second, of_first = read_parent(moved[second.name]), read_parent(moved["first"])
+    assert of_second and (of_second.run, of_second.step, of_second.warm) == ("first", 2, False)
+    assert of_first and (of_first.run, of_first.step, of_first.warm) == ("parent", 2, True)
     assert [run.name for run in children(moved["parent"], moved.values())] == ["first"]
-    assert ancestors(moved["parent"]) == [] and read_parent(moved["parent"]) is None
+    assert read_parent(moved["parent"]) is None
     moved["first"].parent.write_text("{")
-    with pytest.raises(Mistake, match="does not tell its parent"):
+    with pytest.raises(Mistake, match="does not tell the parent of the run"):
         read_parent(moved["first"])
-    assert [each.run for each in ancestors(moved["second"])] == ["first"]
+    assert children(moved["parent"], moved.values()) == []

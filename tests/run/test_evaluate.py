@@ -177,7 +177,7 @@ def test_an_evaluation_reports_what_a_step_does_but_for_learning(tmp_path: Path)
     of_learning = {"loss", "learning_rate", "grad_norm", "grad_clipped", "num_tokens", "epoch", "peak_memory_gb"}
     prefixes = ("clip_ratio", "time/", "sampling/", "process/", "machine/", "peak_memory_gb/")
     expected = {name for name in step if not name.startswith(prefixes) and not name.endswith("per_second")}
-    assert first.keys() == (expected - of_learning) | {"time/eval"}
+    assert first.keys() == (expected - of_learning) | {"time/eval", "kl_stderr", "entropy_stderr"}
     assert all(value is not None for metrics in evaluations for value in metrics.values())
     assert evaluations[-1]["kl"] > 0 and first["entropy"] > 1
 
@@ -189,10 +189,10 @@ def test_an_evaluation_of_one_completion_a_prompt_reports_no_spread_within_group
     assert "frac_reward_zero_std" not in one and "reward_std_within_groups" not in one and one["reward"] == 3
 
 
-@pytest.mark.parametrize(("count", "read"), [(1, 1), (32, 32), (33, 17), (200, 29)])
+@pytest.mark.parametrize(("count", "read"), [(1, 1), (4, 4), (16, 4), (32, 8), (33, 7), (128, 32), (200, 29)])
 def test_the_model_reads_a_bounded_sample_of_an_evaluation(count: int, read: int) -> None:
-    """One completion of a group, and groups from the beginning to the end."""
+    """One completion of a group, an eighth of all within limits, and groups from the beginning to the end."""
     groups = [Group(PROBLEMS[0], [Completion([n], [0.0], str(n), "eos") for n in (i, -1)]) for i in range(count)]
     sample = [int(group.completions[0].text) for group in sample_of(groups)]
     assert len(sample) == read <= FORWARD_ROWS and all(len(group.completions) == 1 for group in sample_of(groups))
-    assert sample == sorted(set(sample)) and sample[-1] >= count - 4 and -1 not in sample
+    assert sample == sorted(set(sample)) and sample[-1] >= count - 7 and -1 not in sample

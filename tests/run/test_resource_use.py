@@ -103,7 +103,6 @@ def test_every_step_says_what_it_used(tmp_path: Path, run: RunFolder) -> None:
     assert all(step["machine/swap_gb"] >= 0 for step in steps)
 
 
-@pytest.mark.alone
 def test_it_costs_little() -> None:
     """Of a step of a tenth of a second 1 % is 1 ms; 3 ms allow for a busy core."""
     use = ResourceUse()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +71,6 @@ def test_peak_memory_is_measured_by_phase_and_overall() -> None:
     assert peaks["peak_memory_gb"] == pytest.approx(0.060, abs=0.003)
 
 
-@pytest.mark.alone
 def test_phases_add_up_to_steps_and_steps_to_the_time_between_their_events(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     raw = small_run.settings_for(tmp_path, iters=7, save_every=3, beta=0.1, group_size=4, max_completion_length=12)
@@ -82,10 +83,11 @@ def test_phases_add_up_to_steps_and_steps_to_the_time_between_their_events(tmp_p
         assert all(phases[f"time/{part}"] >= 0 for part in (*TIMED_PHASES, "other"))
         assert max(phases["peak_memory_gb/rollout"], phases["peak_memory_gb/train"]) <= phases["peak_memory_gb"]
         assert min(phases["peak_memory_gb/rollout"], phases["peak_memory_gb/train"]) > 0
-    measured_s = sum(event["metrics"]["time/step"] for event in steps[1:])
-    elapsed_s = steps[-1]["t"] - steps[0]["t"]
-    between = 0.01 * (len(steps) - 1)  # control file, health rules, beginning a checkpoint
-    assert elapsed_s - between <= measured_s <= elapsed_s + 0.002
+    between_s = [
+        after["t"] - before["t"] - after["metrics"]["time/step"] for before, after in itertools.pairwise(steps)
+    ]
+    # Control file, health rules, beginning a checkpoint. The median: another program may come between some of the steps.
+    assert -0.002 <= statistics.median(between_s) <= 0.01
 
 
 def test_a_run_sets_the_wired_limit_once_where_the_device_recommends_one(

@@ -20,7 +20,7 @@ import yaml
 
 from backend.cli.exit_codes import MISTAKE
 from backend.run import run_process
-from backend.run.trackers import csv_tables, follow, launch, trackio_run, wandb_run
+from backend.run.trackers import csv_tables, follow, launch, process, trackio_run, wandb_run
 from backend.run.trackers.csv_tables import CsvTables
 from backend.run.trackers.follow import MAKERS, about_run, track
 from backend.run.trackers.records import RecordReader, Sent, StepRecord
@@ -31,10 +31,12 @@ from backend.spec.config import parse, problems
 from backend.spec.disk_faults import DiskFault
 from backend.spec.events import Diary, JsonLines, truncate_file
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, hand_on_lock, hold_lock
+from backend.spec.metric_names import trl_metrics
+from backend.spec.places import RunFolder
+from backend.spec.run_lock import hand_on_lock, hold_lock
 from backend.spec.trackers import ALL, NONE, TRACKERS, chosen
-from backend.spec.trl_metrics import trl_metrics
 from tests.support import small_run
+from tests.support.tracked_runs import assert_same_but_for_the_tracker, events_of
 
 METRICS = {"reward": 1.5, "reward_std": 0.9, "reward_std_within_groups": 0.4, "kl": None, "time/step": 2.0, "clip_ratio_low": 0.1,
            "clip_ratio_total": 0.2, "rewards/exact/mean": 0.5}  # fmt: skip
@@ -109,7 +111,7 @@ def read_all(reader: RecordReader) -> list[StepRecord]:
 
 def test_a_record_is_whole_before_it_is_told(made_up: MadeUpRun) -> None:
     """The evaluation after a step belongs to it, so it waits until the next step samples, or the run ends."""
-    reader = RecordReader(made_up.folder, "group")
+    reader = RecordReader(made_up.folder, {})
     made_up.evaluate(0)
     made_up.step(1, evaluated=True)
     assert [(r.step, dict(r.training), r.groups) for r in read_all(reader)] == [(0, {}, ())]
@@ -126,7 +128,7 @@ def test_a_record_is_whole_before_it_is_told(made_up: MadeUpRun) -> None:
 
 
 def test_half_a_line_is_read_once_it_is_whole(made_up: MadeUpRun) -> None:
-    reader = RecordReader(made_up.folder, "group")
+    reader = RecordReader(made_up.folder, {})
     made_up.step(1)
     line = b'{"v":1,"kind":"phase","phase":"sampling"}\n'
     with made_up.folder.events.open("ab") as file:
@@ -138,7 +140,7 @@ def test_half_a_line_is_read_once_it_is_whole(made_up: MadeUpRun) -> None:
 
 
 def test_steps_come_again_after_the_diary_was_cut_back(made_up: MadeUpRun) -> None:
-    reader = RecordReader(made_up.folder, "group")
+    reader = RecordReader(made_up.folder, {})
     made_up.step(1)
     place = made_up.sizes
     made_up.step(2)
@@ -186,6 +188,21 @@ def test_trls_reward_std_is_that_of_the_scale() -> None:
     assert trl_metrics(both, "group") == trl_metrics(both, "none") == {"reward_std": 0.4, "reward_std_over_step": 0.9}
     assert trl_metrics(both, "batch") == both
     assert trl_metrics({"reward_std": 0.9}, "group") == {"reward_std": 0.9}, "a run of before, or groups of one"
+
+
+def test_a_named_evaluation_set_has_its_name_before_its_metrics(tmp_path: Path) -> None:
+    """Its metrics stand in the diary's evaluation as hard/kl; transformers calls them eval/hard_kl."""
+    run = MadeUpRun(tmp_path / "sets", eval_data={"hard": "h.jsonl"})
+    run.step(1)
+    metrics = {"reward": 1.0, "hit_max_tokens_ratio": 0.5, "hard/reward": 2.0, "hard/hit_max_tokens_ratio": 0.25}
+    run.diary.write("eval", step=1, split="valid", metrics=metrics)
+    run.end()
+    track(run.folder, "csv", say=print)
+    (row,) = run.table()
+    assert {name: row[name] for name in row if name.startswith("eval/")} == {
+        "eval/reward": "1.0", "eval/completions/clipped_ratio": "0.5", "eval/hard_reward": "2.0",
+        "eval/hard_completions/clipped_ratio": "0.25",
+    }  # fmt: skip
 
 
 def test_the_scale_is_that_of_the_step(made_up: MadeUpRun) -> None:
@@ -282,8 +299,6 @@ def test_a_full_disk_is_told_once_and_tried_again(made_up: MadeUpRun, monkeypatc
 class Recorded:
     """A tracker that keeps what it is told."""
 
-    may_hang = False
-
     def __init__(self, on_send: Callable[[StepRecord], None] = lambda record: None) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.on_send = on_send
@@ -344,29 +359,38 @@ def test_settings_are_told_without_paths_of_this_machine(made_up: MadeUpRun) -> 
 
 
 HANGS = """
-import sys, time
+import sys, threading, time
 from pathlib import Path
 from backend.run.trackers import follow, process
 from backend.run.trackers.records import Sent
 
 class Hanging(follow.CsvTables):
-    may_hang = True
     def close(self, ending):
-        print("waits for an answer", flush=True)
+        if sys.argv[2] == "thread":
+            threading.Thread(target=lambda: [][1]).start()
         time.sleep(600)
 
-follow.MAKERS["csv"], follow.HANG_S, follow.POLL_S = Hanging, 0.2, 0.05
+follow.MAKERS["csv"], follow.HANG_S, follow.POLL_S = Hanging, 0.2 if sys.argv[2] == "answer" else 600, 0.05
 sys.exit(process.main(["csv", sys.argv[1]]))
 """
 
 
-def test_a_tracker_without_an_answer_ends_itself_after_the_run(made_up: MadeUpRun) -> None:
+@pytest.mark.parametrize(
+    ("lacks", "sentence"),
+    [
+        ("answer", "No answer for 0 s after the run was over; track sends the rest another time."),
+        ("thread", "IndexError: list index out of range"),  # one of its package's has died
+    ],
+)
+def test_a_tracker_that_waits_for_ever_ends_itself(made_up: MadeUpRun, lacks: str, sentence: str) -> None:
     made_up.step(1)
+    made_up.folder.log.touch()
     ended = subprocess.run(
-        [sys.executable, "-c", HANGS, str(made_up.folder.path)],
+        [sys.executable, "-c", HANGS, str(made_up.folder.path), lacks],
         env=backend_environment(), capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    assert (ended.returncode, ended.stderr) == (1, "") and "No answer for 0 s after the run was over" in ended.stdout
+    assert (ended.returncode, ended.stdout) == (1, f"{sentence}\n")
+    assert made_up.folder.log.read_text() == f"csv: {sentence}\n"
 
 
 def test_a_tracker_that_was_killed_goes_on_where_it_was(made_up: MadeUpRun) -> None:
@@ -699,18 +723,22 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunFolder]:
     return place, run
 
 
-HARM: dict[str, list[str]] = {
-    "hangs": ["-c", "import time; time.sleep(300)"],
-    "is killed": ["-c", "import os; os.kill(os.getpid(), 9)"],
-    "is broken": ["-c", "raise SystemExit(1)"],
+HARM: dict[str, str] = {
+    "never ends": "import time; time.sleep(300)",
+    "is killed": "import os; os.kill(os.getpid(), 9)",
+    "is stopped": "import os; os.kill(os.getpid(), 19)",
+    "raises": "raise OSError('the network is unreachable')",
+    "ends": "raise SystemExit(3)",
 }
+"""What the process of a tracker does → its program."""
 
 
 @pytest.mark.parametrize("harm", [*HARM, "works", "cannot be started"])
 def test_a_tracker_changes_nothing_of_a_run(
     plain: tuple[Path, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
-    """Completions and weights are the same bytes and metrics the same numbers, and the run waits for none of them."""
+    """Diary, completions and weights are the same, and the run waits for none of them. The real packages, and what real machines do to them:
+    tests/run/test_trackers_proof.py."""
     place, alone = plain
     started: list[subprocess.Popen[bytes]] = []
     popen = subprocess.Popen
@@ -720,7 +748,7 @@ def test_a_tracker_changes_nothing_of_a_run(
         return started[-1]
 
     if harm in HARM:
-        monkeypatch.setattr(launch, "module_command", lambda module, verb: [sys.executable, *HARM[harm]])
+        monkeypatch.setattr(launch, "module_command", lambda module, verb: [sys.executable, "-S", "-c", HARM[harm]])
     if harm == "cannot be started":
         monkeypatch.setattr(launch, "module_command", lambda module, verb: [str(tmp_path / "nothing")])
     monkeypatch.setattr(launch.subprocess, "Popen", start)
@@ -729,22 +757,92 @@ def test_a_tracker_changes_nothing_of_a_run(
     raw = small_run.settings_for(place, report_to=["csv"], **small_run.low_half(place))
     assert small_run.train_here(raw, run).kind == "finished"
     took = time.monotonic() - began
-    assert run.completions.read_bytes() == alone.completions.read_bytes()
-    weights = "checkpoints/000003/adapters.safetensors"
-    assert (run.path / weights).read_bytes() == (alone.path / weights).read_bytes()
-    assert steps_of(run) == steps_of(alone)
+    assert_same_but_for_the_tracker(run, alone, "csv")
     notes = [event["sentence"] for event in events_of(run) if event["kind"] == "note" and "csv" in event["sentence"]]
-    if harm == "hangs":
+    if harm == "never ends":
         assert started[0].poll() is None and took < 60
         started[0].kill()
     if harm == "cannot be started":
         assert notes[0].startswith("csv is not started: ") and not started
         return
-    assert notes == ["What csv writes of this run is in metrics.csv and completions.csv of the run's folder."]
-    started[0].wait(60)
+    assert notes[0] == "What csv writes of this run is in metrics.csv and completions.csv of the run's folder."
+    started[0].wait(60)  # also the one that was stopped: at its end the run lets it go on
     if harm == "works":
         assert started[0].returncode == 0, (run.trackers / "csv.log").read_text()
         assert [row["step"] for row in csv.DictReader((run.path / "metrics.csv").open())] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        ("is killed", "SIGKILL ended its process"),
+        ("raises", "OSError: the network is unreachable"),
+        ("ends", "exit code 3"),
+    ],
+)
+def test_a_tracker_that_ends_before_its_run_is_told_once(
+    made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch, harm: str, why: str
+) -> None:
+    monkeypatch.setattr(launch, "module_command", lambda module, verb: [sys.executable, "-S", "-c", HARM[harm]])
+    monkeypatch.setattr(launch, "LOOK_S", 0.0)
+    told: list[str] = []
+    trackers = launch.RunTrackers(made_up.folder)
+    trackers.start(["csv"], lambda sentence: None)
+    until = time.monotonic() + 30
+    while not told and time.monotonic() < until:
+        trackers.look(told.append)
+    trackers.look(told.append)
+    trackers.let_go()
+    assert told == [f"csv has ended: {why}. The run goes on without it; track --to csv sends the rest."]
+
+
+def test_a_run_does_not_look_at_its_trackers_all_the_time(made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be asked thousands of times a second."""
+    polled: list[float] = []
+
+    class Alive:
+        def poll(self) -> None:
+            polled.append(0.0)
+
+    trackers = launch.RunTrackers(made_up.folder)
+    trackers._processes["csv"] = Alive()  # type: ignore[assignment]
+    for _ in range(100):
+        trackers.look(pytest.fail)
+    assert not polled
+    monkeypatch.setattr(launch, "LOOK_S", 0.0)
+    trackers.look(pytest.fail)
+    assert len(polled) == 1
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_tracker_that_raises_leaves_a_sentence_where_the_run_is_over_in_its_log_too(
+    made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ends: bool
+) -> None:
+    """The run's process is no more then, and log.txt is what the window shows."""
+
+    class Refusing(Recorded):
+        def close(self, ending: str) -> None:
+            raise ConnectionError("no route\nto host")
+
+        def open(self, about: AboutRun) -> Sent:
+            if not ends:
+                raise ConnectionError("no route\nto host")
+            return Sent()
+
+    monkeypatch.setitem(MAKERS, "csv", Refusing)
+    monkeypatch.setattr(os, "nice", lambda value: 0)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # the process's own is taken back after the test
+    made_up.step(1)
+    made_up.folder.log.write_text("Finished.\n")
+    lock = None if ends else hold_lock(made_up.folder)
+    assert process.main(["csv", str(made_up.folder.path)]) == 1
+    sentence = "ConnectionError: no route to host\n"
+    assert capsys.readouterr().out == sentence
+    assert made_up.folder.log.read_text() == "Finished.\n" + (f"csv: {sentence}" if ends else "")
+    if lock is not None:
+        os.close(lock)
+    made_up.folder.log.unlink()
+    assert process.main(["csv", str(made_up.folder.path)]) == 1 and not made_up.folder.log.exists()
 
 
 def test_every_process_of_a_run_starts_its_trackers_but_one_that_takes_over_after_a_gpu_error(
@@ -752,7 +850,7 @@ def test_every_process_of_a_run_starts_its_trackers_but_one_that_takes_over_afte
 ) -> None:
     """Those of the program before it, in the same process, follow the run still. A run that was taken back begins with a warning."""
     started: list[Any] = []
-    monkeypatch.setattr(run_process, "start_trackers", lambda run, names, tell: started.append(names))
+    monkeypatch.setattr(launch.RunTrackers, "start", lambda trackers, names, tell: started.append(names))
     raw = small_run.settings_for(plain[0], report_to=["csv"], iters=1, **small_run.low_half(plain[0]))
     small_run.train_here(raw, run)
     taken_back = "The run was taken back from step 2 to its checkpoint of step 1."
@@ -763,20 +861,6 @@ def test_every_process_of_a_run_starts_its_trackers_but_one_that_takes_over_afte
     os.close(lock)
     small_run.train_here(raw, run)
     assert len(started) == 2
-
-
-def events_of(run: RunFolder) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in run.events.read_text().splitlines()]
-
-
-def steps_of(run: RunFolder) -> list[dict[str, Any]]:
-    """The metrics of every step that are not of the process: times, memory."""
-    of_process = ("time/", "process/", "machine/", "peak_memory_gb")
-    return [
-        {n: v for n, v in event["metrics"].items() if not n.startswith(of_process) and not n.endswith("per_second")}
-        for event in events_of(run)
-        if event["kind"] == "step"
-    ]
 
 
 def test_the_verb_refuses_what_it_cannot_do(made_up: MadeUpRun) -> None:

@@ -98,6 +98,7 @@ def test_a_menu_holds_its_default_and_nothing_twice(about: Setting) -> None:
     if about.kind == "choice":
         assert about.default in values
         assert one_sentence({about.key: "nonsense"}, about.key).startswith(f"{about.label} cannot be 'nonsense'; it is")
+        assert len(one_sentence({about.key: "/a/long/path" * 40}, about.key)) <= 200
 
 
 @for_every_setting
@@ -615,7 +616,7 @@ def given_values_of(about: Setting) -> st.SearchStrategy[Any]:
 SOME = st.fixed_dictionaries({}, optional={key: given_values_of(about) for key, about in SETTINGS.items()})
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=SOME)
 def test_dumped_settings_load_to_the_same_settings(raw: dict[str, Any], tmp_path: Path) -> None:
     while faults := problems(SOUND | raw):  # contradicting values: drop those that have a fault

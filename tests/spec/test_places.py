@@ -24,13 +24,15 @@ from backend.spec.checks import cross_setting_faults
 from backend.spec.command import backend_command, backend_environment, shell_line
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, all_runs, default_run_name, find_run, hold_lock, make_run_folder
+from backend.spec.places import RunFolder, all_runs, default_run_name, find_run, make_run_folder
+from backend.spec.run_lock import hold_lock
 from backend.spec.user_input.text import shown
 
 HOLDER = """
 import sys
 from pathlib import Path
-from backend.spec.places import RunFolder, hold_lock
+from backend.spec.places import RunFolder
+from backend.spec.run_lock import hold_lock
 handle = hold_lock(RunFolder(Path(sys.argv[1])))
 print("held", flush=True)
 sys.stdin.read()

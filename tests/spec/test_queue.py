@@ -11,7 +11,8 @@ import pytest
 
 from backend.spec import places
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, hold_lock
+from backend.spec.places import RunFolder
+from backend.spec.run_lock import hold_lock
 from backend.spec.runs import archive
 from backend.spec.runs.queue import Queue, QueueFile
 
@@ -141,7 +142,9 @@ def test_what_trains_or_has_finished_may_not_wait(queue: QueueFile, tmp_path: Pa
 def test_a_broken_file_is_told_and_stays_as_it_is(queue: QueueFile, text: str) -> None:
     queue.path.write_text(text)
     for change in (queue.read, lambda: queue.add(prepared("d")), lambda: queue.set_paused(True)):
-        with pytest.raises(Mistake, match=r"queue\.json (cannot be read|is not valid JSON).* keep their folders"):
+        with pytest.raises(
+            Mistake, match=r"queue\.json (is no queue|is not valid JSON).* mend or delete it, the runs keep"
+        ):
             change()
     assert queue.path.read_text() == text
     assert archive.summary(RunFolder(places.runs_folder() / "a")).state == "crashed", "the table of runs still shows it"

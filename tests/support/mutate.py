@@ -66,6 +66,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/run/test_full_disk.py",
         "tests/run",
     ),
+    "backend/run/checkpoints/run_saver.py": ("tests/run/test_checkpoint_writer.py", "tests/run/test_trainer.py"),
     "backend/run/checkpoints/cut_back.py": (
         "tests/run/test_damaged_checkpoints.py",
         "tests/run/test_garbage_in_diaries.py",

@@ -10,13 +10,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import mlx.core as mx
 import numpy as np
 
 from backend.run.distributed.channel import GOODBYE, ChannelMessage
 from backend.run.distributed.collectives import FlatCollectives
+from backend.run.distributed.faults import LostRank
 from backend.spec.distributed.rank_info import RankInfo
 
 T = TypeVar("T")
@@ -131,6 +132,12 @@ class ThreadLink:
 
 
 class ThreadWorkers(ThreadLink):
+    def behind(self) -> list[int]:
+        return []
+
+    def give_up(self, rank: int, why: str) -> NoReturn:
+        raise LostRank(rank, f"thread-{rank}", why)
+
     def send(
         self,
         rank: int,

@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.list:
         for name, torture in TORTURES.items():
-            print(f"{name:<12} {torture.count or 'all':>9,}  {torture.about}")
+            print(f"{name:<12} {f'{torture.count:,}' if torture.count else 'all':>9}  {torture.about}")
         return 0
     results: list[Result] = []
     for name in [options.name] if options.name else TORTURES:

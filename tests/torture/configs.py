@@ -487,24 +487,15 @@ def make_case(seed: int, place: Place) -> Case:
     return Case(tuple(kinds), raw, content, is_sweep)
 
 
+SWEEP_KEYS = (
+    "base", "over", "seeds", "trials", "search", "search_seed", "halving", "metric", "name", "round_steps",
+)  # fmt: skip
+
+
 def _sweep(base: Raw, rng: random.Random, place: Place) -> Raw:
     raw: Raw = {"base": base, "over": {"learning_rate": [1e-5, 1e-4]}, "seeds": [0, 1]}
     for _ in range(rng.randrange(3)):
-        key = rng.choice(
-            [
-                "base",
-                "over",
-                "seeds",
-                "trials",
-                "search",
-                "search_seed",
-                "halving",
-                "metric",
-                "name",
-                "round_steps",
-                "odd",
-            ]
-        )
+        key = rng.choice([*SWEEP_KEYS, "odd"])
         raw[key] = _value(rng, place)
     if rng.random() < 0.5:
         values = rng.choice(
@@ -609,21 +600,7 @@ def _shapes() -> list[Any]:
     return _SHAPES
 
 
-_SETTING_OF_ANOTHER = (
-    "config",
-    "sweep",
-    "base",
-    "over",
-    "seeds",
-    "trials",
-    "search",
-    "search_seed",
-    "halving",
-    "metric",
-    "name",
-    "round_steps",
-    "lora_parameters",
-)
+_SETTING_OF_ANOTHER = ("config", "sweep", *SWEEP_KEYS, "lora_parameters")
 
 
 def _known_settings(case: Case) -> set[str] | None:

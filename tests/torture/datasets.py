@@ -33,7 +33,7 @@ from backend.spec.dataset_columns import columns_of, guessed
 from backend.spec.faults import Fault, Mistake
 from tests.support.random_models import tiny_tokenizer
 from tests.torture.hostile_files import NAMES, ODD_TEXTS, put
-from tests.torture.report import Report
+from tests.torture.report import run_cases
 
 LIMIT_S = 5.0
 LONGEST_SENTENCE = 200
@@ -209,16 +209,5 @@ def case(seed: int, home: Path) -> str:
 
 def main(count: int, seed: int) -> int:
     """`count` datasets; returns how many failed."""
-    report = Report("datasets")
-    tokenizer()
-    longest = 0.0
-    with tempfile.TemporaryDirectory(prefix="torture-datasets-") as home:
-        for number in range(seed, seed + count):
-            began = time.process_time()
-            if wrong := case(number, Path(home)):
-                report.failed(number, wrong.strip().splitlines()[-1][:300], wrong)
-            else:
-                report.passed()
-            longest = max(longest, time.process_time() - began)
-    print(f"   slowest case {longest:.2f} s", flush=True)
-    return report.failures
+    tokenizer()  # so that the first case is not charged for it
+    return run_cases("datasets", case, range(seed, seed + count))

@@ -40,6 +40,15 @@ NAMES = (
 )  # fmt: skip
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".tsv", ".txt", ".arrow", ".JSONL", ".jsonl.gz", ".zip", ".yaml", "")
 
+MOST_READ = 10_000_000
+"""Bytes of a file that is broken a second time: by then it may be a link to /dev/zero, or claim 100 GB of nothing."""
+
+
+def beginning(file: Path) -> bytes:
+    """What a torture takes of a file into its own memory."""
+    with file.open("rb") as stream:
+        return stream.read(MOST_READ)
+
 
 # ── values ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from tests.torture import __main__ as frame
-from tests.torture.report import Report
+from tests.torture.report import run_cases
 
 
 @pytest.fixture
@@ -19,14 +20,16 @@ def a_torture(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = ModuleType("tests.torture.made_up")
 
     def main(count: int, seed: int) -> int:
-        report = Report("made_up")
-        for case in range(seed, seed + count):
-            if case % 3 == 2:
-                report.failed(case, "It broke.", "its words")
-            else:
-                report.passed()
-        assert report.cases == count
-        return report.failures
+        tried: list[int] = []
+
+        def case(number: int, folder: Path) -> str:
+            assert folder.is_dir()
+            tried.append(number)
+            return "its words\nIt broke." if number % 3 == 2 else ""
+
+        failures = run_cases("made_up", case, range(seed, seed + count))
+        assert tried == list(range(seed, seed + count))
+        return failures
 
     module.main = main  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -37,7 +40,8 @@ def a_torture(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_failures_are_counted_and_can_be_repeated(a_torture: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert frame.main(["made_up", "--count", "4", "--seed", "1"]) == 1
     told = capsys.readouterr().out
-    assert "python -m tests.torture made_up --count 1 --seed 2\n     | its words" in told
+    repeated = "FAILED It broke.\n     python -m tests.torture made_up --count 1 --seed 2\n     | its words"
+    assert repeated in told
     assert told.splitlines()[-1].split()[:3] == ["made_up", "4", "1"]
     assert frame.main(["made_up", "--count", "1", "--seed", "2"]) == 1
     assert frame.main(["made_up", "--count", "1", "--seed", "3"]) == 0
@@ -58,3 +62,9 @@ def test_a_torture_that_raises_has_failed(a_torture: ModuleType, capsys: pytest.
 def test_each_has_a_module_with_the_function(name: str) -> None:
     main = importlib.import_module(f"tests.torture.{name}").main
     assert list(inspect.signature(main).parameters) == ["count", "seed"]
+
+
+def test_the_list_has_every_torture_with_its_size(capsys: pytest.CaptureFixture[str]) -> None:
+    assert frame.main(["--list"]) == 0
+    sizes = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()}
+    assert sizes.keys() == frame.TORTURES.keys() and sizes["syscalls"] == "all" and sizes["configs"] == "100,000"

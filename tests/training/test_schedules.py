@@ -85,7 +85,8 @@ def test_every_schedule_reaches_its_peak_and_stays_between_its_ends(kind: str) -
 
 
 def test_the_menu_has_every_schedule() -> None:
-    assert {choice.value for choice in SETTINGS["lr_schedule"].choices} == SCHEDULES.keys()
+    menu = {choice.value for choice in SETTINGS["lr_schedule"].choices if not choice.is_written}
+    assert menu == SCHEDULES.keys()
 
 
 def test_constant_warms_up_only_by_a_ratio() -> None:

@@ -3,6 +3,8 @@ corrected."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,13 +18,14 @@ from backend.generation import fused_model
 from backend.generation.decoding_block import DecodingBlock
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
-from backend.models.policy import load_policy
+from backend.models.policy import Policy, load_policy
 from backend.spec.config import parse
 from backend.spec.faults import Mistake
 from backend.spec.machine import TREAT_CPU_AS
 from backend.training.batch import pack
 from backend.training.grpo import correction_mode, grpo, grpo_learner
 from backend.training.policy_forward import PolicyForward
+from backend.types import Group
 from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.random_models import tiny_model
 from tests.support.sampler_and_learner import by_learner, by_sampler, deep_policy, sampled_groups
@@ -252,31 +255,59 @@ def test_automatic_corrects_in_16_bits(settings: dict[str, Any], dtype: mx.Dtype
     assert bool(sentence) == (expected == "token_truncate")
 
 
+@dataclass(frozen=True)
+class Filtered:
+    """One policy in float32 for several tests, and what it sampled with each `top_p`."""
+
+    policy: Policy
+    groups: dict[float, list[Group]]
+    start: dict[str, mx.array]
+
+    def learn(self, raw: dict[str, Any], top_p: float) -> dict[str, float]:
+        """Metrics of a learner's step from the weights that sampled."""
+        self.policy.assign(dict(self.start))
+        config = parse({"model": "none", "data": "none", "group_size": 2, "temperature": 1.0, "top_p": top_p} | raw)
+        return grpo_learner(self.policy, config, 1).learn(pack(self.groups[top_p], pad_id=0))
+
+
+@pytest.fixture(scope="module")
+def filtered(folder: Path) -> Iterator[Filtered]:
+    mx.disable_compile()
+    policy = deep_policy(folder, 64, dtype="float32", beta=0.1)  # with a reference
+    groups = {top_p: sampled_groups(policy, 6, sampling=Sampling(1.0, top_p=top_p)) for top_p in (1.0, 0.8)}
+    yield Filtered(policy, groups, {name: mx.array(x) for name, x in policy.trainable().items()})
+    mx.enable_compile()
+
+
 @pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("mode", ["token_truncate", "sequence_truncate"])
-def test_the_first_pass_corrects_as_a_pass_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+def test_the_first_pass_corrects_as_a_pass_of_its_own(
+    filtered: Filtered, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
     """Two updates of a rollout with top-p: the same weights and metrics, and one pass of the policy less."""
-    raw = {"beta": 0, "group_size": 2, "batch_size": 3, "sampling_correction": mode, "num_iterations": 2, "dtype": "float32",
-           "learning_rate": 1e-3, "optimizer": "sgd", "weight_decay": 0.0, "temperature": 1.0, "top_p": 0.9}  # fmt: skip
+    raw = {"beta": 0, "batch_size": 3, "sampling_correction": mode, "num_iterations": 2, "learning_rate": 1e-3,
+           "optimizer": "sgd", "weight_decay": 0.0}  # fmt: skip
     passes, results = [], []
     without_gradient = PolicyForward.logps_without_gradient
-    monkeypatch.setattr(
-        PolicyForward, "logps_without_gradient", lambda *args: passes.append(len(results)) or without_gradient(*args)
-    )
+
+    def counted(forward: PolicyForward, model: Any, *rest: Any) -> Any:
+        if model is filtered.policy.split_model:  # not the reference
+            passes.append(len(results))
+        return without_gradient(forward, model, *rest)
+
+    monkeypatch.setattr(PolicyForward, "logps_without_gradient", counted)
+    algorithm = type(grpo(filtered.policy, parse({"model": "none", "data": "none"} | raw)))
     for own_pass in (True, False):
-        policy = deep_policy(folder, 64, **raw)
-        groups = sampled_groups(policy, 6, sampling=Sampling(1.0, top_p=0.9))
-        config = parse({"model": "none", "data": "none"} | raw)
-        algorithm = type(grpo(policy, config))
         with monkeypatch.context() as patch:
             patch.setattr(algorithm, "_needs_old_pass", lambda self, own_pass=own_pass: own_pass)
-            metrics = grpo_learner(policy, config, 1).learn(pack(groups, pad_id=0))
-        results.append((metrics, {name: np.array(x) for name, x in policy.trainable().items()}))
+            metrics = filtered.learn(raw, 0.8)
+        results.append((metrics, {name: np.array(x) for name, x in filtered.policy.trainable().items()}))
     assert passes == [0]
     (expected, weights), (metrics, own) = results
     assert metrics == pytest.approx(expected, rel=1e-5, abs=1e-6, nan_ok=True)
     assert metrics["sampling/importance_sampling_ratio/mean"] < 0.99
     assert all(np.allclose(own[name], x, atol=1e-6) for name, x in weights.items())
+    assert not all(np.array_equal(own[name], x) for name, x in filtered.start.items())
 
 
 @pytest.mark.usefixtures("without_compiler")
@@ -284,12 +315,9 @@ def test_the_first_pass_corrects_as_a_pass_of_its_own(folder: Path, monkeypatch:
     "settings", [{}, {"sampling_correction": "none"}, {"num_iterations": 2}, {"ratio_against": "reference", "beta": 0.1}],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("top_p", [pytest.param(1.0, marks=pytest.mark.proof), 0.8])
-def test_the_gap_is_rounding_whatever_the_filters(folder: Path, settings: dict[str, Any], top_p: float) -> None:
-    policy = deep_policy(folder, 64, dtype="float32", **settings)
-    groups = sampled_groups(policy, 6, sampling=Sampling(1.0, top_p=top_p))
-    raw = {"model": "none", "data": "none", "beta": 0, "group_size": 2, "temperature": 1.0, "top_p": top_p} | settings
-    metrics = grpo_learner(policy, parse(raw), 1).learn(pack(groups, pad_id=0))
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_the_gap_is_rounding_whatever_the_filters(filtered: Filtered, settings: dict[str, Any], top_p: float) -> None:
+    metrics = filtered.learn({"beta": 0} | settings, top_p)
     assert 0 <= metrics["sampling/logp_gap/mean"] < 1e-5
     assert metrics["sampling/logp_gap/max"] < 1e-4
     assert (metrics["sampling/sampling_logp_difference/mean"] > 1e-3) == (top_p < 1)

@@ -61,7 +61,6 @@ def test_tokens_that_the_policy_did_not_produce_do_not_count() -> None:
     assert variety_metrics([other])["completions/distinct_fraction"] == 0.5
 
 
-@pytest.mark.alone
 def test_they_cost_little() -> None:
     """64 completions of 512 tokens take a step of seconds on any device; 0.5 % of one second is 5 ms, and 25 ms allow for a busy core."""
     groups = [group(*[[(i * 31 + j * 17) % 5003 for i in range(512)] for j in range(8)]) for _ in range(8)]

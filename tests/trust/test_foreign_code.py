@@ -66,6 +66,7 @@ VERBS_ON_RUNS = {
     "clone --start": ("clone", "{}/trained", "--cold", "--start", "--runs-dir", "{}/../clones"),
     "evaluate": ("evaluate", "{}/trained", "--split", "train", "--limit", "1"),
     "export --held-out": ("export", "{}/trained", "--to", "folder", "--checkpoint", "last", "--held-out", "2"),
+    "export --to trl": ("export", "{}/trained", "--to", "trl", "--folder", "{}/.."),
     "generate --score": ("generate", "{}/trained", "--prompt", "2+2", "--checkpoint", "last", "--answer", "4", "--score"),
     "queue add": ("queue", "add", "{}/trained", "--runs-dir", "{}"),
     "sweep --resume": ("sweep", "{}/sweeps/theirs", "--resume"),

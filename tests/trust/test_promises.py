@@ -25,7 +25,7 @@ from backend.run.distributed.handshake import Listeners, connect
 from backend.spec.checks import cross_setting_faults
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.faults import Mistake
-from backend.spec.places import hold_lock
+from backend.spec.run_lock import hold_lock
 from backend.spec.runs import disk_use
 from backend.spec.user_input.documents import parse_yaml
 from tests.support import made_up_runs, small_run

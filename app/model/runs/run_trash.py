@@ -9,7 +9,8 @@ from pathlib import Path
 from PySide6.QtCore import QFile
 
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, hold_lock
+from backend.spec.places import RunFolder
+from backend.spec.run_lock import hold_lock
 
 _LINUX_FILES, _LINUX_INFO = "files", "info"
 """Folders of a trash can on Linux: https://specifications.freedesktop.org/trash-spec/1.0/."""

@@ -19,6 +19,7 @@ from app.model.runs.marks import Mark
 from app.model.runs.reward_change import rewards_at_the_ends
 from app.model.runs.run import Run
 from app.model.runs.run_comparison import AXES, ComparedMetric, RunComparison
+from app.pages.parts.chart_export import ChartExport
 from app.pages.parts.comparison_export import ComparisonExport
 from app.pages.parts.shared_prompt_panel import SharedPromptPanel
 from app.widgets.basic.labels_and_buttons import button, label
@@ -66,10 +67,12 @@ class CompareView(QWidget):
     Signals:
         closed – back to the list.
         guide_requested(str) – show this place of the guide.
+        told(str) – a sentence for the user.
     """
 
     closed = Signal()
     guide_requested = Signal(str)
+    told = Signal(str)
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -217,6 +220,7 @@ class CompareView(QWidget):
             explain_at(plot, place)
             plot.explanation_requested.connect(partial(self.guide_requested.emit, place))
         self.grid = ChartGrid(plots, self._content, lambda i: True)
+        ChartExport(self.grid, lambda: "comparison", self.told.emit)  # the grid owns it
         layout = self._charts.layout()
         assert layout is not None
         layout.addWidget(self.grid)
@@ -260,7 +264,7 @@ class CompareView(QWidget):
         x, y = self.comparison.curve(self.comparison.runs[name.index], metric, self.axis.key)
         end = int(np.flatnonzero(np.isfinite(y))[-1]) + 1 if np.isfinite(y).any() else 0
         return Trace(
-            name.letter, f"reward:{name.index}", x[:end], y[:end]
+            name.letter, f"reward:{name.index}", x[:end], y[:end], columns=(name.title,)
         )  # the legend shows the last value of a run that ended early
 
     # ── tables ──────────────────────────────────────────────────────────────────────────────────

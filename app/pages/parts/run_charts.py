@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from app.model import charts
-from app.model.charts import CHARTS, Curve
+from app.model.chart_columns import Naming, column_names
+from app.model.charts import CHARTS, Chart, Curve
 from app.model.guide import place_of_chart
 from app.model.runs.run import Run
 from app.model.session import Session
@@ -67,6 +69,8 @@ class RunCharts:
         self.grid.step_chosen.connect(lambda step: self._session.completions_requested.emit(step, None))
         self.menu.marks.setChecked(self._shows_marks)
         self.menu.marks.toggled.connect(self.show_marks)
+        self.menu.choose_naming(prefs.chart_columns)
+        self.menu.naming_chosen.connect(self.set_naming)
 
     def show_run(self, run: Run | None) -> None:
         """Show this run from the next refresh on, all of its steps."""
@@ -84,6 +88,14 @@ class RunCharts:
         self._session.prefs.chart_marks = self._shows_marks = shown
         self.refresh()
 
+    def set_naming(self, naming: Naming) -> None:
+        """What tables call the columns of a chart, now and at the next launch."""
+        self._session.prefs.chart_columns = naming
+        self.refresh()
+
+    def _columns(self, run: Run, chart: Chart, curve: Curve) -> tuple[str, ...]:
+        return column_names(chart, curve, self._session.prefs.chart_columns, run.config.get("scale_rewards", "group"))
+
     def _run_name(self) -> str:
         return self._run.folder.name if self._run is not None else "charts"
 
@@ -95,22 +107,26 @@ class RunCharts:
             return
         self._curves_for = key
         expected = [f"rewards/{name}/{kind}" for name in run.reward_names for kind in ("mean", "std")]
-        steps, evals = (
-            list(dict.fromkeys([*names, *expected])) for names in (run.metric_names(), run.eval_metric_names())
-        )
-        self._curves = [
-            charts.curves_of(chart, evals if chart.held_out else steps, run.reward_names)
-            if not run.step or charts.has_place(chart, steps)
-            else []
-            for chart in CHARTS
-        ]
+        steps = list(dict.fromkeys([*run.metric_names(), *expected]))
+        evals = list(dict.fromkeys([*run.eval_metric_names(), *expected])) if run.eval_metric_names() else []
+        self._curves = [self._curves_of(chart, evals if chart.held_out else steps, run) for chart in CHARTS]
+
+    def _curves_of(self, chart: Chart, names: list[str], run: Run) -> list[Curve]:
+        """The curves of a chart, of which there are metrics with these names; none where the run has nothing for it."""
+        curves = charts.curves_of(chart, names, run.reward_names)
+        return curves if charts.has_place(chart, curves, names, has_steps=bool(run.step)) else []
 
     def _content_of(self, index: int) -> ChartContent:
         run, chart = self._run, CHARTS[index]
         if run is None:
             return ChartContent()
         read = run.eval_series if chart.held_out else run.series
-        traces = [trace_of(curve, read, stacked=curve.metric in chart.stacked) for curve in self._curves[index]]
+        traces = [
+            replace(
+                trace_of(curve, read, stacked=curve.metric in chart.stacked), columns=self._columns(run, chart, curve)
+            )
+            for curve in self._curves[index]
+        ]
         waiting = charts.placeholder(chart, run.config, is_live=run.is_live, steps=run.step)
         marks = run.marks if self._shows_marks else ()
         shown = [trace for trace in traces if trace.has_data]

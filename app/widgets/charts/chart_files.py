@@ -72,7 +72,8 @@ def write_table(traces: Sequence[Trace], file: TextIO) -> None:
 
 
 def _columns(trace: Trace) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    parts = [(trace.label, trace.y), (f"{trace.label} low", trace.low), (f"{trace.label} high", trace.high)]
+    names = trace.columns or (trace.label, f"{trace.label} low", f"{trace.label} high")
+    parts = zip(names, (trace.y, trace.low, trace.high), strict=False)  # without a band there may be one name
     return [(name, trace.x, values) for name, values in parts if values is not None]
 
 

@@ -18,7 +18,8 @@ class Trace:
     """One curve: steps `x` `[n]`, ascending; values `y` `[n]`, NaN in gaps; optionally a band from `low` to `high` `[n]`.
 
     `colour` is a role of the palette, or `reward:N` for the colour of reward function N. A `stacked` trace is drawn as an area
-    on top of the stacked ones before it.
+    on top of the stacked ones before it. `columns`: what a table calls the curve, and the lower and upper edge of its band; () where that
+    is made of the label.
     """
 
     label: str
@@ -28,6 +29,7 @@ class Trace:
     low: np.ndarray | None = None
     high: np.ndarray | None = None
     stacked: bool = False
+    columns: tuple[str, ...] = ()
 
     @property
     def has_data(self) -> bool:

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QVBoxLayout, QWi
 
 from app import theme
 from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.layout import set_style_property
 from app.widgets.dataset.dataset_fields import ColumnField, NameMenuField, SplitField
 from backend.spec.config import SETTINGS
 from backend.spec.faults import Fault
@@ -26,6 +27,7 @@ class ColumnMapping(QFrame):
 
     Attributes:
         fields – setting → field; `config`, `splits` and `columns` are parts of it.
+        verdict – a sentence on the prompts in the column chosen.
 
     Signals:
         edited(key, raw value) – the user chose another name.
@@ -45,6 +47,7 @@ class ColumnMapping(QFrame):
         self.columns = {key: ColumnField(SETTINGS[key]) for key in uses}
         self.fields: dict[str, NameMenuField] = {"dataset_config": self.config, **self.splits, **self.columns}
         self.problem = label(font=theme.caption_font(), role="problem", wrap=True, selectable=True)
+        self.verdict = label(font=theme.caption_font(), wrap=True, selectable=True)
         self.offer = QFrame()
         self.offer.setProperty("role", "banner")
         self.offered = label(wrap=True)
@@ -70,6 +73,7 @@ class ColumnMapping(QFrame):
         column.addLayout(grid)
         column.addWidget(self.problem)
         column.addWidget(self.offer)
+        column.addWidget(self.verdict)
         column.addStretch(1)
 
     def tab_stops(self) -> list[QWidget]:
@@ -121,3 +125,9 @@ class ColumnMapping(QFrame):
         self.offered.setText(f"{', '.join(clauses)}.")
         self.offer.setVisible(bool(likely))
         self.use.setText("Use them" if len(likely) > 1 else "Use it")
+
+    def show_verdict(self, sentence: str, *, is_poor: bool) -> None:
+        """Say how varied the prompts are; "" says nothing."""
+        self.verdict.setText(sentence)
+        self.verdict.setVisible(bool(sentence))
+        set_style_property(self.verdict, "role", "problem" if is_poor else "muted")

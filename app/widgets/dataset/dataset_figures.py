@@ -1,16 +1,17 @@
-"""Counts of a dataset: rows, prompts that are too long, missing answers, duplicates; and a histogram of prompt lengths."""
+"""Counts of a dataset: rows, prompts that are too long, missing answers, duplicates; and either a histogram of prompt lengths, or their variety."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QProgressBar, QVBoxLayout, QWidget
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QProgressBar, QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
-from app.widgets.basic.controls import ElidedLabel
+from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.labels_and_buttons import label, plain_tip
 from app.widgets.basic.layout import set_style_property
 from app.widgets.basic.number_format import DASH
 from app.widgets.dataset.dataset_histogram import Histogram
+from app.widgets.dataset.variety_figures import VarietyFigures
 
 FIGURES = {
     "rows": ("Rows", "Rows of this split. Of a large file the first are shown and counted, and ~ is an estimate."),
@@ -29,20 +30,37 @@ FIGURES = {
     ),
 }
 
+LENGTHS, VARIETY = "Lengths", "Variety"
+
 
 class DatasetFigures(QFrame):
-    """Counts above a histogram. An unknown count is a dash; a count extrapolated from a sample has a “~”.
+    """Counts above a histogram or the figures on variety. An unknown count is a dash; a count extrapolated from a sample has a “~”.
 
     Attributes:
+        other – the link to the one that is not shown.
         histogram – of prompt lengths in tokens.
+        variety – how varied the prompts are.
         about – a caption below it.
         progress – how many prompts were tokenized.
+
+    Signals:
+        turned – the other of the two is shown.
     """
+
+    turned = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")
-        self.histogram = Histogram()
+        self.other = LinkButton(VARIETY)
+        self.other.setToolTip(
+            plain_tip("What repeats, how prompts are worded, and whether one answer prevails; or how long they are.")
+        )
+        self.histogram, self.variety = Histogram(), VarietyFigures()
+        self._shown = QStackedLayout()
+        self._shown.addWidget(self.histogram)
+        self._shown.addWidget(self.variety)
+        self.other.clicked.connect(lambda: self.show_variety(not self.shows_variety))
         self.about = ElidedLabel()
         self.about.setFont(theme.figures_font(theme.CAPTION))
         self.progress = QProgressBar(textVisible=False)
@@ -57,12 +75,23 @@ class DatasetFigures(QFrame):
         foot = QHBoxLayout()
         foot.addWidget(self.about, 1)
         foot.addWidget(self.progress, 0, Qt.AlignmentFlag.AlignVCenter)
+        foot.addWidget(self.other)
         column = QVBoxLayout(self)
         column.setContentsMargins(12, 8, 12, 8)
         column.setSpacing(4)
         column.addLayout(figures)
-        column.addWidget(self.histogram, 1)
+        column.addLayout(self._shown, 1)
         column.addLayout(foot)
+
+    @property
+    def shows_variety(self) -> bool:
+        return self._shown.currentWidget() is self.variety
+
+    def show_variety(self, shown: bool) -> None:
+        """Show the figures on variety, or the lengths."""
+        self._shown.setCurrentWidget(self.variety if shown else self.histogram)
+        self.other.setText(LENGTHS if shown else VARIETY)
+        self.turned.emit()
 
     def show_figure(self, key: str, number: int | None, *, sample: bool = False) -> None:
         """Show one of FIGURES; None is unknown. Counts of bad rows above 0 are in the colour of problems."""

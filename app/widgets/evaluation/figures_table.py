@@ -22,7 +22,7 @@ Index = QModelIndex | QPersistentModelIndex
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 _NAME, _BEFORE, _AFTER, _FOREST, _CHANGE, _INTERVAL = range(6)
-_WIDTHS = {_BEFORE: 64, _AFTER: 64, _CHANGE: 66, _INTERVAL: 144}
+_WIDTHS = {_BEFORE: 64, _AFTER: 64, _CHANGE: 72, _INTERVAL: 152}
 _MIN_FOREST, _MIN_NAME, _MAX_NAME = 80, 104, 200
 INTERVAL_ROLE = Qt.ItemDataRole.UserRole
 """Item role: (low, value, high) as places from 0 to 1 on the axis, the place of zero, and the colour."""
@@ -36,7 +36,7 @@ _TIPS = {
 @dataclass(frozen=True, slots=True)
 class FigureLine:
     """A line: a figure of both sides and its difference; of a single side, `after` alone. `interval` is what the axis shows, None for
-    a figure in another unit. `reward`: index of the reward function, −1 for none."""
+    a figure in another unit. `reward`: index of the reward function, −1 for none. `better`: 1 where more is better, −1 where less is, 0 where neither."""
 
     name: str
     before: MeanWithInterval | None
@@ -46,6 +46,7 @@ class FigureLine:
     unit: str = ""
     is_total: bool = False
     on_axis: bool = True
+    better: int = 1
 
     @property
     def interval(self) -> MeanWithInterval:
@@ -68,7 +69,8 @@ class FigureLine:
 
 
 def figure_lines(decoding: Decoding, labels: Mapping[str, str]) -> list[FigureLine]:
-    """The lines of a decoding: reward, every function by its label, pass@k, tokens, share cut off."""
+    """The lines of a decoding: reward, every function by its label, pass@k, tokens, share cut off; of several completions a prompt, how much
+    their rewards and texts differ."""
     after = (decoding.sides.get("tuned") or next(iter(decoding.sides.values()))).figures
     before = decoding.sides["base"].figures if decoding.difference is not None else None
     change = decoding.difference
@@ -82,7 +84,10 @@ def figure_lines(decoding: Decoding, labels: Mapping[str, str]) -> list[FigureLi
     for k in after.pass_at:
         lines.append(line(f"Pass@{k}", lambda figures, k=k: figures.pass_at[k], unit="share"))
     lines.append(line("Tokens", _tokens, on_axis=False))
-    lines.append(line("Cut off", lambda figures: figures.cut_off, unit="share"))
+    lines.append(line("Cut off", lambda figures: figures.cut_off, unit="share", better=-1))
+    if all(side.figures.spread is not None for side in decoding.sides.values()):
+        lines.append(line("Spread of a prompt", lambda figures: figures.spread, better=0))
+        lines.append(line("Different texts", lambda figures: figures.different, unit="share", better=0))
     return lines
 
 
@@ -173,10 +178,8 @@ class FigureModel(QAbstractTableModel):
     def _colour(self, line: FigureLine, column: int) -> QColor:
         colours = theme.palette()
         if column == _CHANGE and line.difference is not None and line.difference.excludes_zero and line.on_axis:
-            is_better = (line.difference.value or 0) > 0
-            if line.unit == "share" and line.name == "Cut off":
-                is_better = not is_better
-            return colours.good if is_better else colours.bad
+            rise = (line.difference.value or 0) * line.better
+            return colours.good if rise > 0 else colours.bad if rise < 0 else colours.text
         return colours.muted if column in (_BEFORE, _INTERVAL) else colours.text
 
     def _interval(self, line: FigureLine) -> tuple[float, float, float, float, QColor] | None:

@@ -89,6 +89,8 @@ WHEN_EMPTY: dict[str, str] = {
     "stop_when": "never; or conditions such as kl > 0.8, reward >= 2.5",
     "system_prompt": "none",
     "test_data": "the dataset's own test split",
+    "own_optimizer": "a program writes it",
+    "own_schedule": "a program writes it",
     "tokenizer": "the model's own",
     "hosts": "this machine alone",
     "tracker_project": "grpo-studio",

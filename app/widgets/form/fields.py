@@ -96,11 +96,15 @@ class MenuField(Field):
 
     def build(self) -> QWidget:
         self.control = ComboBox(self)
-        for i, choice in enumerate(self._entries()):
-            self.control.addItem(choice.label, choice.value)
-            self.control.setItemData(i, choice.sentence, Qt.ItemDataRole.ToolTipRole)
+        for choice in self._entries():
+            if not choice.is_written:
+                self._add(choice)
         self.control.activated.connect(self.emit_edited)  # not currentIndexChanged: `activated` is the user's alone
         return self.control
+
+    def _add(self, choice: Choice) -> None:
+        self.control.addItem(choice.label, choice.value)
+        self.control.setItemData(self.control.count() - 1, choice.sentence, Qt.ItemDataRole.ToolTipRole)
 
     def _entries(self) -> list[Choice]:
         """The choices, and before them an entry for the default where there is one. Both have its value, so picking either stays as it
@@ -115,6 +119,9 @@ class MenuField(Field):
         return self.control.currentData()
 
     def set_control_value(self, raw: Any) -> None:
+        for choice in self._entries():
+            if choice.is_written and choice.value == raw and self.control.findData(raw) < 0:
+                self._add(choice)
         self.control.choose(str(raw))
 
 

@@ -32,6 +32,11 @@ and to tool servers; none names a model on this disk."""
 READ_ME = "Its README.md says how to run it on one machine, on several GPUs, and as a job of Hugging Face."
 _WIDTH = 560
 
+DECLINED_COMPARING = "The reward file was not allowed to run; export without comparing rewards."
+DECLINED_CARRYING = (
+    "The reward file was not allowed to run, and the folder would carry it to another machine, where it does."
+)
+
 
 class ExportPanel(QDialog):
     """Not modal: the window stays usable during an export. Closing the dialog cancels the export.
@@ -124,8 +129,9 @@ class ExportPanel(QDialog):
         for widget in (self.outcome_label, self.details_label, self.reveal, self.open_app):
             widget.hide()
         self._result = None
-        if self.choices.compares_rewards and not self._may_run_code(self.run):
-            self._say("The reward file was not allowed to run; export without comparing rewards.", "warning")
+        uses_code = self.choices.compares_rewards or self.choices.takes_settings
+        if uses_code and not self._may_run_code(self.run):
+            self._say(DECLINED_CARRYING if self.choices.takes_settings else DECLINED_COMPARING, "warning")
             return
         self._task = self._make_task(self.command(), self)
         self._task.line.connect(self._read)

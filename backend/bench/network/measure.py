@@ -67,8 +67,9 @@ def measure_link(link: Link) -> list[dict[str, Any]]:
 
 
 def measure_all(lock: Path | None) -> dict[str, Any]:
-    """Measure every link, some minutes in all: {"about": the machine, "points": a row for each size, "steps": a row for each rate}. `lock` is held while a link is measured,
-    for others that share the machine and measure too. Raises RuntimeError where links cannot be made here."""
+    """Measure every link, some minutes in all: {"about": the machine, "points": a row for each size, "steps": a row for each rate}.
+    `lock` is held while a link is measured, for others that share the machine and measure too. Raises RuntimeError where links cannot be
+    made here."""
     if not can_shape():
         raise RuntimeError("Links between network namespaces need Linux, root, ip and tc.")
     points: list[dict[str, Any]] = []

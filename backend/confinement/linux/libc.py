@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 
-PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
 PR_SET_SECCOMP = 22
 PR_SET_CHILD_SUBREAPER = 36

@@ -130,10 +130,13 @@ def _notes(asked: TrainedWeights, written: TrainedWeights) -> tuple[str, ...]:
 
 
 def check_kind(trained: TrainedWeights, format_: ExportFormat) -> None:
+    """Raise Mistake for weights that a format cannot have, and for a base whose files cannot go along."""
     if format_.kind == "adapter" and trained.adapters is None:
         raise Mistake(
             "format", "Full fine-tuning changed every weight, so there is no adapter to export; choose another format."
         )
+    if format_.kind != "adapter":
+        model_files.kept_files(trained.tokenizer)
 
 
 def needed_bytes(trained: TrainedWeights, format_: ExportFormat, samples: int) -> int:

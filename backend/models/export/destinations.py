@@ -1,4 +1,5 @@
-"""Where an export goes: LM Studio's models folder, any folder, or the folder that an upload sends. One entry of DESTINATIONS for each row of `backend.spec.exports.TARGETS`.
+"""Where an export goes: LM Studio's models folder, any folder, or the folder that an upload sends. One entry of DESTINATIONS for each row
+of `backend.spec.exports.TARGETS`.
 
 A destination says what stands in the way before anything is loaded, where to build, and brings the finished folder to its place.
 """

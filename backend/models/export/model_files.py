@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm import utils as mlx_lm_utils
 
 from backend.models.export.trained_weights import TrainedWeights
+from backend.spec.user_input.own_files import own_file
 
 KEPT_FILES = (
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt"),
@@ -39,7 +40,10 @@ Done = Callable[[float], None]
 def write_model(
     model: nn.Module, config: dict[str, Any], tokenizer_from: Path, to: Path, done: Done = lambda share: None
 ) -> None:
-    """Write weights, config.json and the base's tokenizer files into an empty folder. Takes the arrays out of the model."""
+    """Write weights, config.json and the base's tokenizer files into an empty folder. Takes the arrays out of the model.
+
+    Raises Mistake as `kept_files`.
+    """
     to.mkdir(parents=True, exist_ok=True)
     # By default mlx-lm drops `vision_config`, which a model that keeps its vision tower needs for loading.
     keep_vision = "vision_tower" in getattr(model, "model", {})
@@ -47,9 +51,14 @@ def write_model(
     mlx_lm_utils.save_config(config, to / "config.json", keep_vision_config=keep_vision)
     # Copied rather than saved again by transformers 5, whose class name in tokenizer_config.json older versions refuse to load.
     # By copyfile, which drops extended attributes: some disks turn them into ._ files.
-    for pattern in KEPT_FILES:
-        for file in tokenizer_from.glob(pattern):
-            shutil.copyfile(file, to / file.name)
+    for file in kept_files(tokenizer_from):
+        shutil.copyfile(file, to / file.name)
+
+
+def kept_files(base: Path) -> list[Path]:
+    """KEPT_FILES of a base model, or of a tokenizer's folder. Raises Mistake for one that is a link out of its folder: it could be any file
+    of this machine, and exports are published."""
+    return [own_file(file, base, "model") for pattern in KEPT_FILES for file in base.glob(pattern)]
 
 
 def write_weights(model: nn.Module, to: Path, done: Done) -> None:

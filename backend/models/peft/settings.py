@@ -17,8 +17,10 @@ import regex
 from backend.models.adapter_files import LARGEST_RANK
 from backend.models.model_folder import PATH, read_object
 from backend.spec.faults import Mistake
+from backend.spec.other_programs.peft import kind_sentence
 from backend.spec.user_input.numbers import fits_a_float
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.patterns import excess
+from backend.spec.user_input.text import about_path, shown
 
 SETTING = "file"
 PATTERN_S = 0.2
@@ -101,6 +103,8 @@ def _matching(patterns: Mapping[str, float], layer: str, usual: float) -> float:
     if layer in patterns:
         return patterns[layer]
     for pattern, value in patterns.items():
+        if sentence := excess(pattern):
+            raise Mistake(SETTING, f"The pattern {sentence}")
         try:
             if regex.match(rf"(.*\.)?({pattern})$", layer, timeout=PATTERN_S):
                 return value
@@ -120,10 +124,15 @@ def read_settings(file: Path) -> PeftSettings:
     if kind is None:
         raise Mistake(SETTING, f"{where} is no file of peft: it has no peft_type.")
     if kind != "LORA":
-        raise Mistake(SETTING, f"{where} is of the kind {shown(kind, 30)}; only LoRA, rsLoRA and DoRA can be imported.")
+        raise Mistake(SETTING, about_path(file, f" {kind_sentence(str(kind))}"))
     for key, what in OTHER_KINDS.items():
         if raw.get(key):
             raise Mistake(SETTING, f"The adapter {what}, which mlx-lm has nothing for ({key} in adapter_config.json).")
+    if raw.get("bias") not in (None, False, "none"):
+        raise Mistake(
+            SETTING,
+            f"The adapter has trained biases of layers, which mlx-lm has nothing for (bias {shown(raw['bias'], 30)}).",
+        )
     start = raw.get("init_lora_weights", True)
     if start not in STARTS_FROM_LORA:
         raise Mistake(SETTING, f"The adapter began with {shown(start, 30)}, which changed the base's weights too; convert it to "

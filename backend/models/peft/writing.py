@@ -1,8 +1,8 @@
 """LoRA or DoRA adapters in the files of Hugging Face's peft: adapter_config.json and adapter_model.safetensors.
 
 peft names a layer as the transformers model does, which has the names of the original weights, and stores A as [r, in], B as [out, r] and
-alpha = scale · r (under rsLoRA scale · √r). Where an original layer holds several of mlx-lm's, its adapters become one of the sum of their ranks. The format is
-described in peft's documentation, "PEFT checkpoint format".
+alpha = scale · r (under rsLoRA scale · √r). Where an original layer holds several of mlx-lm's, its adapters become one of the sum of
+their ranks. The format is described in peft's documentation, "PEFT checkpoint format".
 """
 
 from __future__ import annotations

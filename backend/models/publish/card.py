@@ -19,6 +19,7 @@ from backend.models.publish.card_facts import CardFacts, CardSample, RewardEnds
 from backend.spec.config import Config
 from backend.spec.evaluation import Decoding, Figures, MeanWithInterval
 from backend.spec.loss_menu import kl_estimators, levels, losses
+from backend.spec.settings.optimizer import OWN
 from backend.spec.user_input.text import one_line
 
 CURVES_FILE, SETTINGS_FILE = "curves.png", "training.yaml"
@@ -252,7 +253,7 @@ def _method(facts: CardFacts) -> Iterator[str]:
     rows = [
         ("Steps × prompts × completions", f"{facts.step or '–'} × {config.batch_size} × {config.group_size}"),
         ("Longest completion", f"{config.max_completion_length} tokens"),
-        ("Learning rate", f"{config.learning_rate:g}, {config.lr_schedule}"),
+        ("Learning rate", _learning_rate(config)),
         ("KL coefficient β", f"{config.beta:g}{_kl_formula(config)}"),
         ("Seed", str(config.seed)),
         ("Time", f"{_duration(facts.seconds)} on {_plain(facts.device)}"),
@@ -265,6 +266,14 @@ def _method(facts: CardFacts) -> Iterator[str]:
     if facts.changes:
         yield f"\nSettings were changed during training; the figures above and {SETTINGS_FILE} have the last ones:\n"
         yield from (f"- {_plain(change.sentence)}" for change in facts.changes)
+
+
+def _learning_rate(config: Config) -> str:
+    """With the optimizer where it is an object of the program that trained."""
+    of_program = f"; {_plain(config.own_optimizer)}" if config.optimizer == OWN else ""
+    if config.lr_schedule == OWN:
+        return f"{_plain(config.own_schedule)}{of_program}"
+    return f"{config.learning_rate:g}, {config.lr_schedule}{of_program}"
 
 
 def _kl_formula(config: Config) -> str:

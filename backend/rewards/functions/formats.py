@@ -12,6 +12,7 @@ import regex
 
 from backend.rewards.functions.answer_text import answer_part
 from backend.rewards.registry import register_reward_function, require
+from backend.spec.user_input.patterns import excess
 
 MATCH_S = 0.1
 """Seconds that a pattern may search one completion. `(a|aa)+$` can backtrack for years, and Python's `re` has no timeout."""
@@ -87,6 +88,7 @@ def _refuse(constant: str) -> NoReturn:
 
 def _compiled(pattern: str) -> Any:
     require("\b" not in pattern, r'pattern holds a backspace: write r"\b", not "\b", for the edge of a word')
+    require(not excess(pattern), excess(pattern).removesuffix("."))
     try:
         return regex.compile(pattern)
     except regex.error as error:

@@ -15,9 +15,8 @@ _LONGEST_NAME = 40
 _LONGEST_FILE = 24
 _LEAST_MESSAGE = 40
 """Characters of a message that are worth more than advice."""
-_BUNDLED_MODULES = (
-    "; the app brings Python's standard library, numpy and sympy; with others, install grpo-studio by pip"
-)
+_BUNDLED_MODULES = "; not in the app: use grpo-studio from pip"
+"""Short enough to stay beside the name of a module and a line."""
 
 
 def text_of(value: object, text: Callable[[object], str] = str) -> str:

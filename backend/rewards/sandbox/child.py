@@ -1,7 +1,8 @@
 """One scoring process, from its start to its end: pipes, working folder, environment, and what it prints.
 
 What it starts ends with it (`backend.confinement.guard`), and Ctrl-C in the terminal is for the trainer alone. It has neither our
-environment nor our working directory, and can write in its own folder only, where the system offers that. Its standard input is empty; what it writes to standard output and error goes to our standard error, and so into log.txt.
+environment nor our working directory, and can write in its own folder only, where the system offers that. Its standard input is empty;
+what it writes to standard output and error goes to our standard error, and so into log.txt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The folders in which scoring processes work, in the system's folder of temporary files. One that a killed trainer has left goes with the next start."""
+"""The folders in which scoring processes work, in the system's folder of temporary files. One that a killed trainer has left goes with
+the next start."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Checkpoints of a run: weights, optimizer and training state, written completely or not at all, and rotated.
 
-A checkpoint is a folder `checkpoints/000100/`. It is written as `.000100`, synced to disk and renamed (`whole_folder`), and loses its name
-before its files when it is deleted, so a folder with a number for a name is complete. There is no random state to save: each random number is a function of the seed and of its
-position in the run.
+A checkpoint is a folder `checkpoints/000100/`. It is written as `.000100`, synced to disk and renamed (`whole_folder`), and loses its
+name before its files when it is deleted, so a folder with a number for a name is complete. There is no random state to save: each random
+number is a function of the seed and of its position in the run.
 
 How a killed run continues. The trainer appends to two files, `events.jsonl` (the diary) and `completions.jsonl`, which at a
 crash are ahead of the newest checkpoint: steps 101 … 107 are in them, the weights are those of step 100. `state.json` holds

@@ -14,8 +14,8 @@ from typing import Any
 from backend.run.checkpoints.checkpoint import TrainingState
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
+from backend.spec.metric_names import EVALUATION
 from backend.spec.runs.changeable import STAGE_DATA
-from backend.spec.runs.stop_conditions import EVALUATION
 from backend.spec.user_input.text import shown
 
 REWARD = "reward"

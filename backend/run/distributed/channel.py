@@ -17,7 +17,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -167,6 +167,15 @@ class LeaderChannel:
             self._fail(LostRank.of(self._info(verdict.rank), verdict.why))
         if self._failure is not None:
             raise self._failure
+
+    def behind(self) -> list[int]:
+        return self._watch.behind()
+
+    def give_up(self, rank: int, why: str) -> NoReturn:
+        """Count a worker as lost whose connection lives. Raises LostRank, or what was known before."""
+        self._fail(LostRank.of(self._info(rank), why))
+        assert self._failure is not None
+        raise self._failure
 
     def close(self) -> None:
         """Send what is waiting and a goodbye, and hang up; for a few seconds at most, however many workers there are."""

@@ -2,7 +2,7 @@
 
 A rank that dies or falls silent is found by its connection. What is left are a cable that carries the heartbeats and not the sums, the
 deadlock of MLX's ring with three ranks or more (mlx#4475), and a sum that MLX has given up on one rank while the others wait. A rank that
-has not begun a sum yet is merely slower than the others, and is never blamed.
+has not begun a sum yet is slower than the others; how long that may last is `patience`'s.
 """
 
 from __future__ import annotations
@@ -82,6 +82,12 @@ class CollectiveWatch:
         )
         with self._lock:
             self._progress[rank] = progress
+
+    def behind(self) -> list[int]:
+        """The workers that have not begun the collective that the leader is in; the one that is furthest behind first."""
+        with self._lock:
+            entered = {rank: progress.entered for rank, progress in self._progress.items()}
+        return sorted((rank for rank, count in entered.items() if count < self._group.entered), key=entered.__getitem__)
 
     def verdict(self, now: float) -> Verdict | None:
         """Who is to blame at `now` (monotonic seconds); None as long as nobody is."""

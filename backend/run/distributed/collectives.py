@@ -39,6 +39,8 @@ class FlatCollectives(Collectives):
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
+        self.waiting: Callable[[float], None] = do_nothing
+        """Called while a collective is waited for, with the seconds that it has taken; may raise to give the run up."""
         self.waited_s = 0.0
         """Seconds in `gather`, `concatenate` and `barrier` so far: what they carry is small, so it is the wait for slower ranks."""
         self.summed_s = 0.0
@@ -119,7 +121,7 @@ def _split(flat: mx.array, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
     return parts
 
 
-def do_nothing() -> None: ...
+def do_nothing(*_: object) -> None: ...
 
 
 class MlxCollectives(FlatCollectives):
@@ -153,12 +155,14 @@ class MlxCollectives(FlatCollectives):
         self.pending_bytes = x_N.nbytes
         result: Future[mx.array] = Future()
         self._calls.put((operation, result))
+        began = time.monotonic()
         while True:
             with contextlib.suppress(TimeoutError):
                 if (error := result.exception(POLL_S)) is None:
                     return result.result()
                 raise self._told(error) from error
             self.check()
+            self.waiting(time.monotonic() - began)
 
     def _told(self, error: BaseException) -> BaseException:
         """What is known of the peer whose link has failed. A worker is not told: its leader, or the loss of it, ends its process."""

@@ -50,6 +50,14 @@ class RankPaces:
     def are_known(self) -> bool:
         return all(self._rounds)
 
+    def usual_s(self, rank: int, completions: int) -> tuple[float, bool] | None:
+        """(seconds that a round of so many completions takes this rank, whether it has done one); of one that has not, the mean of the
+        others. None while no rank has."""
+        if not any(self._rounds):
+            return None
+        pace = self[rank]
+        return pace.fixed_s + pace.each_s * completions, bool(self._rounds[rank])
+
     def __getitem__(self, rank: int) -> Pace:
         """Of a rank without a round: the mean of the others."""
         if self._rounds[rank]:

@@ -6,17 +6,20 @@ workers do what messages say, in their order, so all ranks are at the same step 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import mlx.core as mx
 
 from backend.run.distributed import group_wire, reward_code
-from backend.run.distributed.collectives import FlatCollectives, MlxCollectives
+from backend.run.distributed.collectives import FlatCollectives, MlxCollectives, do_nothing
 from backend.run.distributed.hand_out import RankPaces
 from backend.run.distributed.kept_state import KeptState
 from backend.run.distributed.lockstep import check_same_base, follow_leader, keep_together
+from backend.run.distributed.patience import LearningPatience
 from backend.run.distributed.sampled_round import SamplingOrder
 from backend.run.distributed.sharded.leading import LeadingEngine, ShardedParts, load_sharded_parts
 from backend.run.distributed.shared_sampling import SharedSampling
@@ -33,6 +36,9 @@ from backend.spec.runs.steering import stage_configs
 from backend.training.not_finite import check_sampled, check_scores
 from backend.types import Group, Problem
 
+WAIT_S = 1.0
+"""Seconds between two looks at how long the others have been waiting for a rank."""
+
 
 @dataclass(slots=True)
 class Leader:
@@ -43,6 +49,7 @@ class Leader:
     backend: str
     paces: RankPaces = field(init=False)
     shares: StepShares = field(init=False)
+    patience: LearningPatience = field(default_factory=LearningPatience)
 
     def __post_init__(self) -> None:
         self.paces, self.shares = RankPaces(self.ranks.size), StepShares(self.ranks.size)
@@ -75,6 +82,34 @@ class Leader:
         return LeaderParts(
             **{each.name: getattr(parts, each.name) for each in fields(parts)}, leader=self, config=config
         )
+
+    @contextmanager
+    def hung_are_given_up(self) -> Generator[None]:
+        """While a step is learned: raise LostRank for a worker that answers, and that the others wait for many times as long as a step took."""
+
+        def look(waited_s: float) -> None:
+            if (why := self.patience.overdue(waited_s)) and (behind := self.workers.behind()):
+                self.workers.give_up(behind[0], why)
+
+        self.ranks.waiting = look
+        try:
+            yield
+        finally:
+            self.ranks.waiting = do_nothing
+
+    def learned_by_workers(self) -> list[LearningReport]:
+        """Every worker's report on the step, which comes after its last update."""
+        since, missing, reports = time.monotonic(), set(range(1, self.ranks.size)), list[LearningReport]()
+        while missing:
+            message = self.workers.receive(WAIT_S)
+            if message is not None:
+                assert message.kind == "learned", message
+                reports.append(LearningReport(**message.body))
+                self.shares.add_learning(message.rank, reports[-1])
+                missing.remove(message.rank)
+            elif why := self.patience.overdue(time.monotonic() - since):
+                self.workers.give_up(min(missing), why)
+        return reports
 
 
 @dataclass(slots=True)
@@ -144,7 +179,10 @@ class LeaderParts(RunParts):
         return SamplingOrder(step, self.prompt_stream.epoch, seed, position, group_size, self.scoring.state())
 
     def _sampling(self, problems: list[Problem], order: SamplingOrder, *clock: Callable[[], float]) -> SharedSampling:
-        return SharedSampling(self, self.leader.workers, self.leader.paces, problems, order, self.notes, *clock)
+        scoring_limit_s = self.config.reward_timeout * len(self.config.reward_functions)
+        return SharedSampling(
+            self, self.leader.workers, self.leader.paces, problems, order, self.notes, scoring_limit_s, *clock
+        )
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -154,16 +192,23 @@ class LeaderParts(RunParts):
         forward.speeds = leader.shares.speeds(leader.paces.speeds())
         self._send_groups("learn", groups, {"speeds": forward.speeds})
 
+        paused_s = 0.0
+
+        def timed_poll() -> None:
+            nonlocal paused_s
+            began = time.perf_counter()
+            poll()
+            paused_s += time.perf_counter() - began
+
         def learn() -> dict[str, float]:
             keep_together(self, config, leader.ranks)
-            return super(LeaderParts, self).learn(groups, config, poll)
+            return super(LeaderParts, self).learn(groups, config, timed_poll)
 
-        metrics, own = timed_learning(self, leader.ranks, learn)
-        leader.shares.add_learning(0, own)
-        for _ in range(1, leader.ranks.size):
-            message = leader.workers.receive()
-            assert message is not None and message.kind == "learned", message
-            leader.shares.add_learning(message.rank, LearningReport(**message.body))
+        with leader.hung_are_given_up():
+            metrics, own = timed_learning(self, leader.ranks, learn)
+            leader.shares.add_learning(0, own)
+            reports = leader.learned_by_workers()
+        leader.patience.observe(max(own.busy_s - paused_s, *(report.busy_s for report in reports)))
         self.kept = None
         return metrics | leader.shares.metrics()
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from backend.run.distributed import group_wire
 from backend.run.distributed.hand_out import HandOut, RankPaces
+from backend.run.distributed.patience import limit_s
 from backend.run.distributed.sampled_round import SampledRound, SamplingOrder, sample_round, score_round, unpacked_round
 from backend.run.distributed.workers import Workers
 from backend.run.step_parts import StepParts
@@ -33,14 +34,17 @@ class SharedSampling:
         problems: Sequence[Problem],
         order: SamplingOrder,
         notes: list[str],
+        scoring_limit_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`notes` takes sentences of the workers for the user."""
+        """`notes` takes sentences of the workers for the user. `scoring_limit_s`: how long the reward functions of a round may take."""
         self._parts, self._workers, self._paces, self._problems, self._order = parts, workers, paces, problems, order
-        self._notes, self._clock = notes, clock
+        self._notes, self._scoring_limit_s, self._clock = notes, scoring_limit_s, clock
         size = len(workers.machines)
         self._hand_out = HandOut(len(problems), order.group_size, paces, size)
         self._idle = set(range(1, size))
+        self._given: dict[int, tuple[int, float]] = {}
+        """Rank → (completions of the round that it works on, when it got them)."""
         self.rounds: list[SampledRound] = []
         self.took_s = 0.0
 
@@ -96,8 +100,18 @@ class SharedSampling:
             machine = self._workers.machines[message.rank].called
             self._notes += [f"{machine}: {note}" for note in message.body["notes"]]
             self._idle.add(message.rank)
+            del self._given[message.rank]
             self._take(unpacked_round(message.rank, message.body, message.arrays, self._problems))
             self._give()
+        self._give_up_hung()
+
+    def _give_up_hung(self) -> None:
+        """Raise LostRank for a worker that answers, and whose round takes many times as long as its rounds do."""
+        for rank, (count, since) in self._given.items():
+            took_s, usual = self._clock() - since, self._paces.usual_s(rank, count)
+            if usual is not None and took_s > limit_s(usual[0], is_seen=usual[1]) + self._scoring_limit_s:
+                why = f"answers, but has worked on {count:,} completions for {took_s:.0f} s; {usual[0]:.1f} s are usual"
+                self._workers.give_up(rank, why)
 
     def _take(self, done: SampledRound) -> None:
         self.rounds.append(done)
@@ -112,3 +126,4 @@ class SharedSampling:
                 problems = group_wire.packed_problems(self._problems[places.start : places.stop])
                 order = {"order": self._order.to_dict(), "start": places.start, "problems": problems}
                 self._workers.send(rank, "sample", order)
+                self._given[rank] = (len(places) * self._order.group_size, self._clock())

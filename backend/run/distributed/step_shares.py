@@ -30,6 +30,11 @@ class LearningReport:
     summed_s: float
     peak_gb: float
 
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which it computed."""
+        return max(self.seconds - self.waited_s - self.summed_s, 1e-9)
+
 
 def timed_learning(
     parts: StepParts, ranks: FlatCollectives, learn: Callable[[], dict[str, float]]
@@ -84,7 +89,7 @@ class StepShares:
             sampling_s = sum(each.sampling_s for each in rounds)
             metrics |= {
                 f"ranks/{rank}/prompts": float(sum(len(each.groups) for each in rounds)),
-                f"ranks/{rank}/learn_tokens_per_second": learning.tokens / _busy_s(learning),
+                f"ranks/{rank}/learn_tokens_per_second": learning.tokens / learning.busy_s,
                 f"ranks/{rank}/waiting": waited,
                 f"ranks/{rank}/memory": learning.peak_gb if rank else max(learning.peak_gb, self._peak_gb),
             }
@@ -102,13 +107,9 @@ class StepShares:
         reports = [self._learning[rank] for rank in range(self._size)]
         if self._speeds is None and not all(report.tokens for report in reports):
             return  # a rank without rows has shown no speed
-        speeds = [report.tokens / _busy_s(report) for report in reports]
+        speeds = [report.tokens / report.busy_s for report in reports]
         before = self._speeds or speeds
         self._speeds = [
             NEW_SPEED * new + (1 - NEW_SPEED) * old if new else RECOVERY * old
             for new, old in zip(speeds, before, strict=True)
         ]
-
-
-def _busy_s(report: LearningReport) -> float:
-    return max(report.seconds - report.waited_s - report.summed_s, 1e-9)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -29,6 +29,13 @@ class Workers(Protocol):
     ) -> None: ...
     def receive(self, timeout: float | None = None) -> ChannelMessage | None: ...
     def check(self) -> None: ...
+    def behind(self) -> list[int]:
+        """The workers that have not begun the collective that the leader is in, by their last heartbeats."""
+        ...
+
+    def give_up(self, rank: int, why: str) -> NoReturn:
+        """Count a worker that answers as lost. `why` follows its name in the sentence. Raises LostRank."""
+        ...
 
 
 class LeaderLink(Protocol):

@@ -5,6 +5,7 @@ Knows no model: what comes in are the completions of each prompt, scored.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,6 +88,9 @@ def _values(
         "tokens": [sum(row["tokens"] for row in rows) / len(rows) for rows in by_prompt],
         "cut_off": [sum(row["stop"] == "length" for row in rows) / len(rows) for rows in by_prompt],
     }
+    if all(len(rows) > 1 for rows in by_prompt):
+        values["spread"] = [_spread(rows) for rows in by_prompt]
+        values["different"] = [len({row["text"] for row in rows}) / len(rows) for rows in by_prompt]
     if rule is not None:
         for k in ks:
             values[f"pass/{k}"] = [pass_at_k(len(rows), sum(map(rule.is_met_by, rows)), k) for rows in by_prompt]
@@ -95,7 +99,7 @@ def _values(
 
 def _range(key: str, of_sides: list[list[float | None]]) -> tuple[float, float]:
     """The range of a figure: 0 to 1 for a share, else what was seen on either side."""
-    if key == "cut_off" or key.startswith("pass/"):
+    if key in ("cut_off", "different") or key.startswith("pass/"):
         return 0.0, 1.0
     seen = [value for values in of_sides for value in values if value is not None]
     return min(seen, default=0.0), max(seen, default=0.0)
@@ -107,6 +111,8 @@ def _figures(means: dict[str, MeanWithInterval]) -> Figures:
         rewards=_below("rewards/", means),
         tokens=means["tokens"],
         cut_off=means["cut_off"],
+        spread=means.get("spread"),
+        different=means.get("different"),
         pass_at={int(k): mean for k, mean in _below("pass/", means).items()},
     )
 
@@ -118,6 +124,12 @@ def _below(prefix: str, means: dict[str, MeanWithInterval]) -> dict[str, MeanWit
 def _mean_score(rows: list[CompletionRow], name: str) -> float | None:
     scores = [score for row in rows if (score := row["rewards"][name]) is not None]
     return sum(scores) / len(scores) if scores else None
+
+
+def _spread(rows: list[CompletionRow]) -> float | None:
+    """As `reward_std_within_groups` of a step; None where fewer than two completions have a reward."""
+    rewards = [reward for row in rows if (reward := row["reward"]) is not None]
+    return statistics.stdev(rewards) if len(rewards) > 1 else None
 
 
 def _changes(name: DecodingName, rows: Sequence[EvaluatedRow]) -> dict[str, int]:

@@ -13,6 +13,7 @@ from typing import Any
 from backend.data.problems import PromptFormat, check_prompts
 from backend.data.prompts import TokenizedPrompts, measure_first_rows
 from backend.data.rows import EvaluationRows, Rows, Splits, check_columns
+from backend.run.checkpoints.checkpoint_score import check_metric
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.types import Problem
@@ -76,6 +77,13 @@ def named_prompts(splits: Splits, tokenizer: Any, config: Config, make: MakeProm
         measure_first_rows(prompts[name], name)
         prompts[name].measure(prompts[name].longest_texts())
     return prompts
+
+
+def check_held_out(splits: Splits, config: Config) -> None:
+    """Raises Mistake for a test split, or a metric of held-out rows, that the settings ask for and the rows have not."""
+    if config.test and not splits.test:
+        raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
+    check_metric(config, has_held_out=bool(splits.valid or splits.evals))
 
 
 def check_evaluation_sets(splits: Splits, config: Config, tokenizer: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import threading
@@ -26,7 +27,9 @@ from backend.spec.whole_file import replace_file
 
 if TYPE_CHECKING:
     from backend.run.ending import Ending
+    from backend.run.library.own_optimizer import GivenOptimizer
     from backend.run.run_inputs import RunInputs
+    from backend.run.step_parts import Engine
 
 Settings = Config | Mapping[str, Any] | str | os.PathLike[str]
 RewardFunctions = Sequence[str | Callable[..., Any]]
@@ -38,6 +41,8 @@ def train(
     reward_functions: RewardFunctions | None = None,
     dataset: Any = None,
     callbacks: Sequence[Any] = (),
+    optimizer: GivenOptimizer | None = None,
+    schedule: Callable[[int], Any] | None = None,
     name: str | None = None,
     runs_dir: str | os.PathLike[str] | None = None,
 ) -> TrainedRun:
@@ -45,7 +50,8 @@ def train(
 
     `config`: a `Config`, a mapping of settings, or the path of a YAML file. `reward_functions`: names as in the settings, and callables, which run
     in this process. `dataset`: rows, or splits of rows by name; they are copied into the run's folder. `callbacks`: see `backend.Callback`.
-    `name` and `runs_dir` of the run's folder are as on the command line.
+    `optimizer`: an mlx.optimizers.Optimizer, or a callable that makes one of a learning rate; `schedule`: the number of an update, from 0, → its
+    learning rate. They take the place of the settings of these names. `name` and `runs_dir` of the run's folder are as on the command line.
 
     In the main thread Ctrl-C and SIGTERM mean "save and stop", and have their old meaning again afterwards; in any other thread they stay the
     program's. Raises Mistake for anything that can be mended: before the first step, with nothing left behind; as RunFailed after it, with everything
@@ -60,10 +66,15 @@ def train(
             write_dataset(dataset, folder.path / FOLDER)
             raw |= {"data": str(folder.path / FOLDER)}
         CallbackCalls(callbacks, folder.path)
+        _prepare_engine(parse(raw))
+        from backend.run.library.own_updates import GivenUpdates
+
+        given = GivenUpdates(optimizer, schedule, parse(raw))
+        raw |= given.settings(parse(raw))
         settings, inputs = _checked(raw, folder, own.calls)
         allow_named(raw)
         replace_file(folder.config, dump(settings))
-    return _train(settings, folder, inputs, callbacks, "backend.train")
+    return _train(settings, folder, inputs, callbacks, "backend.train", engine=given.engine())
 
 
 def resume(
@@ -71,11 +82,14 @@ def resume(
     *,
     reward_functions: RewardFunctions | None = None,
     callbacks: Sequence[Any] = (),
+    optimizer: GivenOptimizer | None = None,
+    schedule: Callable[[int], Any] | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> TrainedRun:
     """Go on with a run from its newest whole checkpoint, as `train` would have; `changes` are settings from its next step on.
 
-    `run`: its folder or its name. A run that was trained with callables needs those of the same names again, in `reward_functions`. Raises as `train`.
+    `run`: its folder or its name. A run that was trained with callables needs those of the same names again, in `reward_functions`, and one
+    with an optimizer or a schedule of the program the same again. Raises as `train`.
     """
     folder = find_run(os.fspath(run))
     check_format(folder)
@@ -84,6 +98,10 @@ def resume(
         raise Mistake("run", f"The run {folder.name} has finished; give it more steps, as in changes={{'iters': 200}}.")
     own = OwnFunctions.of(reward_functions or [])
     _prepare_engine(settings)
+    from backend.run.library.own_updates import GivenUpdates
+
+    given = GivenUpdates(optimizer, schedule, settings)
+    given.require_those_of(settings)
     scorer = begin_own_scorer(settings, own.calls)
     try:
         from backend.run.run_inputs import RunInputs, read_rows
@@ -93,7 +111,7 @@ def resume(
     except BaseException:
         scorer.close()
         raise
-    return _train(settings, folder, inputs, callbacks, "backend.resume", changes)
+    return _train(settings, folder, inputs, callbacks, "backend.resume", changes, engine=given.engine())
 
 
 def _raw(config: Settings) -> dict[str, Any]:
@@ -131,13 +149,14 @@ def _new_folder(raw: Mapping[str, Any], runs_dir: str | os.PathLike[str] | None)
 
 def _checked(raw: Mapping[str, Any], folder: RunFolder, calls: OwnCalls) -> tuple[Config, RunInputs]:
     settings = parse(raw)
-    _prepare_engine(settings)
     from backend.run.distributed.check.planned_machines import require_one_machine
     from backend.run.preflight import preflight
 
     require_one_machine(settings, "A run of a program's train()")
 
-    return settings, preflight(raw, runs_dir=folder.path.parent, begin=lambda config: begin_own_scorer(config, calls))
+    return settings, preflight(
+        raw, runs_dir=folder.path.parent, begin=lambda config: begin_own_scorer(config, calls), of_program=True
+    )
 
 
 def _prepare_engine(settings: Config) -> None:
@@ -155,14 +174,18 @@ def _train(
     callbacks: Sequence[Any],
     command: str,
     changes: Mapping[str, Any] | None = None,
+    *,
+    engine: Engine,
 ) -> TrainedRun:
     from backend.run import run_process
+    from backend.run.parts import load_parts
 
     calls = CallbackCalls(callbacks, folder.path)
     is_main = threading.current_thread() is threading.main_thread()
     with handlers_restored() if is_main else contextlib.nullcontext():
         ending = run_process.train(
-            settings, folder, command=command, echo=calls.take, inputs=inputs, changes=changes, look=calls.look
+            settings, folder, command=command, echo=calls.take, inputs=inputs, changes=changes, look=calls.look,
+            load=functools.partial(load_parts, engine=engine),
         )  # fmt: skip
     run = _trained(folder, ending)
     calls.end(run)

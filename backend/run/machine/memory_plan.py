@@ -112,8 +112,8 @@ def _bytes(policy: Any) -> int:
 class _PolicyLimits:
     """MLX's memory limit is the largest of the policies that live, and what it was before any where none does.
 
-    Of several that live, as in a sweep, any may compute next. They are collected in any order: if each restored what it had found, a limit could outlive its policy, and every later operation
-    of the process would wait for the device.
+    Of several that live, as in a sweep, any may compute next. They are collected in any order: if each restored what it had found, a
+    limit could outlive its policy, and every later operation of the process would wait for the device.
     """
 
     def __init__(self) -> None:

@@ -16,11 +16,12 @@ from backend.run.ending import RESTART, Ending, ending_of
 from backend.run.parts import SharedParts, load_parts
 from backend.run.run_inputs import RunInputs
 from backend.run.run_process import end_run, open_run, save_without_gpu
-from backend.run.trackers.launch import start_trackers
+from backend.run.trackers.launch import RunTrackers
 from backend.run.trainer import Trainer
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, hold_lock
+from backend.spec.places import RunFolder
+from backend.spec.run_lock import hold_lock
 from backend.spec.sweeps.sweep_results import MemberResult
 
 TURN_OVER = "turn over"
@@ -93,7 +94,7 @@ class MemberRun:
         if trainer.train_until(until if until < trainer.parts.steps else None):
             return trainer.complete()
         # What stands on disk is whole when another run has its turn, and no thread writes beside it.
-        trainer.wait_for_checkpoint()
+        trainer.saver.wait()
         return None
 
     def park(self) -> None:
@@ -102,9 +103,9 @@ class MemberRun:
         assert trainer is not None
 
         def save() -> None:
-            if trainer.saved_step != trainer.state.step:
+            if trainer.saver.saved_step != trainer.state.step:
                 trainer.save()
-            trainer.wait_for_checkpoint()
+            trainer.saver.wait()
             trainer.parts.background_tokenizer.close()
             del trainer.parts
 
@@ -164,7 +165,7 @@ class MemberRun:
             self.result.state, self.result.sentence = self.ending.kind, self.ending.sentence
             # Only now: as many processes as a sweep has runs would wait for their turns beside it.
             if self.folder.config.exists():
-                start_trackers(self.folder, self.config.report_to, lambda sentence: None)
+                RunTrackers(self.folder).start(self.config.report_to, lambda sentence: None)
 
     def save_without_gpu(self) -> None:
         """After a GPU error of another run, which may have made the GPU useless to this process."""

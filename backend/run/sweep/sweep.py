@@ -22,7 +22,7 @@ from backend.run.sweep.inputs import SweepInputs
 from backend.run.sweep.member import MemberRun
 from backend.spec.config import load
 from backend.spec.diary_ends import first_and_last_events
-from backend.spec.places import hand_on_lock, hold_lock, inherited_lock
+from backend.spec.run_lock import hand_on_lock, hold_lock, inherited_lock
 from backend.spec.sweeps.sweep import Member, Rung, SweepPlan
 from backend.spec.sweeps.sweep_results import (
     RungResult,

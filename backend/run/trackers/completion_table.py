@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from backend.run.trackers.records import StepRecord
 from backend.spec.completion_rows import GroupRow
 
 FIRST_COLUMNS = ("step", "prompt", "completion")
@@ -29,6 +30,15 @@ def table(groups: Sequence[GroupRow]) -> tuple[list[str], list[list[Any]]]:
     """(the columns, a row for each completion) of the groups of one step."""
     rewards = reward_columns(groups)
     return columns(rewards), [row for group in groups for row in rows(group, rewards)]
+
+
+def logged(record: StepRecord, package: Any) -> dict[str, Any]:
+    """What a package logs of a record: every metric, and the completions as a `Table` of the package's own."""
+    metrics: dict[str, Any] = record.metrics()
+    if record.groups:
+        names, lines = table(record.groups)
+        metrics["completions"] = package.Table(columns=names, data=lines)
+    return metrics
 
 
 def rows(group: GroupRow, rewards: Sequence[str]) -> list[list[Any]]:

@@ -29,8 +29,6 @@ COMMANDS = ("=", "+", "-", "@", "\t", "\r")
 class CsvTables:
     """Writes both tables when they are due, and at the end."""
 
-    may_hang = False
-
     def __init__(self) -> None:
         self._about: AboutRun | None = None
         self._is_behind = False
@@ -79,7 +77,7 @@ def write_tables(about: AboutRun) -> None:
 
 
 def _records(about: AboutRun) -> Iterator[StepRecord]:
-    reader = RecordReader(about.folder, str(about.settings.get("scale_rewards", "group")))
+    reader = RecordReader(about.folder, about.settings)
     reader.has_more = True
     while reader.has_more:
         yield from reader.read()

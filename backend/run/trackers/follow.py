@@ -33,7 +33,8 @@ MAKERS: dict[str, Callable[[], Tracker]] = {
 POLL_S = 1.0
 """Seconds between two looks at the diary."""
 HANG_S = 120.0
-"""How long a tracker that waits for others may do nothing after its run is over, before its process ends itself."""
+"""How long a tracker may do nothing after its run is over, before its process ends itself: it waits for a network, another program, or a thread of
+its package that has died."""
 
 Say = Callable[[str], None]
 
@@ -84,15 +85,14 @@ class _Following:
 
     def __init__(self, about: AboutRun, tracker: Tracker, say: Say) -> None:
         self._about, self._tracker, self._say = about, tracker, say
-        self._reader = RecordReader(about.folder, str(about.settings["scale_rewards"]))
+        self._reader = RecordReader(about.folder, about.settings)
         self._sent = Sent()
         self._last_sign = time.monotonic()
         self._last_fault = ""
         self._has_ended = threading.Event()
 
     def run(self) -> None:
-        if self._tracker.may_hang:
-            threading.Thread(target=self._end_a_hang, name="tracker's watch", daemon=True).start()
+        threading.Thread(target=self._end_a_hang, name="tracker's watch", daemon=True).start()
         try:
             self._follow()
         finally:

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from backend.spec.completion_rows import GroupRow
 from backend.spec.event_shape import is_step
 from backend.spec.events import ENDINGS, Event, Follower
 from backend.spec.health.recent import is_number
+from backend.spec.metric_names import by_set, prefixed, trl_metrics
 from backend.spec.places import RunFolder
-from backend.spec.trl_metrics import prefixed, trl_metrics
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """What the diary says of one step. Metrics have our names and no value that is not a finite number.
 
-    `training` is empty before the first step, where there may be an evaluation; `evaluations`: split → metrics.
+    `training` is empty before the first step, where there may be an evaluation; `evaluations`: split, or name of an evaluation set → metrics.
     """
 
     step: int
@@ -68,9 +69,10 @@ class RecordReader:
     After `read`, `has_restarted` says whether the diary was cut back: what came in earlier calls is void and comes again.
     """
 
-    def __init__(self, run: RunFolder, scale_rewards: str) -> None:
-        """`scale_rewards`: the setting as the run began."""
-        self._run, self._scale_at_first = run, scale_rewards
+    def __init__(self, run: RunFolder, settings: Mapping[str, Any]) -> None:
+        """`settings`: those with which the run began."""
+        self._run, self._scale_at_first = run, str(settings.get("scale_rewards", "group"))
+        self._sets = tuple(settings.get("eval_data") or ())
         self._diary = Follower(run.events)
         self.has_restarted = self.has_more = False
         self._begin()
@@ -109,8 +111,9 @@ class RecordReader:
             if self._record is None or self._record.step != step:
                 yield from self._whole()
                 self._record = StepRecord(step, scale_rewards=self._scale)
-            evaluations = {**self._record.evaluations, str(event.get("split") or "valid"): _numbers(event)}
-            self._record = replace(self._record, evaluations=evaluations)
+            split, numbers = str(event.get("split") or "valid"), _numbers(event)
+            found = by_set(numbers, self._sets) if split == "valid" else {split: numbers}
+            self._record = replace(self._record, evaluations={**self._record.evaluations, **found})
         elif kind in ENDINGS or (kind == "phase" and event.get("phase") == "sampling"):
             yield from self._whole()
 

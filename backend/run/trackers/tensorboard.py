@@ -24,8 +24,6 @@ LONGEST_CELL = 2_000
 
 
 class TensorBoardFiles:
-    may_hang = False
-
     def __init__(self) -> None:
         self._writer: Any = None
 

@@ -23,9 +23,6 @@ class AboutRun:
 class Tracker(Protocol):
     """One run in one tracker. Its methods may raise anything and take as long as they do: the run does not wait for them."""
 
-    may_hang: bool
-    """Whether it waits for other programs or the network, which may never answer."""
-
     def open(self, about: AboutRun) -> Sent:
         """Begin, or go on with what an earlier process has sent. → how far that was; whoever writes everything anew returns `Sent()`.
 

@@ -12,7 +12,7 @@ import os
 from importlib import import_module
 from typing import Any
 
-from backend.run.trackers import completion_table
+from backend.run.trackers.completion_table import logged
 from backend.run.trackers.records import Sent, StepRecord
 from backend.run.trackers.tracker import AboutRun
 
@@ -23,8 +23,6 @@ KEPT_VARIABLE = "TRACKIO_DIR"
 
 
 class TrackioRun:
-    may_hang = True
-
     def __init__(self) -> None:
         self._trackio: Any = None
 
@@ -46,11 +44,7 @@ class TrackioRun:
         return Sent()
 
     def send(self, record: StepRecord) -> None:
-        logged: dict[str, Any] = record.metrics()
-        if record.groups:
-            columns, rows = completion_table.table(record.groups)
-            logged["completions"] = self._trackio.Table(columns=columns, data=rows)
-        self._trackio.log(logged, step=record.step)
+        self._trackio.log(logged(record, self._trackio), step=record.step)
 
     def flush(self, sent: Sent) -> None:
         """trackio writes from a thread of its own."""

@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from backend.run.trackers import completion_table
+from backend.run.trackers.completion_table import logged
 from backend.run.trackers.records import Sent, StepRecord
 from backend.run.trackers.tracker import AboutRun
 from backend.spec.faults import Mistake
@@ -78,8 +78,6 @@ def files_of(id: str) -> Path:
 
 
 class WandbRun:
-    may_hang = True
-
     def __init__(self) -> None:
         self._wandb: Any = None
         self._run: Any = None
@@ -120,12 +118,8 @@ class WandbRun:
         )  # fmt: skip
 
     def send(self, record: StepRecord) -> None:
-        logged: dict[str, Any] = record.metrics()
-        if record.groups:
-            columns, rows = completion_table.table(record.groups)
-            logged["completions"] = self._wandb.Table(columns=columns, data=rows)
         # A step that wandb has already takes the same values once more, or is dropped.
-        self._run.log(logged, step=record.step)
+        self._run.log(logged(record, self._wandb), step=record.step)
 
     def flush(self, sent: Sent) -> None:
         changes = [asdict(change) for change in read_changes(self._about.folder) if change.step <= sent.step]

@@ -74,11 +74,6 @@ class StepTraffic:
         """By each rank in sums."""
         return round(self.updates * 2 * (self.ranks - 1) / self.ranks * self.gradient)
 
-    @property
-    def sent_by_leader(self) -> int:
-        """By rank 0 in all."""
-        return self.sent_by_rank + (self.ranks - 1) * self.groups_out
-
 
 @dataclass(frozen=True, slots=True)
 class NetworkCost:

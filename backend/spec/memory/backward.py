@@ -53,10 +53,18 @@ class BackwardMemory:
         activations, logits = max(peaks, key=sum)
         # The sum of earlier gradients is alive beside a backward pass only where another pass came before it.
         gradients = trainable if batches.total() > 1 or is_shared else 0
+        # Until the first update has made new arrays, what is kept of the step's beginning are the arrays in use.
+        kept = self.memory.kept() if self.memory.config.updates_per_step > 1 else 0
         # The update begins when the last backward pass has freed its arrays: the peak is one or the other.
-        if activations + logits + gradients + shared < self._update_bytes():
-            activations, logits, gradients, shared = 0, 0, self._update_bytes(), 0
-        sizes = [("gradients", gradients), ("activations", activations), ("logits", logits), ("prompts", shared)]
+        if activations + logits + gradients + shared + kept < self._update_bytes() + self.memory.kept():
+            activations, logits, gradients, shared, kept = 0, 0, self._update_bytes(), 0, self.memory.kept()
+        sizes = [
+            ("gradients", gradients),
+            ("activations", activations),
+            ("logits", logits),
+            ("prompts", shared),
+            ("kept", kept),
+        ]
         work = in_flight(gradients + activations + logits + shared)
         return Phase((*self.memory.persistent(), *(Allocation(name, size) for name, size in sizes if size), work))
 

@@ -20,6 +20,7 @@ from backend.spec.memory.phases import PREFILL_CHUNK, MemoryModel, MemoryPlan, P
 from backend.spec.memory.sharded_model import machines_of, share_of
 
 GB = 1_000_000_000
+TB = 1000 * GB
 
 TARGET_SHARE = 0.92
 """Share of the limit that a plan aims at, so that the run stays below the limit where the estimate is a little low."""
@@ -89,9 +90,13 @@ class Estimate:
         whose = "this machine can give" if self.limit == self.machine else "Memory limit allows"
         return Fault(
             "memory_limit",
-            f"Even cut up as small as it goes the run needs {format_bytes(self.total)}, and {whose} {format_bytes(self.limit)}. "
-            f"{self.advice} To try all the same, set Memory limit to {-(-self.total // GB)} GB.",
+            f"At the very least the run needs {format_bytes(self.total)}, and {whose} {format_bytes(self.limit)}. {self.advice}{self._anyway}",
         )
+
+    @property
+    def _anyway(self) -> str:
+        """How the run is tried all the same; nothing where no machine is worth trying."""
+        return f" To try it anyway, set Memory limit to {-(-self.total // GB)} GB." if self.total < 1000 * GB else ""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -283,7 +288,11 @@ def _listed(parts: tuple[str, ...]) -> str:
 
 
 def format_bytes(size: float) -> str:
-    """“9.8 GB”, “640 MB”, “0.3 MB”."""
+    """“9.8 GB”, “640 MB”, “0.3 MB”; “3.7 TB” and “2.1 million TB” for settings that no machine can hold."""
+    if size >= 1e6 * TB:
+        return f"{size / (1e6 * TB):.3g} million TB"
+    if size >= TB:
+        return f"{size / TB:.1f} TB"
     if size >= GB:
         return f"{size / GB:.1f} GB"
     return f"{size / 1e6:.0f} MB" if size >= 1e7 else f"{size / 1e6:.1f} MB"

@@ -31,8 +31,9 @@ IN_FLIGHT_NAME, IN_FLIGHT_SHARE = "in flight", 0.05
 
 OPTIMIZER_COPIES = {
     "adamw": 2, "adam": 2, "adamax": 2, "adadelta": 2, "muon": 1, "sgd": 1, "lion": 1, "rmsprop": 1, "adagrad": 1,
+    "own": 2,
 }  # fmt: skip
-"""State arrays of a weight's size per optimizer. Adafactor keeps row and column statistics only (arXiv:1804.04235)."""
+"""State arrays of a weight's size per optimizer; of a program's, which may be anything, as many as of AdamW. Adafactor keeps row and column statistics only (arXiv:1804.04235)."""
 
 EIGHT_BIT_BYTES = 1 + 4 / 256
 """A number of an optimizer's state in 8 bits: its byte, and its part of the float32 that a block of 256 shares."""
@@ -220,6 +221,16 @@ class MemoryModel:
         if self.full or self.config.sync_ref_model:
             return self.trainable()
         return round(self._in_whole_modules() * self.weight_width)  # the modules as they were
+
+    def kept(self) -> int:
+        """Bytes of what a run on several machines keeps of a step's beginning, to take the step back where one is lost between updates
+        (`backend.run.distributed.kept_state`): trained arrays, optimizer state, and a reference that follows. Rank 0 keeps it; it is counted for all."""
+        if not self.config.hosts:
+            return 0
+        return (
+            self.trainable() * (2 if self.config.needs_reference and self.config.sync_ref_model else 1)
+            + self._optimizer()
+        )
 
     # ── sampling ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from backend.spec.other_programs.peft import LORA_WORDS, OTHER_KINDS
 from backend.spec.other_programs.translation import PROGRAMS
-from backend.spec.other_programs.words import OtherProgram, Refused, Translated, WithoutEffect
+from backend.spec.other_programs.words import OtherProgram, Refused, Translated, WithoutEffect, Word, Words
 from backend.spec.places import project_root
 from backend.spec.whole_file import replace_file
 
@@ -46,7 +47,21 @@ any other word means what it means here.
 
 def page() -> str:
     """The page as Markdown."""
-    return "\n".join([_OPENING, *(line for program in PROGRAMS for line in _program(program))])
+    return "\n".join([_OPENING, *(line for program in PROGRAMS for line in _program(program)), *_peft()])
+
+
+def _peft() -> Iterator[str]:
+    yield "## PEFT\n"
+    yield "In `peft_config` of a file for TRL, and in the adapter_config.json of an adapter that is imported (peft 0.21).\n"
+    yield "### LoraConfig\n"
+    yield from _table(LORA_WORDS, list(LORA_WORDS))
+    yield "\nThe files of a trained adapter say more, and more of them is read: [what is imported](exports.md).\n"
+    yield "### Other kinds\n"
+    yield "Refused, by this sentence:\n"
+    yield "| `peft_type` | what it does | nearest here |\n|---|---|---|"
+    for kind, about in OTHER_KINDS.items():
+        yield f"| `{kind}` | {about.does} | {about.nearest} |"
+    yield ""
 
 
 def _program(program: OtherProgram) -> Iterator[str]:
@@ -57,23 +72,26 @@ def _program(program: OtherProgram) -> Iterator[str]:
         plain = [word for word in words if program.shares_meaning(word)]
         if plain:
             yield f"The same here: {_listed(plain)}.\n"
-        alike: dict[tuple[str, str], list[str]] = {}
-        for word in words:
-            if word not in plain:
-                alike.setdefault(_cells(program, word), []).append(word)
-        yield "| words | here | |\n|---|---|---|"
-        for (here, sentence), listed in alike.items():
-            yield f"| {_listed(listed)} | {here} | {sentence} |"
+        yield from _table(program.words, [word for word in words if word not in plain])
         yield ""
+
+
+def _table(table: Words, words: list[str]) -> Iterator[str]:
+    """Words of one fate in one row."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for word in words:
+        alike.setdefault(_cells(table[word]), []).append(word)
+    yield "| words | here | |\n|---|---|---|"
+    for (here, sentence), listed in alike.items():
+        yield f"| {_listed(listed)} | {here} | {sentence} |"
 
 
 def _listed(words: list[str]) -> str:
     return ", ".join(f"`{word}`" for word in words)
 
 
-def _cells(program: OtherProgram, word: str) -> tuple[str, str]:
+def _cells(fate: Word) -> tuple[str, str]:
     """What a word becomes, and one sentence on it."""
-    fate = program.words[word]
     match fate:
         case Translated(settings, how):
             return ", ".join(f"`{key}`" for key in settings), how

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from backend.spec.other_programs import trl_batches, trl_grpo, trl_schedule, trl_script, trl_training
+from backend.spec.other_programs import peft, trl_batches, trl_grpo, trl_schedule, trl_script, trl_training
 from backend.spec.other_programs.rewriting import as_bool
 from backend.spec.other_programs.words import OtherProgram
 
@@ -42,7 +42,7 @@ def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     if "model_name_or_path" in raw:  # the layout of `trl grpo`: without use_peft, every weight is trained
         defaults |= {"use_peft": False, "dataset_test_split": "test"}
         defaults |= _ADAPTER_DEFAULTS if as_bool(raw.get("use_peft")) else {}
-    return defaults
+    return defaults | peft.defaults(raw.get(peft.WORD))
 
 
 TRL = OtherProgram(
@@ -52,7 +52,7 @@ TRL = OtherProgram(
     words={name: word for section in _SECTIONS.values() for name, word in section.items()},
     regroups=(
         trl_batches.batches, trl_batches.length, trl_batches.rhythm, trl_schedule.optimizer, trl_schedule.schedule, trl_script.model,
-        trl_script.adapters, trl_script.dataset, trl_script.rewards, trl_script.generation, trl_script.best, trl_script.machine,
+        peft.peft_config, trl_script.adapters, trl_script.dataset, trl_script.rewards, trl_script.generation, trl_script.best, trl_script.machine,
     ),
     defaults=_defaults,
     sections={title: tuple(section) for title, section in _SECTIONS.items()},

@@ -121,6 +121,10 @@ SCRIPT: dict[str, Word] = {
 """The arguments of `trl grpo`."""
 
 MODEL: dict[str, Word] = {
+    "peft_config": Translated(
+        ("train_type", "num_layers", "rank", "lora_alpha", "use_rslora", "dropout", "lora_keys", "modules_to_save"),
+        "A mapping of LoraConfig's words, below. Another peft_type is refused with the nearest that exists.",
+    ),
     "use_peft": Translated(("train_type", "num_layers"), "true is lora on all layers, false is full."),
     "use_dora": Translated(("train_type",), "true is dora.", is_switch=True),
     **renamed(lora_r="rank", lora_dropout="dropout", lora_modules_to_save="modules_to_save"),

@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from backend.spec import places
 from backend.spec.faults import Fault, Mistake
 from backend.spec.rewards.user_code import CodeFile, code_files, read_code
+from backend.spec.run_lock import LOCK_VARIABLE
 from backend.spec.trust_record import TrustRecord
 
 
@@ -114,7 +114,7 @@ def require_allowed(settings: Mapping[str, Any], base: Path | None = None, *, al
     """
     if allow:
         return allow_named(settings, base)
-    if places.LOCK_VARIABLE in os.environ:
+    if LOCK_VARIABLE in os.environ:
         return None  # this process goes on with a run that it has begun itself (`backend.cli.restart`)
     unknown = [each for each in AllowedCode().missing(settings, base) if not each.changed]
     if unknown:

@@ -72,8 +72,12 @@ def peft_folder(text: str) -> Path | None:
 
 def imported_folder(folder: Path) -> Path:
     """Where an adapter of peft goes when it is imported and no other place is named: beside it. Raises Mistake inside Hugging Face's cache,
-    where a folder beside it would be taken for a newer revision."""
+    where a folder beside it would be taken for a newer revision, and for the root of a disk, which has nothing beside it."""
     folder = folder.resolve()
+    if not folder.name:
+        raise Mistake(
+            "output", f"{shown(folder, PATH)} is the root of a disk, with no place beside it; name one with --output."
+        )
     if folder.is_relative_to(hub_cache().resolve()):
         sentence = f"{shown(folder, PATH)} lies in Hugging Face's cache; copy it, or name another place with --output."
         raise Mistake("output", sentence)

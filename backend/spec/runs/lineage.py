@@ -1,4 +1,4 @@
-"""Where a cloned run comes from: parent.json in its folder, and from it the ancestors and children of any run."""
+"""Where a cloned run comes from: parent.json in its folder, and by it the children of any run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from backend.spec.places import RunFolder
 from backend.spec.user_input.documents import read_json
 from backend.spec.user_input.numbers import whole_number
 from backend.spec.user_input.paths import user_path
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.text import about_path, shown
 from backend.spec.whole_file import replace_file
 
 
@@ -50,27 +50,15 @@ def read_parent(run: RunFolder) -> Parent | None:
         name = str(user_path(str(kept["run"]), "run"))
         return Parent(name, path, whole_number(kept["step"], "step"), bool(kept["warm"]), changed)
     except (ValueError, TypeError, KeyError, AttributeError, Mistake):
-        sentence = f"{shown(run.parent)} is damaged, so the run {shown(run.name, 40)} does not tell its parent."
+        sentence = about_path(
+            run.parent, f" does not tell the parent of the run {shown(run.name, 40)}; mend or delete it."
+        )
         raise Mistake("run", sentence) from None
 
 
 def write_parent(run: RunFolder, parent: Parent) -> None:
     """Raises DiskFault."""
     replace_file(run.parent, json.dumps(parent.to_dict(), ensure_ascii=False, indent=1) + "\n")
-
-
-def ancestors(run: RunFolder) -> list[Parent]:
-    """The parent, its parent and so on; ends at a run that is no clone, that is gone, or whose parent.json cannot be read."""
-    found: list[Parent] = []
-    seen = {run.path}
-    folder: RunFolder | None = run
-    while folder is not None and (parent := _parent_or_none(folder)) is not None:
-        found.append(parent)
-        folder = parent.folder_beside(folder)
-        if folder is not None and folder.path in seen:  # files edited by hand
-            break
-        seen.update([folder.path] if folder else [])
-    return found
 
 
 def children(run: RunFolder, runs: Iterable[RunFolder]) -> list[RunFolder]:

@@ -23,7 +23,7 @@ from backend.spec.places import RunFolder
 from backend.spec.private_files import make_private_folder
 from backend.spec.user_input.documents import read_json
 from backend.spec.user_input.paths import is_folder_name
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.text import about_path, shown
 from backend.spec.whole_file import replace_file
 
 FILE, LOCK, RUNNER_LOCK, LOG = "queue.json", "queue.lock", "queue-runner.lock", "queue.log"
@@ -198,12 +198,7 @@ class QueueFile:
         """What the file lists, without a look at the folders."""
         if not os.path.lexists(self.path):
             return Queue()
-        try:
-            raw = read_json(self.path, "queue")
-        except Mistake as mistake:
-            raise Mistake(
-                "queue", f"{mistake.faults[0].sentence} Mend or delete it; the runs keep their folders."
-            ) from None
+        raw = read_json(self.path, "queue", advice="mend or delete it, the runs keep their folders")
         content = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
         names, starting, diaries = content.get("runs"), content.get("starting"), content.get("diaries", {})
         flags = [content.get(key, False) for key in ("paused", "pause_after_failure")]
@@ -228,7 +223,7 @@ class QueueFile:
     def _broken(self, why: str) -> Mistake:
         return Mistake(
             "queue",
-            f"The queue in {shown(self.path)} cannot be read ({why}). Mend or delete that file; the runs in it keep their folders.",
+            about_path(self.path, f" is no queue ({why}); mend or delete it, the runs keep their folders."),
         )
 
     def _make_folder(self) -> None:

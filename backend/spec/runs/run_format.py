@@ -7,7 +7,6 @@ older program would misread a run; a program touches no run of a version newer t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +15,7 @@ from backend.spec.diary_ends import first_and_last_events
 from backend.spec.events import VERSION
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.regular_file import read_regular
+from backend.spec.user_input.documents import read_json
 
 RUN_FORMAT = VERSION
 """That of the diary's lines."""
@@ -44,8 +43,8 @@ def _versions(run: RunFolder) -> Iterator[int]:
 def _json(path: Path) -> dict[str, Any]:
     """The object in a file; empty where there is none: what is damaged is told where it is needed."""
     try:
-        content = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError):
+        content = read_json(path, "run")
+    except Mistake:
         return {}
     return cast("dict[str, Any]", content) if isinstance(content, dict) else {}
 

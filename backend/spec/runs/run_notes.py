@@ -16,7 +16,7 @@ from typing import Any, cast
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.user_input.documents import read_json
-from backend.spec.user_input.text import shown, visible
+from backend.spec.user_input.text import about_path, visible
 from backend.spec.whole_file import replace_file
 
 
@@ -57,9 +57,9 @@ def tags_in(text: str) -> tuple[str, ...]:
 def _content(run: RunFolder) -> dict[str, Any]:
     if not os.path.lexists(run.about):
         return {}
-    content = read_json(run.about, "about")
+    content = read_json(run.about, "about", advice="mend or delete it")
     if not isinstance(content, dict):
-        raise Mistake("about", f"{shown(run.about)} does not hold the notes of a run; mend or delete it.")
+        raise Mistake("about", about_path(run.about, " does not hold the notes of a run; mend or delete it."))
     return cast("dict[str, Any]", content)
 
 
@@ -69,7 +69,7 @@ def _notes(content: dict[str, Any], run: RunFolder) -> RunNotes:
         known["tags"] = tuple(known["tags"])
     wrong = [name for name, value in known.items() if type(value) is not type(getattr(RunNotes(), name))]
     if wrong:
-        raise Mistake("about", f"{shown(run.about)} has a value for {wrong[0]} that is none; mend or delete it.")
+        raise Mistake("about", about_path(run.about, f" has a value for {wrong[0]} that is none; mend or delete it."))
     return RunNotes(**{name: _visible(value) for name, value in known.items()})
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from backend.spec.config import SETTINGS
 from backend.spec.events import METRICS
 from backend.spec.faults import Mistake
+from backend.spec.metric_names import EVALUATION, our_name
 from backend.spec.other_programs.translation import NAMES
 from backend.spec.rewards.catalog import nearest
 from backend.spec.runs.run_fields import FIELDS, HELD_OUT, field_of
@@ -102,7 +103,9 @@ def _key(name: str, sign: str, metrics: Collection[str]) -> str:
     """The key of a field, setting or metric as it was typed. `loss:dapo` is the kind of loss, `loss>0.1` the metric."""
     lower = name.lower()
     is_metric = lower in metrics and sign in _COMPARISONS
-    for key in (lower, name) if is_metric else (SHORT_NAMES.get(lower, ""), lower, name):
+    ours = our_name(name)  # a metric may have TRL's name
+    ours = HELD_OUT + ours.removeprefix(EVALUATION) if ours.startswith(EVALUATION) else ours
+    for key in (lower, name, ours) if is_metric else (SHORT_NAMES.get(lower, ""), lower, name, ours):
         if key in FIELDS or key in SETTINGS or key in metrics or (key.startswith(HELD_OUT) and key != HELD_OUT):
             return key
     near = nearest(lower, [*FIELDS, *SHORT_NAMES, *SETTINGS, *metrics])

@@ -19,14 +19,17 @@ from backend.spec.config import SETTINGS, Config, load, parse, problems
 from backend.spec.diary_ends import first_and_last_events
 from backend.spec.faults import Fault, Mistake
 from backend.spec.other_programs.translation import translate
+from backend.spec.own_updates import OF_THE_RATE
 from backend.spec.places import RunFolder
 from backend.spec.runs.changeable import AT_RESUME, STAGE_KEYS, STEERABLE
+from backend.spec.settings.optimizer import OWN
 from backend.spec.stages import faults_in_course, first_step, scoring_of, stage_at, stage_data, stage_settings
 from backend.spec.user_input.documents import read_json
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.text import about_path, shown
 from backend.spec.whole_file import replace_file
 
 VERSION = 1
+_ADVICE = "mend or delete it (the run then goes on without its changes)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,9 @@ def _faults_in_course(config: Config, new: Config, changes: Mapping[str, Any], d
         yield Fault(
             "iters", f"Iterations must be at least {done}, which are done when the change holds, not {new.iters}."
         )
+    if config.lr_schedule == OWN and (of_rate := next((key for key in OF_THE_RATE if key in changes), None)):
+        sentence = "The learning rate of this run is a program's schedule, which no setting changes; a new run may have another."
+        yield Fault(of_rate, sentence)
     if "reward_weights" in changes and config.stages:
         yield Fault("reward_weights", "The stages of this run have their own weights; clone the run to change them.")
     yield from faults_in_course(config.model_dump(), new.model_dump())
@@ -127,16 +133,17 @@ def read_changes(run: RunFolder) -> list[Change]:
     the run cannot be repeated."""
     if not os.path.lexists(run.changes):
         return []
-    kept = read_json(run.changes, "run")
+    kept = read_json(run.changes, "run", advice=_ADVICE)
     try:
         changes = [Change.from_dict(entry) for entry in kept["changes"]]
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise Mistake("run", f"{shown(run.changes)} is damaged: it does not hold a list of changes.") from None
+        raise Mistake("run", about_path(run.changes, f" does not hold a list of changes; {_ADVICE}.")) from None
     # No trainer writes another key. One from somebody else could name other weights, rows or reward files than config.yaml does.
     strange = next((key for change in changes for key in change.settings if key not in (*STEERABLE, *AT_RESUME)), None)
     if strange is not None:
         raise Mistake(
-            "run", f"{shown(run.changes)} is damaged: {shown(strange, 40)} is no setting that changes during a run."
+            "run",
+            about_path(run.changes, f" has {shown(strange, 30)}, which never changes during a run; {_ADVICE}."),
         )
     return changes
 

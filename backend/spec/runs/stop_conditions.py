@@ -10,30 +10,19 @@ from __future__ import annotations
 import difflib
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from backend.spec.events import METRICS
-from backend.spec.rewards.catalog import metric_name
+from backend.spec.metric_names import EVALUATION, known_metrics, our_name
 from backend.spec.user_input.text import shown
 
 WINDOW = 5
 """Steps whose mean is compared."""
-EVALUATION = "eval/"
-"""Before the name of a metric of held-out prompts."""
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le,
 }  # fmt: skip
 _CONDITION = re.compile(r"^\s*([^\s<>=]+)\s*(>=|<=|>|<)\s*(\S+)\s*$")
-
-OCCASIONAL_METRICS = (
-    *("epoch", "grad_clipped", "time/save", "dynamic_sampling/prompts", "waiting_share"),
-    *("sampling/logp_gap/mean", "sampling/logp_gap/max"),
-    *("sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"),
-    *(f"sampling/importance_sampling_ratio/{kind}" for kind in ("min", "mean", "max")),
-)
-"""Metrics that not every step of every run has, beside `METRICS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +53,14 @@ def parse_condition(text: str) -> StopCondition:
     return StopCondition(match[1], match[2], limit)
 
 
+def with_our_name(text: str) -> str:
+    """A condition with its metric under the name that it has here; text that is none as it is."""
+    match = _CONDITION.match(text)
+    if match is None or our_name(match[1]) == match[1]:
+        return text
+    return f"{our_name(match[1])} {match[2]} {match[3]}"
+
+
 def condition_fault(text: str, rewards: Sequence[str], may_log_metrics: bool, sets: Sequence[str] = ()) -> str:
     """Why a condition cannot be used, or "". `rewards`: the run's reward functions as the settings name them; `sets`: its named
     evaluation sets, whose metrics are eval/<name>/….
@@ -89,9 +86,3 @@ def metric_fault(metric: str, rewards: Sequence[str], may_log_metrics: bool, set
         return ""
     prefix = EVALUATION if metric != bare else ""
     return f"There is no metric {shown(metric, 60)}." + (f" Did you mean {prefix}{near[0]}?" if near else "")
-
-
-def known_metrics(rewards: Iterable[str]) -> list[str]:
-    """The metrics of a run with these reward functions, its own logged ones left out."""
-    of_rewards = [f"rewards/{metric_name(name)}/{kind}" for name in rewards for kind in ("mean", "std")]
-    return [*METRICS, *OCCASIONAL_METRICS, *of_rewards]

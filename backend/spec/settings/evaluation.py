@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel
+from typing import Annotated
 
+from pydantic import AfterValidator, BaseModel
+
+from backend.spec.metric_names import our_name
+from backend.spec.runs.stop_conditions import with_our_name
 from backend.spec.setting import setting
 from backend.spec.settings.headings import BEST, MEMORY, REPORTS
 from backend.spec.settings.limits import MOST_COMPLETIONS, NEVER
@@ -23,12 +27,12 @@ class EvaluationFields(BaseModel):
                                           "Batches count batches of this size. Empty means as many as in a step.", ge=1, le=MOST_COMPLETIONS,
                                           unit="prompts", advanced=True, group=REPORTS)
     save_every: int = setting(100, "training", "Save", "How often a checkpoint is written.", ge=1, le=NEVER, unit="steps", group=REPORTS)
-    stop_when: list[str] = setting([], "training", "Stop when", "Ends the run once one of these is met, as finished: a metric, a sign and a "
+    stop_when: list[Annotated[str, AfterValidator(with_our_name)]] = setting([], "training", "Stop when", "Ends the run once one of these is met, as finished: a metric, a sign and a "
                                    "number, such as kl > 0.8 or reward >= 2.5. The mean of the last five steps is compared; with eval/ "
                                    "before it, a metric of the newest evaluation.", advanced=True, group=BEST)
     save_only_model: bool = setting(False, "training", "Save weights only", "Checkpoints without the optimizer's state: a third of the size with "
                                     "Adam, but a resumed run begins with a new optimizer, so it goes on a little differently.", advanced=True, group=REPORTS)
-    best_metric: str = setting("", "training", "Best metric", "The metric that makes a checkpoint the best, and that Early stopping follows: eval/ "
+    best_metric: Annotated[str, AfterValidator(our_name)] = setting("", "training", "Best metric", "The metric that makes a checkpoint the best, and that Early stopping follows: eval/ "
                                "and a metric of held-out prompts, or a metric of the steps, averaged between two checkpoints. Empty means the "
                                "reward, held-out where the run evaluates.", advanced=True, group=BEST)
     best_is_lowest: bool = setting(False, "training", "Lower is better", "Of Best metric, as for a loss or a length.", advanced=True, group=BEST)

@@ -11,6 +11,8 @@ from backend.spec.settings.limits import NEVER
 
 EIGHT_BIT = ("adamw", "adam", "lion", "muon")
 """Optimizers whose state may take 8 bits. A test holds it against those that the engine builds."""
+OWN = "own"
+"""Of `optimizer` and `lr_schedule`: an object of the program that calls `backend.train`, which alone can train with it."""
 _FALLING = (
     "cosine", "linear", "cosine_with_restarts", "polynomial", "exponential", "step", "warmup_stable_decay",
 )  # fmt: skip
@@ -30,8 +32,11 @@ class OptimizerFields(BaseModel):
                  ("adam", "Adam", ""), ("muon", "Muon", "Orthogonalised momentum for matrices."), ("sgd", "SGD", ""),
                  ("lion", "Lion", "Sign of the momentum; wants a smaller learning rate."),
                  ("adafactor", "Adafactor", "Little memory."), ("rmsprop", "RMSprop", ""), ("adagrad", "Adagrad", ""),
-                 ("adadelta", "AdaDelta", ""), ("adamax", "Adamax", "")], group=LEARNING,
+                 ("adadelta", "AdaDelta", ""), ("adamax", "Adamax", ""),
+                 (OWN, "Of a program", "An optimizer that a program passes to backend.train.", True)], group=LEARNING,
     )
+    own_optimizer: str = setting("", "training", "Optimizer of the program", "Class and numbers of the optimizer that a program passed to "
+                                 "backend.train, which writes this down.", advanced=True, when=("optimizer", (OWN,)), group=LEARNING)
     optimizer_bits: str = setting(
         "32", "training", "Optimizer state", "The precision of what the optimizer remembers of every weight that learns.",
         choices=[("32", "32-bit", "Exact. AdamW remembers twice the size of the weights that learn."),
@@ -66,8 +71,12 @@ class OptimizerFields(BaseModel):
                  ("exponential", "Exponential", "Falls by the same factor at every update, to the final rate."),
                  ("step", "Step", "Falls to the final rate in equal factors, at equal distances."),
                  ("inverse_sqrt", "Inverse square root", "Falls as one over the root of the updates, whatever the length of the run."),
-                 ("warmup_stable_decay", "Warm-up, stable, decay", "Warms up, stays, and falls along a cosine at the end of the run.")], group=LEARNING,
+                 ("warmup_stable_decay", "Warm-up, stable, decay", "Warms up, stays, and falls along a cosine at the end of the run."),
+                 (OWN, "Of a program", "A function of the update that a program passes to backend.train.", True)], group=LEARNING,
     )
+    own_schedule: str = setting("", "training", "Schedule of the program", "Name and rates of the schedule that a program passed to "
+                                "backend.train, which writes this down. Learning Rate has no effect then.", advanced=True,
+                                when=("lr_schedule", (OWN,)), group=LEARNING)
     lr_warmup_steps: int = setting(40, "training", "Warm-up", "Updates over which the rate rises to its peak.", ge=0, le=NEVER,
                                    unit="updates", when=_RISES, group=LEARNING)
     lr_warmup_ratio: float | None = setting(None, "training", "Warm-up ratio", "Warm-up as a share of the run's updates, in place of their "

@@ -25,6 +25,7 @@ import yaml
 
 from backend.spec.config import SETTINGS, beside, dump, problems, read, valid_value
 from backend.spec.faults import Fault, Mistake
+from backend.spec.metric_names import EVALUATION, our_name
 from backend.spec.other_programs.translation import translate
 from backend.spec.rewards.catalog import nearest
 from backend.spec.sweeps.sweep import ROUND_STEPS, Configuration, Halving, Member, SweepPlan
@@ -87,7 +88,9 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
     numbers, number_faults = _numbers(raw, search)
     halving, halving_fault = _halving(raw.get("halving", "off"))
     metric = raw.get("metric", "reward")
-    if not isinstance(metric, str) or not metric:
+    # Under the name that evaluations have it by in the diary: TRL's is taken too.
+    metric = our_name(metric).removeprefix(EVALUATION) if isinstance(metric, str) else ""
+    if not metric:
         faults.append(Fault("metric", "The metric must be the name of a held-out metric, such as reward."))
     name = raw.get("name", "sweep")
     if not isinstance(name, str) or not name or set(name) & set('/\\:\n\t"') or name.startswith("."):
@@ -97,7 +100,7 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
         raise Mistake(faults)
     configurations = _configurations(over, search, numbers["trials"], numbers["search_seed"])
     plan = SweepPlan(
-        str(name), base, search, over, tuple(numbers["seeds"]), configurations, halving, str(metric),
+        str(name), base, search, over, tuple(numbers["seeds"]), configurations, halving, metric,
         numbers["trials"], numbers["search_seed"], numbers["round_steps"],
     )  # fmt: skip
     _check_plan(plan)

@@ -34,7 +34,7 @@ from backend.spec.sweeps.sweep_file import dump_sweep, load_sweep
 from backend.spec.user_input.documents import read_json
 from backend.spec.user_input.files import is_file
 from backend.spec.user_input.paths import is_folder_name, user_path
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.text import about_path
 from backend.spec.whole_file import replace_file
 
 RunState = Literal["waiting", "training", "given up", "finished", "stopped", "failed"]
@@ -271,18 +271,21 @@ def write_results(folder: SweepFolder, results: SweepResults) -> None:
     replace_file(folder.results, json.dumps(results.to_dict(), ensure_ascii=False, indent=1) + "\n")
 
 
+_ADVICE = "mend or delete it, and resume the sweep"
+
+
 def read_results(folder: SweepFolder) -> SweepResults | None:
     """The results as last written; None where there are none. Raises Mistake for a damaged file."""
     if not os.path.lexists(folder.results):
         return None
-    raw = read_json(folder.results, "sweep")
+    raw = read_json(folder.results, "sweep", advice=_ADVICE)
     try:
         results = _RESULTS.validate_python(raw)
     except ValidationError:
         results = None
     names = [run.run for each in results.configurations for run in each.runs] if results is not None else []
     if not names or not all(map(is_folder_name, names)):
-        raise Mistake("sweep", f"The results of the sweep, {shown(folder.results)}, are damaged.")
+        raise Mistake("sweep", about_path(folder.results, f" holds no results of a sweep; {_ADVICE}."))
     return results
 
 

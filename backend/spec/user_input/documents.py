@@ -15,7 +15,7 @@ import yaml
 from backend.spec.faults import Mistake
 from backend.spec.user_input.files import TEXT_LIMIT, read_text
 from backend.spec.user_input.paths import is_text
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.text import about_path, shown
 
 YAML_LIMIT = 2**20
 """Characters of a YAML document, aliases written out; bytes of a YAML file."""
@@ -25,6 +25,8 @@ DEPTH = 50
 """Levels of lists and mappings, far below Python's recursion limit."""
 NUMBER_LENGTH = 400
 """Characters of a number in YAML; no float has more than 309 digits before its point."""
+_WHY = 60
+"""Characters of a reason."""
 _NUMBERS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
 _MERGE = "tag:yaml.org,2002:merge"
 
@@ -34,7 +36,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 def read_yaml(path: Path, setting: str) -> Any:
     """The content of a YAML file. Raises Mistake that names the file."""
-    return parse_yaml(read_text(path, setting, YAML_LIMIT), shown(path), setting)
+    return parse_yaml(read_text(path, setting, YAML_LIMIT), str(path), setting)
 
 
 def parse_yaml(text: str, what: str, setting: str) -> Any:
@@ -51,7 +53,7 @@ def parse_yaml(text: str, what: str, setting: str) -> Any:
         where, why = "", getattr(error, "reason", None) or "it cannot be parsed"
     except (ValueError, OverflowError) as error:  # a date such as 2026-13-45, a float written with colons
         where, why = "", str(error).strip().partition("\n")[0]
-    raise Mistake(setting, f"{what} is not valid YAML{where}: {shown(why or 'it cannot be parsed')}.")
+    raise Mistake(setting, about_path(what, f" is not valid YAML{where}: {shown(why or 'it cannot be parsed')}."))
 
 
 class _Refused(yaml.MarkedYAMLError):
@@ -134,12 +136,13 @@ _Loader.add_constructor("tag:yaml.org,2002:value", yaml.SafeLoader.construct_yam
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_json(path: Path, setting: str, limit: int = TEXT_LIMIT) -> Any:
-    """The content of a JSON file of at most `limit` bytes. Raises Mistake that names the file."""
-    return parse_json(read_text(path, setting, limit), shown(path), setting)
+def read_json(path: Path, setting: str, limit: int = TEXT_LIMIT, *, advice: str = "") -> Any:
+    """The content of a JSON file of at most `limit` bytes. Raises Mistake that names the file; `advice` ends its sentence about a content
+    that is no JSON, as in “mend or delete it”."""
+    return parse_json(read_text(path, setting, limit), str(path), setting, advice=advice)
 
 
-def parse_json(text: str, what: str, setting: str) -> Any:
+def parse_json(text: str, what: str, setting: str, *, advice: str = "") -> Any:
     """The content of a JSON text. Raises Mistake; `what` names the text in its sentence. NaN and Infinity are refused, as JSON has
     none, and so are a whole number of more digits than Python reads (4,300) and more than DEPTH levels."""
     try:
@@ -155,7 +158,8 @@ def parse_json(text: str, what: str, setting: str) -> Any:
         where, why = "", str(error) if isinstance(error, _NoNumber) else "a whole number has more than 4,300 digits"
     else:
         return value
-    raise Mistake(setting, f"{what} is not valid JSON{where}: {shown(why)}.")
+    ending = f"; {advice}." if advice else "."
+    raise Mistake(setting, about_path(what, f" is not valid JSON{where}: {shown(why, _WHY)}{ending}"))
 
 
 class _NoNumber(ValueError):

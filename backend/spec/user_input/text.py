@@ -12,6 +12,8 @@ SHOWN = 80
 """Characters of a value in a sentence: two values and their sentence stay below 200."""
 PATH_SHOWN = 120
 """Characters of a path, which people look for and copy."""
+SENTENCE = 200
+"""Characters of a sentence about what a user supplied."""
 _NESTED = 3
 """Levels of lists and mappings that are written out."""
 _DIGITS = 40
@@ -76,6 +78,11 @@ def cut_in_the_middle(line: str, limit: int) -> str:
         return line
     head = limit // 3
     return f"{line[:head]}…{line[head + 1 - limit :]}"
+
+
+def about_path(path: object, rest: str) -> str:
+    """A sentence that begins with a path, which is cut in its middle where the sentence would be longer than SENTENCE."""
+    return cut_in_the_middle(one_line(str(path)), min(PATH_SHOWN, SENTENCE - len(rest))) + rest
 
 
 def _text(value: object, room: int) -> str:

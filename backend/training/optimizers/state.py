@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 from mlx.optimizers import Optimizer
-from mlx.utils import tree_flatten, tree_map_with_path
+from mlx.utils import tree_flatten
 
 
 def state_arrays(optimizer: Optimizer) -> dict[str, mx.array]:
@@ -23,7 +25,17 @@ def restore(optimizer: Optimizer, arrays: dict[str, mx.array]) -> None:
         ours, theirs = (_described(state.get(name)) for state in (expected, arrays))
         if ours != theirs:
             raise ValueError(f"The optimizer's state {name!r} is {theirs} in the checkpoint and {ours} here.")
-    optimizer.state.update(tree_map_with_path(lambda name, _: arrays[name], optimizer.state))
+    _fill(optimizer.state, "", arrays)
+
+
+def _fill(state: Any, path: str, arrays: dict[str, mx.array]) -> None:
+    """Put arrays into a state's own dicts and lists: the state of an optimizer made of several is another dict at every look."""
+    for key, value in list(state.items() if isinstance(state, dict) else enumerate(state)):
+        name = f"{path}{key}"
+        if isinstance(value, dict | list):
+            _fill(value, f"{name}.", arrays)
+        elif name in arrays:
+            state[key] = arrays[name]
 
 
 def _described(array: mx.array | None) -> str:

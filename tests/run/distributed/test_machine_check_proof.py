@@ -4,53 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.fake_hosts import FakeHosts
+from tests.support.network_cable import NetworkCable, needs_namespaces, network_cable
 
-NEEDED = ("ip", "tc")
-pytestmark = [
-    pytest.mark.proof,
-    pytest.mark.skipif(
-        sys.platform != "linux" or os.geteuid() != 0 or not all(map(shutil.which, NEEDED)),
-        reason="needs root, ip and tc",
-    ),
-]
-ONE, TWO = "10.77.0.1", "10.77.0.2"
-
-
-def system(line: str) -> None:
-    subprocess.run(line.split(), check=True, capture_output=True)
-
-
-@pytest.fixture
-def cable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeHosts, Path, str, str]]:
-    """(hosts, hosts file, namespace of this machine, of mac-b), joined by a veth pair."""
-    here, there = f"grpo-a{os.getpid()}", f"grpo-b{os.getpid()}"
-    hosts = FakeHosts(tmp_path, monkeypatch)
-    hosts.add("mac-b", namespace=there)
-    file = tmp_path / "hosts.json"
-    file.write_text(json.dumps([{"ssh": "mac-a", "ips": [ONE]}, {"ssh": "mac-b", "ips": [TWO]}]))
-    try:
-        for name in (here, there):
-            system(f"ip netns add {name}")
-            system(f"ip -n {name} link set lo up")
-        system(f"ip -n {here} link add grpo0 type veth peer name grpo0 netns {there}")
-        for name, address in ((here, ONE), (there, TWO)):
-            system(f"ip -n {name} addr add {address}/24 dev grpo0")
-            system(f"ip -n {name} link set grpo0 up")
-        yield hosts, file, here, there
-    finally:
-        for name in (here, there):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+pytestmark = [pytest.mark.proof, needs_namespaces]
 
 
 def check(namespace: str, file: Path) -> tuple[dict[str, Any], float]:
@@ -63,15 +28,26 @@ def check(namespace: str, file: Path) -> tuple[dict[str, Any], float]:
     return json.loads(done.stdout.splitlines()[-1]), time.monotonic() - began
 
 
-def test_a_cable_a_slow_one_and_none(cable: tuple[FakeHosts, Path, str, str]):
-    hosts, file, here, there = cable
-    report, seconds = check(here, file)
+def test_a_cable_a_slow_one_and_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "hosts.json"
+    with network_cable(77) as cable:
+        hosts = FakeHosts(tmp_path, monkeypatch)
+        hosts.add("mac-b", namespace=cable.there)
+        addresses = {"mac-a": cable.address_here, "mac-b": cable.address_there}
+        file.write_text(json.dumps([{"ssh": name, "ips": [address]} for name, address in addresses.items()]))
+        check_cable(cable, file)
+        assert not hosts.processes()
+
+
+def check_cable(cable: NetworkCable, file: Path) -> None:
+    """The check of the two hosts of `file`: as they are, then over a slow cable, then over one that is cut."""
+    report, seconds = check(cable.here, file)
     print(f"veth: {report['link']} in {seconds:.1f} s")
     assert report["link"]["bytes_per_second"] > 5e7 and not report["findings"]
 
     # 1 MB/s one way: a sum waits for the slower direction, and the two are told apart.
-    system(f"tc -n {there} qdisc add dev grpo0 root tbf rate 8mbit burst 32kb latency 400ms")
-    report, seconds = check(here, file)
+    cable.slow("8mbit", cable.there)
+    report, seconds = check(cable.here, file)
     print(f"1 MB/s from mac-b: {report['link']} in {seconds:.1f} s")
     rates = {(of, to): rate for of, to, rate in report["link"]["neighbours"]}
     assert 0.3e6 < report["link"]["bytes_per_second"] < 1.3e6
@@ -79,10 +55,9 @@ def test_a_cable_a_slow_one_and_none(cable: tuple[FakeHosts, Path, str, str]):
     assert [finding["level"] for finding in report["findings"]][:1] == ["warn"]
 
     # Cut: ssh still answers here, so the sum itself has to give up.
-    system(f"ip -n {there} link set grpo0 down")
-    report, seconds = check(here, file)
+    cable.cut()
+    report, seconds = check(cable.here, file)
     print(f"cut: {report['findings']} in {seconds:.1f} s")
     assert report["link"] is None and seconds < 60
     assert [finding["level"] for finding in report["findings"]] == ["refuse"]
     assert "could not sum over ring" in report["findings"][0]["sentence"]
-    assert not hosts.processes()

@@ -53,7 +53,7 @@ def test_the_cost_of_a_step_adds_up() -> None:
     assert cost.gathers_s == pytest.approx((2 * 2 + 4) * 0.03)
     assert cost.groups_s == pytest.approx(0.6 + 0.02)
     assert cost.total_s == pytest.approx(cost.sums_s + cost.gathers_s + cost.groups_s)
-    assert traffic.sent_by_leader == 2 * 1_500_000 + 300_000
+    assert traffic.sent_by_rank == 2 * 1_500_000
     halved = network_cost(replace(traffic, gradient=500_000), NetworkLink(0.01, 1e6))
     assert cost.sums_s - halved.sums_s == pytest.approx(2 * 6 * 0.125)
 

@@ -18,6 +18,7 @@ from backend.models.export.original.row_trace import Rows, by_original, trace
 from backend.models.export.original.trained_rows import TrainedRows, trained_rows
 from backend.models.export.trained_weights import TrainedWeights
 from backend.spec.faults import Mistake
+from backend.spec.user_input.own_files import own_file
 
 COPIED = (
     *KEPT_FILES,
@@ -48,7 +49,7 @@ def write_merged(trained: TrainedWeights, original: OriginalFiles, to: Path, don
         write_safetensors(to / file, {name: arrays.pop(name) for name in tensors}, count, metadata={"format": "pt"})
     for pattern in COPIED:
         for file in original.folder.glob(pattern):
-            shutil.copyfile(file, to / file.name)
+            shutil.copyfile(own_file(file, original.folder, "model"), to / file.name)
 
 
 def merged_arrays(trained: TrainedWeights, original: OriginalFiles) -> dict[str, mx.array]:

@@ -30,6 +30,7 @@ from backend.spec.distributed.machine_report import COPY_LIMIT, RESERVE
 from backend.spec.faults import Mistake
 from backend.spec.places import local_folder, repo_cache
 from backend.spec.user_input.files import is_folder
+from backend.spec.user_input.own_files import own_file
 from backend.spec.user_input.paths import is_folder_name, user_path
 from backend.spec.user_input.text import shown
 from backend.spec.whole_file import replace_file
@@ -54,6 +55,8 @@ def copy_model(model: str, host: Host, label: str, report: Callable[[float], Non
         raise Mistake("model", f"The model {shown(model)} is not on this machine, so it cannot be copied to {label}.")
     if total > COPY_LIMIT:
         raise Mistake("model", f"The model {shown(model)} is larger than the {COPY_LIMIT:,} bytes that are copied.")
+    for file in files:
+        own_file(folder / file.name, folder, "model")
     files.sort(key=lambda file: file.name == "config.json")
     process = subprocess.Popen(
         ssh_command(host, rank_program(host, RECEIVE), rank_environment(host)),

@@ -7,7 +7,8 @@ import os
 from backend.spec.diary_ends import first_and_last_events
 from backend.spec.events import ENDINGS, Diary
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, hold_lock
+from backend.spec.places import RunFolder
+from backend.spec.run_lock import hold_lock
 
 
 def write_late_ending(run: RunFolder, kind: str, sentence: str) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from keyword import iskeyword
 from pathlib import Path
 
 from backend.rewards.registry import REWARD_REGISTRY, RewardCallable
@@ -17,10 +18,13 @@ from backend.spec.faults import Mistake
 from backend.spec.places import resources
 from backend.spec.rewards.catalog import locate_reward_file, metric_name, reward_call
 from backend.spec.rewards.user_code import code_files, read_code
+from backend.spec.user_input.files import read_text
+from backend.spec.user_input.own_files import own_file, own_files
 from backend.spec.user_input.text import shown
 
 SCRIPTS = ("train.py", "dataset.py", "reward_calls.py")
 USER_CODE = "user_code"
+_SETTING = "reward_functions_file"
 _FOR_USERS = ("register_reward_function", "register_map_function", "get_reward_function", "RewardCallable")
 """What a user's file may import of `backend.rewards`."""
 
@@ -36,20 +40,27 @@ def our_code(config: Config) -> dict[str, str]:
     uses += [Use(call.__module__, call.__name__) for call in _shipped(config)]
     uses += [Use(f"{PACKAGE}.rewards", name) for name in _FOR_USERS]
     for path in code_files(config.model_dump()):
-        own = list(_imports(path.read_text(encoding="utf-8")))
+        own = _imports_of_user(path)
         try:
             carried_code(own)
         except LookupError as error:
             sentence = f"{path.name} imports of GRPO Studio what a folder for TRL cannot carry: {error}."
-            raise Mistake("reward_functions_file", shown(sentence, 200)) from None
+            raise Mistake(_SETTING, shown(sentence, 200)) from None
         uses += own
     return carried_code(uses)
 
 
-def _imports(source: str) -> Iterator[Use]:
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield from imported(node)
+def _imports(source: str) -> list[Use]:
+    statements = (node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Import, ast.ImportFrom)))
+    return [use for node in statements for use in imported(node)]
+
+
+def _imports_of_user(path: Path) -> list[Use]:
+    """Raises Mistake for a file that is no Python."""
+    try:
+        return _imports(read_text(path, _SETTING))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Mistake(_SETTING, f"{shown(path, 90)} is no Python: {shown(error, 60)}.") from None
 
 
 def _shipped(config: Config) -> list[RewardCallable]:
@@ -67,7 +78,8 @@ def reward_names(config: Config) -> dict[str, str]:
     names: dict[str, str] = {}
     for entry in config.reward_functions:
         plain = re.sub(r"\W", "_", metric_name(entry), flags=re.ASCII)
-        plain = f"reward_{plain}" if not plain.isidentifier() or plain == "FUNCTIONS" else plain
+        is_taken = plain == "FUNCTIONS" or iskeyword(plain)
+        plain = f"reward_{plain}" if is_taken or not plain.isidentifier() else plain
         taken = sum(name.rstrip("_") == plain for name in names.values())
         names[metric_name(entry)] = plain + "_" * taken
     return names
@@ -116,26 +128,23 @@ def _with_file(entry: str, portable: Callable[[str], str]) -> str:
 
 
 def _copy(path: Path, home: Path) -> None:
-    """A file, and the modules and packages beside it that it imports, and so on."""
+    """A file, and the modules and packages beside it that it imports, and so on. Raises Mistake for one that is a link out of its folder."""
     if (home / path.name).exists():
         return
-    shutil.copyfile(path, home / path.name)
+    shutil.copyfile(own_file(path, path.parent, _SETTING), home / path.name)
     for name in read_code(path).beside:
         module, package = path.parent / f"{name}.py", path.parent / name
         if module.is_file():
             _copy(module, home)
         elif not (home / name).exists() and module_path(name) is None:
-            copy_folder(package, home / name)
+            copy_folder(package, home / name, _SETTING)
 
 
-def copy_folder(source: Path, target: Path) -> None:
-    """Copy the files of a folder, and of those in it, but for hidden ones and caches. Raises the first OSError as it is, which
-    `shutil.copytree` does not."""
+def copy_folder(source: Path, target: Path, setting: str) -> None:
+    """Copy the files of a folder, and of those in it, but for hidden ones and caches. Raises Mistake on `setting` for a link that leads out
+    of it, and the first OSError as it is, which `shutil.copytree` does not."""
     target.mkdir()
-    for path in source.iterdir():
-        if path.name.startswith(".") or path.name == "__pycache__":
-            continue
-        if path.is_dir():
-            copy_folder(path, target / path.name)
-        else:
-            shutil.copyfile(path, target / path.name)
+    for path in own_files(source, setting, but=("__pycache__",)):
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)

@@ -29,6 +29,8 @@ from backend.spec.disk_faults import disk_errors_of
 from backend.spec.faults import Mistake
 from backend.spec.other_programs.into_trl.exported import TrlSettings, into_trl, trl_yaml
 from backend.spec.other_programs.into_trl.writing import LeftOut
+from backend.spec.settings.optimizer import OWN
+from backend.spec.user_input.own_files import own_file
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown
 
@@ -115,7 +117,7 @@ def _check(target: Path, overwrite: bool) -> None:
 def _write(config: Config, model: TrlModel, name: str, new: Path, tell: Tell) -> TrlSettings:
     if model.copied_from is not None:
         tell("Copying the model.")
-        copy_folder(model.copied_from, new / COPY)
+        copy_folder(model.copied_from, new / COPY, "model")
     rows, sets = write_rows(config, new, tell)
     portable = _with_tokenizer(copy_user_code(config, new), new)
     code = our_code(config)
@@ -144,7 +146,7 @@ def _with_tokenizer(config: Config, new: Path) -> Config:
     kept = [file for file in folder.iterdir() if file.is_file() and not file.name.endswith(".safetensors")]
     (new / "tokenizer").mkdir()
     for file in kept:
-        shutil.copyfile(file, new / "tokenizer" / file.name)
+        shutil.copyfile(own_file(file, folder, "tokenizer"), new / "tokenizer" / file.name)
     return config.model_copy(update={"tokenizer": "tokenizer"})
 
 
@@ -163,4 +165,6 @@ def folder_words(settings: TrlSettings, config: Config, model: TrlModel) -> dict
 def _settings_text(config: Config, rows: dict[str, Any], sets: dict[str, Any]) -> str:
     """settings.json: every setting but those that are paths of this machine, and where the rows are."""
     values = {key: value for key, value in config.model_dump().items() if key not in _OF_THIS_MACHINE}
+    if config.lr_schedule == OWN:  # which train.py cannot follow
+        values["lr_schedule"] = "constant"
     return json.dumps({"settings": values, "rows": rows, "evaluation_sets": sets}, ensure_ascii=False, indent=1) + "\n"

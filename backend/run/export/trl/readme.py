@@ -32,7 +32,7 @@ def readme(
     """The text. `files`: the names at the top of the folder."""
     listed = [f"| `{file}` | {about} |" for file, about in FILES.items() if file in set(files)]
     carried = [f"| `{setting}` | {how} |" for setting, how in by_files.items()]
-    left = [f"| `{row.setting}: {row.shown}` | {row.instead} |" for row in left_out]
+    left = [f"| `{row.setting}: {_in_code(row.shown)}` | {row.instead} |" for row in left_out]
     parts = [
         f"# {name}, for TRL\n\nWritten by GRPO Studio. It trains on CUDA machines with TRL {requirements.trl} and needs nothing of GRPO Studio.\n",
         _RUN.format(install=requirements.install_line),
@@ -45,6 +45,11 @@ def readme(
         _DIFFERENT,
     ]  # fmt: skip
     return "\n".join(part for part in parts if part)
+
+
+def _in_code(text: str) -> str:
+    """A value between grave accents in a table, which it can leave neither by one of its own nor by a column's border."""
+    return text.replace("`", "'").replace("|", "\\|")
 
 
 _RUN = """\

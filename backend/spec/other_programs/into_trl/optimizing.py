@@ -11,6 +11,7 @@ from typing import Any
 from backend.spec.learning_rate import final_rate, warmup_updates
 from backend.spec.other_programs.into_trl.writing import TrlWriting
 from backend.spec.other_programs.trl_schedule import OPTIMIZERS
+from backend.spec.settings.optimizer import OWN
 
 WRITTEN_AS = {
     ("adamw", ""): "adamw_torch", ("adamw", "8"): "adamw_bnb_8bit", ("lion", ""): "lion_32bit", ("lion", "8"): "lion_8bit",
@@ -58,6 +59,9 @@ def _schedule(to: TrlWriting) -> tuple[str, dict[str, Any]]:
     """(transformers' name, its options), the nearest where it has no such curve."""
     config = to.config
     name, final = config.lr_schedule, final_rate(config.learning_rate, config.lr_final)
+    if name == OWN:
+        to.leave("lr_schedule", "constant, at the learning rate as it is set")
+        return "constant", {}
     if name == "constant":
         return ("constant_with_warmup" if config.lr_warmup_ratio else "constant"), {}
     if name in ("constant_with_warmup", "inverse_sqrt"):

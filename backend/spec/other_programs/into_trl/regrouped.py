@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from backend.spec.adapters import adapter_scale
+from backend.spec.metric_names import EVALUATION, transformers_name
 from backend.spec.other_programs.into_trl.writing import TrlWriting
 from backend.spec.settings.limits import NEVER
 
@@ -56,8 +57,9 @@ def rhythm(to: TrlWriting) -> None:
 def best(to: TrlWriting) -> None:
     """The checkpoint that is the best. After `rhythm`."""
     config = to.config
-    if config.best_metric.startswith("eval/"):
-        to.put(metric_for_best_model=f"eval_{config.best_metric.removeprefix('eval/')}")
+    if config.best_metric.startswith(EVALUATION):
+        name = transformers_name(config.best_metric, config.eval_data, config.scale_rewards)
+        to.put(metric_for_best_model=name)
     elif config.best_metric:
         to.leave("best_metric", "TRL compares checkpoints by a metric of evaluations alone: by the held-out reward")
     if config.best_is_lowest:

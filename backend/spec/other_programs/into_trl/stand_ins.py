@@ -47,6 +47,8 @@ NOTHING_STANDS_IN: dict[str, str] = {
     "reward_weight_schedule": "the weights stay as they begin",
     "reward_weights_final": "the weights stay as they begin",
     "stages": "the settings outside of the stages hold for the whole run, whose length is iters",
+    "own_optimizer": "AdamW; an object of a program is in no file",
+    "own_schedule": "the learning rate as it is set; an object of a program is in no file",
     "stop_when": "the run goes on to its end",
     "reward_timeout": "TRL waits for a reward function as long as it takes",
 }

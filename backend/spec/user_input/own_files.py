@@ -1,0 +1,50 @@
+"""Files of a folder that may be somebody else's, where they are copied to another place: into an export, to another machine.
+
+A link in it could lead to any file of this machine, which would be carried along unseen.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from backend.spec.faults import Mistake
+from backend.spec.places import hub_cache
+from backend.spec.user_input.text import shown
+
+
+def own_file(path: Path, folder: Path, setting: str) -> Path:
+    """`path`, a file of `folder` or of a folder in it. Raises Mistake on `setting` for a link that leads out of the folder.
+
+    In Hugging Face's cache a snapshot's files are links to the `blobs` beside the folder of snapshots, and other programs' folders of
+    models have links into that cache: what lies there was downloaded.
+    """
+    home, target = folder.resolve(), path.resolve()
+    blobs = home.parent.parent / "blobs"
+    is_snapshot = home.parent.name == "snapshots" and not blobs.is_symlink()
+    is_downloaded = target.is_relative_to(hub_cache().resolve()) or (is_snapshot and target.parent == blobs)
+    if target.is_relative_to(home) or is_downloaded:
+        return path
+    raise Mistake(
+        setting, f"{shown(path, 100)} is a link that leads out of its folder; put what it leads to in its place."
+    )
+
+
+def own_files(folder: Path, setting: str, *, but: tuple[str, ...] = ()) -> list[Path]:
+    """The files of a folder and of the folders in it, by name; hidden ones, and what is called as in `but`, left out.
+
+    Raises Mistake on `setting` for a link that `own_file` refuses and for any to a folder, which may have no end; OSError for a folder that
+    cannot be read.
+    """
+    found: list[Path] = []
+    for parent, folders, names in os.walk(folder, onerror=_raise):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in but)
+        if link := next((path for name in folders if (path := Path(parent, name)).is_symlink()), None):
+            raise Mistake(setting, f"{shown(link, 100)} is a link to a folder; put the folder in its place.")
+        kept = sorted(name for name in names if not name.startswith(".") and name not in but)
+        found += (own_file(Path(parent, name), folder, setting) for name in kept)
+    return found
+
+
+def _raise(error: OSError) -> None:
+    raise error

@@ -1,0 +1,196 @@
+"""Folders of somebody else whose files go to another place, an export or another machine: no link in them brings a file of the user's along."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from backend.models.export.model_files import kept_files
+from backend.models.peft.settings import _matching
+from backend.run.distributed.check.model_copy import copy_model
+from backend.run.export.trl.folder import export_trl
+from backend.run.export.trl.readme import readme
+from backend.run.export.trl.requirements import Requirements
+from backend.run.preflight import preflight
+from backend.spec.config import parse
+from backend.spec.distributed.hosts_file import Host
+from backend.spec.faults import Mistake
+from backend.spec.other_programs.into_trl.writing import LeftOut
+from backend.spec.places import hub_cache
+from backend.spec.runs.adapter_source import find_adapter
+from backend.spec.user_input.own_files import own_file, own_files
+from tests.support import small_run
+
+SECRET = "KEY = 'a secret of the user'\n"
+REWARD = """
+import helper, parts
+from backend.rewards import register_reward_function
+
+@register_reward_function("class")
+def scored(prompts, completions, answer, types=None):
+    return [0.5] * len(completions)
+"""
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    file = tmp_path / "home" / ".env"
+    file.parent.mkdir()
+    file.write_text(SECRET)
+    return file
+
+
+@pytest.fixture
+def exported(models: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Exports settings for TRL with a reward file that imports helper.py and the package parts from beside it."""
+    theirs = tmp_path / "theirs"
+    (theirs / "parts").mkdir(parents=True)
+    (theirs / "parts" / "__init__.py").write_text("")
+    (theirs / "helper.py").write_text("")
+    (theirs / "theirs.py").write_text(REWARD)
+
+    def export(**settings: object) -> Path:
+        own = {
+            "reward_functions_file": str(theirs / "theirs.py"),
+            "reward_functions": ["class"],
+            "reward_weights": [1.0],
+        }
+        raw = small_run.settings_for(models, data=str(models / "rows.jsonl"), **own, **settings)
+        return export_trl(parse(raw), "for-trl", tmp_path, overwrite=True).path
+
+    return export
+
+
+def texts_below(folder: Path) -> str:
+    return "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("place", ["helper.py", "parts/inside.py", "parts/folder"])
+def test_no_link_beside_a_reward_file_is_carried_into_an_export(
+    place: str, exported: Callable[..., Path], secret: Path, tmp_path: Path
+) -> None:
+    folder = exported()
+    assert (folder / "user_code" / "parts" / "__init__.py").is_file()
+    compile((folder / "rewards.py").read_text(), "rewards.py", "exec")  # `class` is no name there
+    link = tmp_path / "theirs" / place
+    link.unlink(missing_ok=True)
+    link.symlink_to(secret.parent if place.endswith("folder") else secret)
+    with pytest.raises(Mistake, match="is a link") as refused:
+        exported()
+    assert link.name in refused.value.faults[0].sentence and len(refused.value.faults[0].sentence) <= 200
+    assert "a secret" not in texts_below(folder), "the folder that was there stays as it was"
+
+
+def test_a_reward_file_that_is_no_python_is_a_sentence(exported: Callable[..., Path], tmp_path: Path) -> None:
+    file = tmp_path / "theirs" / "theirs.py"
+    for content in (b"def f(:\n", b"x = '\xff'\n", b"a = 1\x00", b"(" * 5_000):
+        file.write_bytes(content)
+        with pytest.raises(Mistake, match=r"theirs\.py") as refused:
+            exported()
+        assert refused.value.faults[0].setting == "reward_functions_file"
+
+
+def test_a_value_leaves_no_cell_of_the_readme() -> None:
+    left = [LeftOut("best_metric", "`| <img src=x> |`", "nothing")]
+    text = readme("theirs", Requirements(("trl",)), [], {}, left)
+    (row,) = (line for line in text.splitlines() if "<img" in line)
+    assert row.count("`") == 2 and row.replace("\\|", "").count("|") == 3
+
+
+@pytest.fixture
+def linked_model(models: Path, tmp_path: Path, secret: Path) -> Path:
+    """A model whose vocabulary is a link to a file of the user's."""
+    folder = shutil.copytree(str(small_run.settings_for(models)["model"]), tmp_path / "model")
+    (folder / "vocab.txt").symlink_to(secret)
+    return folder
+
+
+def test_no_link_of_a_model_is_followed_into_an_export(
+    linked_model: Path, models: Path, exported: Callable[..., Path]
+) -> None:
+    with pytest.raises(Mistake, match=r"vocab\.txt is a link that leads out of its folder"):
+        kept_files(linked_model)
+    with pytest.raises(Mistake, match=r"vocab\.txt is a link"):
+        exported(model=str(linked_model))
+    raw = small_run.settings_for(models, model=str(linked_model), data=str(models / "rows.jsonl"))
+    for own, is_refused in (({"fuse": True}, True), ({"train_type": "full"}, True), ({"fuse": False}, False)):
+        try:
+            preflight(raw | own).scorer.close()
+        except Mistake as mistake:
+            assert is_refused and "vocab.txt is a link" in str(mistake), str(mistake)
+        else:
+            assert not is_refused, "a run would end without the model that it was to write"
+
+
+def test_no_link_of_a_model_is_followed_to_another_machine(linked_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")  # no ssh: nothing could be sent
+    with pytest.raises(Mistake, match=r"vocab\.txt is a link"):
+        copy_model(str(linked_model), Host("mac-b"), "mac-b", lambda _: None, lambda: None)
+
+
+def test_links_of_the_hubs_cache_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot's files lead to the blobs beside it, and other programs' folders of models into the cache."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert hub_cache() == tmp_path / "hub"
+    for repo in (tmp_path / "elsewhere" / "models--a--b", tmp_path / "hub" / "models--a--b"):
+        snapshot = repo / "snapshots" / "0123"
+        (repo / "blobs").mkdir(parents=True)
+        (repo / "blobs" / "beef").write_text("{}")
+        (snapshot / "inside").mkdir(parents=True)
+        (snapshot / "inside" / "tokenizer.json").symlink_to("../../../blobs/beef")
+        (snapshot / "tokenizer.json").symlink_to("../../blobs/beef")
+        assert own_files(snapshot, "model") == [snapshot / "tokenizer.json", snapshot / "inside" / "tokenizer.json"]
+    (tmp_path / "studio").mkdir()
+    (tmp_path / "studio" / "tokenizer.json").symlink_to(tmp_path / "hub" / "models--a--b" / "blobs" / "beef")
+    own_file(tmp_path / "studio" / "tokenizer.json", tmp_path / "studio", "model")
+    # What only looks like a cache has no blobs but its own.
+    false = tmp_path / "false" / "snapshots" / "0123"
+    false.mkdir(parents=True)
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "id").write_text(SECRET)
+    (tmp_path / "false" / "blobs").symlink_to(tmp_path / "keys")
+    (false / "vocab.txt").symlink_to("../../blobs/id")
+    with pytest.raises(Mistake, match="is a link"):
+        own_file(false / "vocab.txt", false, "model")
+
+
+ELSEWHERE = (
+    "https://somewhere.example/adapters",
+    "smb://somewhere.example/share",
+    "hf://owner/name",
+    "owner/name",
+    "//somewhere.example/x",
+)
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_an_adapter_is_never_fetched(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_socket(*_: object, **__: object) -> None:
+        raise AssertionError("a connection")
+
+    monkeypatch.setattr("socket.socket", no_socket)
+    with pytest.raises(Mistake, match="There is no adapter"):
+        find_adapter(name, tmp_path)
+
+
+def test_an_adapter_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "theirs" / "adapters.safetensors").symlink_to(tmp_path / "pipe")
+    with pytest.raises(Mistake, match="There is no adapter"):
+        find_adapter(str(tmp_path / "theirs"), tmp_path)
+
+
+def test_a_pattern_of_a_foreign_adapter_writes_out_no_billion_repetitions() -> None:
+    began = time.monotonic()
+    with pytest.raises(Mistake, match="cannot be used"):
+        _matching({"(.{1000000000})": 8}, "model.layers.0.self_attn.q_proj", 4)
+    with pytest.raises(Mistake, match="cannot be used"):
+        _matching({"((x{1000}){1000}){1000}": 8}, "model.layers.0.self_attn.q_proj", 4)
+    assert time.monotonic() - began < 5
+    assert _matching({r"layers\.\d{1,3}\.self_attn\.q_proj": 8}, "model.layers.0.self_attn.q_proj", 4) == 8
