@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import sample_machines
+from PySide6.QtWidgets import QApplication
 
 Wait = Callable[[Callable[[], Any]], None]
 """Process events until a condition holds. Raises TimeoutError."""
@@ -48,6 +49,7 @@ def live_scenes(window: Any, wait: Wait) -> Iterator[tuple[str, Any]]:
 def page_scenes(window: Any, wait: Wait, sick: Path, tokens: Path, runs: list[Path]) -> Iterator[str]:
     """States of pages, one after the other. `sick`: a run with findings; `tokens`: one with recorded tokens and a change of settings."""
     session = window.session
+    yield from settings_scenes(window)
     yield from machine_scenes(window)
     yield from _monitor_scenes(window, wait, sick, tokens)
     yield from _completion_scenes(window, wait)
@@ -65,6 +67,17 @@ def page_scenes(window: Any, wait: Wait, sick: Path, tokens: Path, runs: list[Pa
     page.compare()
     yield "compare"
     page._close_comparison()
+
+
+def settings_scenes(window: Any) -> Iterator[str]:
+    """The settings of training, all of them; the card is closed again afterwards."""
+    window.show_page("train")
+    page = window.pages["train"]
+    page.form.open_cards(["training"])
+    QApplication.processEvents()  # the card has its height only once it is laid out
+    page.form.scroll_to(page.form.fields["mask_prompt"])
+    yield "train-settings"
+    page.form.open_cards([])
 
 
 def machine_scenes(window: Any) -> Iterator[str]:

@@ -87,10 +87,9 @@ class RunsPage(QWidget):
         self.run_actions = RunActions(self.session, self.table.selected_runs, self)
         self.undo_bar = UndoBar()
         self._comparison: CompareView | None = None
-        self.search = QLineEdit()
+        self.search = QLineEdit(clearButtonEnabled=True)
         self.search.setPlaceholderText("Search: lr>1e-5 tag:math state:failed")
         self.search.setToolTip(f"<p>{HINT}</p>")
-        self.search.setClearButtonEnabled(True)
         self.search.setAccessibleName("Search the runs")
         self.search.setAccessibleDescription(HINT)
         self.search_line = label(role="muted", wrap=True)

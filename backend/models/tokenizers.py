@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from backend.models.mlx_lm_import import import_mlx_lm
 from backend.models.model_folder import check_kinds
 from backend.models.template_probe import check_template
 from backend.spec.faults import Mistake
@@ -17,6 +18,7 @@ NO_CODE = {"trust_remote_code": False}
 def load_tokenizer(folder: Path, setting: str = "model", eos_token_ids: Any = None) -> Any:
     """The tokenizer in a model's folder, through mlx-lm, without the model; `eos_token_ids` as config.json has them. Raises Mistake on
     `setting`."""
+    import_mlx_lm()
     from mlx_lm.utils import load_tokenizer as load
 
     check_kinds(folder, setting)

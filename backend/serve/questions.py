@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from backend.models.mlx_lm_import import import_mlx_lm
 from backend.serve.question_call import QuestionCall
 
 Handler = Callable[[dict[str, Any], QuestionCall], Any]
@@ -28,6 +29,8 @@ class Question:
     """On a thread of its own: it may take minutes, and the pool must stay free for quick questions."""
 
     def handler(self) -> Handler:
+        if self.on_model_thread:
+            import_mlx_lm()  # a thread of the pool may be loading a tokenizer with it
         module, _, name = self.path.partition(":")
         return getattr(importlib.import_module(module), name)
 
