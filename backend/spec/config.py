@@ -41,7 +41,7 @@ from backend.spec.stages import validated_stages
 from backend.spec.user_input.documents import read_yaml
 from backend.spec.user_input.files import exists
 from backend.spec.user_input.paths import user_path
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.text import SENTENCE, shown
 from backend.spec.user_input.values import unusable
 
 SECTIONS: dict[str, str] = {
@@ -56,8 +56,6 @@ SECTIONS: dict[str, str] = {
 }
 """Section key → title, in reading order of the form."""
 
-LONGEST_SENTENCE = 200
-"""Characters of a fault's sentence."""
 LONGEST_LIST = 1_000
 """Entries of a setting that is a list."""
 
@@ -347,7 +345,7 @@ def _validated(about: Setting, value: Any) -> tuple[Any, str]:
             f"{about.label} cannot be {_quoted(value)}; it is one of ",
             f". Did you mean {near}?" if near else ".",
         )
-        return None, f"{begin}{shown(', '.join(known), LONGEST_SENTENCE - len(begin) - len(end))}{end}"
+        return None, f"{begin}{shown(', '.join(known), SENTENCE - len(begin) - len(end))}{end}"
     return value, ""
 
 

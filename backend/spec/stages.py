@@ -13,12 +13,11 @@ from backend.spec.checks import cross_setting_faults, reference_is_needed
 from backend.spec.faults import Fault
 from backend.spec.other_programs.translation import translate
 from backend.spec.runs.changeable import STAGE_DATA, STAGE_OWN, STAGE_SETTINGS
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.text import SENTENCE, shown
 
 Stages = Sequence[Mapping[str, Any]]
 Validate = Callable[[str, Any], tuple[Any, str]]
 """(key, value) → (the value as a run has it, "") or (None, why it cannot be)."""
-SENTENCE = 200
 
 
 # ── which stage, and its settings ────────────────────────────────────────────────────────────────────────────────────

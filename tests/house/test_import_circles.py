@@ -106,5 +106,5 @@ def test_a_package_imports_only_those_above_it_in_the_table_of_the_architecture(
         for other in others
         if places.get(other, -1) > places.get(home, 99)
     }
-    # Of `training/advantages.py` and `training/variety.py` alone, which are plain Python: see the rules in `test_rooms`.
-    assert below == {("backend.rewards", "backend.training"), ("backend.data", "backend.training")}
+    # Of `training/advantages.py` alone, which is plain Python: see the rules in `test_rooms`.
+    assert below == {("backend.rewards", "backend.training")}

@@ -21,7 +21,7 @@ from backend.spec.other_programs.rewriting import Raw, Rewriting, as_bool
 from backend.spec.other_programs.spellings import KEY_ALIASES
 from backend.spec.other_programs.trl import TRL
 from backend.spec.other_programs.words import OtherProgram, Refused, Translated, WithoutEffect, Word
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.text import about_value, shown
 
 PROGRAMS: tuple[OtherProgram, ...] = (TRL, MLX_LM_LORA, MLX_GRPO)
 _OWN_REGROUPS = (spellings.one_dataset, spellings.split_lists)
@@ -190,7 +190,8 @@ def _drop_words(to: Rewriting, words: Mapping[str, Word]) -> None:
             continue
         value = to.take(word)
         if isinstance(fate, Refused) and fate.asks(value):
-            to.refuse(word, f"{shown(word, 40)} ({_as_yaml(value)}) has no counterpart here. {fate.nearest}")
+            rest = f") has no counterpart here. {fate.nearest}"
+            to.refuse(word, about_value(f"{shown(word, 40)} (", _as_yaml(value), rest))
 
 
 def _as_yaml(value: Any) -> str:

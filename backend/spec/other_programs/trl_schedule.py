@@ -8,7 +8,7 @@ from typing import Any, cast
 from backend.spec.faults import Mistake
 from backend.spec.other_programs.rewriting import Rewriting, as_number
 from backend.spec.user_input.documents import parse_yaml
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.text import about_value, shown
 
 SCHEDULES = {
     **{name: name for name in ("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup")},
@@ -68,8 +68,10 @@ def schedule(to: Rewriting) -> None:
         return
     word, kind = "lr_scheduler_type", str(named).strip().lower().removeprefix("schedulertype.")
     if (ours := SCHEDULES.get(kind)) is None:
-        sentence = f"The schedule {shown(kind, 40)} of transformers is not built; one of {', '.join(sorted(set(SCHEDULES.values())))} is."
-        return to.refuse(word, sentence)
+        built = ", ".join(sorted(set(SCHEDULES.values())))
+        return to.refuse(
+            word, about_value("The schedule ", kind, f" of transformers is not built; one of {built} is.", 40)
+        )
     to.fill("lr_schedule", ours, word)
     if ours == "constant":
         return None

@@ -30,7 +30,7 @@ from backend.spec.other_programs.translation import translate
 from backend.spec.rewards.catalog import nearest
 from backend.spec.sweeps.sweep import ROUND_STEPS, Configuration, Halving, Member, SweepPlan
 from backend.spec.user_input.paths import user_path
-from backend.spec.user_input.text import cut_in_the_middle, shown
+from backend.spec.user_input.text import SENTENCE, cut_in_the_middle, shown
 from backend.spec.user_input.values import unusable
 
 KEYS = ("name", "base", "search", "over", "trials", "search_seed", "seeds", "halving", "metric", "round_steps")
@@ -44,8 +44,8 @@ FIXED = {
     "lm_studio_name": "one model can have the name",
 }
 """Settings that cannot vary, and why."""
-LABEL, SENTENCE = 50, 200
-"""Most characters of a configuration's label in a sentence, and of the sentence."""
+LABEL = 50
+"""Most characters of a configuration's label in a sentence."""
 MOST_RUNS = 500
 """Runs of one sweep."""
 DRAWS_PER_TRIAL = 200

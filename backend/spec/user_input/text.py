@@ -85,6 +85,11 @@ def about_path(path: object, rest: str) -> str:
     return cut_in_the_middle(one_line(str(path)), min(PATH_SHOWN, SENTENCE - len(rest))) + rest
 
 
+def about_value(before: str, value: object, after: str, most: int = SHOWN) -> str:
+    """A sentence with at most `most` characters of a value in its middle, and fewer where the sentence would be longer than SENTENCE."""
+    return f"{before}{shown(value, max(1, min(most, SENTENCE - len(before) - len(after))))}{after}"
+
+
 def _text(value: object, room: int) -> str:
     """The first `room` characters of `str(value)`, without writing out more of a large or deep value than that."""
     if isinstance(value, str):
