@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -231,32 +232,29 @@ def hold_out(splits: Splits, config: DatasetSettings) -> Splits:
     if count >= len(splits.train):
         raise Mistake("validation_split", f"Holding out {count} of {len(splits.train)} rows leaves none to train on.")
     rows = splits.train
-    held_out = sorted(_first_of_a_shuffle(len(rows), count, random.Random(f"hold-out {data_seed(config)}")))
-    is_held_out = bytearray(len(rows))
+    held_out = _drawn(len(rows), count, f"hold-out {data_seed(config)}")
+    stays = bytearray(b"\1") * len(rows)
     for i in held_out:
-        is_held_out[i] = True
-    remaining = [i for i, held in enumerate(is_held_out) if not held]
-    splits.valid, splits.train = _picked(rows, held_out), _picked(rows, remaining)
+        stays[i] = 0
+    if isinstance(rows, LazyRows):
+        splits.valid, splits.train = PickedRows(rows, held_out), PickedRows(rows, [*compress(range(len(rows)), stays)])
+    else:
+        splits.valid, splits.train = [rows[i] for i in held_out], [*compress(rows, stays)]
     return splits
 
 
-def _first_of_a_shuffle(size: int, count: int, dice: random.Random) -> list[int]:
-    """The first `count` of `dice.sample(range(size), size)`, in time and memory that grow with `count` alone.
-
-    Fisher and Yates's shuffle, whose list holds only the places where it differs from `range(size)`. `dice.sample(range(size), count)`
-    would draw other rows than the runs that exist were made with.
-    """
-    moved: dict[int, int] = {}
-    picked = []
-    for last in range(size - 1, size - 1 - count, -1):
-        place = dice.randrange(last + 1)
-        picked.append(moved.get(place, place))
-        moved[place] = moved.pop(last, last)
-    return picked
+MOST_SHUFFLED = 1_000_000
+"""Rows up to which they are shuffled in Python, which takes some seconds for ten million."""
 
 
-def _picked(rows: Rows, numbers: Sequence[int]) -> Rows:
-    return PickedRows(rows, numbers) if isinstance(rows, LazyRows) else [rows[i] for i in numbers]
+def _drawn(size: int, count: int, seed: str) -> list[int]:
+    """`count` different numbers below `size`, in order, the same ones for the same seed."""
+    if size <= MOST_SHUFFLED:
+        return sorted(random.Random(seed).sample(range(size), size)[:count])
+    import numpy as np
+
+    generator = np.random.default_rng(list(seed.encode()))
+    return np.sort(generator.choice(size, count, replace=False, shuffle=False)).tolist()
 
 
 def data_seed(config: DatasetSettings) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import random
 import subprocess
 import sys
 import threading
@@ -18,7 +17,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from backend.data.rows import _first_of_a_shuffle, check_columns, read_splits
+from backend.data import rows
+from backend.data.rows import check_columns, read_splits
 from backend.spec.command import backend_environment
 from backend.spec.config import Config, parse
 from backend.spec.faults import Mistake
@@ -69,22 +69,22 @@ def test_all_rows_of_a_single_file_are_train(tmp_path: Path, suffix: str) -> Non
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
 def test_a_folder_has_a_split_for_each_file(tmp_path: Path, suffix: str) -> None:
-    for name, rows in (("train", ROWS), ("validation", ROWS[:2]), ("test", ROWS[2:3]), ("readme", ROWS)):
-        write(tmp_path / f"{name}{suffix}", rows)
+    for name, content in (("train", ROWS), ("validation", ROWS[:2]), ("test", ROWS[2:3]), ("readme", ROWS)):
+        write(tmp_path / f"{name}{suffix}", content)
     splits = read_splits(settings(tmp_path))
     assert (splits.train, splits.valid, splits.test) == (ROWS, ROWS[:2], ROWS[2:3])
     assert splits.source["valid"] == str(tmp_path / f"validation{suffix}")
 
 
 def test_a_file_named_valid_comes_before_its_other_names(tmp_path: Path) -> None:
-    for name, rows in (("train", ROWS), ("dev", ROWS[:1]), ("valid", ROWS[:2]), ("val", ROWS[:3])):
-        write(tmp_path / f"{name}.jsonl", rows)
+    for name, content in (("train", ROWS), ("dev", ROWS[:1]), ("valid", ROWS[:2]), ("val", ROWS[:3])):
+        write(tmp_path / f"{name}.jsonl", content)
     assert len(read_splits(settings(tmp_path)).valid) == 2
 
 
 def test_splits_may_have_any_name(tmp_path: Path) -> None:
-    for name, rows in (("learn", ROWS), ("dev", ROWS[:1]), ("valid", ROWS[:2])):
-        write(tmp_path / f"{name}.jsonl", rows)
+    for name, content in (("learn", ROWS), ("dev", ROWS[:1]), ("valid", ROWS[:2])):
+        write(tmp_path / f"{name}.jsonl", content)
     splits = read_splits(settings(tmp_path, train_split="learn", valid_split="dev"))
     assert (splits.train, splits.valid, splits.test) == (ROWS, ROWS[:1], [])
 
@@ -158,13 +158,14 @@ def test_the_held_out_share_is_the_same_every_time(tmp_path: Path) -> None:
     assert setting == "validation_split" and "Holding out 50 of 50 rows" in sentence
 
 
-@pytest.mark.parametrize(("size", "count"), [(1, 0), (2, 1), (50, 7), (50, 50), (1000, 400)])
-def test_the_held_out_rows_are_the_first_of_a_shuffle_of_all(size: int, count: int) -> None:
-    """As runs that exist were made; drawn without the shuffle, which takes a quarter of a minute for thirty million rows."""
-    for seed in range(20):
-        shuffled = random.Random(seed).sample(range(size), size)
-        assert _first_of_a_shuffle(size, count, random.Random(seed)) == shuffled[:count]
-    assert len(_first_of_a_shuffle(10**12, 3, random.Random(0))) == 3
+def test_of_very_many_rows_the_held_out_share_is_drawn_without_a_shuffle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shuffling thirty million rows took a quarter of a minute."""
+    monkeypatch.setattr(rows, "MOST_SHUFFLED", 100)
+    for size, count in ((100, 30), (101, 30), (5000, 1), (5000, 4999)):
+        drawn, again, other = (rows._drawn(size, count, seed) for seed in ("a", "a", "b"))
+        assert drawn == again and len(set(drawn)) == count and drawn == sorted(drawn)
+        assert drawn[0] >= 0 and drawn[-1] < size and (drawn != other or count == 1)
+        assert all(type(number) is int for number in drawn)
 
 
 def test_nothing_is_held_out_beside_a_valid_split(tmp_path: Path) -> None:

@@ -302,6 +302,14 @@ def test_a_damaged_list_of_changes_is_told_and_left_alone(raw: dict[str, Any], r
     assert run.changes.read_text().endswith('"sett')
 
 
+def test_a_change_from_an_infinite_step_on_is_told(run: RunFolder) -> None:
+    """JSON may hold 1e999, which Python reads as infinity."""
+    run.path.mkdir(parents=True)
+    run.changes.write_text('{"changes": [{"step": 1e999, "settings": {}}]}')
+    with pytest.raises(Mistake, match="does not hold a list of changes"):
+        read_changes(run)
+
+
 def test_a_new_change_is_never_before_a_recorded_one(raw: dict[str, Any], run: RunFolder) -> None:
     """After a resume from an older checkpoint the list holds a change of a step to come. One made now would be overridden by it."""
     run.path.mkdir(parents=True)

@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 
 from backend.spec.other_programs.rewriting import Rewriting, as_number, plain
-from backend.spec.settings.limits import NEVER
+from backend.spec.settings.limits import MOST_COMPLETIONS, NEVER
 from backend.spec.user_input.text import shown
 
 BATCH = ("per_device_train_batch_size", "per_gpu_train_batch_size")
 _TRL_BATCH, _OUR_GROUP, _TRL_LOGGING = 8, 4, 10
 """TRL's default batch in completions, our default group, TRL's default of logging_steps."""
+_MOST = MOST_COMPLETIONS**2
+"""Completions of an update: as many as Batch and Gradient accumulation allow together."""
 
 
 def batches(to: Rewriting) -> None:
@@ -49,11 +51,14 @@ def _fill_batches(to: Rewriting, word: str, size: int, accumulated: int, rollout
         sentence = f"steps_per_generation ({rollout:,}) must be a multiple of gradient_accumulation_steps ({accumulated:,}) here."
         return to.refuse("steps_per_generation", sentence)
     completions = size * accumulated
+    if completions > _MOST:
+        sentence = f"An update of {shown(size, 24)} × {shown(accumulated, 24)} completions is more than the {_MOST:,} that one may have here."
+        return to.refuse(word, sentence)
     prompts, rest = divmod(completions, group)
     if rest:
         sentence = f"An update of {size:,} × {accumulated:,} completions is not whole groups of {group:,}; make it a multiple of {group:,}."
         return to.refuse(word, sentence)
-    piece = max(part for part in range(1, max(1, size // group) + 1) if prompts % part == 0)
+    piece = _largest_divisor(prompts, max(1, size // group))
     to.fill("batch_size", piece, word)
     to.fill("gradient_accumulation_steps", prompts // piece, word)
     if rollout > accumulated:
@@ -61,6 +66,12 @@ def _fill_batches(to: Rewriting, word: str, size: int, accumulated: int, rollout
     noun = "prompt" if prompts == 1 else "prompts"
     to.remark(word, f"{size:,} × {accumulated:,} completions an update are {prompts:,} {noun} of {group:,}")
     return None
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is at most `most`. Tries the numbers up to its root."""
+    roots = range(1, math.isqrt(number) + 1)
+    return max(part for root in roots if number % root == 0 for part in (root, number // root) if part <= most)
 
 
 def length(to: Rewriting) -> None:

@@ -44,7 +44,11 @@ class Change:
         """The change that an entry of changes.json, or an event of the diary, tells. Raises KeyError, TypeError, ValueError or
         AttributeError for what tells none."""
         pairs = {str(key): (old, new) for key, (old, new) in entry["settings"].items()}
-        return cls(int(entry["step"]), pairs)
+        try:
+            step = int(entry["step"])
+        except OverflowError:  # 1e999 is read as infinity
+            raise ValueError("the step is no number") from None
+        return cls(step, pairs)
 
     def to_dict(self) -> dict[str, Any]:
         return {"step": self.step, "settings": {key: list(pair) for key, pair in self.settings.items()}}

@@ -132,6 +132,7 @@ def test_strategies(raw: dict[str, Any], ours: dict[str, Any]) -> None:
         ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "The schedule reduce_lr_on_plateau of transformers is not built"),
         ({"lr_scheduler_type": [{"adamw": "owner/"}, "null", 1000]}, "of transformers is not built"),
         ({"optim_target_modules": [[1] * 1000, 1_000_000]}, "has no counterpart here"),
+        ({"per_device_train_batch_size": 10**300, "num_generations": 2}, "completions is more than the 1,000,000,000,000"),
         ({"think_end_tag": [[1] * 1000]}, "has no counterpart here"),
         ({"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"odd": 1}}, "linear has no odd here"),
         ({"lr_scheduler_type": "linear", "lr_scheduler_kwargs": "odd"}, "must be a mapping of options, not odd"),
