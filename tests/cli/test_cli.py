@@ -301,14 +301,25 @@ def test_score_prints_scores_and_weighted_rewards(bench: Callable[..., list[obje
     assert run_ok(*bench("silent")).stdout == "–  silent –\n–  silent –\n"
 
 
-def test_scoring_imports_no_mlx(bench: Callable[..., list[object]]) -> None:
-    """Advantages once came from a module that imports mlx: 0.4 s of waiting for a result that takes milliseconds."""
+def test_scoring_and_refusing_import_no_mlx(bench: Callable[..., list[object]]) -> None:
+    """Advantages once came from a module that imports mlx: 0.4 s of waiting for a result that takes milliseconds. `check` once imported what
+    counts tokens before it opened the file."""
     arguments = list(map(str, bench("shout")))
-    code = f"import sys; from backend.__main__ import app; app()({arguments!r}, standalone_mode=False); print(*sys.modules)"
+    code = f"""
+import sys
+from contextlib import suppress
+from backend.__main__ import app
+verbs = app()
+verbs({arguments!r}, standalone_mode=False)
+with suppress(SystemExit):
+    verbs(["check", "/nowhere.yaml"], standalone_mode=False)
+print(*sys.modules)
+"""
     done = subprocess.run([sys.executable, "-c", code], env=backend_environment(), capture_output=True, text=True)
     *scores, modules = done.stdout.splitlines()
     assert scores == ["1  shout 1", "0  shout 0"], done.stderr
-    heavy = {"mlx", "mlx_lm", "numpy", "transformers", "datasets"}
+    assert "There is no file /nowhere.yaml" in done.stderr
+    heavy = {"mlx", "mlx_lm", "numpy", "transformers", "datasets", "huggingface_hub", "tokenizers"}
     assert not heavy & {name.split(".")[0] for name in modules.split()}
 
 
