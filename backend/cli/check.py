@@ -27,7 +27,6 @@ def check(
 
     Of a file for TRL, mlx-lm-lora or mlx-grpo, say what was made of each of its words.
     """
-    from backend.cli.prompt_report import report_lines
     from backend.spec.config import parse, read
     from backend.spec.other_programs.account import account
     from backend.spec.other_programs.translation import read_words
@@ -55,6 +54,8 @@ def check(
     for remark in unusual(parse(with_adapter(read(config)))):
         print(f"{remark.setting}: {remark.sentence}")
     if prompts:
+        from backend.cli.prompt_report import report_lines
+
         print(*report_lines(report), sep="\n")
     elif report["level"] == "poor":
         print(f"data: {report['verdict']}")
@@ -62,7 +63,6 @@ def check(
 
 def _checked(raw: Mapping[str, Any], *, with_lengths: bool) -> dict[str, Any]:
     """→ the report on the prompts of the training split. Raises Mistake with all faults of the settings and of what they point to."""
-    from backend.cli.prompt_report import prompt_report
     from backend.data.reading_progress import progress_told_to
     from backend.run import preflight
     from backend.spec.config import parse
@@ -70,6 +70,9 @@ def _checked(raw: Mapping[str, Any], *, with_lengths: bool) -> dict[str, Any]:
     with progress_told_to(lambda sentence: print(sentence, file=sys.stderr, flush=True)):
         inputs = preflight.preflight(raw)
     try:
+        # It imports what counts tokens, which a refusal does not wait for.
+        from backend.cli.prompt_report import prompt_report
+
         splits, config = inputs.splits, parse(raw)
         return prompt_report(splits.train, config, splits.source.get("train", config.data), with_lengths=with_lengths)
     finally:  # not before: a map function of streamed rows is called there

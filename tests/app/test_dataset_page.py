@@ -661,30 +661,30 @@ def test_it_fits_the_smallest_window(qtbot, page: DatasetPage, tmp_path: Path) -
         assert least.width() <= 880 - 56 and least.height() <= 600 - 110
 
 
-# ── a hundred thousand rows, with the real helper ────────────────────────────────────────────────────────────────────
+# ── tens of thousands of rows, with the real helper ──────────────────────────────────────────────────────────────────
 
 
-def test_a_hundred_thousand_rows_never_block_the_event_loop(qtbot, tmp_path: Path, model: Path, qapp) -> None:
+def test_tens_of_thousands_of_rows_never_block_the_event_loop(qtbot, tmp_path: Path, model: Path, qapp) -> None:
     theme.apply(qapp, "light")
     session = Session()
-    session.draft.update({"data": write_rows(tmp_path, 100_000), "model": str(model), **MAPPED})
+    session.draft.update({"data": write_rows(tmp_path, 40_000), "model": str(model), **MAPPED})
     page = DatasetPage(session)
     qtbot.addWidget(page)
     page.resize(1060, 700)
     probe = LatencyProbe(page)
     try:
         page.show()
-        qtbot.waitUntil(lambda: page.model.rowCount() == 100_000 and cells(page, 0)[2] != PLACEHOLDER, timeout=60_000)
+        qtbot.waitUntil(lambda: page.model.rowCount() == 40_000 and cells(page, 0)[2] != PLACEHOLDER, timeout=60_000)
         bar = page.table.verticalScrollBar()
         for index in range(0, bar.maximum(), bar.maximum() // 30):
             bar.setValue(index)
             qtbot.wait(5)
         bar.setValue(bar.maximum())
-        qtbot.waitUntil(lambda: cells(page, 99_999)[2] == "What is 99999 plus 99999?", timeout=30_000)
+        qtbot.waitUntil(lambda: cells(page, 39_999)[2] == "What is 39999 plus 39999?", timeout=30_000)
         qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1", timeout=60_000)
         qtbot.waitUntil(lambda: page.dataset.counts is not None and page.dataset.counts.has_tokens, timeout=60_000)
-        page.table.selectRow(99_999)
-        qtbot.waitUntil(lambda: page.detail.title.text() == "Row 100,000", timeout=30_000)
+        page.table.selectRow(39_999)
+        qtbot.waitUntil(lambda: page.detail.title.text() == "Row 40,000", timeout=30_000)
         page.hide()
         probe.check()
     finally:

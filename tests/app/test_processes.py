@@ -61,7 +61,7 @@ def started_by_a_window(folder: Path, death: int) -> dict:
         wait_for(folder / "about.json")
     finally:
         window.send_signal(death)
-        window.wait(10)
+        window.wait(60)
         window.stdout.close()
     return json.loads((folder / "about.json").read_text())
 

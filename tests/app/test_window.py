@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -13,6 +13,7 @@ import pytest
 from PySide6.QtCore import QMimeData, QObject, QPoint, QPointF, Qt, QUrl, Signal
 from PySide6.QtGui import QAction, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QFileOpenEvent, QImage
 from PySide6.QtWidgets import QApplication
+from typer.testing import CliRunner
 
 import app.__main__ as start
 from app import theme
@@ -28,6 +29,7 @@ from app.widgets.basic import file_dialogs
 from app.widgets.form.preset_panel import PresetPanel
 from app.widgets.runs.state_chip import STATE_LABELS, STATE_ROLES
 from app.window import FIRST_SIZE, FRAME, NARROW, Window
+from backend.__main__ import app as verbs
 from backend.spec import first_choices, places
 from backend.spec.places import RunFolder, make_run_folder
 from backend.spec.run_lock import hold_lock
@@ -582,13 +584,30 @@ def test_the_command_is_copied_from_the_menu(window: Window):
     assert QApplication.clipboard().text() == window.session.draft.command_text()
 
 
-def test_the_copied_command_runs_in_a_terminal_anywhere(session: Session, tmp_path: Path):
+def read_by_a_shell(command: str, folder: Path) -> tuple[int, str]:
+    """Exit code and stderr of the copied verb in this process, its words as a shell in `folder` reads them."""
+    words = subprocess.run(f"printf '%s\\0' {command}", shell=True, capture_output=True, text=True, cwd=folder).stdout
+    program, _, verb = words.removesuffix("\0").partition("\0backend\0")
+    assert (program.split("\0")[0], program.split("\0")[-1]) == (sys.executable, "-m")
+    result = CliRunner().invoke(verbs(), verb.split("\0"))
+    return result.exit_code, result.stderr
+
+
+def in_a_terminal(command: str, folder: Path) -> tuple[int, str]:
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=folder, timeout=120)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("run", [read_by_a_shell, pytest.param(in_a_terminal, marks=pytest.mark.proof)])
+def test_the_copied_command_runs_in_a_terminal_anywhere(
+    session: Session, tmp_path: Path, run: Callable[[str, Path], tuple[int, str]]
+):
     """Run does the same with a run folder of its own; here the form is one that `check` and `train` refuse alike."""
     session.draft.update({"model": str(tmp_path), "data": "/nowhere.jsonl"})
     session.draft.flush()
-    done = subprocess.run(session.draft.command_text(), shell=True, capture_output=True, text=True, cwd=tmp_path, timeout=120)  # fmt: skip
-    assert done.returncode == 2
-    assert next(fault.sentence for fault in session.draft.problems() if fault.setting == "model") in done.stderr
+    code, said = run(session.draft.command_text(), tmp_path)
+    assert code == 2
+    assert next(fault.sentence for fault in session.draft.problems() if fault.setting == "model") in said
 
 
 def test_two_windows_autosave_to_files_of_their_own(tmp_path: Path, qapp):

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from backend.__main__ import app
 from backend.cli.new_run import apply_changes, new_run
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.config import load, read
-from backend.spec.events import read_events
+from backend.spec.events import Diary, read_events
 from backend.spec.places import RunFolder, all_runs
 from backend.spec.rewards.catalog import DEFAULT_REWARDS
 from backend.spec.run_lock import hold_lock
@@ -301,14 +301,25 @@ def test_score_prints_scores_and_weighted_rewards(bench: Callable[..., list[obje
     assert run_ok(*bench("silent")).stdout == "–  silent –\n–  silent –\n"
 
 
-def test_scoring_imports_no_mlx(bench: Callable[..., list[object]]) -> None:
-    """Advantages once came from a module that imports mlx: 0.4 s of waiting for a result that takes milliseconds."""
+def test_scoring_and_refusing_import_no_mlx(bench: Callable[..., list[object]]) -> None:
+    """Advantages once came from a module that imports mlx: 0.4 s of waiting for a result that takes milliseconds. `check` once imported what
+    counts tokens before it opened the file."""
     arguments = list(map(str, bench("shout")))
-    code = f"import sys; from backend.__main__ import app; app()({arguments!r}, standalone_mode=False); print(*sys.modules)"
+    code = f"""
+import sys
+from contextlib import suppress
+from backend.__main__ import app
+verbs = app()
+verbs({arguments!r}, standalone_mode=False)
+with suppress(SystemExit):
+    verbs(["check", "/nowhere.yaml"], standalone_mode=False)
+print(*sys.modules)
+"""
     done = subprocess.run([sys.executable, "-c", code], env=backend_environment(), capture_output=True, text=True)
     *scores, modules = done.stdout.splitlines()
     assert scores == ["1  shout 1", "0  shout 0"], done.stderr
-    heavy = {"mlx", "mlx_lm", "numpy", "transformers", "datasets"}
+    assert "There is no file /nowhere.yaml" in done.stderr
+    heavy = {"mlx", "mlx_lm", "numpy", "transformers", "datasets", "huggingface_hub", "tokenizers"}
     assert not heavy & {name.split(".")[0] for name in modules.split()}
 
 
@@ -520,8 +531,23 @@ def test_a_folder_named_backend_in_the_working_directory_is_not_run(inputs: Path
 
 
 @contextmanager
-def training(file: Path) -> Iterator[subprocess.Popen[str]]:
-    """A real process that trains in the folder of `file` and has done its first step."""
+def held(file: Path) -> Iterator[Callable[[], None]]:
+    """The run of `file` as while a trainer is in its second step: locked, with a diary. Yields what the kill of that trainer does."""
+    run = RunFolder(file.parent)
+    handle = [hold_lock(run)]
+    diary = Diary(run.events)
+    diary.write("started", iterations=100_000)
+    diary.write("step", step=1, metrics={"reward": 0.5})
+    try:
+        yield lambda: os.close(handle.pop())
+    finally:
+        for each in handle:
+            os.close(each)
+
+
+@contextmanager
+def training(file: Path) -> Iterator[Callable[[], None]]:
+    """A real process that trains in the folder of `file` and has done its first step. Yields what kills it."""
     command = backend_command("train", "--run", str(file.parent), "--stream")
     child = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=backend_environment()
@@ -529,27 +555,35 @@ def training(file: Path) -> Iterator[subprocess.Popen[str]]:
     try:
         assert child.stdout
         assert any('"kind": "step"' in line for line in child.stdout), child.communicate()
-        yield child
+
+        def kill() -> None:
+            assert child.poll() is None
+            child.send_signal(signal.SIGKILL)
+            child.wait(10)
+
+        yield kill
     finally:
         child.kill()
         child.communicate()
 
 
-def test_a_live_run_refuses_a_second_writer_and_a_killed_one_is_listed_as_crashed(inputs: Path, runs: Path) -> None:
+@pytest.mark.parametrize("trainer", [held, pytest.param(training, marks=pytest.mark.proof)])
+def test_a_live_run_refuses_a_second_writer_and_a_killed_one_is_listed_as_crashed(
+    inputs: Path, runs: Path, trainer: Callable[[Path], AbstractContextManager[Callable[[], None]]]
+) -> None:
     file = config(inputs, runs / "live", iters=100_000)
 
     def state() -> str:
         return json.loads(run_ok("runs", "--json").stdout)[0]["state"]
 
-    with training(file) as child:
+    with trainer(file) as kill:
         assert state() == "running"
         result = call("resume", "live")
         assert result.exit_code == 2
         assert "The run live is being trained by another process; stop that one first." in result.stderr
         assert "has a diary already" in refused("train", "--run", file.parent)
-        assert state() == "running" and child.poll() is None
-        child.send_signal(signal.SIGKILL)
-        child.wait(10)
+        assert state() == "running"
+        kill()
         assert state() == "crashed"
     events = list(read_events(file.parent / "events.jsonl"))
     assert [event["seq"] for event in events] == list(range(len(events))), "the second one wrote nothing"

@@ -46,7 +46,7 @@ PLACES = [
 @pytest.mark.parametrize(
     ("after", "K", "N", "R", "dtype"),
     [
-        (adapter.NOTHING, 96, 1030, 24, mx.bfloat16),
+        pytest.param(adapter.NOTHING, 96, 1030, 24, mx.bfloat16, marks=pytest.mark.proof),
         pytest.param(adapter.NOTHING, 100, 64, 3, mx.float32, marks=pytest.mark.proof),
         (adapter.GATE, 64, 2060, 16, mx.float16),
     ],
@@ -67,7 +67,9 @@ def adapter_arrays(K: int, N: int, R: int, dtype: mx.Dtype) -> list[mx.array]:
 
 @pytest.mark.parametrize("on_metal", PLACES)
 @pytest.mark.parametrize(
-    ("stream", "dtype"), [(mx.float32, mx.bfloat16), (mx.float16, mx.float16)], ids=str
+    ("stream", "dtype"),
+    [(mx.float32, mx.bfloat16), pytest.param(mx.float16, mx.float16, marks=pytest.mark.proof)],
+    ids=str,
 )  # before the first sum the stream is as the model makes it
 def test_an_adapter_added_to_the_residual_stream(
     stream: mx.Dtype, dtype: mx.Dtype, on_metal: bool, tmp_path: Path
@@ -89,7 +91,11 @@ def test_an_adapter_added_to_the_residual_stream(
 @pytest.mark.parametrize("on_metal", PLACES)
 @pytest.mark.parametrize(
     ("shape", "has_norms", "dtype"),
-    [(Heads(4, 2, 128), True, mx.bfloat16), (Heads(3, 1, 80), False, mx.float16), (Heads(2, 2, 64), True, mx.float32)],
+    [
+        pytest.param(Heads(4, 2, 128), True, mx.bfloat16, marks=pytest.mark.proof),
+        pytest.param(Heads(3, 1, 80), False, mx.float16, marks=pytest.mark.proof),
+        (Heads(2, 2, 64), True, mx.float32),
+    ],
 )
 def test_heads(shape: Heads, has_norms: bool, dtype: mx.Dtype, on_metal: bool, tmp_path: Path) -> None:
     qkv = mx.random.normal((3, shape.all * shape.size), key=mx.random.key(0)).astype(dtype)

@@ -191,7 +191,7 @@ def test_the_estimate_is_within_15_percent_of_the_measured_peak(case: Case, tmp_
     assert estimated.rollout.total == pytest.approx(sampled, rel=0.15)
 
 
-@pytest.mark.parametrize("updates", [1, 2])
+@pytest.mark.parametrize("updates", [pytest.param(1, marks=pytest.mark.proof), 2])
 def test_what_several_machines_keep_of_a_steps_beginning_is_counted(updates: int, tmp_path: Path) -> None:
     """AdamW's moments and the weights, as they were: 12 bytes a weight that are not freed while the step learns."""
     settings = FULL | {"num_iterations": updates, "hosts": "hosts.json"}

@@ -43,8 +43,8 @@ TWO: dict[str, Any] = {"rank": [2, 4]}
 def base(folder: Path, **changes: Any) -> dict[str, Any]:
     """Settings in which every kind of state is in use: moments, dropout, a reference, held-out evaluations, checkpoints."""
     whole = {
-        "iters": 6, "batch_size": 2, "group_size": 4, "num_iterations": 2, "beta": 0.05, "epsilon": 1e-3, "dropout": 0.1,
-        "lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 0.0, "save_every": 4, "steps_per_eval": 2, "validation_split": 0.25,
+        "iters": 4, "batch_size": 2, "group_size": 4, "num_iterations": 2, "beta": 0.05, "epsilon": 1e-3, "dropout": 0.1,
+        "lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 0.0, "save_every": 3, "steps_per_eval": 2, "validation_split": 0.25,
         "max_completion_length": 4,
     }  # fmt: skip
     return small_run.settings_for(folder, **whole | small_run.low_half(folder) | changes)
@@ -113,7 +113,7 @@ def assert_same(swept: RunFolder, alone: RunFolder) -> None:
     ],
 )
 def test_four_runs_in_turns_equal_four_alone(changes: dict[str, Any], tmp_path: Path) -> None:
-    settings = base(tmp_path, iters=4, save_every=3, **changes)
+    settings = base(tmp_path, **changes)
     if "quantization" in changes:  # groups of 64 weights
         settings["model"] = str(tiny_model(tmp_path / "wide", hidden=64))
     plan, folder = sweep_of(tmp_path, FOUR, base=settings)
@@ -163,7 +163,9 @@ def test_one_base_is_in_memory_however_many_runs_there_are(changes: dict[str, An
 def test_runs_on_several_bases_take_their_turns_one_base_after_the_other(tmp_path: Path) -> None:
     """With halving, so that the runs of the first base are parked while those of the second reach the rung."""
     over = {"train_type": ["full", "lora"], "learning_rate": [1e-4, 1e-3]}
-    plan, folder = sweep_of(tmp_path, over, base=base(tmp_path, dropout=0.0), halving={"first_rung": 4, "keep": 0.7})
+    plan, folder = sweep_of(
+        tmp_path, over, base=base(tmp_path, iters=6, dropout=0.0), halving={"first_rung": 4, "keep": 0.7}
+    )
     assert [len(group) for group in plan.groups()] == [1, 1, 2]
     ending, results = train(plan, folder)
     assert ending.exit_code == 0, ending.sentence
@@ -183,7 +185,8 @@ def test_runs_on_several_bases_take_their_turns_one_base_after_the_other(tmp_pat
 @pytest.mark.usefixtures("without_compiler")
 def test_halving_gives_up_the_runs_of_the_weaker_configurations(tmp_path: Path) -> None:
     over = {"learning_rate": [1e-6, 1e-2, 1e-3, 1e-5]}
-    plan, folder = sweep_of(tmp_path, over, seeds=[0, 1], halving={"first_rung": 2, "keep": 0.5})
+    settings = base(tmp_path, iters=6)
+    plan, folder = sweep_of(tmp_path, over, base=settings, seeds=[0, 1], halving={"first_rung": 2, "keep": 0.5})
     told: list[str] = []
     ending, results = train(plan, folder, echo=lambda results: told.append(results.state))
     assert ending.exit_code == 0, ending.sentence
@@ -260,7 +263,7 @@ def test_a_run_that_fails_costs_its_configuration_the_sweep_and_nothing_else(tmp
 
 @pytest.mark.usefixtures("without_compiler")
 def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
-    halving = {"first_rung": 4, "keep": 0.5}
+    halving = {"first_rung": 2, "keep": 0.5}
     plan, folder = sweep_of(tmp_path, TWO, halving=halving)
     stopped, results = train(plan, folder, echo=_stop_after(folder, 3))
     assert stopped.kind == "stopped" and stopped.exit_code == 3 and results.state == "stopped"
@@ -334,7 +337,7 @@ def test_a_gpu_error_of_one_run_restarts_the_sweep(tmp_path: Path) -> None:
     plan, folder = sweep_of(tmp_path, {"learning_rate": [1e-3, 1e-2]})
     try:
         with pytest.MonkeyPatch.context() as monkeypatch:
-            failing_gpu.install(monkeypatch, [["sampling", 4, failing_gpu.OUT_OF_MEMORY]])
+            failing_gpu.install(monkeypatch, [["sampling", 3, failing_gpu.OUT_OF_MEMORY]])
             ending, results = train(plan, folder, may_restart=True)
         assert ending.kind == RESTART and results.state == "running"
         assert folder.process.is_locked() and "stopped" not in small_run.kinds(folder.run("s-2-seed0"))
@@ -345,7 +348,7 @@ def test_a_gpu_error_of_one_run_restarts_the_sweep(tmp_path: Path) -> None:
         if LOCK_VARIABLE in os.environ:
             os.close(int(os.environ.pop(LOCK_VARIABLE)))
     for member in plan.members():
-        assert small_run.steps(folder.run(member.run)) == [1, 2, 3, 4, 5, 6]
+        assert small_run.steps(folder.run(member.run)) == [1, 2, 3, 4]
 
 
 def _wait_for(is_true: Callable[[], bool]) -> None:

@@ -80,7 +80,7 @@ register_reward_function("hangs")(failing(hang))
 WHOLE: dict[str, Any] = {
     "iters": 6, "batch_size": 2, "group_size": 4, "num_iterations": 2, "beta": 0.05, "learning_rate": 1e-3,
     "epsilon": 1e-3, "dropout": 0.1, "lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 1e-5, "save_every": 2,
-    "steps_per_eval": 3, "validation_split": 0.25, "max_completion_length": 10, "top_p": 0.9, "top_k": 0,
+    "steps_per_eval": 3, "validation_split": 0.25, "max_completion_length": 6, "top_p": 0.9, "top_k": 0,
 }  # fmt: skip
 """Settings with everything that a resumed run could get wrong: schedule, moments, dropout, random numbers, order of the rows, evaluation."""
 
@@ -196,7 +196,7 @@ def test_completions_jsonl_has_every_group_with_its_rewards_and_advantages(unint
         assert line["prompt"].startswith("What is") and line["answer"].isdigit() and len(line["completions"]) == 4
         for completion in line["completions"]:
             assert (
-                completion["tokens"] <= 10
+                completion["tokens"] <= 6
                 and completion["stop"] in ("eos", "length")
                 and isinstance(completion["text"], str)
             )
@@ -541,6 +541,7 @@ def test_a_stopped_full_fine_tuning_leaves_its_model(inputs: Path, run: RunFolde
     assert all(np.array_equal(np.array(model[name]), x) for name, x in weights(run).items())
 
 
+@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("train_type", ["lora", pytest.param("full", marks=pytest.mark.proof)])
 def test_a_run_in_bfloat16_resumes_to_the_last_bit(
     inputs: Path, run: RunFolder, tmp_path: Path, train_type: str
