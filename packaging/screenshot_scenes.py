@@ -78,6 +78,7 @@ def settings_scenes(window: Any) -> Iterator[str]:
     page.form.scroll_to(page.form.fields["mask_prompt"])
     yield "train-settings"
     page.form.open_cards([])
+    page.form.verticalScrollBar().setValue(0)
 
 
 def machine_scenes(window: Any) -> Iterator[str]:
@@ -91,6 +92,7 @@ def machine_scenes(window: Any) -> Iterator[str]:
     page.form.verticalScrollBar().setValue(page.machines.card.y())
     yield "train-machines"
     session.draft.restore_state(form, with_file=True)
+    page.form.verticalScrollBar().setValue(0)
 
 
 def _monitor_scenes(window: Any, wait: Wait, sick: Path, tokens: Path) -> Iterator[str]:

@@ -35,7 +35,7 @@ def session(tmp_path: Path, qapp, runners) -> Session:
 def prepared(name: str) -> RunFolder:
     run = RunFolder(places.runs_folder() / name)
     run.path.mkdir(parents=True)
-    run.config.write_text("model: a\n")
+    run.config.write_text("model: a\ndata: b\n")
     os.utime(run.config, (1e9, 1e9))
     return run
 

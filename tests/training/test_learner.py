@@ -27,6 +27,7 @@ from backend.training import learner as learner_module
 from backend.training.advantages import advantages
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
+from backend.training.held_out import STANDARD_ERROR
 from backend.training.not_finite import NotFinite
 from backend.types import Completion, Group, Problem
 from tests.support import random_models
@@ -551,13 +552,16 @@ def test_entropy_and_kl_of_completions_that_are_not_learned_from_are_those_of_a_
     before = {name: np.array(array) for name, array in policy.trainable().items()}
     polled: list[int] = []
     held_out = learner.held_out_metrics(batch, lambda: polled.append(1))
-    assert held_out.keys() == ({"entropy", "kl"} if config.needs_reference else {"entropy"}) and len(polled) > 1
+    measured = {"entropy", "kl"} if config.needs_reference else {"entropy"}
+    assert held_out.keys() == measured | {f"{name}{STANDARD_ERROR}" for name in measured} and len(polled) > 1
     assert_same_weights(before, {name: np.array(array) for name, array in policy.trainable().items()})
     if config.dropout:  # a step's entropy is that of what dropout left
         assert held_out == learner.held_out_metrics(batch)
         return
     step = learner.learn(batch)
-    assert held_out == pytest.approx({name: step[name] for name in held_out}, rel=1e-5)
+    assert {name: held_out[name] for name in measured} == pytest.approx(
+        {name: step[name] for name in measured}, rel=1e-5
+    )
     assert held_out.get("kl", 1.0) > 0
 
 

@@ -138,7 +138,7 @@ def test_changes_of_a_run_name_no_code(tmp_path: Path) -> None:
     small_run.write_config(run.config, {"model": "m", "data": "d"})
     change = {"step": 1, "settings": {"reward_functions_file": ["", "theirs.py"]}}
     run.changes.write_text(json.dumps({"v": 1, "changes": [change]}))
-    with pytest.raises(Mistake, match="reward_functions_file is no setting that changes during a run"):
+    with pytest.raises(Mistake, match="has reward_functions_file, which never changes during a run"):
         read_changes(run)
 
 
