@@ -106,6 +106,11 @@ class Control:
             self.listen_to_signals()
             self.obey()
 
+    def obey_signal(self) -> None:
+        """Raises Stopped where a stop signal has come that was not obeyed yet."""
+        if self._signal is not None:
+            self.obey()
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Only note it. Python runs a handler between any two bytecodes of the main thread, so a write to the diary from here
         # could land in the middle of another, and an exception could surface between two updates of the weights.

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from backend.engine.cpu.compiler import left_nothing
 from backend.models.saving import save_model
 from backend.run.checkpoints import checkpoint
 from backend.run.checkpoints.checkpoint import TrainingState
@@ -121,9 +122,18 @@ def _trained(
         except DamagedCheckpoint as found:
             damaged.append(found.damaged)
             raise
+        except RuntimeError as error:
+            if left_nothing(error) and _is_saved_or_whole(trainer):
+                trainer.control.obey_signal()  # it has ended mlx's compiler, and is what the run ends of
+            raise
 
     ending = ending_of(work, lambda: trainer.state.step)
     return ending, damaged[0] if damaged else None
+
+
+def _is_saved_or_whole(trainer: Trainer) -> bool:
+    """Whether a stop loses no finished step: the last one is on disk (step 0 needs no file), or its weights are in memory."""
+    return trainer.state.step == (trainer.saver.saved_step or 0) or trainer.has_whole_step
 
 
 def open_run(
@@ -228,7 +238,7 @@ def _save_before(trainer: Trainer, ending: Ending) -> Ending:
         if trainer.saver.saved_step != trainer.state.step and trainer.has_whole_step:
             trainer.save()
             trainer.saver.wait()
-        if ending.kind == "stopped" and trainer.config.train_type == "full" and trainer.has_parts:
+        if ending.kind == "stopped" and trainer.config.train_type == "full" and trainer.has_whole_step:
             save_model(trainer.parts.policy, trainer.config, trainer.folder.model)
         return ending
 

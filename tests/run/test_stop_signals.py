@@ -5,22 +5,28 @@ from __future__ import annotations
 import errno
 import os
 import pty
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from backend.cli.lost_terminal import LostTerminal, outlives_terminal
+from backend.engine.cpu.compiler import COMPILER
+from backend.engine.device import on_cpu
 from backend.run.checkpoints import checkpoint
 from backend.run.control import Control, Stopped
 from backend.run.stop_signals import STOP_SIGNALS, StopRequested, raising_stop
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.events import Diary, read_events
 from backend.spec.places import RunFolder
+from backend.training.learner import Learner
 from tests.support import small_run
 
 
@@ -100,6 +106,56 @@ def test_closing_the_terminal_saves_everything(child: tuple[subprocess.Popen[byt
     saved = checkpoint.newest(run)
     assert saved is not None and saved.state.step == last["step"] >= 3
     assert not any("Traceback" in line for line in run.log.read_text().splitlines())
+
+
+@pytest.mark.skipif(not on_cpu() or shutil.which(COMPILER) is None, reason="mlx compiles with g++ on a CPU alone")
+def test_ctrl_c_that_ends_the_compiler_too_is_a_stop(tmp_path: Path, run: RunFolder) -> None:
+    """A terminal sends SIGINT to every process of the run, and mlx takes a compiler that it has ended for one that has succeeded."""
+    small_run.write_config(run.config, small_run.settings_for(tmp_path))
+    programs, kernels = tmp_path / "bin", tmp_path / "kernels"  # a folder without any compiled before
+    programs.mkdir()
+    kernels.mkdir()
+    compiler = programs / "g++"
+    compiler.write_text(f"""#!/bin/sh
+grep -q '"kind": "started"' {shlex.quote(str(run.events))} 2>/dev/null && kill -INT 0
+exec {shutil.which(COMPILER)} "$@"
+""")
+    compiler.chmod(0o755)
+    environment = backend_environment() | {"PATH": f"{programs}:{os.environ['PATH']}", "TMPDIR": str(kernels)}
+    command = backend_command("train", "--run", str(run.path), "--no-progress")
+    done = subprocess.run(command, env=environment, start_new_session=True, capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
+    last = list(read_events(run.events))[-1]
+    assert (last["kind"], last["sentence"]) == (
+        "stopped", "Stopped at step 0 because SIGINT was received; everything is saved.",
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr + run.log.read_text()
+
+
+COMPILER_ENDED = "Could not load C++ shared library kernel.so: cannot open shared object file"
+
+
+@pytest.mark.parametrize(("at_update", "kind"), [(1, "stopped"), (3, "failed")])
+def test_between_updates_it_is_a_stop_where_no_finished_step_is_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: RunFolder, at_update: int, kind: str
+) -> None:
+    """Two updates a step: one of step 1 loses nothing, one of step 2 the unsaved step 1. Weights between two steps are saved nowhere."""
+    updates = []
+    apply = Learner._apply
+
+    def interrupted(self: Learner, *arguments: Any) -> Any:
+        updates.append(self)
+        if len(updates) == at_update:
+            self.is_whole = False
+            os.kill(os.getpid(), signal.SIGINT)
+            raise RuntimeError(COMPILER_ENDED)
+        return apply(self, *arguments)
+
+    monkeypatch.setattr(Learner, "_apply", interrupted)
+    settings = small_run.settings_for(tmp_path, num_iterations=2, train_type="full") | small_run.low_half(tmp_path)
+    ending = small_run.train_here(settings, run)
+    assert ending.kind == kind and (COMPILER_ENDED in ending.sentence) == (kind == "failed")
+    assert len(updates) == at_update and not run.model.exists() and checkpoint.newest(run) is None
 
 
 def test_a_reader_that_has_ended_does_not_end_the_work(capfd: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,15 @@ import mlx.core as mx
 from backend.engine.device import on_cpu
 
 COMPILER = "g++"
+LEFT_NOTHING = ("Could not load C++ shared library", "Failed to execute command with return code")
+"""How mlx's errors begin where the compiler has left no library. One that a signal has ended it takes for one that has succeeded
+(`JitCompiler::exec` of mlx/backend/cpu/jit_compiler.cpp reads WEXITSTATUS alone), and then finds nothing to load."""
 _SLOWER = "so compiled functions run one operation at a time, and sampling takes somewhat longer"
+
+
+def left_nothing(error: RuntimeError) -> bool:
+    """Whether mlx raised this because its compiler failed or was ended. Ctrl-C in a terminal goes to the compiler too."""
+    return str(error).startswith(LEFT_NOTHING)
 
 
 @cache
