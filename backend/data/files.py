@@ -60,6 +60,8 @@ HEAD_ROWS, HEAD_BYTES = 10_000, 16 * 2**20
 """A preview of a large file shows at most so many rows, from at most so many bytes."""
 LARGE_TEXT, LARGE_PARQUET = 64 * 2**20, 16 * 2**20
 """Bytes above which a file is large: what takes seconds to read."""
+LARGE_ROWS = 1_000_000
+"""Rows above which a parquet file is large, however few bytes it has: equal values pack to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def read_head(path: Path) -> Head | None:
         size = path.stat().st_size
         if kind in (".jsonl", ".csv") and size > LARGE_TEXT:
             return _head_of_text(path, kind, size)
-        if kind == ".parquet" and size > LARGE_PARQUET:
+        if kind == ".parquet" and (size > LARGE_PARQUET or _rows_of_parquet(path) > LARGE_ROWS):
             return _head_of_parquet(path)
     except UnicodeDecodeError:
         raise Mistake("data", f"{shown(path, PATH)} is not UTF-8 text.") from None
@@ -101,6 +103,16 @@ def _head_of_text(path: Path, kind: str, size: int) -> Head:
     made = _csv_rows(lines(), path) if kind == ".csv" else _jsonl_rows(lines(), path)
     rows = list(islice(made, HEAD_ROWS))
     return Head(rows, max(len(rows), round(size / max(read, 1) * len(rows))))
+
+
+def _rows_of_parquet(path: Path) -> int:
+    """As the file's end says; 0 of a broken one, about which reading it says what is wrong."""
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_metadata(path).num_rows
+    except Exception:  # of pyarrow's many kinds
+        return 0
 
 
 def _head_of_parquet(path: Path) -> Head:

@@ -440,6 +440,18 @@ def test_of_a_large_file_the_first_rows_are_shown_and_the_rest_is_estimated(
         assert len(ask("preview_rows", MAPPED | {"data": str(file)}, start=0, count=100)["rows"]) == 40
 
 
+def test_a_small_file_of_very_many_rows_is_a_large_one(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal rows pack to nothing: thirty million of them were read for the page, one by one."""
+    from backend.data import files
+
+    monkeypatch.setattr(files, "LARGE_ROWS", 100)
+    monkeypatch.setattr(files, "HEAD_ROWS", 40)
+    for count, rows, about in ((100, 100, None), (101, 40, 101)):
+        file = write(tmp_path / f"{count}.parquet", [{"question": "What is 1?", "solution": "1"}] * count)
+        split = ask("preview", MAPPED | {"data": str(file)})["splits"]["train"]
+        assert (split["rows"], split["about"]) == (rows, about)
+
+
 def test_a_row_is_shown_as_it_is_cut(ask, tmp_path: Path) -> None:
     file = write(tmp_path / "long.jsonl", [{"question": "word " * 50 + "the end", "solution": "1"}])
     settings = MAPPED | {"data": str(file), "max_prompt_length": 40, "long_prompts": "cut_left"}
