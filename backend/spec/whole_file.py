@@ -21,7 +21,10 @@ COPIED_AT_ONCE = 1 << 20
 
 
 def replace_file(path: Path, content: str | Iterable[bytes], *, mode: int | None = None) -> None:
-    """Write a file anew, with the rights `mode`, or those that it has, or those of a new file. Raises DiskFault; the old content stays then."""
+    """Write a file anew, with the rights `mode`, or those that it has, or those of a new file. Raises DiskFault; the old content stays then.
+
+    Half of a surrogate pair, which UTF-8 cannot hold, is written as JSON writes it: what was read from JSON is the same when it is read again.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with writing(path):
         clear_drafts(path.parent, path.name)
@@ -29,7 +32,7 @@ def replace_file(path: Path, content: str | Iterable[bytes], *, mode: int | None
             mode = stat.S_IMODE(path.stat().st_mode)
         try:
             with os.fdopen(_create(draft, mode), "wb") as file:
-                file.writelines([content.encode()] if isinstance(content, str) else content)
+                file.writelines([content.encode(errors="backslashreplace")] if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())  # before the rename: a power cut must not leave an empty file of the new name
             draft.replace(path)
@@ -57,7 +60,7 @@ def save_as(path: Path, content: str | Iterable[bytes]) -> None:
     if not path.exists() or path.is_file():
         return replace_file(Path(os.path.realpath(path)), content)
     with writing(path), path.open("wb") as file:
-        file.writelines([content.encode()] if isinstance(content, str) else content)
+        file.writelines([content.encode(errors="backslashreplace")] if isinstance(content, str) else content)
 
 
 def copy_file(source: Path, target: Path) -> None:

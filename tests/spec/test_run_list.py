@@ -31,6 +31,12 @@ def run(tmp_path: Path) -> RunFolder:
 # ── notes ──
 
 
+def test_what_utf_8_cannot_hold_is_kept_as_json_writes_it(run: RunFolder) -> None:
+    run.about.write_text('{"note": "half \\udcff of a pair", "title": "é", "later": 1}')
+    change_notes(run, favourite=True)
+    assert json.loads(run.about.read_text())["note"] == "half \udcff of a pair" and "é" in run.about.read_text()
+
+
 def test_a_title_cannot_turn_the_row_around(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     change_notes(run, title="good\u202egnp.exe\x07", tags=("a\u2066",), note="one\ntwo")

@@ -408,14 +408,14 @@ def _snippet(text: str, rng: random.Random) -> bytes:
 
 def _doubled(text: str, rng: random.Random) -> bytes:
     lines = text.splitlines(keepends=True)
-    return _encoded(text + rng.choice(lines))
+    return _encoded(text + rng.choice(lines or [""]))
 
 
 def _bytes(text: str, rng: random.Random) -> bytes:
     content = bytearray(_encoded(text))
     for _ in range(rng.choice([1, 1, 3, 30])):
-        at = rng.randrange(len(content))
-        change = rng.randrange(3)
+        at = rng.randrange(max(1, len(content)))
+        change = rng.randrange(3) if content else 2
         if change == 0:
             content[at] = rng.randrange(256)
         elif change == 1:
