@@ -19,6 +19,7 @@ import pytest
 from backend.engine.cpu import blas
 from backend.run.stop_signals import handlers_restored
 from backend.spec.machine import TREAT_CPU_AS
+from backend.spec.run_lock import LOCK_VARIABLE
 from tests.support import shared_kernels
 from tests.support.exclusive_lock import MachineLock
 
@@ -117,6 +118,9 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give each test its own runs folder and preferences; returns the folder that holds both."""
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("GRPO_STUDIO_PREFS", str(tmp_path / "prefs"))
+    monkeypatch.delenv(
+        LOCK_VARIABLE, raising=False
+    )  # a test of a restart leaves its lock to a program that never begins
     _bury_closed_windows()
     return tmp_path
 
