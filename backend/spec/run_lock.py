@@ -20,8 +20,6 @@ from backend.spec.regular_file import refuse_links
 
 LOCK_VARIABLE = "GRPO_STUDIO_LOCK"
 """Environment variable with the file descriptor of a lock that a process has taken over from the program before it."""
-
-
 LAUNCH_VARIABLE = "GRPO_STUDIO_LAUNCHED"
 """Environment variable with the folder of the run that this process, or the one that has started it, holds by `held_for_launch`."""
 

@@ -96,7 +96,7 @@ class Estimate:
     @property
     def _anyway(self) -> str:
         """How the run is tried all the same; nothing where no machine is worth trying."""
-        return f" To try it anyway, set Memory limit to {-(-self.total // GB)} GB." if self.total < 1000 * GB else ""
+        return f" To try it anyway, set Memory limit to {-(-self.total // GB)} GB." if self.total < TB else ""
 
     def to_dict(self) -> dict[str, Any]:
         return {
