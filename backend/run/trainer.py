@@ -150,7 +150,7 @@ class Trainer:
     def step(self, step: int) -> None:
         """One rollout and its updates. A stop before the updates leaves the run at its last finished step."""
         self.timer = self.timer.of_next_step()
-        collection = GroupCollection(self.parts, self.config, self.timer, self.poll)
+        collection = GroupCollection(self.parts, self.config, self.timer, self.poll, self.phases.report)
         with not_finite.ends_run(self.config, self.folder, step, collection.batch):
             groups, rollout_metrics = collection.collect(step)
             reward_metrics = self.parts.scoring.fill_advantages(groups, step)
@@ -235,12 +235,16 @@ class Trainer:
         elif self.config.adapter:
             self.note(load_start(parts.policy, self.config, self.config.adapter, self.folder.path.parent))
         # Set only once restored: from here on a failure saves the run first, and half-restored parts must not be saved.
-        self.parts = parts
+        self.take_parts(parts)
         parts.begin()
         self.write_started(saved, command)
         # So that no later process needs the adapter, which may have changed by then.
         if saved is None and self.config.adapter:
             self.save_when_there_is_room()
+
+    def take_parts(self, parts: RunParts) -> None:
+        parts.scoring.poll = self.control.look_for_stop  # no function keeps the run from stopping
+        self.parts = parts
 
     def write_started(self, saved: Checkpoint | None, command: str) -> None:
         # Of the settings of the next step: a resume may have lengthened the run.
