@@ -123,7 +123,7 @@ def _trained(
             damaged.append(found.damaged)
             raise
         except RuntimeError as error:
-            if left_nothing(error) and _is_saved_or_whole(trainer):
+            if left_nothing(error) and is_saved_or_whole(trainer):
                 trainer.control.obey_signal()  # it has ended mlx's compiler, and is what the run ends of
             raise
 
@@ -131,7 +131,7 @@ def _trained(
     return ending, damaged[0] if damaged else None
 
 
-def _is_saved_or_whole(trainer: Trainer) -> bool:
+def is_saved_or_whole(trainer: Trainer) -> bool:
     """Whether a stop loses no finished step: the last one is on disk (step 0 needs no file), or its weights are in memory."""
     return trainer.state.step == (trainer.saver.saved_step or 0) or trainer.has_whole_step
 
