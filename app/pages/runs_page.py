@@ -32,7 +32,7 @@ from app.widgets.runs.run_table import RunModel, RunTable
 from app.widgets.runs.undo_bar import UndoBar
 from backend.spec import places
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.disk_use import freeable_space
 from backend.spec.runs.run_fields import all_keys
 from backend.spec.runs.run_record import RunRecord

@@ -21,8 +21,8 @@ from backend.spec.distributed.allowed_hosts import allow_hosts
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
 from backend.spec.other_programs.translation import with_changes
-from backend.spec.places import RunFolder, default_run_name, make_run_folder
 from backend.spec.rewards.allowed_code import allow_named, require_allowed
+from backend.spec.run_folder import RunFolder, default_run_name, make_run_folder
 from backend.spec.run_lock import hold_lock
 from backend.spec.runs.adapter_source import with_adapter
 from backend.spec.user_input.documents import parse_yaml

@@ -22,7 +22,7 @@ def track(
     """Write a run's metrics and completions for a tracker, under the names that TRL gives them."""
     from backend.run.trackers.follow import track as follow
     from backend.spec.faults import Mistake
-    from backend.spec.places import find_run
+    from backend.spec.run_folder import find_run
     from backend.spec.trackers import TRACKERS
     from backend.spec.user_input.text import shown
 

@@ -12,7 +12,7 @@ from typing import Any
 from backend.models import inventory
 from backend.models.hub_search import check_reachable
 from backend.spec.faults import Mistake
-from backend.spec.places import is_dataset_cached, local_folder
+from backend.spec.hub_cache import is_dataset_cached, local_folder
 from backend.spec.runs.start_progress import tell
 from backend.spec.user_input.text import shown
 

@@ -21,8 +21,8 @@ from backend.models.model_folder import check_arrays, check_config, check_kinds
 from backend.models.time_limit import TimeIsUp, time_limit
 from backend.models.tokenizers import is_panic, load_tokenizer, reason_of
 from backend.spec.faults import Mistake
+from backend.spec.hub_cache import local_folder
 from backend.spec.model_and_data_names import model_source
-from backend.spec.places import local_folder
 from backend.spec.runs.start_progress import tell, telling
 from backend.spec.user_input.text import shown
 

@@ -33,7 +33,7 @@ from backend.spec.config import Config
 from backend.spec.disk_faults import DiskFault
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hand_on_lock, hold_lock, inherited_lock
 from backend.spec.runs.run_format import check_format
 

@@ -14,7 +14,7 @@ from app.model.runs.start_log import StartLog
 from app.widgets.runs.run_header import RunHeader
 from backend.cli import new_run
 from backend.spec.events import Diary
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.archive import STARTUP_GRACE_S
 from backend.spec.runs.start_progress import StartProgress
 from tests.app.test_run import locked, make_folder_old

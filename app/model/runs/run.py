@@ -32,7 +32,7 @@ from backend.spec.completion_rows import GroupRow
 from backend.spec.config import read
 from backend.spec.events import Event, Follower
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.archive import STARTUP_GRACE_S, may_be_starting
 from backend.spec.runs.queue import is_waiting
 from backend.spec.runs.start_progress import StartProgress

@@ -12,8 +12,8 @@ import time
 
 from backend.spec import file_lock
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
 from backend.spec.regular_file import read_regular
+from backend.spec.run_folder import RunFolder
 from backend.spec.whole_file import replace_file
 
 ANSWER_S = 5.0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.user_input.text import shown
 
 VERB = "follow-a-run"
