@@ -13,6 +13,8 @@ from backend.models import inventory
 from backend.models.hub_search import check_reachable
 from backend.spec.faults import Mistake
 from backend.spec.hub_cache import is_dataset_cached, local_folder
+from backend.spec.runs.start_progress import tell
+from backend.spec.user_input.text import shown
 
 
 def load(repo_id: str, config_name: str | None) -> Any:
@@ -29,6 +31,7 @@ def load(repo_id: str, config_name: str | None) -> Any:
             return datasets.load_dataset(str(folder), config_name)
         if not is_dataset_cached(repo_id):
             raise
+    tell(f"{'Opening' if is_dataset_cached(repo_id) else 'Fetching'} the dataset {shown(repo_id, 60)}")
     return datasets.load_dataset(repo_id, config_name)
 
 

@@ -51,11 +51,13 @@ def train(
     look: Callable[[], None] | None = None,
     load: LoadParts = load_parts,
     goes_on: bool = False,
+    lock: int | None = None,
 ) -> Ending:
     """Train `config` in `run`, from its newest checkpoint if it has one. `inputs` are what `preflight` read, if it did. `changes`: raw
     settings to change from the step after that checkpoint on. `warnings`: sentences for the diary. `look` is called wherever the run may
     stop, and may raise Stopped or Mistake. `load`: what builds the run's parts, where other ranks share its work.
-    `goes_on`: whether the loss of one of them ends this process and not the run.
+    `goes_on`: whether the loss of one of them ends this process and not the run. `lock`: the handle of the run's lock, where the caller
+    holds it already; it is closed here.
 
     Errors of the run are written to the diary and returned in the Ending, never raised. Raises Mistake when another process
     holds the run, its log of GPU errors or its changes are damaged, or the settings of `changes` cannot be. With `may_restart` the Ending may be a RESTART: the run stays locked, the stop signals stay blocked, and the caller
@@ -64,7 +66,8 @@ def train(
     # An flock, which the kernel releases however this process ends. It is held before the checkpoint is read and the files
     # are truncated, so that two processes never append to one diary.
     inherited = inherited_lock(run)
-    lock = hold_lock(run) if inherited is None else inherited
+    if lock is None:
+        lock = hold_lock(run) if inherited is None else inherited
     trackers = RunTrackers(run)
     try:
         notes = [*warnings]

@@ -6,6 +6,7 @@ which looks several times a second, gives the lock up. If it does not answer, th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
@@ -56,6 +57,13 @@ class RunControl:
         """Raises Mistake where another window controls the run."""
         if self.is_elsewhere:
             raise Mistake("run", "Another window controls this run. Take over there first.")
+
+    def repeat_stop(self) -> None:
+        """Write stop again where it came too early: a starting trainer deletes the control words that it finds."""
+        is_there = self._folder.control.exists() or self._folder.control_taken.exists()
+        if not is_there:
+            with contextlib.suppress(Mistake):  # a disk that is full now: tried again at the next look
+                self._folder.say("stop")
 
     def release(self) -> None:
         """Give the control up; the run is not touched."""
