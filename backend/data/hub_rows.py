@@ -17,7 +17,8 @@ from backend.data.hub_addresses import own_addresses_only
 from backend.models import inventory
 from backend.models.hub_search import check_reachable
 from backend.spec.faults import Mistake
-from backend.spec.places import is_dataset_cached, local_folder
+from backend.spec.hub_cache import is_dataset_cached, local_folder
+from backend.spec.runs.start_progress import tell
 from backend.spec.user_input.own_files import is_own
 from backend.spec.user_input.text import shown
 
@@ -43,6 +44,7 @@ def _loaded(repo_id: str, config_name: str | None, setting: str) -> Any:
             return _of_snapshot(folder, config_name, repo_id, setting)
         if not is_dataset_cached(repo_id):
             raise
+    tell(f"{'Opening' if is_dataset_cached(repo_id) else 'Fetching'} the dataset {shown(repo_id, 60)}")
     return datasets.load_dataset(repo_id, config_name)
 
 

@@ -17,7 +17,7 @@ from fsspec.registry import get_filesystem_class, known_implementations
 from backend.data.rows import read_splits
 from backend.spec.config import parse
 from backend.spec.faults import Mistake
-from backend.spec.places import repo_cache
+from backend.spec.hub_cache import repo_cache
 from tests.models.test_hub import point_at
 from tests.support.hub_server import COMMIT, HubStandIn, Repo
 

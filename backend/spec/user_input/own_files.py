@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from backend.spec.faults import Mistake
-from backend.spec.places import hub_cache
+from backend.spec.hub_cache import hub_cache
 from backend.spec.user_input.text import shown
 
 
