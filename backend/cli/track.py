@@ -14,6 +14,7 @@ import typer
 
 from backend.cli.exit_codes import BUG, MISTAKE, print_faults, verb
 from backend.cli.options import ExistingRunsDir
+from backend.cli.output import tell
 from backend.spec.disk_faults import disk_fault, fault_of
 
 
@@ -41,7 +42,7 @@ def track(
     with _ending_with_threads(folder.trackers / to):
         follow(folder, to, may_upload=upload, say=print)
     place = "your account at Weights & Biases" if upload else TRACKERS[to].place
-    print(f"What {to} writes of {folder.name} is in {place}.")
+    tell(f"What {to} writes of {folder.name} is in {place}.")
 
 
 @contextmanager
