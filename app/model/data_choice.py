@@ -14,6 +14,7 @@ from app.model.runs.run_summary import columns_sentence, name_of_model
 from backend.spec import places
 from backend.spec.dataset_columns import columns_of, guessed
 from backend.spec.first_choices import SYSTEM_PROMPT, model_to_begin_with
+from backend.spec.hub_cache import local_folder
 from backend.spec.suggested_models import suggested
 
 QUICK_PRESET = "fast_try.yaml"
@@ -49,7 +50,7 @@ def data_choice(draft: Draft, name: str) -> DataChoice:
 
 def _download(model: str) -> str:
     """What Run will fetch first, to end a sentence; "" for a model that is on this machine."""
-    if places.local_folder(model) is not None:
+    if local_folder(model) is not None:
         return ""
     about = suggested(model)
     return f"; Run downloads {amount(about.download_bytes) if about is not None else 'the model'} first"

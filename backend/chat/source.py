@@ -8,7 +8,7 @@ from pathlib import Path
 from backend.spec.config import Config, parse
 from backend.spec.faults import Mistake
 from backend.spec.model_and_data_names import check_weights, model_source
-from backend.spec.places import RunFolder, find_run
+from backend.spec.run_folder import RunFolder, find_run
 from backend.spec.runs.steering import run_config
 from backend.spec.weight_choices import END, WeightChoice, find_choice
 

@@ -14,7 +14,7 @@ from backend.cli.new_run import parse_changes
 from backend.cli.options import ExistingRunsDir
 from backend.spec.events import Follower
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, find_run
+from backend.spec.run_folder import RunFolder, find_run
 from backend.spec.runs.steering import changed, request_change, run_config
 
 POLL_S = 0.1

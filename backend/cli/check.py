@@ -63,9 +63,9 @@ def check(
 
 def _checked(raw: Mapping[str, Any], *, with_lengths: bool) -> dict[str, Any]:
     """→ the report on the prompts of the training split. Raises Mistake with all faults of the settings and of what they point to."""
-    from backend.data.reading_progress import progress_told_to
     from backend.run import preflight
     from backend.spec.config import parse
+    from backend.spec.runs.start_progress import progress_told_to
 
     with progress_told_to(lambda sentence: print(sentence, file=sys.stderr, flush=True)):
         inputs = preflight.preflight(raw)

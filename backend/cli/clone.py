@@ -13,8 +13,8 @@ from backend.cli.new_run import PreparedRun, check_settings, parse_changes
 from backend.cli.options import AllowCode, ExistingRunsDir, Live, Stream
 from backend.spec.config import load, read
 from backend.spec.distributed.allowed_hosts import allow_hosts
-from backend.spec.places import find_run
 from backend.spec.rewards.allowed_code import allow_named, require_allowed
+from backend.spec.run_folder import find_run
 
 
 @verb

@@ -20,7 +20,7 @@ def compare(
     markdown: Annotated[bool, typer.Option("--markdown", help="Both tables in Markdown.")] = False,
 ) -> None:
     """Show the settings in which runs differ, and their results."""
-    from backend.spec.places import find_run
+    from backend.spec.run_folder import find_run
     from backend.spec.runs import run_comparison
 
     if len(names) < 2:

@@ -17,7 +17,8 @@ from backend.cli.options import Live, NewRunsDir, Stream
 from backend.cli.run_session import train_or_exit
 from backend.run.machine.gpu_timeout import relax_gpu_timeout
 from backend.spec.config import load, read
-from backend.spec.places import demo_config, find_run, resources
+from backend.spec.places import demo_config, resources
+from backend.spec.run_folder import find_run
 
 
 @verb

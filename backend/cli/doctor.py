@@ -23,7 +23,7 @@ def doctor(
 ) -> None:
     """Say what went wrong in a run, at which steps, against which limits, and what to do about it."""
     from backend.spec.health.examination import examine
-    from backend.spec.places import find_run
+    from backend.spec.run_folder import find_run
 
     examination = examine(find_run(run, runs_dir))
     print(json.dumps(examination.to_dict(), ensure_ascii=False) if as_json else report(examination))

@@ -48,11 +48,11 @@ def estimate(
 ) -> None:
     """Say what memory a run needs, phase by phase; loads no weights. With --hosts, what a step on several machines loses to the network."""
     from backend.spec.config import parse, read
+    from backend.spec.hub_cache import local_folder
     from backend.spec.machine import machine_bytes
     from backend.spec.memory.model_shape import shape_of
     from backend.spec.memory.worst_stage import estimate_run, machines_note
     from backend.spec.model_and_data_names import model_source
-    from backend.spec.places import local_folder
     from backend.spec.runs.adapter_source import with_adapter
 
     settings = parse(with_adapter(read(config)))

@@ -23,8 +23,8 @@ from backend.run.stop_signals import handle, handlers_restored
 from backend.spec.config import Config, load
 from backend.spec.evaluation import Evaluation, free_name, write_evaluation
 from backend.spec.faults import Mistake
-from backend.spec.places import find_run
 from backend.spec.rewards.allowed_code import require_allowed
+from backend.spec.run_folder import find_run
 from backend.spec.runs.steering import run_config
 
 if TYPE_CHECKING:

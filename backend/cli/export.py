@@ -87,7 +87,7 @@ def export(
             )  # fmt: skip
         return
     from backend.run.export.export_run import Export, export_run
-    from backend.spec.places import find_run
+    from backend.spec.run_folder import find_run
 
     if quantize and format_ and format_ != f"{quantize}bit":
         raise Mistake(

@@ -11,8 +11,8 @@ from typing import Any
 from backend.spec.config import Config, load, read
 from backend.spec.export_choices import settings_of
 from backend.spec.faults import Mistake
-from backend.spec.places import find_run
 from backend.spec.rewards.allowed_code import require_allowed
+from backend.spec.run_folder import find_run
 
 
 def export_settings(

@@ -30,7 +30,7 @@ from backend.models.publish.upload import Uploaded
 from backend.run.export.export_run import Export
 from backend.run.export.publish_run import prepare_upload, send
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 EVERY_S = 0.2
 """Least time between two lines of progress in bytes."""

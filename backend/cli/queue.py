@@ -17,7 +17,7 @@ from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.options import AllowCode, AsJson, ExistingRunsDir, NewRunsDir
 
 if TYPE_CHECKING:
-    from backend.spec.places import RunFolder
+    from backend.spec.run_folder import RunFolder
     from backend.spec.runs.queue import QueueFile
 
 queue = typer.Typer(no_args_is_help=True, help="Runs that wait their turn.", epilog=help_page.epilog("queue"))
@@ -60,8 +60,8 @@ def add(
     from backend.spec.config import read
     from backend.spec.distributed.allowed_hosts import require_hosts
     from backend.spec.faults import Mistake
-    from backend.spec.places import find_run
     from backend.spec.rewards.allowed_code import require_allowed
+    from backend.spec.run_folder import find_run
     from backend.spec.runs.steering import run_config
     from backend.spec.user_input.files import exists, is_folder
 
@@ -167,7 +167,7 @@ def _queue_of(runs_dir: Path | None) -> QueueFile:
 
 def _waiting_run(file: QueueFile, name: str) -> RunFolder:
     """The folder of a run by its name, or its path. The queue itself says whether it waits."""
-    from backend.spec.places import find_run
+    from backend.spec.run_folder import find_run
 
     return find_run(name, file.folder)
 

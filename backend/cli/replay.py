@@ -21,7 +21,7 @@ def replay(
 ) -> None:
     """Play a recorded run into a new folder, at its own pace or faster. Nothing is trained."""
     from backend.run import replay as replays
-    from backend.spec.places import find_run
+    from backend.spec.run_folder import find_run
 
     playing = replays.replay(find_run(run), runs_dir, name, speed)
     print(playing.folder.path, flush=True)

@@ -22,8 +22,8 @@ from backend.spec.config import load, read
 from backend.spec.diary_ends import has_finished
 from backend.spec.faults import Mistake
 from backend.spec.other_programs.translation import translate
-from backend.spec.places import RunFolder, find_run
 from backend.spec.rewards.allowed_code import require_allowed
+from backend.spec.run_folder import RunFolder, find_run
 from backend.spec.runs.run_format import check_format
 from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.sweeps.sweep_results import find_sweep

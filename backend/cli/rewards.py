@@ -67,10 +67,11 @@ def sample_rewards(
     """Sample completions from the model as a run begins with it, and score them; the verdict goes to stderr."""
     from backend.rewards.completion_lines import line_of
     from backend.run.trial_sampling import Pick, TrialSampler
-    from backend.spec.config import load
+    from backend.spec.config import parse, read
+    from backend.spec.runs.adapter_source import with_adapter
     from backend.spec.whole_file import save_as
 
-    settings = load(config)
+    settings = parse(with_adapter(read(config)))
     pick = Pick("random", count)
     groups = TrialSampler().sample(settings, pick, settings.group_size, settings.seed, _phase_printer())
     lines = [line_of(group) for group in groups]

@@ -15,7 +15,7 @@ from typing import Any
 
 from backend.spec.disk_faults import DiskFault, writing
 from backend.spec.events import write_all
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 IS_LOG_VARIABLE = "GRPO_STUDIO_STDOUT_IS_LOG"
 """Environment variable of a process whose stdout is a pipe to somebody who writes it to log.txt."""

@@ -58,10 +58,10 @@ def train_or_exit(
     this run by default. `shared`: of rank 0 of several machines, which leaves that to its launcher. `command`: what was typed, for the
     diary; this process's own by default.
     """
-    from backend.data.reading_progress import progress_told_to
     from backend.engine.cpu import blas
     from backend.run.ending import RESTART
     from backend.run.run_process import train
+    from backend.spec.runs.start_progress import progress_told_to
 
     says_on_stdout = not (stream or quiet)
     if says_on_stdout:
@@ -82,6 +82,7 @@ def train_or_exit(
                 may_restart=True,
                 changes=run.changes,
                 warnings=run.warnings,
+                lock=run.lock,
                 **({} if shared is None else {"load": shared.load, "look": shared.look, "goes_on": shared.goes_on}),
             )
         afterwards.process_ends = ending.exit_code != 0 and ending.kind != RESTART

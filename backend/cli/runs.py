@@ -19,7 +19,7 @@ def runs(
     archived: Annotated[bool, typer.Option("--archived", help="Also the runs that are archived.")] = False,
 ) -> None:
     """List the runs, newest first."""
-    from backend.spec.places import all_runs
+    from backend.spec.run_folder import all_runs
     from backend.spec.runs.run_fields import all_keys
     from backend.spec.runs.run_record import read_record
     from backend.spec.runs.run_search import asks_for_archived, search

@@ -14,9 +14,11 @@ from typing import Any, Literal
 from backend.models import supported_architectures
 from backend.models.model_folder import read_object
 from backend.spec.faults import Mistake
+from backend.spec.hub_cache import RepoType, hub_cache, snapshot_of
 from backend.spec.model_and_data_names import DATA_SUFFIXES
 from backend.spec.model_config import model_type
-from backend.spec.places import RepoType, all_runs, demo_folder, hub_cache, lm_studio_models, snapshot_of
+from backend.spec.places import demo_folder, lm_studio_models
+from backend.spec.run_folder import all_runs
 from backend.spec.user_input.files import read_bytes
 
 Where = Literal["cache", "lmstudio", "run", "folder", "bundled"]

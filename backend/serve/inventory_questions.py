@@ -7,7 +7,7 @@ from typing import Any
 
 from backend.models import inventory
 from backend.serve.question_call import QuestionCall
-from backend.spec.places import RepoType, local_folder
+from backend.spec.hub_cache import RepoType, local_folder
 
 
 def models(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:

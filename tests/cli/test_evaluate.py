@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from backend.__main__ import app
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.evaluation import evaluations_of, read_evaluation, read_rows
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from tests.support import small_run
 

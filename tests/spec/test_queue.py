@@ -11,7 +11,7 @@ import pytest
 
 from backend.spec import places
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from backend.spec.runs import archive
 from backend.spec.runs.queue import Queue, QueueFile

@@ -20,8 +20,8 @@ from backend.run.stop_signals import handlers_restored
 from backend.spec.config import Config, beside, dump, load, parse, read
 from backend.spec.diary_ends import has_finished
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, default_run_name, find_run, make_run_folder
 from backend.spec.rewards.allowed_code import allow_named
+from backend.spec.run_folder import RunFolder, default_run_name, find_run, make_run_folder
 from backend.spec.runs.run_format import check_format
 from backend.spec.whole_file import replace_file
 

@@ -11,16 +11,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from backend.engine.cpu.compiler import left_nothing
 from backend.run.checkpoints import checkpoint
+from backend.run.control import Stopped
 from backend.run.ending import RESTART, Ending, ending_of
 from backend.run.parts import SharedParts, load_parts
 from backend.run.run_inputs import RunInputs
-from backend.run.run_process import end_run, open_run, save_without_gpu
+from backend.run.run_process import end_run, is_saved_or_whole, open_run, save_without_gpu
 from backend.run.trackers.launch import RunTrackers
 from backend.run.trainer import Trainer
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from backend.spec.sweeps.sweep_results import MemberResult
 
@@ -31,7 +33,8 @@ TURN_OVER = "turn over"
 class MemberRun:
     """`result` is this run's line of the sweep's results, kept up to date. `ending` is set once the run has ended in this process.
 
-    `read_inputs` is called when the run is loaded. `gpu_retries`: how often a GPU error may be answered by a RESTART.
+    `read_inputs` is called when the run is loaded. `gpu_retries`: how often a GPU error may be answered by a RESTART. `stop_reason`: why
+    the sweep is to stop, "" while it goes on.
     """
 
     def __init__(
@@ -43,10 +46,12 @@ class MemberRun:
         *,
         command: str,
         gpu_retries: int = 0,
+        stop_reason: Callable[[], str] = str,
     ) -> None:
         self.config, self.folder, self.result = config, folder, result
         self.ending: Ending | None = None
         self._read_inputs, self._command, self._gpu_retries = read_inputs, command, gpu_retries
+        self._stop_reason = stop_reason
         self._trainer: Trainer | None = None
         self._lock: int | None = None
         self._completions_before = result.completions
@@ -133,7 +138,12 @@ class MemberRun:
         assert trainer is not None
 
         def part() -> Ending:
-            return work() or Ending(TURN_OVER, trainer.state.step, "", 0)
+            try:
+                return work() or Ending(TURN_OVER, trainer.state.step, "", 0)
+            except RuntimeError as error:
+                if left_nothing(error) and self._stop_reason() and is_saved_or_whole(trainer):
+                    raise Stopped(self._stop_reason()) from error  # the terminal's signal has ended mlx's compiler too
+                raise
 
         rollout = trainer.parts.rollout if trainer.has_parts else None  # the end of a run drops its parts
         ending = ending_of(part, lambda: trainer.state.step)

@@ -19,8 +19,8 @@ from typing import Any, cast
 from backend.spec import file_lock, places
 from backend.spec.diary_ends import has_finished
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
 from backend.spec.private_files import make_private_folder
+from backend.spec.run_folder import RunFolder
 from backend.spec.user_input.documents import read_json
 from backend.spec.user_input.paths import is_folder_name
 from backend.spec.user_input.text import about_path, shown
