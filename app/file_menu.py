@@ -25,7 +25,7 @@ from backend.spec.command import backend_command
 from backend.spec.config import dump
 from backend.spec.faults import Mistake
 from backend.spec.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.whole_file import save_as
 
 

@@ -24,7 +24,7 @@ from app.widgets.basic.open_in_desktop import open_path
 from app.widgets.frame.preferences_dialog import PreferencesDialog
 from app.widgets.runs.export_panel import ExportPanel
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 NAME = "GRPO Studio"
 CONTROL, SILENCE = "control", "silence"

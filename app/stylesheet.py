@@ -21,6 +21,7 @@ QPushButton[role="primary"] {
     padding: 6px 16px; font-weight: 600;
 }
 QPushButton[role="primary"]:hover { background: @accent_hover; border-color: @accent_hover; }
+QPushButton[role="primary"]:focus { border: 2px solid @text; padding: 5px 15px; }
 QPushButton[role="primary"]:disabled { background: @hover; border-color: @hover; color: @faint; }
 QPushButton[role="small"] {
     background: transparent; border: 1px solid @outline; color: @muted; border-radius: 4px; padding: 0px 5px; min-height: 14px;
@@ -39,6 +40,9 @@ QToolButton[role="disclosure"]:hover, QToolButton[role="disclosure"]:focus { bac
 QToolButton[role="disclosure"]:checked { background: transparent; }
 QTreeView[role="contents"] { background: transparent; }
 QTextEdit[role="plain"] { background: transparent; border: none; padding: 0px; }
+QTextEdit[role="reading"] { background: transparent; border: 1px solid transparent; border-radius: 6px; padding: 0px; }
+QTextEdit[role="reading"]:focus, QTableView[role="table"]:focus, QTreeView[role="contents"]:focus { border-color: @accent; }
+QTableView[role="table"], QTreeView[role="contents"] { border: 1px solid transparent; border-radius: 6px; }
 QScrollArea, QScrollArea > QWidget > QWidget#page { background: transparent; border: none; }
 QSplitter::handle { background: transparent; }
 """

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from app.model.memory_parts import amount
-from backend.spec import config, places
+from backend.spec import config
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
+from backend.spec.hub_cache import local_folder
 from backend.spec.machine import machine_bytes
 from backend.spec.memory.chat_memory import chat_bytes
 from backend.spec.memory.model_shape import shape_of
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder, all_runs
 from backend.spec.runs.steering import run_config
 from backend.spec.weight_choices import WeightChoice, choices
 
@@ -78,7 +79,7 @@ def needed_bytes(choice: ChatChoice, checkpoint: str) -> int | None:
         settings = choice.config
     except Mistake:
         return None
-    folder = places.local_folder(settings.model)
+    folder = local_folder(settings.model)
     shape = shape_of(folder) if folder is not None else None
     weights = next((weights for weights in choice.checkpoints if weights.key == checkpoint), None)
     return chat_bytes(settings, shape, weights) if shape is not None else None
@@ -86,4 +87,4 @@ def needed_bytes(choice: ChatChoice, checkpoint: str) -> int | None:
 
 def live_run() -> RunFolder | None:
     """A run that is being trained at this moment, by this window or by any other process."""
-    return next((run for run in places.all_runs() if run.is_locked()), None)
+    return next((run for run in all_runs() if run.is_locked()), None)

@@ -4,7 +4,6 @@ begin with."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from app.model.draft import Draft
@@ -14,7 +13,9 @@ from app.model.runs.run_summary import columns_sentence, name_of_model
 from backend.spec import places
 from backend.spec.dataset_columns import columns_of, guessed
 from backend.spec.first_choices import SYSTEM_PROMPT, model_to_begin_with
+from backend.spec.hub_cache import local_folder
 from backend.spec.suggested_models import suggested
+from backend.spec.user_input.paths import user_path
 
 QUICK_PRESET = "fast_try.yaml"
 
@@ -34,7 +35,7 @@ class DataChoice:
 
 def data_choice(draft: Draft, name: str) -> DataChoice:
     """The choice of this file, folder or Hub id. Reads the head of a file; raises Mistake where the preset is broken."""
-    path = Path(name).expanduser()
+    path = user_path(name, "data")
     columns, called = guessed(columns_of(path)), path.name or name
     begins = draft.is_demo or not str(draft.value("model")).strip()
     found = columns_sentence(called, columns) if columns else f"{called} is the dataset."
@@ -49,7 +50,7 @@ def data_choice(draft: Draft, name: str) -> DataChoice:
 
 def _download(model: str) -> str:
     """What Run will fetch first, to end a sentence; "" for a model that is on this machine."""
-    if places.local_folder(model) is not None:
+    if local_folder(model) is not None:
         return ""
     about = suggested(model)
     return f"; Run downloads {amount(about.download_bytes) if about is not None else 'the model'} first"

@@ -29,8 +29,8 @@ from backend.spec.evaluation import (
     rows_file,
 )
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
 from backend.spec.regular_file import open_regular
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.saved_weights import saved_weights
 
 SLICE_S = 0.008

@@ -17,7 +17,7 @@ from app.model.prefs import Prefs
 from app.model.presets import Preset
 from backend.spec import places
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.steering import changed_values, read_changes
 
 FORM = "form"

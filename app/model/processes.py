@@ -15,7 +15,7 @@ from PySide6.QtCore import QObject, QProcess, QProcessEnvironment, QTimer, Signa
 
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.queue import QueueFile
 from backend.spec.user_input.text import as_in_a_terminal
 from backend.spec.whole_file import replace_file

@@ -17,9 +17,9 @@ from app.model.prefs import Prefs
 from app.model.runs.crash_offer import CrashOffer, crash_offer, last_run
 from app.model.service_session import ServiceSession
 from app.model.time_forecast import TimeForecast
-from backend.spec import config, places
+from backend.spec import config
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder, all_runs, default_run_name, make_run_folder
 from backend.spec.runs.run_format import check_format
 from backend.spec.runs.steering import run_config
 from backend.spec.whole_file import replace_file
@@ -286,9 +286,7 @@ class Session(ServiceSession):
     def _new_folder(self) -> RunFolder:
         """A folder for a run of the form. Raises Mistake."""
         config = self.draft.config()
-        return places.make_run_folder(
-            config.run_name or places.default_run_name(config.model, config.train_type, config.train_mode)
-        )
+        return make_run_folder(config.run_name or default_run_name(config.model, config.train_type, config.train_mode))
 
     def open_run(self, path: Path) -> None:
         """Show this run, live or finished."""
@@ -323,7 +321,7 @@ class Session(ServiceSession):
 
     def reattach(self) -> bool:
         """Show the newest run that is still training, if there is one: an earlier window may have started it."""
-        live = next((run for run in places.all_runs() if run.is_locked()), None)
+        live = next((run for run in all_runs() if run.is_locked()), None)
         if live is None:
             return False
         self._training = live

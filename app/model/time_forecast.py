@@ -12,8 +12,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from backend.spec import places
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder, all_runs
 from backend.spec.throughput import MOST_RUNS, CompletionTime, completion_time_of, seconds_per_completion
 
 REST_MS = 15
@@ -27,9 +26,7 @@ class TimeForecast(QObject):
 
     changed = Signal()
 
-    def __init__(
-        self, parent: QObject | None = None, runs: Callable[[], Iterable[RunFolder]] = places.all_runs
-    ) -> None:
+    def __init__(self, parent: QObject | None = None, runs: Callable[[], Iterable[RunFolder]] = all_runs) -> None:
         super().__init__(parent)
         self._runs = runs
         self._known: list[CompletionTime] = []

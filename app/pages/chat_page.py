@@ -31,8 +31,7 @@ from app.widgets.chat.row_strip import RowStrip
 from app.widgets.chat.sampling_panel import SamplingPanel
 from app.widgets.chat.text_blocks import PromptBox
 from app.widgets.chat.transcript import Transcript
-from backend.spec import places
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder, all_runs
 
 CHECK_MS = 2000
 """How often the page looks whether a run is training."""
@@ -173,7 +172,7 @@ class ChatPage(QWidget):
 
     def _list_models(self) -> None:
         """Runs with weights, newest first, and models; what is chosen stays chosen, at first the run that is shown."""
-        runs = [(run.name, str(run.path)) for run in places.all_runs() if _has_weights(run)]
+        runs = [(run.name, str(run.path)) for run in all_runs() if _has_weights(run)]
         values = [value for _, value in (*runs, *self._models)]
         if self._choice is not None and self._choice.name not in values:
             self._models = [(self._choice.label, self._choice.name), *self._models]

@@ -17,7 +17,6 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QSizePolicy,
     QSplitter,
-    QStackedLayout,
     QVBoxLayout,
     QWidget,
 )
@@ -30,6 +29,7 @@ from app.widgets.basic.controls import ComboBox
 from app.widgets.basic.empty_state import EmptyState
 from app.widgets.basic.key_names import with_key_names
 from app.widgets.basic.labels_and_buttons import PlainLabel, button, label, plain_tip
+from app.widgets.basic.layout import NestedStack
 from app.widgets.basic.number_format import figure
 from app.widgets.dataset.column_mapping import ColumnMapping
 from app.widgets.dataset.dataset_figures import DatasetFigures
@@ -133,7 +133,7 @@ class DatasetPage(QWidget):
         column.setContentsMargins(*(theme.GUTTER,) * 4)
         column.setSpacing(12)
         column.addLayout(head)
-        self._stack = QStackedLayout()
+        self._stack = NestedStack(self)
         for view in (self.nothing, self.absent, self.failed, body):
             self._stack.addWidget(view)
         column.addLayout(self._stack, 1)

@@ -25,6 +25,7 @@ from app.model.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel
 from app.widgets.basic.empty_state import EmptyState
 from app.widgets.basic.labels_and_buttons import label, plain_tip
+from app.widgets.basic.layout import NestedStack
 from app.widgets.basic.number_format import moment
 from app.widgets.basic.segmented_control import Segments
 from app.widgets.evaluation.evaluation_form import EvaluationForm
@@ -117,7 +118,7 @@ class EvaluatePage(QWidget):
         column.setSpacing(12)
         column.addLayout(head)
         column.addWidget(self.form)
-        self._result = QStackedLayout()
+        self._result = NestedStack(content)
         self._result.addWidget(_in_the_middle(self.not_yet, NOT_YET))
         self._result.addWidget(result)
         column.addLayout(self._result, 1)

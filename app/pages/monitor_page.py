@@ -178,8 +178,18 @@ class MonitorPage(QWidget):
             self.header.show_progress(run.step, run.iterations, "reading what has happened", reading)
             return
         phase = PHASE_WORDS.get(run.phase, run.phase) if run.is_live else ""
-        progress = None if run.silence else run.phase_progress
-        self.header.show_progress(run.step, run.iterations, run.silence or phase, progress)
+        if run.state == "starting" and not phase:
+            phase = "starting the training process"
+        share, figures = run.phase_progress, ""
+        if (start := run.start_progress) is not None:
+            phase, share, figures = f"{start.doing[:1].lower()}{start.doing[1:]}", start.share, start.figures
+        self.header.show_progress(
+            run.step,
+            run.iterations,
+            run.silence or phase,
+            None if run.silence else share,
+            "" if run.silence else figures,
+        )
 
     def _show_time(self) -> None:
         if self._run is not None and self._run.read_share is None:

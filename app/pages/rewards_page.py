@@ -40,7 +40,7 @@ from app.widgets.rewards.bench_results import BenchResults
 from app.widgets.rewards.case_table import CaseModel, CaseTable
 from app.widgets.rewards.completion_source import CompletionSource
 from app.widgets.rewards.reward_file_panel import RewardFilePanel
-from backend.spec import places
+from backend.spec.run_folder import all_runs
 
 NARROW = 900
 """Below this width the scores are one of the views."""
@@ -153,7 +153,7 @@ class RewardsPage(QWidget):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        self.source.show_runs([run.path for run in places.all_runs() if run.completions.exists()])
+        self.source.show_runs([run.path for run in all_runs() if run.completions.exists()])
         if self.bench.stale:
             self.bench.score_quietly()
 

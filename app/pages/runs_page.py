@@ -32,7 +32,7 @@ from app.widgets.runs.run_table import RunModel, RunTable
 from app.widgets.runs.undo_bar import UndoBar
 from backend.spec import places
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.disk_use import freeable_space
 from backend.spec.runs.run_fields import all_keys
 from backend.spec.runs.run_record import RunRecord
@@ -156,8 +156,8 @@ class RunsPage(QWidget):
         self.parts = QSplitter(Qt.Orientation.Horizontal, childrenCollapsible=False, handleWidth=theme.SPACE)
         self.parts.addWidget(self.table.in_card())
         self._details_card = wrap_in_card(self.details)
-        self._details_card.setVisible(self.details_button.isChecked())
         self.parts.addWidget(self._details_card)
+        self._details_card.setVisible(self.details_button.isChecked())
         self.parts.setStretchFactor(0, 1)
         content = QWidget()
         column = QVBoxLayout(content)

@@ -42,7 +42,8 @@ def measure(changes: dict[str, Any], seed: int) -> dict[str, float]:
     from backend.demo.accuracy import test_accuracy
     from backend.run.run_process import train
     from backend.spec.config import parse, read
-    from backend.spec.places import demo_config, make_run_folder
+    from backend.spec.places import demo_config
+    from backend.spec.run_folder import make_run_folder
 
     config = parse(read(demo_config()) | changes | {"seed": seed, "fuse": False})
     steps: list[dict[str, Any]] = []

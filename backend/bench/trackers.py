@@ -23,7 +23,8 @@ from backend.spec import file_lock
 from backend.spec.command import backend_environment
 from backend.spec.config import read
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder, demo_config
+from backend.spec.places import demo_config
+from backend.spec.run_folder import RunFolder
 from backend.spec.trackers import TRACKERS
 
 NOTHING = "none"

@@ -35,7 +35,7 @@ def check_program() -> None:
 
 def run_names(incomplete: str) -> list[str]:
     """Names of the runs in the default folder, newest first."""
-    from backend.spec.places import all_runs
+    from backend.spec.run_folder import all_runs
 
     return [run.name for run in all_runs() if run.name.startswith(incomplete)]
 

@@ -54,6 +54,8 @@ def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bo
 
     if run.inputs is not None:
         run.inputs.scorer.close()  # rank 0 reads them again
+    if run.lock is not None:
+        os.close(run.lock)  # it is rank 0's
     with held_for_launch(run.folder):
         end = run_ranks(_prepared_launch(run, config, stream, progress))
     if end.sentence:

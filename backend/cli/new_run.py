@@ -21,8 +21,9 @@ from backend.spec.distributed.allowed_hosts import allow_hosts
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
 from backend.spec.other_programs.translation import with_changes
-from backend.spec.places import RunFolder, default_run_name, make_run_folder
 from backend.spec.rewards.allowed_code import allow_named, require_allowed
+from backend.spec.run_folder import RunFolder, default_run_name, make_run_folder
+from backend.spec.run_lock import hold_lock
 from backend.spec.runs.adapter_source import with_adapter
 from backend.spec.user_input.documents import parse_yaml
 from backend.spec.user_input.paths import user_path
@@ -40,6 +41,8 @@ class PreparedRun:
     folder: RunFolder
     settings: Config
     inputs: RunInputs | None = None
+    lock: int | None = None
+    """The handle of the run's lock, where this process holds it already: checking may take minutes."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Settings of a resumed run to change from its next step on."""
     warnings: tuple[str, ...] = ()
@@ -50,8 +53,8 @@ def check_settings(raw: Mapping[str, Any], runs_dir: Path | None = None) -> tupl
     """The settings, and what was read to check them. Raises Mistake with all faults of them and of what they point to."""
     settings = parse(raw)
     relax_gpu_timeout(settings)  # before the import below, which imports mlx
-    from backend.data.reading_progress import progress_told_to
     from backend.run.preflight import preflight
+    from backend.spec.runs.start_progress import progress_told_to
 
     with progress_told_to(lambda sentence: say(sentence, sys.stderr)):
         return settings, preflight(raw, runs_dir=runs_dir)
@@ -86,15 +89,18 @@ def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
         raise Mistake("run", f"The folder {path} holds no config.yaml.")
     if folder.has_diary:
         raise Mistake("run", f"The run {folder.name} has a diary already; resume it, or start another.")
+    # From now on, so that nobody takes a process that goes through a large dataset for one that has ended.
+    lock = hold_lock(folder)
     try:
         raw = with_adapter(read(folder.config), folder.path.parent)
         require_allowed(raw, allow=allow_code)
-        return PreparedRun(folder, *check_settings(raw, folder.path))
+        return PreparedRun(folder, *check_settings(raw, folder.path), lock=lock)
     except Mistake as mistake:
         diary = Diary(folder.events)
         sentence = " ".join(fault.sentence for fault in mistake.faults)
         diary.write("failed", step=0, reason="failed", sentence=sentence)
         diary.close()
+        os.close(lock)
         raise
 
 

@@ -22,8 +22,8 @@ from backend.run.distributed.rank_process import backend_of, delete_own_files
 from backend.spec.command import shell_line
 from backend.spec.config import load, read
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
 from backend.spec.rewards.allowed_code import require_allowed
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.run_format import check_format
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ import typer
 
 from backend.cli.exit_codes import STOPPED, verb
 from backend.cli.options import NewRunsDir
+from backend.cli.output import tell
 
 
 @verb
@@ -21,10 +22,10 @@ def replay(
 ) -> None:
     """Play a recorded run into a new folder, at its own pace or faster. Nothing is trained."""
     from backend.run import replay as replays
-    from backend.spec.places import find_run
+    from backend.spec.run_folder import find_run
 
     playing = replays.replay(find_run(run), runs_dir, name, speed)
-    print(playing.folder.path, flush=True)
+    tell(playing.folder.path, flush=True)
     playing.control.listen_to_signals()
     if not playing.play():
         raise typer.Exit(STOPPED)

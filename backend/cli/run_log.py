@@ -13,9 +13,10 @@ from collections.abc import Callable, Generator
 from io import RawIOBase
 from typing import Any
 
+from backend.cli.output import tell
 from backend.spec.disk_faults import DiskFault, writing
 from backend.spec.events import write_all
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 IS_LOG_VARIABLE = "GRPO_STUDIO_STDOUT_IS_LOG"
 """Environment variable of a process whose stdout is a pipe to somebody who writes it to log.txt."""
@@ -99,7 +100,7 @@ def give_up(stream: Any) -> None:
 def say(text: str, stream: Any) -> None:
     """Print a line for whoever is still there to read it."""
     try:
-        print(text, file=stream, flush=True)
+        tell(text, file=stream, flush=True)
     except OSError:
         give_up(stream)
 

@@ -14,6 +14,7 @@ import typer
 
 from backend.cli.exit_codes import BUG, MISTAKE, print_faults, verb
 from backend.cli.options import ExistingRunsDir
+from backend.cli.output import tell
 from backend.spec.disk_faults import disk_fault, fault_of
 
 
@@ -29,7 +30,7 @@ def track(
     """Write a run's metrics and completions for a tracker, under the names that TRL gives them."""
     from backend.run.trackers.follow import track as follow
     from backend.spec.faults import Mistake
-    from backend.spec.places import find_run
+    from backend.spec.run_folder import find_run
     from backend.spec.trackers import TRACKERS
     from backend.spec.user_input.text import shown
 
@@ -41,7 +42,7 @@ def track(
     with _ending_with_threads(folder.trackers / to):
         follow(folder, to, may_upload=upload, say=print)
     place = "your account at Weights & Biases" if upload else TRACKERS[to].place
-    print(f"What {to} writes of {folder.name} is in {place}.")
+    tell(f"What {to} writes of {folder.name} is in {place}.")
 
 
 @contextmanager

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from backend.spec import loose_json
 from backend.spec.faults import Mistake
 from backend.spec.machine import machine_bytes
 from backend.spec.model_and_data_names import of_no_known_type
+from backend.spec.runs.start_progress import telling
 from backend.spec.user_input.paths import reason
 from backend.spec.user_input.text import shown
 
@@ -162,14 +163,21 @@ def _lines(path: Path, newline: str | None = None, *, whole: bool = True) -> Ite
     # Not blocking: since it was looked at, a pipe may have taken the file's place.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with open(descriptor, encoding="utf-8-sig", newline=newline) as file:
-        number = 0
-        while line := file.readline(LINE_LIMIT):
-            number += 1
-            if len(line) == LINE_LIMIT:
-                raise Mistake(
-                    "data", f"Line {number:,} of {shown(path, PATH)} is longer than {LINE_LIMIT:,} characters."
-                )
-            yield line
+        size = max(1, os.fstat(descriptor).st_size)
+        lines = _limited(file, path)
+        if whole:
+            lines = telling(lines, "Reading", path, lambda _: os.lseek(descriptor, 0, os.SEEK_CUR) / size, unit="lines")
+        yield from lines
+
+
+def _limited(file: TextIO, path: Path) -> Iterator[str]:
+    """The lines of an open file. Raises Mistake for one that is too long."""
+    number = 0
+    while line := file.readline(LINE_LIMIT):
+        number += 1
+        if len(line) == LINE_LIMIT:
+            raise Mistake("data", f"Line {number:,} of {shown(path, PATH)} is longer than {LINE_LIMIT:,} characters.")
+        yield line
 
 
 def _read_jsonl(path: Path) -> list[Row]:
@@ -260,7 +268,16 @@ def _unpacked(file: Any, path: Path) -> list[Row]:
     limit = UNPACKED * path.stat().st_size + UNPACKED_FREE
     rows: list[Row] = []
     size = 0
-    for batch in file.iter_batches(BATCH_ROWS):
+    count = max(1, file.metadata.num_rows)
+    batches = telling(
+        file.iter_batches(BATCH_ROWS),
+        "Reading",
+        path,
+        lambda _: len(rows) / count,
+        amount=lambda _: len(rows),
+        looked=1,
+    )
+    for batch in batches:
         # A column that is a dictionary shares its values between rows until they are Python's: at most all of it in every row.
         at_once = max(1, UNPACKED_FREE // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, at_once):

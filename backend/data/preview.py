@@ -20,8 +20,8 @@ from backend.data.rows import SPLITS, Splits, check_columns, read_splits
 from backend.spec.config import Config, keys_used_by, problems
 from backend.spec.dataset_columns import likeliest_column
 from backend.spec.faults import Fault, Mistake
+from backend.spec.hub_cache import is_dataset_cached
 from backend.spec.model_and_data_names import DATA_SUFFIXES, check_data
-from backend.spec.places import is_dataset_cached
 from backend.spec.setting_groups import ColumnSettings, DatasetSettings
 from backend.spec.user_input.paths import user_path
 

@@ -15,11 +15,11 @@ from typing import Any
 from backend.data.chat_tokens import Messages, TooLong, characters, check_unicode, count, tokenize_if_fits
 from backend.data.cut_prompts import cut_left
 from backend.data.files import Row
-from backend.data.reading_progress import telling
 from backend.data.row_views import LazyRows, Rows
 from backend.data.rows import check_columns, row_name, shown_source
 from backend.spec.faults import Mistake
 from backend.spec.row_settings import prompt_limit
+from backend.spec.runs.start_progress import telling
 from backend.spec.setting_groups import PromptSettings
 from backend.spec.user_input.text import shown
 from backend.types import Problem

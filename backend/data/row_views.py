@@ -8,9 +8,9 @@ from itertools import islice
 from typing import Any, overload
 
 from backend.data.files import Row
-from backend.data.reading_progress import telling
 from backend.data.row_steps import CHUNK, RowSteps, Where
 from backend.spec.faults import Mistake
+from backend.spec.runs.start_progress import telling
 
 Rows = Sequence[Row]
 """The rows of a split: a list, or lazy rows. What reads them asks for one at a time, or goes through them once in order."""

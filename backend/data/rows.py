@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from backend.data.files import PATH
-from backend.data.reading_progress import telling
 from backend.data.row_steps import MapRows, RowSteps
 from backend.data.row_views import (
     STEPPING,
@@ -31,6 +30,7 @@ from backend.spec.model_and_data_names import DATA_SUFFIXES as SUFFIXES
 from backend.spec.rewards.catalog import COMPARING_REWARDS, metric_name
 from backend.spec.rewards.code_tests import CODE_TESTS, without_tests
 from backend.spec.row_settings import evaluation_sets
+from backend.spec.runs.start_progress import telling
 from backend.spec.setting_groups import ColumnSettings, DatasetSettings
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown

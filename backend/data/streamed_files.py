@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from backend.data.files import BATCH_ROWS, LINE_LIMIT, PATH, Row, first_line, json_object, ragged, refuse_equal_columns
-from backend.data.reading_progress import LOOKED, telling
 from backend.data.row_views import LazyRows
 from backend.spec.faults import Mistake
+from backend.spec.runs.start_progress import LOOKED, telling
 from backend.spec.user_input.paths import reason
 from backend.spec.user_input.text import shown
 
 OFFSET = "Q"
 """Type code of a place in a file: eight bytes."""
+FINDING = "Looking for the rows of"
 BOM = b"\xef\xbb\xbf"
 _AFTER_A_RETURN = re.compile(rb"(?<=\r)(?!\n)")
 
@@ -112,7 +113,8 @@ class JsonlRows(LineRows):
     def _index(self, file: BinaryIO) -> None:
         size = max(1, self._stamp[1])
         lines = lines_of(file, self._path)
-        for start, line in telling(lines, "Looking for the rows of", self._path, lambda _: file.tell() / size):
+        read = telling(lines, FINDING, self._path, lambda _: file.tell() / size, amount=lambda _: len(self._starts))
+        for start, line in read:
             # White space that is not ASCII is told after decoding, which hardly any line needs.
             if line.lstrip()[:1] == b"{" or line.decode().strip():
                 self._starts.append(start)
@@ -135,7 +137,12 @@ class CsvRows(LineRows):
 
     def _index(self, file: BinaryIO) -> dict[str, None]:
         csv.field_size_limit(sys.maxsize)
-        lines = _CountedLines(lines_of(file, self._path))
+        size = max(1, self._stamp[1])
+        read = telling(
+            lines_of(file, self._path), FINDING, self._path, lambda _: file.tell() / size,
+            amount=lambda _: len(self._starts),
+        )  # fmt: skip
+        lines = _CountedLines(read)
         reader = csv.reader(lines, strict=True)
         try:
             self._columns = next(reader, [])

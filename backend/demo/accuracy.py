@@ -10,7 +10,7 @@ from backend.rewards.functions.r1 import extract_answer
 from backend.run.checkpoints.checkpoint import newest
 from backend.run.evaluation.evaluate import greedy_accuracy
 from backend.spec.config import Config
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.types import Group
 
 

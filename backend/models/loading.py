@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_lm_utils
 
 from backend.engine.cpu import compiler
@@ -19,7 +21,9 @@ from backend.models.model_folder import check_arrays, check_config, check_kinds
 from backend.models.time_limit import TimeIsUp, time_limit
 from backend.models.tokenizers import is_panic, load_tokenizer, reason_of
 from backend.spec.faults import Mistake
+from backend.spec.hub_cache import local_folder
 from backend.spec.model_and_data_names import model_source
+from backend.spec.runs.start_progress import tell, telling
 from backend.spec.user_input.text import shown
 
 BUILD_S = 15.0
@@ -32,7 +36,7 @@ def load_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]
     """(model, tokenizer, its config.json) of a folder or Hub id, through mlx-lm. Raises Mistake naming `setting`."""
     model, tokenizer, config = open_model(name, setting)
     with loading(name, setting):
-        mx.eval(model.parameters())
+        _read_weights(model, name)
     check_runs(model, name, setting)
     return model, tokenizer, config
 
@@ -41,9 +45,23 @@ def open_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]
     """`load_model` with arrays that are not read yet, and not run."""
     compiler.prepare()  # mlx-lm's models call compiled functions
     source = model_source(name, setting)
+    if local_folder(source) is None:
+        tell(f"Fetching the model {shown(source, 60)}")
     with loading(name, setting):
         folder = mlx_lm_utils._download(source)  # the folder itself, or the Hub's files in the cache
     return _open(folder, name, setting)
+
+
+def _read_weights(model: nn.Module, name: str) -> None:
+    """Read all arrays of a model that was opened, one after the other, and say how far that has come."""
+    arrays: list[Any] = [array for _, array in tree_flatten(model.parameters())]
+    ends = list(accumulate((array.nbytes for array in arrays), initial=0))
+    read = telling(
+        arrays, "Loading", name, lambda number: ends[number] / ends[-1],
+        amount=lambda number: ends[number] / 1e9, unit="GB", looked=1,
+    )  # fmt: skip
+    for array in read:
+        mx.eval(array)
 
 
 def open_weights(folder: Path, name: str, setting: str) -> tuple[nn.Module, dict[str, Any]]:

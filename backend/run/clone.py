@@ -30,9 +30,9 @@ from backend.spec.disk_faults import cause, is_of_mlx
 from backend.spec.events import Diary
 from backend.spec.faults import Fault, Mistake
 from backend.spec.other_programs.translation import translate
-from backend.spec.places import RunFolder
 from backend.spec.private_files import make_private_folder
 from backend.spec.regular_file import refuse_links
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.changeable import STAGE_OWN
 from backend.spec.runs.lineage import Parent, write_parent
 from backend.spec.runs.run_format import check_format

@@ -23,7 +23,7 @@ from types import FrameType
 
 from backend.run import stop_signals
 from backend.spec.events import Diary
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 WORDS = ("pause", "resume", "save", "stop", "finish-step")
 PAUSE_POLL_S = 0.1

@@ -6,7 +6,7 @@ from backend.run.export.export_run import Export, export_run, fuse_run
 from backend.spec.config import Config
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 
 def fuses(config: Config) -> bool:

@@ -19,7 +19,7 @@ from typing import Literal
 from backend.run.control import Stopped
 from backend.spec import file_lock
 from backend.spec.events import Diary
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 LOOK_EVERY_S = 0.3
 _LONGEST_PATH = 1024

@@ -17,7 +17,7 @@ from typing import Any
 
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.training.not_finite import NotFinite, Quantity
 from backend.types import Group
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from backend.spec.command import backend_command, backend_environment
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.archive import training_run
 from backend.spec.runs.queue import Queue, QueueFile, is_fresh
 

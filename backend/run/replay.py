@@ -16,8 +16,8 @@ from pathlib import Path
 from backend.run.control import Control, Stopped
 from backend.spec.events import Diary, Event, JsonLines, parse_line, read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, make_run_folder
 from backend.spec.regular_file import open_regular
+from backend.spec.run_folder import RunFolder, make_run_folder
 from backend.spec.run_lock import hold_lock
 from backend.spec.user_input.files import read_bytes
 from backend.spec.whole_file import replace_file

@@ -14,8 +14,8 @@ from backend.run.control import Control
 from backend.spec.disk_faults import LONGEST_PLACE
 from backend.spec.disk_space import Room, gigabytes, room_on
 from backend.spec.events import Diary
-from backend.spec.places import RunFolder
 from backend.spec.run_disk_use import RESERVE
+from backend.spec.run_folder import RunFolder
 from backend.spec.user_input.text import shown
 
 RESERVED_FILES = 32

@@ -34,7 +34,7 @@ from backend.spec.config import Config
 from backend.spec.disk_faults import DiskFault
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hand_on_lock, hold_lock, inherited_lock
 from backend.spec.runs.run_format import check_format
 
@@ -52,11 +52,13 @@ def train(
     look: Callable[[], None] | None = None,
     load: LoadParts = load_parts,
     goes_on: bool = False,
+    lock: int | None = None,
 ) -> Ending:
     """Train `config` in `run`, from its newest checkpoint if it has one. `inputs` are what `preflight` read, if it did. `changes`: raw
     settings to change from the step after that checkpoint on. `warnings`: sentences for the diary. `look` is called wherever the run may
     stop, and may raise Stopped or Mistake. `load`: what builds the run's parts, where other ranks share its work.
-    `goes_on`: whether the loss of one of them ends this process and not the run.
+    `goes_on`: whether the loss of one of them ends this process and not the run. `lock`: the handle of the run's lock, where the caller
+    holds it already; it is closed here.
 
     Errors of the run are written to the diary and returned in the Ending, never raised. Raises Mistake when another process
     holds the run, its log of GPU errors or its changes are damaged, or the settings of `changes` cannot be. With `may_restart` the Ending may be a RESTART: the run stays locked, the stop signals stay blocked, and the caller
@@ -65,7 +67,8 @@ def train(
     # An flock, which the kernel releases however this process ends. It is held before the checkpoint is read and the files
     # are truncated, so that two processes never append to one diary.
     inherited = inherited_lock(run)
-    lock = hold_lock(run) if inherited is None else inherited
+    if lock is None:
+        lock = hold_lock(run) if inherited is None else inherited
     trackers = RunTrackers(run)
     try:
         notes = [*warnings]

@@ -11,7 +11,7 @@ from typing import Any
 from backend.spec.config import Config
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.steering import (
     Change,
     changed,

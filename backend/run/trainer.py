@@ -39,7 +39,7 @@ from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, of_p
 from backend.run.token_data import recorded_tokens
 from backend.spec.config import Config
 from backend.spec.events import Diary, JsonLines, read_events
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.steering import Change
 from backend.training.batch import completion_metrics
 from backend.training.variety import variety_metrics

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from backend.run.parts import RunParts

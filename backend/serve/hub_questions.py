@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from backend.serve.question_call import QuestionCall
-from backend.spec.places import hub_cache
+from backend.spec.hub_cache import hub_cache
 
 
 def hub_search(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import BinaryIO
 
 from backend.spec.event_shape import is_step
 from backend.spec.events import Event, parse_line
-from backend.spec.places import RunFolder
 from backend.spec.regular_file import open_regular
+from backend.spec.run_folder import RunFolder
 
 TAIL_BYTES = 1 << 16
 

@@ -13,7 +13,9 @@ from backend.spec.config import Config, load
 from backend.spec.diary_ends import first_and_last_events
 from backend.spec.exports import PUBLISHER, ExportFormat, exported_bytes
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, lm_studio_models, local_folder
+from backend.spec.hub_cache import local_folder
+from backend.spec.places import lm_studio_models
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.archive import raw_settings
 from backend.spec.runs.saved_weights import SavedWeights, best_of, find_checkpoint, has_end, saved_weights
 from backend.spec.runs.steering import run_config

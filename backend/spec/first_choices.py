@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from backend.spec.places import hub_cache
+from backend.spec.hub_cache import hub_cache
 
 MODEL = "mlx-community/Qwen3-0.6B-4bit"
 """Small enough for every Mac, and good enough to learn something."""

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from backend.spec import file_lock
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
 from backend.spec.regular_file import refuse_links
+from backend.spec.run_folder import RunFolder
 
 LOCK_VARIABLE = "GRPO_STUDIO_LOCK"
 """Environment variable with the file descriptor of a lock that a process has taken over from the program before it."""

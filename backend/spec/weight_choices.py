@@ -10,7 +10,7 @@ from pathlib import Path
 
 from backend.spec.diary_ends import step_of_end
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.saved_weights import WEIGHT_FILES, SavedWeights, best_of, saved_weights
 
 END, BEST = "end", "best"

@@ -14,7 +14,7 @@ from app.pages.train_page import TrainPage
 from app.widgets.form.adapter_field import AdapterField
 from backend.spec import places
 from backend.spec.faults import Fault
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from app.pages.chat_page import ChatPage
 from app.widgets.basic import file_dialogs
 from app.widgets.chat.answer_view import SHORT, split_thinking
 from backend.spec.faults import Fault
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support.latency import LatencyProbe
 from tests.support.trained_run import make_run
 

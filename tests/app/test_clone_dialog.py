@@ -17,7 +17,7 @@ from app.pages.runs_page import RunsPage
 from app.widgets.runs.clone_dialog import CloneDialog
 from backend.__main__ import app
 from backend.spec import places
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support import made_up_runs
 
 

@@ -24,7 +24,7 @@ from app.widgets.charts.axes import StepAxis
 from app.widgets.compare.run_legend import letter_of
 from app.widgets.help.guide_link import place_about
 from backend.spec.events import Diary
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.run_comparison import as_csv, as_markdown
 from backend.spec.runs.run_record import read_record
 from tests.support import made_up_runs

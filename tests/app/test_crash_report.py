@@ -19,7 +19,7 @@ from app.model.service_session import FAULT_OFFER
 from app.model.session import Session
 from app.widgets.help.problem_dialog import ProblemDialog
 from app.window import Window
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 

@@ -25,7 +25,7 @@ from app.widgets.frame.preferences_dialog import PreferencesDialog
 from app.window import Window
 from backend.spec import places
 from backend.spec.events import Diary
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from tests.support import made_up_runs
 

@@ -24,7 +24,7 @@ from app.window import Window
 from backend.spec import places
 from backend.spec.command import backend_environment
 from backend.spec.events import Diary
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from tests.support import made_up_runs
 
@@ -217,7 +217,7 @@ TRAINER = """
 import sys, time
 from pathlib import Path
 from backend.spec.events import Diary
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 run = RunFolder(Path(sys.argv[1]))
 lock = hold_lock(run)

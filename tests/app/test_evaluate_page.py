@@ -20,7 +20,7 @@ from app.pages.evaluate_page import EvaluatePage
 from app.widgets.evaluation.figures_table import INTERVAL_ROLE, figure_lines
 from backend.spec.evaluation import Figures
 from backend.spec.events import JsonLines
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from tests.support import made_up_evaluations, made_up_runs
 

@@ -17,7 +17,7 @@ from app.pages.monitor_page import MonitorPage
 from app.widgets.monitor.health_cards import HealthCards, proposal
 from backend.spec.health.episodes import Episode
 from backend.spec.health.rules import RULES
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from tests.support.diaries import recording
 

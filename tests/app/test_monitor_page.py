@@ -30,7 +30,8 @@ from app.widgets.charts.metric_tile import MetricTile
 from app.widgets.runs.log_view import LogView
 from app.widgets.runs.run_header import split_name
 from backend.spec.events import METRICS, Diary
-from backend.spec.places import RunFolder, project_root
+from backend.spec.places import project_root
+from backend.spec.run_folder import RunFolder
 from tests.support import made_up_runs
 from tests.support.diaries import recording
 from tests.support.latency import LatencyProbe
@@ -420,7 +421,7 @@ from pathlib import Path
 sys.path[:0] = sys.argv[2:]
 from tests.support import made_up_runs
 from backend.spec.events import Diary, JsonLines
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 folder = RunFolder(Path(sys.argv[1]))
 handle, dice = hold_lock(folder), random.Random(1)

@@ -16,7 +16,8 @@ from PySide6.QtCore import QCoreApplication
 from app.model import processes
 from app.model.processes import ProcessOutcome, VerbProcess
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, project_root
+from backend.spec.places import project_root
+from backend.spec.run_folder import RunFolder
 
 CHILD = """
 import json, os, sys, time
@@ -33,7 +34,7 @@ WINDOW = """
 import sys, time
 from pathlib import Path
 from app.model.processes import start_detached
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 start_detached([sys.executable, "-c", sys.argv[2]], RunFolder(Path(sys.argv[1])))
 print("started", flush=True)
 time.sleep(60)

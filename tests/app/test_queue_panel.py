@@ -14,7 +14,7 @@ from app.model.session import Session
 from app.pages.parts.queue_part import QueuePart
 from app.widgets.runs.queue_panel import QueuePanel, QueueRow
 from backend.spec import places
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 ROWS = [QueueRow(Path("/runs") / name, "owner/model", 300) for name in ("a", "b", "c")]
 

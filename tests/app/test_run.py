@@ -21,7 +21,7 @@ from app.model.runs.run_state import RunState
 from app.model.runs.series import Series, number
 from backend.spec.events import Diary, JsonLines, truncate_file
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.archive import first_and_last_means, summary
 from tests.support import made_up_runs
 from tests.support.latency import LatencyProbe

@@ -10,7 +10,7 @@ import pytest
 
 from app.model.runs.run_control import ANSWER_S, RunControl
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 
 @pytest.fixture

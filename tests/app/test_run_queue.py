@@ -13,7 +13,7 @@ from app.model.runs.run_queue import RunQueue
 from app.model.session import Session
 from backend.spec import places
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder, all_runs
 from backend.spec.runs.queue import QueueFile
 
 
@@ -111,7 +111,7 @@ def test_the_form_waits_as_a_run_and_its_settings_can_be_changed(session: Sessio
 def test_a_form_with_problems_does_not_wait(session: Session) -> None:
     session.draft.set("temperature", "hot")
     session.queue_run()
-    assert session.queue.waiting == () and not list(places.all_runs())
+    assert session.queue.waiting == () and not list(all_runs())
 
 
 def test_settings_of_a_run_that_begins_meanwhile_are_not_changed(session: Session, qtbot) -> None:

@@ -23,7 +23,7 @@ from app.widgets.runs.column_dialog import ColumnDialog
 from app.widgets.runs.free_space_dialog import FreeSpaceDialog
 from app.widgets.runs.run_table import RunModel
 from app.widgets.runs.sparkline import CURVE
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.lineage import Parent, write_parent
 from backend.spec.runs.run_notes import RunNotes, change_notes, read_notes
 from backend.spec.runs.run_record import read_record

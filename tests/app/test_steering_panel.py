@@ -21,7 +21,7 @@ from app.widgets.monitor.steering_panel import GROUPS, SteeringPanel
 from backend.spec.config import dump, parse
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from backend.spec.runs.steering import STEERABLE, Change, read_request, write_changes
 

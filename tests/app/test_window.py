@@ -31,7 +31,7 @@ from app.widgets.runs.state_chip import STATE_LABELS, STATE_ROLES
 from app.window import FIRST_SIZE, FRAME, NARROW, Window
 from backend.__main__ import app as verbs
 from backend.spec import first_choices, places
-from backend.spec.places import RunFolder, make_run_folder
+from backend.spec.run_folder import RunFolder, make_run_folder
 from backend.spec.run_lock import hold_lock
 from backend.spec.runs import archive
 from tests.support import made_up_runs

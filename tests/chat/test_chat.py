@@ -24,7 +24,7 @@ from backend.generation.sampler import GREEDY, Sampling
 from backend.models.policy import load_policy
 from backend.spec.config import load
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.types import Completion
 from tests.support.small_run import settings_for
 from tests.support.trained_run import make_run, shaken_policy

@@ -25,8 +25,8 @@ from backend.cli.new_run import apply_changes, new_run
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.config import load, read
 from backend.spec.events import Diary, read_events
-from backend.spec.places import RunFolder, all_runs
 from backend.spec.rewards.catalog import DEFAULT_REWARDS
+from backend.spec.run_folder import RunFolder, all_runs
 from backend.spec.run_lock import hold_lock
 from tests.support import small_run
 

@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
-from backend.spec.places import RunFolder, demo_folder
+from backend.spec.places import demo_folder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.run_comparison import value_text
 from backend.spec.runs.run_notes import change_notes
 from tests.support import made_up_runs

@@ -18,7 +18,7 @@ from backend.__main__ import app
 from backend.cli import completions, help_page
 from backend.spec.config import SETTINGS
 from backend.spec.exports import FORMATS, TARGETS
-from backend.spec.places import make_run_folder
+from backend.spec.run_folder import make_run_folder
 from backend.spec.trackers import TRACKERS
 
 VERBS = app()

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from backend.__main__ import app
 from backend.run.queue_runner import QueueRunner
 from backend.spec import places
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder, all_runs
 from tests.support import small_run
 
 
@@ -60,11 +60,11 @@ def test_a_queue_is_filled_ordered_paused_and_emptied(config: Path, monkeypatch:
 def test_mistakes_leave_nothing_behind(config: Path) -> None:
     assert "There is no file" in typed("queue", "add", config.with_name("no.yaml"), code=2)
     assert "There is no run nobody" in typed("queue", "move", "nobody", 1, code=2)
-    assert not list(places.all_runs())
+    assert not list(all_runs())
     typed("queue", "add", config, "--name", "one")
     (places.runs_folder() / "queue.json").write_text("{")
     assert "queue.json is not valid JSON" in typed("queue", "add", config, "--name", "two", code=2)
-    assert [run.name for run in places.all_runs()] == ["one"]
+    assert [run.name for run in all_runs()] == ["one"]
 
 
 def test_a_prepared_folder_waits_and_keeps_what_it_holds_when_it_is_removed(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from backend.run.machine.gpu_errors import gpu_error
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.config import parse
 from backend.spec.events import Follower, read_events
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import LOCK_VARIABLE, hand_on_lock, hold_lock, inherited_lock
 from tests.support import failing_gpu, small_run
 from tests.support.failing_gpu import INTERACTIVITY, OUT_OF_MEMORY

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from backend.__main__ import app
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.steering import read_changes
 from tests.support import small_run
 

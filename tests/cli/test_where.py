@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from backend.__main__ import app
 from backend.spec import places
 from backend.spec.about import stored
+from backend.spec.run_folder import make_run_folder
 
 VERBS = app()
 
@@ -48,7 +49,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("12345")
-    run = places.make_run_folder("trained")
+    run = make_run_folder("trained")
     run.config.write_text("iters: 1\n")
     for file in (run.about, run.changes, run.parent, run.window_lock, places.runs_folder() / "queue.json"):
         file.write_text("1")

@@ -21,7 +21,7 @@ from backend.run import parts, step_parts
 from backend.spec.config import Config, parse
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.types import Problem
 from tests.support import small_run
 from tests.support.random_models import tiny_tokenizer

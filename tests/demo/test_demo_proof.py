@@ -11,7 +11,8 @@ import pytest
 from backend.demo.accuracy import test_accuracy as accuracy
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.config import parse, read
-from backend.spec.places import RunFolder, demo_config
+from backend.spec.places import demo_config
+from backend.spec.run_folder import RunFolder
 from tests.support.small_run import train_here
 
 

@@ -26,7 +26,7 @@ from backend.spec.config import parse
 from backend.spec.config_notes import config_notes
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.types import Completion, Problem
 from tests.support import random_models, small_run
 

@@ -14,7 +14,7 @@ from backend.generation.sampler import Sampling
 from backend.models.policy import Policy, load_policy
 from backend.spec.config import parse
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.types import Problem

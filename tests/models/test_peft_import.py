@@ -27,7 +27,7 @@ from backend.run.preflight import check
 from backend.serve.adapter_questions import import_adapter as import_question
 from backend.serve.question_call import Cancelled, QuestionCall
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.adapter_source import imported_folder
 from tests.run.test_export_original import as_published
 from tests.support import small_run

@@ -19,7 +19,7 @@ from backend.spec.config import Config, parse
 from backend.spec.faults import Mistake
 from backend.spec.memory.model_shape import shape_of
 from backend.spec.memory.phases import MemoryModel
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from tests.support.random_models import tiny_model

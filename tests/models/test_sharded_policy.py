@@ -19,7 +19,7 @@ from backend.run import preflight
 from backend.spec.config import parse
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support import random_models, sharded_trial, small_run
 from tests.support.architectures.tiny_configs import model_types, tiny_config
 

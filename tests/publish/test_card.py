@@ -28,7 +28,7 @@ from backend.models.publish.privacy import clean_json_files, public_name, public
 from backend.spec.evaluation import write_evaluation
 from backend.spec.exports import FORMATS
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.lineage import Parent, write_parent
 from tests.support import made_up_evaluations, made_up_runs
 

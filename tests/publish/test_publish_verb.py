@@ -16,7 +16,7 @@ from backend.models.export import build
 from backend.models.export.verify import Verification
 from backend.models.publish import hub_token
 from backend.spec.exports import ExportFormat
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.lineage import Parent, write_parent
 from backend.spec.runs.run_notes import change_notes
 from tests.support import made_up_runs

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from backend.generation.scheduler import Scheduler
 from backend.run.checkpoints import checkpoint
 from backend.spec.events import read_events
 from backend.spec.machine import TREAT_CPU_AS
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support import small_run
 
 USUAL: dict[str, Any] = {"iters": 4, "group_size": 4, "num_iterations": 2, "beta": 0.05, "learning_rate": 1e-3, "save_every": 2,

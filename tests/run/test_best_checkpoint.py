@@ -24,7 +24,7 @@ from backend.run.preflight import check
 from backend.spec.config import parse, problems
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.saved_weights import best_of, find_checkpoint, saved_weights
 from backend.spec.weight_choices import find_choice
 from tests.support import small_run

@@ -15,7 +15,7 @@ from backend.run.checkpoints.checkpoint import TrainingState, all_checkpoints, n
 from backend.run.machine.gpu_errors import MEMORY, gpu_error
 from backend.spec import whole_file
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support import failing_gpu
 
 WEIGHTS = {"layers.0.lora_a": mx.array([[1.0, -0.0]]), "layers.0.lora_b": mx.array([3.0])}

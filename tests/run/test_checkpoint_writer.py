@@ -21,7 +21,7 @@ from backend.spec import whole_file
 from backend.spec.config import parse
 from backend.spec.events import JsonLines, read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.training.learner import Learner
 from tests.support import small_run
 

@@ -18,7 +18,7 @@ from backend.run.stop_signals import handlers_restored
 from backend.spec.config import load
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, all_runs
+from backend.spec.run_folder import RunFolder, all_runs
 from backend.spec.runs.archive import summary
 from backend.spec.runs.lineage import Parent, children, read_parent
 from backend.spec.runs.steering import Change, write_changes

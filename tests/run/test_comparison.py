@@ -18,7 +18,7 @@ from backend.run.evaluation.evaluated_model import EvaluatedModel, find_evaluate
 from backend.spec.config import load, parse
 from backend.spec.evaluation import DecodingName, EvaluatedRow, Evaluation
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support import small_run
 
 COUNTED = '''

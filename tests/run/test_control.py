@@ -17,7 +17,7 @@ from backend.run.checkpoints import checkpoint
 from backend.run.control import Control, Stopped
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.events import Diary, read_events
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support import small_run
 
 

@@ -19,7 +19,7 @@ from backend.run.checkpoints.checkpoint_integrity import newest_whole
 from backend.run.stop_signals import handlers_restored
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.run_format import RUN_FORMAT, check_format
 from tests.support import small_run
 

@@ -16,7 +16,7 @@ from backend.run import preflight
 from backend.run.export.run_weights import run_weights
 from backend.spec.config import load
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support import small_run
 
 MAP = '''

@@ -16,7 +16,7 @@ from backend.run.control import Stopped
 from backend.run.evaluation.evaluate import FORWARD_ROWS, batches, held_out_rewards, sample_of
 from backend.run.scoring_stages import MLX
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.types import Completion, Group, Problem
 from tests.support import small_run
 

@@ -24,7 +24,7 @@ from backend.models.export.gguf.modelfile import ChatFormat, Message, chat_forma
 from backend.run.export.export_run import Export, ExportedModel, export_run
 from backend.spec.exports import FORMATS, exported_bytes
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, write_run
 

@@ -16,7 +16,7 @@ from backend.models import policy
 from backend.run.export.export_run import Export, ExportedModel, export_run
 from backend.spec import config as spec_config
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support import small_run
 from tests.support.adapters import save_adapters
 

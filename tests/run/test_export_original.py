@@ -21,7 +21,7 @@ from backend.models.export.original.original_files import read_original
 from backend.models.export.original.row_trace import Rows, trace
 from backend.run.export.export_run import Export, ExportedModel, export_run
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, furthest, write_run
 

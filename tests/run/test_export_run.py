@@ -27,7 +27,7 @@ from backend.run.export.run_weights import run_weights
 from backend.spec import config as spec_config
 from backend.spec.exports import FORMATS, exported_bytes
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, furthest, write_run
 from tests.support.synced_files import synced_before_renames

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backend.run.export.export_run import Export, export_run
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support.random_models import tiny_tokenizer
 from tests.support.random_runs import furthest, write_run
 from tests.support.torch_process import Torch, torch_process

@@ -23,8 +23,8 @@ from backend.spec.disk_space import Room
 from backend.spec.events import JsonLines, read_events
 from backend.spec.faults import Mistake
 from backend.spec.memory.model_shape import shape_of
-from backend.spec.places import RunFolder
 from backend.spec.run_disk_use import run_bytes
+from backend.spec.run_folder import RunFolder
 from tests.support import small_run
 
 FULL = OSError(errno.ENOSPC, "No space left on device")

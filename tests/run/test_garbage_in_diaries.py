@@ -22,7 +22,7 @@ from backend.spec.diary_ends import TAIL_BYTES, first_and_last_events, has_finis
 from backend.spec.events import Diary, Follower, read_events
 from backend.spec.health.examination import examine
 from backend.spec.health.watch import Watch
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.archive import summary
 from backend.spec.runs.reward_curve import newest_evaluation, reward_curve
 from backend.spec.runs.run_comparison import compare

@@ -11,7 +11,7 @@ import pytest
 from backend.run.checkpoints import checkpoint
 from backend.run.machine.gpu_errors import BUFFERS, DISCARDED, INTERACTIVITY, MEMORY, OTHER, TIMEOUT, gpu_error
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.training.learner import Learner
 from tests.support import failing_gpu, small_run
 

@@ -26,7 +26,7 @@ from backend.run.stop_signals import STOP_SIGNALS
 from backend.spec.disk_faults import disk_fault
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import LOCK_VARIABLE
 from tests.support import failing_gpu, small_run
 from tests.support.failing_gpu import OUT_OF_MEMORY

@@ -21,7 +21,7 @@ from backend.spec import file_lock
 from backend.spec.config import load
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from backend.spec.runs.archive import may_be_starting
 from tests.support import small_run

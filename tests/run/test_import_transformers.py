@@ -15,7 +15,7 @@ from backend.models.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.models.peft.importing import import_adapter
 from backend.run.export.export_run import Export, export_run
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support.random_models import tiny_tokenizer
 from tests.support.random_runs import PROMPT, furthest, write_run
 from tests.support.torch_process import Torch, torch_process

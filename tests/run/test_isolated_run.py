@@ -10,7 +10,7 @@ import pytest
 
 from backend.run.preflight import check
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support import small_run
 
 REWARDS = """

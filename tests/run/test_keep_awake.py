@@ -20,7 +20,7 @@ import pytest
 from backend.run.machine import keep_awake
 from backend.run.machine.keep_awake import KeepAwake
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support import small_run
 
 SCRIPT = """#!/bin/sh

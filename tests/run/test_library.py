@@ -22,7 +22,7 @@ from backend.cli.resume import resume as verb_resume
 from backend.run.library.own_functions import OwnFunctions
 from backend.run.run_inputs import read_inputs
 from backend.spec.config import load
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support import small_run
 from tests.support.random_models import tiny_model
 
@@ -325,6 +325,6 @@ def test_its_optimizers_and_schedules_can_be_given(trained: Any) -> None:
 
 
 def _folder_in(parent: Path, name: str, folder: Path | None = None, *, reuse: bool = False) -> RunFolder:
-    from backend.spec.places import make_run_folder
+    from backend.spec.run_folder import make_run_folder
 
     return make_run_folder(name, parent, reuse=reuse)

@@ -26,7 +26,7 @@ from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.memory import estimate
 from backend.spec.memory.model_shape import ModelShape, shape_from, shape_of
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner

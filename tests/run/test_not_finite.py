@@ -17,7 +17,7 @@ from backend.run.checkpoints import checkpoint
 from backend.run.not_finite import likely_cause, write_inspection
 from backend.spec.config import Config, parse
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.training.learner import Learner
 from backend.training.not_finite import (
     GradientNorm,

@@ -20,7 +20,7 @@ from backend.run.library.own_updates import GivenUpdates
 from backend.run.preflight import check
 from backend.spec.config import load, parse
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.steering import changed
 from backend.training.learner import learning_rate_of, optimizer_of
 from tests.support import small_run

@@ -14,7 +14,7 @@ from backend.run.parts import RunParts
 from backend.run.planned_end import MetricWatch, patience_is_over
 from backend.spec.config import parse, problems
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.saved_weights import best_of, saved_weights
 from tests.support import small_run
 

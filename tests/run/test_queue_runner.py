@@ -19,7 +19,7 @@ from backend.spec import places
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from backend.spec.runs.queue import QueueFile
 from tests.support import small_run

@@ -17,7 +17,8 @@ from backend.__main__ import app
 from backend.run.replay import replay
 from backend.spec.events import Event, read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, project_root
+from backend.spec.places import project_root
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs import archive
 from tests.support.diaries import recording
 

@@ -13,7 +13,7 @@ import pytest
 from backend.run.machine import resource_use
 from backend.run.machine.resource_use import GPU_STATISTICS, GpuUse, ResourceUse, gpu_share
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support import small_run
 
 # The counters of an accelerator in one line, as ioreg writes a dictionary; shortened.

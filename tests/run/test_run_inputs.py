@@ -16,7 +16,7 @@ from backend.run.preflight import check, preflight
 from backend.spec.config import parse
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support import small_run
 from tests.support.random_models import tiny_model
 

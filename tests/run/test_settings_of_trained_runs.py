@@ -12,7 +12,7 @@ from app.model.prefs import Prefs
 from app.model.session import Session
 from backend.chat.source import find_source
 from backend.run.evaluation.evaluated_model import find_evaluated
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs import archive
 from backend.spec.runs.run_record import read_record
 from backend.spec.runs.steering import run_config

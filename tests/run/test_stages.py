@@ -16,7 +16,7 @@ from backend.run.preflight import check
 from backend.run.scoring_stages import ScoringStages
 from backend.spec.config import Config, parse
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.types import Completion, Group, Problem
 from tests.support import small_run
 

@@ -21,7 +21,7 @@ from backend.run.preflight import check
 from backend.spec.config import load, problems
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.adapter_source import adapter_settings, find_adapter, runs_with_adapters, with_adapter
 from backend.spec.runs.saved_weights import find_checkpoint
 from tests.support import small_run

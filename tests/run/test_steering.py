@@ -20,7 +20,7 @@ from backend.run.stop_signals import handlers_restored
 from backend.spec.config import parse, read
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.archive import summary
 from backend.spec.runs.steering import Change, read_changes, request_change, write_changes
 from backend.spec.runs.steering import changed as changed_settings

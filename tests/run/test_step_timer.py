@@ -12,7 +12,7 @@ import pytest
 
 from backend.run.step_timer import TIMED_PHASES, StepTimer
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support import small_run
 
 

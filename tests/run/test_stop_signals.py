@@ -26,7 +26,7 @@ from backend.run.control import Control, Stopped
 from backend.run.stop_signals import STOP_SIGNALS, StopRequested, raising_stop
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.events import Diary, read_events
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.training.learner import Learner
 from tests.support import small_run
 

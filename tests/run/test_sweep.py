@@ -27,7 +27,7 @@ from backend.run.sweep.sweep import run_sweep
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.config import parse
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import LOCK_VARIABLE
 from backend.spec.sweeps.sweep import SweepPlan
 from backend.spec.sweeps.sweep_file import parse_sweep

@@ -12,7 +12,8 @@ import pytest
 from backend.run.sweep.inputs import SweepInputs
 from backend.run.sweep.sweep import run_sweep
 from backend.spec.config import read
-from backend.spec.places import RunFolder, demo_config
+from backend.spec.places import demo_config
+from backend.spec.run_folder import RunFolder
 from backend.spec.sweeps.sweep import SweepPlan
 from backend.spec.sweeps.sweep_file import parse_sweep
 from backend.spec.sweeps.sweep_results import SweepResults, make_runs, make_sweep, read_results

@@ -13,7 +13,7 @@ import pytest
 from backend.run.checkpoints import checkpoint
 from backend.run.token_data import token_data_of, token_texts
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.training.token_records import TokenRecord
 from backend.types import Completion, Group, Problem
 from tests.support import small_run

@@ -35,7 +35,7 @@ from backend.spec.disk_faults import DiskFault
 from backend.spec.events import Diary, JsonLines, truncate_file
 from backend.spec.faults import Mistake
 from backend.spec.metric_names import trl_metrics
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hand_on_lock, hold_lock
 from backend.spec.trackers import ALL, NONE, TRACKERS, chosen
 from tests.support import small_run

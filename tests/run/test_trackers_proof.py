@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from backend.spec.command import backend_environment
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.trackers import TRACKERS
 from tests.support import small_run
 from tests.support.tracked_runs import assert_same_but_for_the_tracker, events_of

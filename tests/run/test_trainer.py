@@ -28,7 +28,7 @@ from backend.run.stop_signals import handlers_restored
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.disk_faults import disk_fault
 from backend.spec.events import METRICS, PHASES, read_events
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.training.learner import Learner
 from tests.support import small_run
 

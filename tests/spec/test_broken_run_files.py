@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.lineage import read_parent
 from backend.spec.runs.queue import QueueFile
 from backend.spec.runs.run_format import check_format

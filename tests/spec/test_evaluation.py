@@ -25,7 +25,7 @@ from backend.spec.evaluation import (
     write_evaluation,
 )
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support.made_up_evaluations import evaluated_row, evaluation
 
 ENTRIES = ["r1_int", "accuracy_reward(name=right)", "mine.py::brevity"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from backend.spec import diary_ends
 from backend.spec.disk_faults import DiskFault
 from backend.spec.events import Diary, Event, Follower, JsonLines, parse_line, read_events, truncate_file
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from backend.spec.runs import archive
 

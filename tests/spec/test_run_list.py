@@ -10,7 +10,7 @@ import pytest
 
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from backend.spec.runs import disk_use, run_comparison
 from backend.spec.runs.archive import summary

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import LAUNCH_VARIABLE, held_for_launch, hold_lock
 
 TRIES = """
 import os, sys
 from pathlib import Path
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 try:
     hold_lock(RunFolder(Path(sys.argv[1])))

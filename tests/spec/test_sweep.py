@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from backend.spec.sweeps.sweep import Halving, Rung, rungs, training_steps
 from backend.spec.sweeps.sweep_file import dump_sweep, load_sweep, parse_sweep

@@ -8,7 +8,7 @@ import threading
 import yaml
 
 from app.model.time_forecast import TimeForecast
-from backend.spec.places import RunFolder, make_run_folder
+from backend.spec.run_folder import RunFolder, make_run_folder
 from backend.spec.throughput import CompletionTime, completion_time_of, seconds_per_completion
 
 FORM = {"model": "a/b", "train_type": "lora", "max_completion_length": 512, "num_layers": 16, "grad_checkpoint": False,

@@ -18,7 +18,7 @@ import yaml
 
 from backend.spec.events import Event
 from backend.spec.health.watch import Watch
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 FOLDER = Path(__file__).parents[1] / "golden" / "diaries"
 

@@ -20,7 +20,7 @@ from backend.spec.evaluation import (
     Subject,
     write_evaluation,
 )
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 RULE = PassRule(reward="r1_accuracy_reward_func", at_least=2.0, chosen_by="default")
 

@@ -23,7 +23,7 @@ from backend.run.distributed.step_shares import StepShares
 from backend.run.distributed.worker import work
 from backend.run.run_process import train
 from backend.spec.config import load
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.training.learner import Learner
 
 

@@ -18,8 +18,8 @@ import psutil
 
 from backend.run.checkpoints import checkpoint
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder
 from backend.spec.rewards.allowed_code import allow_named
+from backend.spec.run_folder import RunFolder
 from tests.support import small_run
 
 ROOT = Path(__file__).parents[2]

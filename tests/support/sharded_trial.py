@@ -27,7 +27,7 @@ from backend.run.distributed.leader import Leader
 from backend.run.distributed.worker import work
 from backend.run.run_process import train
 from backend.spec.config import parse
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.types import Problem

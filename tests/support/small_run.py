@@ -10,8 +10,8 @@ import yaml
 
 from backend.spec.config import parse
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder
 from backend.spec.rewards.allowed_code import allow_named
+from backend.spec.run_folder import RunFolder
 from tests.support.random_models import tiny_model
 
 QUICK: dict[str, Any] = {

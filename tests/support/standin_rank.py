@@ -21,7 +21,7 @@ from backend.run.distributed.launching.launcher_watch import end_with_launcher
 from backend.run.distributed.orders import RESTART_RANKS, Orders, OrdersFolder, given_orders
 from backend.spec.events import Diary, read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 
 STEP_S = 0.05

@@ -11,7 +11,7 @@ from mlx.utils import tree_map
 from backend.models.policy import Policy, load_policy
 from backend.run.checkpoints.checkpoint import TrainingState, save
 from backend.spec.config import Config, parse
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support import small_run
 
 

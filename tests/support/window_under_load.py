@@ -21,7 +21,7 @@ from itertools import cycle
 from pathlib import Path
 
 from backend.spec.events import Diary, JsonLines
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from tests.support import made_up_runs
 

@@ -24,7 +24,7 @@ from backend.run.run_inputs import RunInputs
 from backend.run.run_process import open_run
 from backend.spec.config import SETTINGS, Config, parse
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support.adapters import save_adapters
 from tests.support.random_models import tiny_model
 from tests.support.small_run import QUICK, low_half, write_config, write_rows

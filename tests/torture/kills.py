@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.steering import request_change
 from tests.torture.drawn_settings import Inputs
 from tests.torture.equality import differences

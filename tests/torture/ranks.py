@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support.rank_runs import LiveRun, RankRuns, differences, processes_of
 from tests.torture.report import Report
 

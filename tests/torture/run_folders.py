@@ -25,7 +25,7 @@ from backend.spec import evaluation, export_choices
 from backend.spec.events import Follower, read_events
 from backend.spec.faults import Mistake
 from backend.spec.health.examination import examine
-from backend.spec.places import RunFolder, all_runs
+from backend.spec.run_folder import RunFolder, all_runs
 from backend.spec.runs import archive, disk_use, lineage, run_comparison, run_notes, saved_weights, steering
 from backend.spec.runs.queue import QueueFile
 from backend.spec.runs.run_record import read_record, stamp

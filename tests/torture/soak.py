@@ -21,7 +21,7 @@ from typing import IO, Any
 import psutil
 
 from backend.spec.command import backend_environment
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support import small_run
 from tests.torture.report import Report
 

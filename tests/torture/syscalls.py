@@ -19,7 +19,7 @@ import mlx.core as mx
 
 from backend.run.checkpoints import checkpoint
 from backend.spec.diary_ends import first_and_last_events, has_finished
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support.small_run import write_config
 from tests.torture.drawn_settings import Inputs
 from tests.torture.equality import differences

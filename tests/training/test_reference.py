@@ -18,7 +18,7 @@ from backend.run.preflight import check
 from backend.spec.config import Config, parse
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.training.batch import Batch, pack
 from backend.training.grpo import grpo_learner
 from tests.support import random_models, small_run

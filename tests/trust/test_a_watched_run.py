@@ -17,7 +17,8 @@ from app.model.session import Session
 from app.window import Window
 from backend.spec.about.problem_report import ProblemFacts, report
 from backend.spec.command import backend_command, backend_environment
-from backend.spec.places import RUNS_VARIABLE, RunFolder
+from backend.spec.places import RUNS_VARIABLE
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.queue import QueueFile
 from tests.support import small_run
 

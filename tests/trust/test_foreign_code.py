@@ -14,9 +14,9 @@ from app.model.consent import Consent
 from backend.__main__ import app
 from backend.spec import config
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
 from backend.spec.rewards.allowed_code import allow_named, require_allowed
 from backend.spec.rewards.user_code import code_files
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.queue import QueueFile
 from backend.spec.runs.steering import read_changes
 from backend.spec.trust_record import TrustRecord

@@ -20,8 +20,8 @@ from backend.run.preflight import preflight
 from backend.spec.config import parse
 from backend.spec.distributed.hosts_file import Host
 from backend.spec.faults import Mistake
+from backend.spec.hub_cache import hub_cache
 from backend.spec.other_programs.into_trl.writing import LeftOut
-from backend.spec.places import hub_cache
 from backend.spec.runs.adapter_source import find_adapter
 from backend.spec.user_input.own_files import own_file, own_files
 from tests.support import small_run

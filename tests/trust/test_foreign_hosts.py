@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from backend.__main__ import app
 from backend.spec.distributed.allowed_hosts import AllowedHosts, allow_hosts, require_hosts
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support import small_run
 
 VERBS = app()

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.model.runs.run_files import newest_checkpoint
-from backend.spec import places
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder, all_runs
 from backend.spec.runs.archive import summary
 from backend.spec.runs.queue import is_fresh
 
@@ -45,7 +44,7 @@ class CrashOffer:
 
 def last_run(folder: Path | None = None) -> RunFolder | None:
     """The run in `folder` (the runs folder by default) that has trained last; None where none has ever begun."""
-    begun = (run for run in places.all_runs(folder) if not is_fresh(run))
+    begun = (run for run in all_runs(folder) if not is_fresh(run))
     return max(begun, key=_written_at, default=None)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from app.model.runs.run_files import modified_ns
 from backend.spec.config import Config, parse
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.steering import Change, changed, config_at, read_changes, request_change
 
 STEERED_STATES = ("running", "paused")

@@ -6,7 +6,6 @@ alike. It starts no process and writes nothing but control words.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -28,13 +27,15 @@ from app.model.runs.run_files import (
     problem_of,
 )
 from app.model.runs.run_state import LIVE, RunState, State
+from app.model.runs.start_log import StartLog
 from backend.spec.completion_rows import GroupRow
 from backend.spec.config import read
 from backend.spec.events import Event, Follower
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.archive import STARTUP_GRACE_S, may_be_starting
 from backend.spec.runs.queue import is_waiting
+from backend.spec.runs.start_progress import StartProgress
 
 LIVE_MS, IDLE_MS, BEHIND_MS = 250, 1000, 4
 """Polling intervals: of a live run, of one that has ended, and while there is more to read than one poll takes."""
@@ -82,6 +83,7 @@ class Run(QObject):
         self._run_state = RunState()
         self._follower = Follower(folder.events, limit=SLICE)
         self._index = CompletionIndex(folder.completions)
+        self._start_log = StartLog(folder.log)
         self._state: State = "starting"
         self._at_end = False
         self._has_news = False
@@ -137,6 +139,12 @@ class Run(QObject):
     def phase_progress(self) -> float | None:
         """Share of the phase that is done, 0 to 1, where the trainer reports it."""
         return self._run_state.phase_progress
+
+    @property
+    def start_progress(self) -> StartProgress | None:
+        """What a live run does before its first step; None where the diary has told something since."""
+        is_newest = self._start_log.written >= (self._run_state.last_t or 0.0)
+        return self._start_log.progress if is_newest and self.is_live and self.started is None else None
 
     @property
     def elapsed_s(self) -> float:
@@ -252,8 +260,6 @@ class Run(QObject):
         """The step of the newest checkpoint; None when a resume would have to start over."""
         return newest_checkpoint(self.folder)
 
-    # ── files ───────────────────────────────────────────────────────────────────────────────────
-
     @property
     def config(self) -> dict[str, Any]:
         """The raw settings of config.yaml; empty while it cannot be read."""
@@ -352,10 +358,12 @@ class Run(QObject):
         )
         if state not in LIVE:
             self._stop_requested = False
-        elif self._stop_requested and locked:
-            self._repeat_stop()
+        elif self._stop_requested and locked and not self._run_state.stopping:
+            self.control.repeat_stop()
         if state in LIVE and self._state not in LIVE:
             self.clock.expect()
+        if state in LIVE and self.started is None:
+            self._has_news = self._start_log.look() or self._has_news
         if state != self._state:
             self._state = state
             self._has_news = True
@@ -370,16 +378,10 @@ class Run(QObject):
     def _update_silence(self) -> None:
         is_resumed = self._expected_until is not None  # the last event is an earlier process's
         waits = not self.is_live or self._state == "paused" or is_resumed
-        silence = "" if waits else silence_sentence(self.clock.silence_s(self._run_state.last_t))
+        heard = max(self._run_state.last_t or 0.0, self._start_log.written)
+        silence = "" if waits else silence_sentence(self.clock.silence_s(heard or None))
         self._has_news = self._has_news or silence != self._silence
         self._silence = silence
-
-    def _repeat_stop(self) -> None:
-        """Write stop again where it came too early: a starting trainer deletes the control words that it finds."""
-        is_received = self._run_state.stopping or self.folder.control.exists() or self.folder.control_taken.exists()
-        if not is_received:
-            with contextlib.suppress(Mistake):  # a disk that is full now: tried again at the next look
-                self.folder.say("stop")
 
     def _may_be_coming(self, locked: bool) -> bool:
         """Whether a process that has written nothing yet may still be starting."""

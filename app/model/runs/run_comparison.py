@@ -17,7 +17,7 @@ from PySide6.QtCore import QObject, Signal
 from app.model.charts import CHARTS, Chart, curves_of
 from app.model.runs.run import Run
 from backend.spec.completion_rows import CompletionRow, GroupRow
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 AXES = {"step": "Step", "tokens": "Tokens", "time": "Time"}
 """Key of an x axis → its title. Time is that of the steps in seconds, without loading, evaluation and pauses."""

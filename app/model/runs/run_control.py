@@ -6,13 +6,14 @@ which looks several times a second, gives the lock up. If it does not answer, th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
 from backend.spec import file_lock
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
 from backend.spec.regular_file import read_regular
+from backend.spec.run_folder import RunFolder
 from backend.spec.whole_file import replace_file
 
 ANSWER_S = 5.0
@@ -56,6 +57,13 @@ class RunControl:
         """Raises Mistake where another window controls the run."""
         if self.is_elsewhere:
             raise Mistake("run", "Another window controls this run. Take over there first.")
+
+    def repeat_stop(self) -> None:
+        """Write stop again where it came too early: a starting trainer deletes the control words that it finds."""
+        is_there = self._folder.control.exists() or self._folder.control_taken.exists()
+        if not is_there:
+            with contextlib.suppress(Mistake):  # a disk that is full now: tried again at the next look
+                self._folder.say("stop")
 
     def release(self) -> None:
         """Give the control up; the run is not touched."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from backend.spec.config import SETTINGS
 from backend.spec.events import Event
-from backend.spec.places import RunFolder
 from backend.spec.regular_file import open_regular
 from backend.spec.rewards.catalog import DEFAULT_REWARDS, metric_name, split_names
+from backend.spec.run_folder import RunFolder
 from backend.spec.user_input.text import as_in_a_terminal, shown
 
 LOG_TAIL = 64 << 10

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from backend.spec import places
 from backend.spec.disk_faults import DiskFault
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder, all_runs
 from backend.spec.runs.archive import Summary
 from backend.spec.runs.run_notes import RunNotes
 from backend.spec.runs.run_record import RunRecord, read_record, record_of, stamp
@@ -69,7 +68,7 @@ class RunList(QObject):
         """List the folder, and begin to read what has changed. A refresh during a refresh starts over; nothing is read twice."""
         if self._lines is None:
             self._lines = _cached_lines(self._cache)
-        folders = list(places.all_runs())
+        folders = list(all_runs())
         paths = {folder.path for folder in folders}
         for gone in self.records.keys() - paths:
             del self.records[gone], self._stamps[gone]

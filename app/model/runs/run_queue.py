@@ -12,7 +12,7 @@ from typing import Any
 from PySide6.QtCore import QFile, QObject, QTimer, Signal
 
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.queue import Queue, QueueFile, is_fresh
 
 POLL_MS = 1000

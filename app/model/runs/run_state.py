@@ -113,11 +113,9 @@ class RunState:
             may_be_coming=may_be_coming,
             is_queued=is_queued,
         )
-        if state != "running":
-            return state
-        if stop_requested or self.stopping:
+        if state in ("starting", "running") and (stop_requested or self.stopping):
             return "stopping"
-        return "paused" if self.paused else "running"
+        return "paused" if state == "running" and self.paused else state
 
     def elapsed_s(self, now: float | None = None) -> float:
         """Seconds spent on steps, evaluation and saving; loading and pauses are not counted.

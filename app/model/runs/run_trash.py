@@ -9,7 +9,7 @@ from pathlib import Path
 from PySide6.QtCore import QFile
 
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 
 _LINUX_FILES, _LINUX_INFO = "files", "info"

@@ -8,7 +8,7 @@ from app.model.chat import ChatAnswer, ChatWithModel
 from app.model.chat_choice import ChatChoice, memory_sentence
 from app.widgets.basic.number_format import THIN, figure
 from app.widgets.completions.cells import STOP_LABELS
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 
 class NoticeWords(NamedTuple):

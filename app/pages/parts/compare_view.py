@@ -32,7 +32,7 @@ from app.widgets.compare.comparison_table import ComparisonTable
 from app.widgets.compare.run_legend import ComparedName, RunLegend, letter_of
 from app.widgets.help.guide_link import explain_at
 from app.widgets.runs.state_chip import STATE_LABELS
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.run_comparison import (
     RunResult,
     differing_settings,

@@ -10,7 +10,8 @@ from app.model.session import Session
 from app.widgets.basic.controls import LinkButton
 from app.widgets.form.path_field import PathField
 from app.widgets.picker.picker_rows import size_text
-from backend.spec import first_choices, places
+from backend.spec import first_choices
+from backend.spec.hub_cache import is_dataset_cached
 
 
 class DefaultDatasetOffer(LinkButton):
@@ -25,7 +26,7 @@ class DefaultDatasetOffer(LinkButton):
 
     def _take(self) -> None:
         self._session.use_data(first_choices.DATASET)
-        if not places.is_dataset_cached(first_choices.DATASET):
+        if not is_dataset_cached(first_choices.DATASET):
             self._session.service.ask(
                 "hub_files",
                 self._show_size,

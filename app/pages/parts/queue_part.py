@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from app.model.session import Session
 from app.widgets.runs.queue_panel import QueuePanel, QueueRow
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.archive import raw_settings
 from backend.spec.runs.queue import is_fresh
 

@@ -17,7 +17,7 @@ from app.model.session import Session
 from app.widgets.basic.key_names import REMOVE_KEYS, key_name
 from app.widgets.basic.open_in_desktop import open_path
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.run_notes import change_notes, tags_in
 from backend.spec.runs.run_record import RunRecord
 

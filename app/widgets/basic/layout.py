@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QCoreApplication, QEvent
-from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QLayout, QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
+
+
+class NestedStack(QStackedLayout):
+    """Pages, one of which is shown, for a place within another layout of `owner`.
+
+    Qt shows the first page as it is added. One that has no parent yet is a window on the screen for that moment: it flashes, and the
+    keyboard is the main window's no more.
+    """
+
+    def __init__(self, owner: QWidget) -> None:
+        super().__init__()
+        self._owner = owner
+
+    def addWidget(self, w: QWidget) -> int:
+        if w.parentWidget() is None:
+            w.setParent(self._owner)
+        return super().addWidget(w)
 
 
 def wrap_in_card(view: QWidget) -> QFrame:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QEvent, QObject, QTimer, Signal
+from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QApplication, QFrame, QGridLayout, QPushButton, QScrollArea, QWidget
 
@@ -85,6 +85,7 @@ class ChartGrid(QScrollArea):
         self.setWidgetResizable(True)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setAccessibleName("Charts")
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # Tab goes from chart to chart, and the view scrolls with it
         for plot in self.plots:
             plot.setParent(self._page)
             plot.setFixedHeight(theme.scaled(PLOT_HEIGHT))

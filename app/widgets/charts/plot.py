@@ -9,23 +9,23 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 
-from PySide6.QtCore import QEvent, QRectF, Qt, Signal
+from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import (
     QContextMenuEvent,
     QFocusEvent,
     QGuiApplication,
     QKeyEvent,
     QKeySequence,
-    QPainter,
     QPaintEvent,
-    QPen,
 )
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QSizePolicy, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QSizePolicy, QVBoxLayout, QWidget
 
 from app import theme
 from app.model.runs.marks import Mark
 from app.widgets.basic.controls import LinkButton
+from app.widgets.basic.focus_ring import BY_KEYBOARD, paint_ring
 from app.widgets.basic.labels_and_buttons import button, label, plain_tip
+from app.widgets.basic.layout import NestedStack
 from app.widgets.basic.number_format import figure
 from app.widgets.charts.chart_files import FORMATS, write_table
 from app.widgets.charts.curves import has_spike
@@ -35,11 +35,8 @@ from app.widgets.charts.trace import Trace, nearest_index, pile, steps_of
 from app.widgets.help.guide_link import place_about
 
 LOG_OFFER = "Log axis"
-BY_KEYBOARD = (
-    Qt.FocusReason.TabFocusReason,
-    Qt.FocusReason.BacktabFocusReason,
-    Qt.FocusReason.ShortcutFocusReason,
-)
+CORNER = 8
+"""Radius of the card's corners, as in the style sheet."""
 
 
 class Plot(QFrame):
@@ -115,7 +112,7 @@ class Plot(QFrame):
         self._log.hide()
         self._legend = Legend()
         self._legend.clicked.connect(self.toggle_curve)
-        self._body = QStackedLayout()
+        self._body = NestedStack(self)
         self._body.addWidget(self._build_placeholder())
         head = QHBoxLayout()
         head.addWidget(title, 1)
@@ -127,13 +124,14 @@ class Plot(QFrame):
         column.addLayout(head)
         column.addWidget(self._legend)
         column.addLayout(self._body, 1)
+        self.setTabOrder(self, self._offer)  # made later than the rest of the page, at whose end Qt has put it
 
     def _build_placeholder(self) -> QWidget:
-        # With a parent: a stack shows its first page at once, which would be a window.
-        self._placeholder = QWidget(self)
+        self._placeholder = QWidget()
         self._waiting = label(role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
         self._offer = LinkButton("")
         self._offer.clicked.connect(self.offer_taken)
+        self._offer.hide()
         column = QVBoxLayout(self._placeholder)
         column.setContentsMargins(0, 0, 0, 0)
         column.addStretch()
@@ -253,7 +251,6 @@ class Plot(QFrame):
         """The pyqtgraph view, created on the first call: a run has data for some of the charts only."""
         if self._view is None:
             self._view = PlotView(self.axis, self.unit)
-            self._view.setFocusProxy(self)  # the card handles the keys, so a click on the view must focus the card
             self._view.hovered.connect(self._emit_hovered)
             self._view.point_clicked.connect(self._emit_chosen)
             self._view.span_chosen.connect(self.zoomed)
@@ -292,10 +289,7 @@ class Plot(QFrame):
         self._restyle()  # does nothing unless the theme changed while this plot was out of view
         super().paintEvent(event)
         if self._has_ring:
-            painter = QPainter(self)
-            painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-            painter.setPen(QPen(theme.palette().accent, 2))
-            painter.drawRoundedRect(QRectF(self.rect()).adjusted(1, 1, -1, -1), 8, 8)
+            paint_ring(self, CORNER)
 
     def leaveEvent(self, event: QEvent) -> None:
         super().leaveEvent(event)

@@ -113,7 +113,11 @@ class PlotView(pg.GraphicsView):
             self.box.addItem(item, ignoreBounds=True)
         self.setFrameShape(self.Shape.NoFrame)
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.NoContextMenu)  # events go on to the card, which has the menu
-        self.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
+        for widget in (
+            self,
+            self.viewport(),
+        ):  # the card around it takes the focus, also of a click, and handles the keys
+            widget.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.setMouseTracking(True)
 
     def set_step_axis(self, title: str, text: Callable[[int], str], *, is_time: bool) -> None:

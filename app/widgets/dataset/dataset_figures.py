@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QProgressBar, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QProgressBar, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.labels_and_buttons import label, plain_tip
-from app.widgets.basic.layout import set_style_property
+from app.widgets.basic.layout import NestedStack, set_style_property
 from app.widgets.basic.number_format import DASH
 from app.widgets.dataset.dataset_histogram import Histogram
 from app.widgets.dataset.variety_figures import VarietyFigures
@@ -57,7 +57,7 @@ class DatasetFigures(QFrame):
             plain_tip("What repeats, how prompts are worded, and whether one answer prevails; or how long they are.")
         )
         self.histogram, self.variety = Histogram(), VarietyFigures()
-        self._shown = QStackedLayout()
+        self._shown = NestedStack(self)
         self._shown.addWidget(self.histogram)
         self._shown.addWidget(self.variety)
         self.other.clicked.connect(lambda: self.show_variety(not self.shows_variety))

@@ -11,7 +11,7 @@ from app.widgets.basic.labels_and_buttons import give_menu
 from app.widgets.form.path_field import PathField
 from backend.spec import weight_choices
 from backend.spec.faults import Mistake
-from backend.spec.places import find_run
+from backend.spec.run_folder import find_run
 from backend.spec.runs.adapter_source import peft_folder, runs_with_adapters
 from backend.spec.weight_choices import END
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from PySide6.QtCore import QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QPainter, QPaintEvent
+from PySide6.QtGui import QFocusEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QAbstractButton, QButtonGroup, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic import icons
+from app.widgets.basic.focus_ring import BY_KEYBOARD, paint_ring
 
-WIDE, NARROW, ROW = 176, 56, 34
+WIDE, NARROW, ROW, CORNER = 176, 56, 34, 6
 
 
 class SidebarEntry(Protocol):
@@ -82,6 +83,7 @@ class PageButton(QAbstractButton):
         super().__init__(parent)
         self._icon = entry.icon
         self.collapsed = False
+        self._has_ring = False
         self.setText(entry.title)
         self.setToolTip(f"{entry.title} ({entry.shortcut})")
         self.setCheckable(True)
@@ -92,6 +94,14 @@ class PageButton(QAbstractButton):
     def sizeHint(self) -> QSize:
         return theme.scaled_size(QSize(40, ROW))
 
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        super().focusInEvent(event)
+        self._has_ring = event.reason() in BY_KEYBOARD
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        super().focusOutEvent(event)
+        self._has_ring = False
+
     def paintEvent(self, event: QPaintEvent) -> None:
         colours, checked = theme.palette(), self.isChecked()
         painter = QPainter(self)
@@ -99,7 +109,7 @@ class PageButton(QAbstractButton):
         if checked or self.underMouse() or self.hasFocus():
             painter.setPen(Qt.PenStyle.NoPen)
             painter.setBrush(colours.selection if checked else colours.hover)
-            painter.drawRoundedRect(QRectF(self.rect()), 6, 6)
+            painter.drawRoundedRect(QRectF(self.rect()), CORNER, CORNER)
         size = theme.scaled(icons.SIZE)
         # Rendered at the screen's own ratio: a pixmap of another ratio would be resampled and look blurred.
         colour = colours.accent if checked else colours.muted
@@ -112,3 +122,6 @@ class PageButton(QAbstractButton):
             painter.drawText(
                 self.rect().adjusted(theme.scaled(38), 0, 0, 0), Qt.AlignmentFlag.AlignVCenter, self.text()
             )
+        painter.end()
+        if self._has_ring:
+            paint_ring(self, CORNER)

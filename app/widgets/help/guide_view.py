@@ -45,7 +45,7 @@ class GuideView(QTextBrowser):
         self.setAccessibleName("Guide")
         self.setOpenLinks(False)
         self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setProperty("role", "plain")
+        self.setProperty("role", "reading")
         self.setFont(theme.body_font())
         self.document().setDocumentMargin(theme.SPACE)
         self.anchorClicked.connect(lambda url: self.link_chosen.emit(url.toString()))

@@ -15,7 +15,6 @@ from PySide6.QtWidgets import (
     QDialog,
     QHBoxLayout,
     QLineEdit,
-    QStackedLayout,
     QVBoxLayout,
     QWidget,
 )
@@ -23,6 +22,7 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.widgets.basic import icons
 from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.layout import NestedStack
 from app.widgets.picker.download_row import DownloadRow
 from app.widgets.picker.picker_rows import (
     NAME,
@@ -108,7 +108,7 @@ class Picker(QDialog):
         card = self.table.in_card()
         empty = QWidget()
         QVBoxLayout(empty).addWidget(self.message)
-        self._stack = QStackedLayout()
+        self._stack = NestedStack(self)
         self._stack.addWidget(card)
         self._stack.addWidget(empty)
         self.downloads = QVBoxLayout()

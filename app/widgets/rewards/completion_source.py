@@ -18,7 +18,6 @@ from PySide6.QtWidgets import (
     QLineEdit,
     QProgressBar,
     QSizePolicy,
-    QStackedLayout,
     QVBoxLayout,
     QWidget,
 )
@@ -26,6 +25,7 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.widgets.basic.controls import ComboBox, ElidedLabel, NumberEdit
 from app.widgets.basic.labels_and_buttons import button, label, plain_tip
+from app.widgets.basic.layout import NestedStack
 from app.widgets.basic.segmented_control import Segments
 
 SOURCES = {"model": "Model", "run": "Run", "file": "File"}
@@ -61,7 +61,7 @@ class CompletionSource(QFrame):
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         self._choosing = QWidget(self)
         self.sources = Segments(SOURCES, "Completions from", self._choosing)
-        self._pages = QStackedLayout()
+        self._pages = NestedStack(self._choosing)
         self._pages.setContentsMargins(0, 0, 0, 0)
         for page in (self._model_page(), self._run_page(), self._file_page()):
             self._pages.addWidget(page)
@@ -74,7 +74,7 @@ class CompletionSource(QFrame):
         row.addLayout(self._pages, 1)
         around = QVBoxLayout(self)
         around.setContentsMargins(6, 6, theme.SPACE, 6)
-        self._stack = QStackedLayout()
+        self._stack = NestedStack(self)
         around.addLayout(self._stack)
         self._stack.addWidget(self._choosing)
         self._stack.addWidget(self._working)

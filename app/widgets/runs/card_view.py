@@ -36,7 +36,7 @@ class CardView(QTextBrowser):
         self.anchorClicked.connect(_open_web_link)
         self.setAccessibleName("Model card")
         self.setFont(theme.body_font())
-        self.setProperty("role", "plain")
+        self.setProperty("role", "reading")
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.document().setDocumentMargin(_MARGIN)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)

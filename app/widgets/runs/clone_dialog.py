@@ -26,7 +26,7 @@ from app.widgets.runs.verb_task import MakeTask, VerbTask, is_held_open
 from backend.spec.command import backend_command
 from backend.spec.config import SETTINGS, TEXTS
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.run_comparison import value_text
 from backend.spec.runs.saved_weights import SavedWeights, best_of, saved_weights
 from backend.spec.runs.steering import run_config

@@ -21,7 +21,8 @@ from backend.spec import export_choices
 from backend.spec.exports import FORMATS, TARGETS
 from backend.spec.faults import Mistake
 from backend.spec.other_programs.into_trl.exported import into_trl
-from backend.spec.places import RunFolder, lm_studio_models
+from backend.spec.places import lm_studio_models
+from backend.spec.run_folder import RunFolder
 
 HELD_OUT_PROMPTS = 32
 """How many prompts rewards are compared on: enough to see a model that lost what it learned, in seconds for a small one."""

@@ -23,7 +23,7 @@ from app.widgets.runs.upload_dialog import LogIn, UploadDialog, UploadPreview
 from app.widgets.runs.verb_task import MakeTask, VerbTask, is_held_open, json_object, without_setting
 from backend.spec.command import backend_command
 from backend.spec.exports import TARGETS
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 LM_STUDIO_LINK = "lmstudio://"
 """Brings LM Studio to the front, where the model is under My Models. Its documented links (open_from_hf, add_mcp) lead to Hugging Face

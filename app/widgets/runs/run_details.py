@@ -48,6 +48,7 @@ class RunDetails(QScrollArea):
         self._family: Mapping[str, Sequence[str]] = {}
         self._save_timer = QTimer(self, singleShot=True, interval=SAVE_AFTER_MS)
         self._save_timer.timeout.connect(self.save)
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # Tab goes from field to field, and the view scrolls with it
         self._build()
         self._lay_out()
         self.show_runs([], {}, {})

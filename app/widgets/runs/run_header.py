@@ -74,15 +74,17 @@ class RunHeader(QWidget):
         self._chip.show_state(state)
         self._live.setVisible(live)
 
-    def show_progress(self, step: int, total: int | None, doing: str = "", share: float | None = None) -> None:
-        """Show the step and the phase (`doing`); `share` is how much of the phase is done, 0 to 1."""
+    def show_progress(
+        self, step: int, total: int | None, doing: str = "", share: float | None = None, figures: str = ""
+    ) -> None:
+        """Show the step and the phase (`doing`); `share` is how much of the phase is done, 0 to 1, `figures` amounts and rates of it."""
         # Otherwise setValue paints at once, and with the bar everything else that is due in the window.
         self._bar.setUpdatesEnabled(False)
         self._bar.setValue(round(_BAR_STEPS * min(1.0, step / total)) if total else 0)
         self._bar.setUpdatesEnabled(True)
         phase = f"{doing}, {share:.0%}" if doing and share is not None else doing
         where = f"Step {step:,} of {total:,}" if total else f"Step {step:,}"
-        self._doing.setText(" · ".join(part for part in (where, phase) if part))
+        self._doing.setText(" · ".join(part for part in (where, phase, figures) if part))
 
     def show_time(self, elapsed_s: float | None, eta_s: float | None) -> None:
         left = f"about {duration(eta_s)} left" if eta_s is not None else ""

@@ -14,7 +14,8 @@ from typing import Any
 
 from backend.bench.network.links import NamedMachine, machines_on_a_switch
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder, demo_config
+from backend.spec.places import demo_config
+from backend.spec.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS, WARM_UP = 12, 4

@@ -17,7 +17,7 @@ from backend.spec import places
 from backend.spec.checks import cross_setting_faults
 from backend.spec.exports import PUBLISHER
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 
 class Destination(Protocol):

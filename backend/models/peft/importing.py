@@ -25,7 +25,7 @@ from backend.models.saved_modules import array_names, whole_modules
 from backend.models.saving import save_arrays
 from backend.spec.disk_faults import disk_errors_of
 from backend.spec.faults import Mistake
-from backend.spec.places import local_folder
+from backend.spec.hub_cache import local_folder
 from backend.spec.user_input.files import is_file
 from backend.spec.user_input.text import shown
 from backend.spec.whole_file import whole_folder

@@ -30,9 +30,10 @@ from backend.spec.evaluation import (
 from backend.spec.events import Event, read_events
 from backend.spec.exports import ExportFormat
 from backend.spec.faults import Mistake
+from backend.spec.hub_cache import local_folder
 from backend.spec.machine import chip
-from backend.spec.places import RunFolder, local_folder
 from backend.spec.rewards.catalog import canonical_entry, metric_name
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.archive import first_and_last_means
 from backend.spec.runs.lineage import read_parent
 from backend.spec.runs.saved_weights import find_checkpoint

@@ -22,7 +22,7 @@ from backend.models.publish.curves import draw_curves
 from backend.models.publish.privacy import clean_json_files, refuse_leaks
 from backend.models.publish.upload import files_of
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.whole_file import replace_file
 
 CARD = "README.md"

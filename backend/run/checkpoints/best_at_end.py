@@ -12,7 +12,7 @@ from backend.models.saving import adapter_config
 from backend.run.checkpoints.checkpoint import TrainingState, read_checkpoint
 from backend.run.checkpoints.checkpoint_writer import publish_adapters
 from backend.spec.config import Config
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.saved_weights import best_of, saved_weights
 
 

@@ -32,8 +32,8 @@ from backend.run.machine.gpu_errors import gpu_error
 from backend.spec.disk_faults import writing
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
 from backend.spec.regular_file import read_regular
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.run_format import RUN_FORMAT
 from backend.spec.runs.saved_weights import OPTIMIZER_FILE, best_of, has_optimizer, saved_weights
 from backend.spec.whole_file import clear_drafts, remove_folder, whole_folder

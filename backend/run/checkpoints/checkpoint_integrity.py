@@ -16,8 +16,8 @@ from backend.run.checkpoints.checkpoint import Checkpoint, TrainingState, first_
 from backend.run.checkpoints.file_sums import file_sums
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
 from backend.spec.regular_file import read_regular
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.saved_weights import OPTIMIZER_FILE, has_optimizer
 
 ASIDE = "damaged-"

@@ -26,7 +26,7 @@ from backend.run.not_finite import weights_fault
 from backend.spec.config import Config
 from backend.spec.disk_faults import writing
 from backend.spec.events import JsonLines
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.whole_file import copy_file, replace_file
 from backend.training.learner import Learner
 from backend.training.not_finite import not_finite_arrays

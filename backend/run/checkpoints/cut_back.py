@@ -12,7 +12,7 @@ from backend.run.checkpoints.checkpoint import TrainingState
 from backend.spec.completion_rows import parse_group_row
 from backend.spec.diary_ends import last_events
 from backend.spec.events import parse_line, truncate_file
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 OF_THE_STEP = ("eval", "health", "note", "phase")
 """Kinds that follow the line of a step and belong to it."""

@@ -12,7 +12,7 @@ import os
 from backend.run.checkpoints.checkpoint_integrity import examine
 from backend.spec.diary_ends import first_and_last_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from backend.spec.runs.saved_weights import find_checkpoint, saved_weights
 from backend.spec.whole_file import remove_folder

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from backend.run.checkpoints.checkpoint_writer import CheckpointWriter, Snapshot
 from backend.spec.events import Diary, JsonLines
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 
 class RunSaver:

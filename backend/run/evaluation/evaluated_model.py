@@ -11,8 +11,9 @@ from backend.spec.config import Config
 from backend.spec.diary_ends import step_of_end
 from backend.spec.evaluation import Subject, config_digest
 from backend.spec.faults import Mistake
+from backend.spec.hub_cache import local_folder
 from backend.spec.model_and_data_names import check_weights, model_source
-from backend.spec.places import RunFolder, find_run, local_folder
+from backend.spec.run_folder import RunFolder, find_run
 from backend.spec.runs.archive import summary
 from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import run_config

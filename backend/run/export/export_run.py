@@ -18,8 +18,8 @@ from backend.run.export.run_weights import run_samples, run_weights
 from backend.run.run_inputs import read_inputs
 from backend.spec.exports import DEFAULT_FORMAT, format_named, target_for
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
 from backend.spec.regular_file import refuse_links
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import run_config
 

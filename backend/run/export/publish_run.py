@@ -16,7 +16,8 @@ from backend.models.publish.upload import ByteProgress, Upload, Uploaded, upload
 from backend.run.export.export_run import Export, export_run
 from backend.spec import evaluation
 from backend.spec.exports import format_named
-from backend.spec.places import RunFolder, local_folder
+from backend.spec.hub_cache import local_folder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.steering import run_config
 from backend.spec.weight_choices import END, find_choice
 

@@ -11,7 +11,8 @@ from backend.models.own_tokenizer import tokenizer_folder
 from backend.spec.completion_rows import parse_group_row
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, local_folder
+from backend.spec.hub_cache import local_folder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.saved_weights import find_checkpoint, has_end, saved_weights
 
 READ_BYTES = 1 << 20

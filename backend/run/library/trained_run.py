@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)

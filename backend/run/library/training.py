@@ -20,8 +20,8 @@ from backend.run.stop_signals import handlers_restored
 from backend.spec.config import Config, beside, dump, load, parse, read
 from backend.spec.diary_ends import has_finished
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, default_run_name, find_run, make_run_folder
 from backend.spec.rewards.allowed_code import allow_named
+from backend.spec.run_folder import RunFolder, default_run_name, find_run, make_run_folder
 from backend.spec.runs.run_format import check_format
 from backend.spec.whole_file import replace_file
 
@@ -163,8 +163,10 @@ def _prepare_engine(settings: Config) -> None:
     """What has to be done before mlx is imported, if that is still to come."""
     relax_gpu_timeout(settings)
     from backend.engine.cpu import blas
+    from backend.models import transformers_scan
 
     blas.prepare()
+    transformers_scan.prepare()
 
 
 def _train(

@@ -14,7 +14,7 @@ from typing import Any
 from backend.run.machine.gpu_errors import BUFFERS, GpuError
 from backend.spec.events import JsonLines, read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)

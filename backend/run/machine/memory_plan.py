@@ -17,11 +17,11 @@ from backend.engine.device import has_metal, on_gpu
 from backend.run.machine.gpu_retries import StepSize
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
+from backend.spec.hub_cache import local_folder
 from backend.spec.machine import machine_bytes
 from backend.spec.memory.estimate import Estimate, MemoryPlan
 from backend.spec.memory.model_shape import ModelShape, shape_of
 from backend.spec.memory.worst_stage import estimate_stages
-from backend.spec.places import local_folder
 
 WHOLE_STEP = StepSize()
 

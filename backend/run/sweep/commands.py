@@ -14,7 +14,7 @@ from types import FrameType
 from backend.run import stop_signals
 from backend.run.control import read_word
 from backend.spec.disk_faults import DiskFault
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 POLL_S = 0.3
 

@@ -21,7 +21,7 @@ from backend.run.trackers.launch import RunTrackers
 from backend.run.trainer import Trainer
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from backend.spec.sweeps.sweep_results import MemberResult
 

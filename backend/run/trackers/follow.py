@@ -22,9 +22,9 @@ from backend.spec import file_lock
 from backend.spec.config import load
 from backend.spec.disk_faults import DiskFault, writing
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
 from backend.spec.private_files import make_private_folder
 from backend.spec.regular_file import refuse_links
+from backend.spec.run_folder import RunFolder
 from backend.spec.trackers import DEFAULT_PROJECT, missing_fault
 
 MAKERS: dict[str, Callable[[], Tracker]] = {

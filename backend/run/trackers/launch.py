@@ -13,9 +13,9 @@ from backend.child_process import module_command
 from backend.run.trackers.process import VERB
 from backend.spec.command import backend_environment
 from backend.spec.disk_faults import DiskFault, writing
-from backend.spec.places import RunFolder
 from backend.spec.private_files import make_private_folder
 from backend.spec.regular_file import open_regular
+from backend.spec.run_folder import RunFolder
 from backend.spec.trackers import TRACKERS, chosen, missing_fault
 from backend.spec.user_input.text import shown
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from backend.spec.disk_faults import disk_fault, fault_of
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.user_input.text import shown
 
 VERB = "follow-a-run"

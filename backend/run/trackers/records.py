@@ -14,7 +14,7 @@ from backend.spec.event_shape import is_step
 from backend.spec.events import ENDINGS, Event, Follower
 from backend.spec.health.recent import is_number
 from backend.spec.metric_names import by_set, prefixed, trl_metrics
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from backend.run.trackers.records import Sent, StepRecord
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,9 @@ from backend.run.trackers.completion_table import logged
 from backend.run.trackers.records import Sent, StepRecord
 from backend.run.trackers.tracker import AboutRun
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, preferences_folder
+from backend.spec.places import preferences_folder
 from backend.spec.private_files import make_private_folder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.steering import read_changes
 from backend.spec.user_input.documents import read_json
 from backend.spec.whole_file import replace_file

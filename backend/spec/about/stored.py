@@ -14,6 +14,7 @@ from typing import Any
 
 from backend.spec import file_lock, places
 from backend.spec.faults import Mistake
+from backend.spec.hub_cache import hub_cache
 from backend.spec.user_input.text import shown
 
 PREFERENCE_FILES = (
@@ -74,7 +75,7 @@ def stored_places() -> list[StoredPlace]:
         _place("lm-studio", "models in LM Studio", places.lm_studio_models() / "grpo-studio", "Delete models in LM Studio."),
         _place("kernels", "kernels compiled by mlx", kernels, by_command.format("kernels"), is_shared=True),
         *of_mac,
-        _place("hub", "Hugging Face cache", places.hub_cache(), "Other programs use it too; hf cache deletes from it.", is_shared=True),
+        _place("hub", "Hugging Face cache", hub_cache(), "Other programs use it too; hf cache deletes from it.", is_shared=True),
     ]  # fmt: skip
 
 

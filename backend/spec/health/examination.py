@@ -11,7 +11,7 @@ from backend.spec.config import read
 from backend.spec.events import ENDINGS, Event, read_events
 from backend.spec.health.episodes import Episode, examined
 from backend.spec.health.rules import RULES
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs import archive
 
 

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from backend.spec.faults import Mistake
+from backend.spec.hub_cache import hub_cache
 from backend.spec.other_programs.translation import translate
-from backend.spec.places import RunFolder, find_run, hub_cache, runs_folder
+from backend.spec.places import runs_folder
+from backend.spec.run_folder import RunFolder, find_run
 from backend.spec.user_input.documents import read_json
 from backend.spec.user_input.files import is_file, is_folder
 from backend.spec.user_input.paths import user_path

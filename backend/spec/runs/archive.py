@@ -15,7 +15,7 @@ import yaml
 from backend.spec.diary_ends import first_and_last_events
 from backend.spec.events import ENDINGS, Event
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, all_runs
+from backend.spec.run_folder import RunFolder, all_runs
 from backend.spec.runs.queue import is_waiting
 from backend.spec.runs.steering import changed_values, read_changes
 from backend.spec.runs.work_clock import WorkClock

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from backend.spec.runs.saved_weights import SavedWeights, best_of, saved_weights
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.user_input.documents import read_json
 from backend.spec.user_input.numbers import whole_number
 from backend.spec.user_input.paths import user_path

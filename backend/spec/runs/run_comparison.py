@@ -11,8 +11,9 @@ from typing import Any
 from backend.spec.config import SETTINGS
 from backend.spec.events import LONGEST_LINE, parse_line
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, path_text
+from backend.spec.places import path_text
 from backend.spec.regular_file import open_regular
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.archive import first_and_last_means, raw_settings
 from backend.spec.runs.reward_curve import EVALUATION
 from backend.spec.runs.run_record import RunRecord, changed_settings, read_record

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, cast
 
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.user_input.documents import read_json
 from backend.spec.user_input.text import about_path, visible
 from backend.spec.whole_file import replace_file

@@ -13,7 +13,7 @@ from typing import Any, cast
 from backend.spec.config import SETTINGS
 from backend.spec.faults import Mistake
 from backend.spec.other_programs.translation import translate
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs import archive
 from backend.spec.runs.archive import Summary, raw_settings
 from backend.spec.runs.disk_use import disk_use

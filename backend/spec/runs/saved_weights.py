@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from backend.spec.event_shape import is_number, is_step
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.user_input.documents import read_json
 
 WEIGHT_FILES = ("adapters.safetensors", "model.safetensors")

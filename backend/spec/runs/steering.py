@@ -20,7 +20,7 @@ from backend.spec.diary_ends import first_and_last_events
 from backend.spec.faults import Fault, Mistake
 from backend.spec.other_programs.translation import translate
 from backend.spec.own_updates import OF_THE_RATE
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.runs.changeable import AT_RESUME, STAGE_KEYS, STEERABLE
 from backend.spec.settings.optimizer import OWN
 from backend.spec.stages import faults_in_course, first_step, scoring_of, stage_at, stage_data, stage_settings

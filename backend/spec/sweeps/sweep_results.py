@@ -27,8 +27,9 @@ from backend.spec.config import dump, parse, read
 from backend.spec.disk_faults import writing
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, make_run_folder, runs_folder
+from backend.spec.places import runs_folder
 from backend.spec.private_files import make_private_folder
+from backend.spec.run_folder import RunFolder, make_run_folder
 from backend.spec.sweeps.sweep import SweepPlan
 from backend.spec.sweeps.sweep_file import dump_sweep, load_sweep
 from backend.spec.user_input.documents import read_json

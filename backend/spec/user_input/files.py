@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from backend.spec.faults import Mistake
-from backend.spec.user_input.paths import reason
+from backend.spec.user_input.paths import possible_path, reason
 from backend.spec.user_input.text import shown
 
 TEXT_LIMIT = 16 * 2**20
@@ -80,6 +80,12 @@ def is_folder(path: Path) -> bool:
         return path.is_dir()
     except (OSError, ValueError):
         return False
+
+
+def names_folder(text: str) -> bool:
+    """Whether a text that a user wrote, and that may be something else than a path, names a folder."""
+    path = possible_path(text)
+    return path is not None and is_folder(path)
 
 
 def _size(count: int) -> str:

@@ -23,8 +23,8 @@ from backend.run.distributed.launching.launcher import Launch, LaunchEnd, free_p
 from backend.run.distributed.orders import Orders
 from backend.spec.distributed.hosts_file import Host, HostsFile, parse_hosts
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder
 from backend.spec.process_ids import is_alive
+from backend.spec.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[3]
 
@@ -254,7 +254,7 @@ from pathlib import Path
 from backend.run.distributed.launching.launcher import Launch, run_ranks
 from backend.run.distributed.orders import Orders
 from backend.spec.distributed.hosts_file import Host, HostsFile
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 os.environ["GRPO_STUDIO_TEST_STEPS"] = "2000"
 host = Host("127.0.0.1", ("127.0.0.1",), program={str(bench.program)!r})
 run_ranks(Launch(RunFolder(Path({str(bench.run.path)!r})), HostsFile((host, host)), "ring", Orders("train")))

@@ -25,7 +25,7 @@ from backend.spec.config import load, parse
 from backend.spec.distributed.rank_info import RankInfo
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from backend.spec.runs.steering import read_changes
 from tests.support import small_run

@@ -26,7 +26,7 @@ from backend.run.distributed.worker import work
 from backend.run.run_process import train
 from backend.spec.config import parse
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from tests.support import small_run
 from tests.support.rank_threads import ThreadCollectives, ThreadLeader, ThreadWorkers, inboxes, on_ranks
 

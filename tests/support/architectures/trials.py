@@ -27,7 +27,7 @@ from backend.run.export.export_run import Export, export_run
 from backend.spec.config import Config, parse
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from tests.support import random_models, small_run

@@ -21,7 +21,7 @@ from backend.models.export.trained_weights import TrainedWeights
 from backend.models.inventory import is_incomplete
 from backend.models.loading import loading
 from backend.spec.faults import Mistake
-from backend.spec.places import local_folder
+from backend.spec.hub_cache import local_folder
 from backend.spec.safetensors import BrokenFile, read_header
 from backend.spec.user_input.text import shown
 

@@ -28,7 +28,7 @@ from backend.spec.distributed.command import rank_environment, rank_program, ssh
 from backend.spec.distributed.hosts_file import Host
 from backend.spec.distributed.machine_report import COPY_LIMIT, RESERVE
 from backend.spec.faults import Mistake
-from backend.spec.places import local_folder, repo_cache
+from backend.spec.hub_cache import local_folder, repo_cache
 from backend.spec.user_input.files import is_folder
 from backend.spec.user_input.own_files import own_file
 from backend.spec.user_input.paths import is_folder_name, user_path

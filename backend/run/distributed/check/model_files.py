@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from backend.spec.places import local_folder
+from backend.spec.hub_cache import local_folder
 
 MOST_FILES = 10_000
 

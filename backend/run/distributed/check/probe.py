@@ -36,8 +36,9 @@ from backend.spec.command import is_bundled
 from backend.spec.disk_space import room_on
 from backend.spec.distributed.machine_report import MachineFacts
 from backend.spec.distributed.open_mpi import mpirun
+from backend.spec.hub_cache import hub_cache
 from backend.spec.machine import has_gpu, machine_bytes, processor
-from backend.spec.places import hub_cache, project_root
+from backend.spec.places import project_root
 from backend.spec.user_input.files import is_file
 from backend.spec.user_input.paths import user_path
 

@@ -28,7 +28,7 @@ from backend.run.distributed.launching.worker_logs import last_line, logs_folder
 from backend.run.distributed.orders import RESTART_RANKS, Orders, OrdersFolder
 from backend.spec.distributed.backend_environment import FIRST_PORT, PORTS
 from backend.spec.distributed.hosts_file import HostsFile
-from backend.spec.places import RunFolder
+from backend.spec.run_folder import RunFolder
 from backend.spec.user_input.text import shown
 
 POLL_S = 0.2

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 
 from backend.spec.disk_faults import writing
-from backend.spec.places import RunFolder
 from backend.spec.private_files import make_private_folder
+from backend.spec.run_folder import RunFolder
 
 TAIL_BYTES = 4_096
 

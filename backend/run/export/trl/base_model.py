@@ -7,8 +7,8 @@ from pathlib import Path
 
 from backend.models.export.original.original_files import converted_from
 from backend.spec.config import Config
+from backend.spec.hub_cache import local_folder
 from backend.spec.other_programs.into_trl.writing import LeftOut
-from backend.spec.places import local_folder
 from backend.spec.user_input.paths import user_path
 
 COPY = "model"

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from backend.data import reading_progress, streamed_files
+from backend.data import streamed_files
+from backend.data.files import read_file
 from backend.data.problems import PromptFormat, chat_sizes, check_prompts
-from backend.data.reading_progress import progress_told_to
 from backend.data.rows import check_columns, read_splits
 from backend.data.streamed_files import stream_file
 from backend.spec.faults import Mistake
+from backend.spec.runs import start_progress
+from backend.spec.runs.start_progress import StartProgress, progress_told_to
 from tests.data.test_rows import mistake, settings, write
 
 ROWS = [{"prompt": f"What is {n}?", "answer": n} for n in range(50)]
@@ -70,17 +72,63 @@ def test_a_broken_line_ends_the_check_and_is_named(tmp_path: Path, line: bytes, 
 
 def test_going_through_many_rows_says_how_far_it_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"FIRST_S": -1.0, "EVERY_S": 0.0, "LOOKED": 10}.items():
-        monkeypatch.setattr(reading_progress, name, value)
+        monkeypatch.setattr(start_progress, name, value)
     said: list[str] = []
     path = write(tmp_path / "rows.jsonl", ROWS)
     raw: dict[str, Any] = {"streaming": True, "prompt_template": "{prompt} Think."}
     with progress_told_to(said.append):
         rows = read_splits(settings(path, **raw)).train
         chat_sizes(rows, PromptFormat.of(settings(path)), str(path))
-    looking, preparing, checking = said[:5], said[5:10], said[10:]
-    assert looking[0].startswith("Looking for the rows of rows.jsonl: ")
-    assert preparing[1] == "Preparing the rows of rows.jsonl: 20%."
-    assert checking == [f"Checking rows.jsonl: {percent}%." for percent in (0, 20, 40, 60, 80)]
+    read = [StartProgress.read(line) for line in said]
+    looking, preparing, checking = (read[start : start + 6] for start in (0, 6, 12))
+    assert [each and each.doing for each in (looking[0], preparing[0], checking[0])] == [
+        "Looking for the rows of rows.jsonl", "Preparing the rows of rows.jsonl", "Checking rows.jsonl"
+    ]  # fmt: skip
+    assert [each and each.share for each in checking] == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert said[13].startswith("Checking rows.jsonl: 20%, 10 rows, ") and said[13].endswith(" rows/s.")
+    assert "50 rows, " in said[5] and len(said) == 18
     chat_sizes(list(rows), PromptFormat.of(settings(path)), str(path))
-    assert len(said) == 15, "nobody listens any more"
+    assert len(said) == 18, "nobody listens any more"
     assert json.dumps(rows[0]) == '{"prompt": "What is 0? Think.", "answer": 0}'
+
+
+@pytest.mark.parametrize(("name", "kind"), [("rows.csv", "rows"), ("rows.jsonl", "lines"), ("rows.parquet", "rows")])
+def test_every_kind_of_file_says_how_far_it_has_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    """A CSV file was indexed, and every file read into memory, without a word."""
+    for each, value in {"FIRST_S": -1.0, "EVERY_S": 0.0, "LOOKED": 10}.items():
+        monkeypatch.setattr(start_progress, each, value)
+    path, said = tmp_path / name, list[str]()
+    if name == "rows.parquet":
+        from datasets import Dataset
+
+        Dataset.from_list(ROWS).to_parquet(path)
+    elif name == "rows.csv":
+        path.write_text("prompt,answer\n" + "".join(f"{row['prompt']},{row['answer']}\n" for row in ROWS))
+    else:
+        write(path, ROWS)
+    with progress_told_to(said.append):
+        rows = stream_file(path) if name == "rows.csv" else read_file(path)
+    assert len(rows) == 50
+    last = StartProgress.read(said[-1])
+    assert last and last.share == 1.0 and last.figures.startswith(f"50 {kind}, "), said
+
+
+@pytest.mark.parametrize(
+    "progress",
+    [
+        StartProgress("Fetching the dataset openai/gsm8k"),
+        StartProgress("Loading Qwen3-8B: new", 0.07, "1.15 GB, 0.384 GB/s"),
+        StartProgress("Checking a: 5%, b", 1.0, "1,204,000 rows, 310,000 rows/s"),
+    ],
+)
+def test_a_line_says_what_is_read_from_it(progress: StartProgress) -> None:
+    assert StartProgress.read(progress.line) == progress
+
+
+@pytest.mark.parametrize(
+    "line", ["", "BLAS is OpenBLAS 0.3.21, 1 thread.", "step 8  reward 2.01", "tokens: 35%, many.", "x: 35%"]
+)
+def test_other_lines_of_a_log_are_no_progress(line: str) -> None:
+    assert StartProgress.read(line) is None

@@ -1,0 +1,110 @@
+"""Before a run's first step the window says what its process does and how far it has come, and never that it has ended."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from app.model.runs import start_log
+from app.model.runs.run import Run
+from app.model.runs.start_log import StartLog
+from app.widgets.runs.run_header import RunHeader
+from backend.cli import new_run
+from backend.spec.events import Diary
+from backend.spec.run_folder import RunFolder
+from backend.spec.runs.archive import STARTUP_GRACE_S
+from backend.spec.runs.start_progress import StartProgress
+from tests.app.test_run import locked, make_folder_old
+
+CHECKING = StartProgress("Checking rows.jsonl", 0.35, "1,204,000 rows, 310,000 rows/s")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    (tmp_path / "run").mkdir()
+    folder = RunFolder(tmp_path / "run")
+    folder.config.write_text("model: a/b\ndata: a/b\niters: 20\n")
+    return folder
+
+
+def shift(path: Path, seconds: float) -> None:
+    """Say that a file was written so many seconds from now."""
+    now = time.time()
+    os.utime(path, (now + seconds, now + seconds))
+
+
+def test_a_starting_run_says_how_far_it_has_come_with_its_rows(folder: RunFolder, qapp) -> None:
+    run = Run(folder)
+    with locked(folder):
+        folder.log.write_text("a warning of some library\n")
+        run.poll()
+        assert run.state == "starting" and run.start_progress is None
+        folder.log.write_text(f"a warning of some library\n{CHECKING.line}\n")
+        run.poll()
+        assert run.start_progress == CHECKING
+        diary = Diary(folder.events)
+        shift(folder.log, -1)
+        diary.write("phase", phase="loading")
+        run.poll()
+        assert run.start_progress is None and run.phase == "loading", "the diary is newer"
+        with folder.log.open("a") as log:
+            log.write(StartProgress("Loading b", 0.5, "8 GB, 1 GB/s").line + "\n")
+        shift(folder.log, 1)
+        run.poll()
+        assert run.start_progress and run.start_progress.doing == "Loading b"
+        diary.write("started", iterations=20)
+        run.poll()
+        assert run.start_progress is None and run.state == "running"
+        diary.close()
+    run.close()
+
+
+def test_the_header_tells_it_in_one_line(qapp) -> None:
+    header = RunHeader()
+    header.show_progress(0, 100, "checking rows.jsonl", CHECKING.share, CHECKING.figures)
+    assert header._doing.text() == "Step 0 of 100 · checking rows.jsonl, 35% · 1,204,000 rows, 310,000 rows/s"
+
+
+def test_a_long_log_is_read_at_its_end_and_only_when_it_has_changed(folder: RunFolder, monkeypatch) -> None:
+    folder.log.write_text("x" * (5 * start_log.READ) + f"\n{CHECKING.line}\n")
+    read: list[int] = []
+    last_lines = start_log.last_lines
+    monkeypatch.setattr(start_log, "last_lines", lambda path, most: read.append(most) or last_lines(path, most))
+    log = StartLog(folder.log)
+    assert log.look() and log.progress == CHECKING
+    assert not log.look() and read == [start_log.READ]
+
+
+def test_a_stop_before_the_first_step_is_seen(folder: RunFolder, qapp) -> None:
+    """The state stayed Starting, as if nothing had been clicked."""
+    run = Run(folder)
+    with locked(folder):
+        run.poll()
+        run.send("stop")
+        assert run.state == "stopping"
+    run.close()
+
+
+def test_a_run_whose_rows_take_minutes_to_check_is_not_taken_for_one_that_crashed(
+    folder: RunFolder, monkeypatch, qapp
+) -> None:
+    """The lock was taken after the check only: from 20 seconds without a line in the log on, the window said Crashed and offered to run another."""
+    run = Run(folder)
+    seen: list[str] = []
+
+    def check(*_: object) -> None:
+        make_folder_old(folder)
+        run.poll()
+        seen.append(run.state)
+        raise new_run.Mistake("data", "There is no file rows.jsonl.")
+
+    assert STARTUP_GRACE_S < 3600
+    monkeypatch.setattr(new_run, "check_settings", check)
+    with pytest.raises(new_run.Mistake):
+        new_run.prepared_run(folder.path)
+    run.poll()
+    assert seen == ["starting"] and run.state == "failed" and not folder.is_locked()
+    run.close()
