@@ -14,7 +14,7 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from backend.models.saving import model_bytes, save_model
 from backend.models.start_adapter import load_start
-from backend.run import not_finite
+from backend.run import not_finite, scoring_code
 from backend.run.checkpoints.best_at_end import load_best
 from backend.run.checkpoints.checkpoint import Checkpoint, TrainingState, first_start
 from backend.run.checkpoints.checkpoint_score import CheckpointScore
@@ -250,7 +250,14 @@ class Trainer:
         # Of the settings of the next step: a resume may have lengthened the run.
         steps = self.parts.steps_of(self.steering.config_at(self.state.step + 1))
         of_run = {"command": command, "model": self.config.model, "iterations": steps} | self.parts.of_ranks()
-        self.diary.write("started", **of_run, **of_process(), resumed_from=saved.state.step if saved else None)
+        code = scoring_code.fingerprints(self.config)
+        has_changed = scoring_code.change_since(self.folder, code, self.state.step)
+        resumed_from = saved.state.step if saved else None
+        self.diary.write(
+            "started", **of_run, **of_process(), resumed_from=resumed_from, **({"reward_files": code} if code else {})
+        )
+        if has_changed:
+            self.warn(has_changed)
         self.state.began = self.state.began or first_start(self.folder)
         if saved:  # its event came after the length to which the diary was cut back
             self.saver.tell(saved.state.step, saved.path)
