@@ -12,10 +12,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import (
-    QLabel,
-    QWidget,
-)
+from PySide6.QtWidgets import QApplication, QLabel, QWidget
 
 from app.model.prefs import Prefs
 from app.model.session import Session
