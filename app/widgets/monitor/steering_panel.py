@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QGridLayout, QHBoxLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.layout import clear_layout, set_shown
+from app.widgets.basic.tab_area import TabArea
 from app.widgets.form.fields import Field, make_field
 from backend.spec.config import SETTINGS, Config
 from backend.spec.faults import Mistake
@@ -78,8 +79,7 @@ class SteeringPanel(QDialog):
         column.addWidget(self._history_title)
         column.addLayout(self._history)
         column.addStretch(1)
-        scroll = QScrollArea(widgetResizable=True)
-        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll = TabArea()
         scroll.setWidget(content)
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         foot = QHBoxLayout()

@@ -13,7 +13,7 @@ from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QCloseEvent
-from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QHBoxLayout, QLineEdit, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QGridLayout, QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import CheckBox, ComboBox
@@ -21,6 +21,7 @@ from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.layout import set_shown
 from app.widgets.basic.number_format import figure
 from app.widgets.basic.segmented_control import Segments
+from app.widgets.basic.tab_area import TabArea
 from app.widgets.runs.changed_settings import ChangedSettings
 from app.widgets.runs.verb_task import MakeTask, VerbTask, is_held_open
 from backend.spec.command import backend_command
@@ -111,8 +112,7 @@ class CloneDialog(QDialog):
         inside.setContentsMargins(0, 0, theme.GUTTER, 0)
         inside.addWidget(self.settings)
         inside.addStretch(1)
-        area = QScrollArea(widgetResizable=True)
-        area.setFrameShape(QFrame.Shape.NoFrame)
+        area = TabArea()
         area.setWidget(page)
         buttons = QHBoxLayout()
         buttons.addWidget(self.at_once)
