@@ -200,6 +200,34 @@ def test_of_several_async_functions_the_one_that_hangs_is_named(scorer, bad: str
     assert f"{bad} of mine.py" in failure(mine, timeout_s=0.3)
 
 
+SERVED = """
+jobs = None
+async def serve():
+    while True:
+        (await jobs.get()).set_result(0.5)
+async def served(completions):
+    global jobs
+    if jobs is None:
+        jobs = asyncio.Queue()
+        asyncio.create_task(serve())
+    job = asyncio.get_running_loop().create_future()
+    await jobs.put(job)
+    return [await job] * len(completions)
+"""
+
+
+def test_what_an_async_function_keeps_for_the_next_step_ends_without_a_word(
+    scorer, process: ScoringProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python said of its task that it was destroyed, with a traceback, at the end of every run."""
+    mine = scorer(SERVED, "served")
+    for _ in range(2):
+        report = scored(mine, make_group("a", "b"))
+        assert report.unscored == 0
+    process.stop(1.0)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_wait_for_a_function_can_be_given_up(scorer) -> None:
     mine = scorer("def slow(completions): time.sleep(60)\n", "slow")
     mine.load()

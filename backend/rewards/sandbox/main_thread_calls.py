@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from backend.rewards.runner.async_calls import Gathering
@@ -38,6 +39,20 @@ class MainThreadCaller:
         results = self._loop.run_until_complete(_gathered(seconds, marked)).outcome()
         self._mark(IDLE)
         return results
+
+    def close(self) -> None:
+        """End what a user's code has left in the loop, as `asyncio.run` does. Python would say of each task that it was destroyed."""
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            return
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        with suppress(BaseException):  # whatever a user's code does when it is cancelled
+            if tasks:
+                loop.run_until_complete(asyncio.wait(tasks, timeout=CANCEL_S))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
 
     def _marked(self, index: int, work: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
         def marked() -> Awaitable[Any]:

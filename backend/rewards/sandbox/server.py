@@ -72,6 +72,10 @@ class ScoringServer:
             return self._map(request)
         return self._score(request)
 
+    def close(self) -> None:
+        """At the run's end."""
+        self._caller.close()
+
     def _mark(self, mark: int) -> None:
         self._page.mark = mark
 
@@ -200,6 +204,7 @@ def serve(channel: Channel, server: ScoringServer) -> NoReturn:
                 sys.stderr.flush()
             channel.send({**answer, "id": request["id"]})
     except EOFError:
+        server.close()
         sys.exit()  # a user's `atexit` functions run now, and files are flushed
     except ChannelLost:
         _exit(LOST_CHANNEL)
