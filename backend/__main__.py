@@ -12,8 +12,9 @@ import typer
 from backend.bench.device import child as device_child
 from backend.cli import completions
 from backend.cli.exit_codes import MISTAKE, print_faults
+from backend.cli.output import take_every_character
 from backend.engine.cpu import blas
-from backend.models import template_limits
+from backend.models import template_limits, transformers_scan
 from backend.rewards.functions import math_equality
 from backend.rewards.programs import client as programs
 from backend.rewards.sandbox import wire
@@ -106,6 +107,7 @@ def complete() -> int:
 
 
 def main() -> int | None:
+    take_every_character()
     # The child processes of a bundled app (`backend.child_process.module_command`); they prepare what they need themselves.
     if sys.argv[1:] == [math_equality.VERB]:
         from backend.rewards.functions import math_verify_process
@@ -143,6 +145,7 @@ def main() -> int | None:
         return complete()
     # mlx binds to the BLAS that is loaded first, so this comes before anything that may import mlx.
     blas.prepare()
+    transformers_scan.prepare()
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
     app(verb if verb in VERBS or verb in VERBS_OF_VERBS else "")()
 

@@ -4,7 +4,6 @@ begin with."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from app.model.draft import Draft
@@ -16,6 +15,7 @@ from backend.spec.dataset_columns import columns_of, guessed
 from backend.spec.first_choices import SYSTEM_PROMPT, model_to_begin_with
 from backend.spec.hub_cache import local_folder
 from backend.spec.suggested_models import suggested
+from backend.spec.user_input.paths import user_path
 
 QUICK_PRESET = "fast_try.yaml"
 
@@ -35,7 +35,7 @@ class DataChoice:
 
 def data_choice(draft: Draft, name: str) -> DataChoice:
     """The choice of this file, folder or Hub id. Reads the head of a file; raises Mistake where the preset is broken."""
-    path = Path(name).expanduser()
+    path = user_path(name, "data")
     columns, called = guessed(columns_of(path)), path.name or name
     begins = draft.is_demo or not str(draft.value("model")).strip()
     found = columns_sentence(called, columns) if columns else f"{called} is the dataset."

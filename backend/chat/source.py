@@ -10,6 +10,8 @@ from backend.spec.faults import Mistake
 from backend.spec.model_and_data_names import check_weights, model_source
 from backend.spec.run_folder import RunFolder, find_run
 from backend.spec.runs.steering import run_config
+from backend.spec.user_input.files import names_folder
+from backend.spec.user_input.text import shown
 from backend.spec.weight_choices import END, WeightChoice, find_choice
 
 
@@ -43,11 +45,11 @@ def _model(name: str, checkpoint: str) -> ChatSource:
     try:
         check_weights(model_source(name, "model"), "model")
     except Mistake as mistake:
-        if Path(name).expanduser().is_dir():  # the sentence says what the folder lacks
+        if names_folder(name):  # the sentence says what the folder lacks
             raise
-        sentence = f"There is no run or model {name}: no run of that name or path, no folder, no owner/name id on Hugging Face."
+        sentence = f"There is no run or model {shown(name, 60)}: no run of that name or path, no folder, no owner/name id on Hugging Face."
         raise Mistake("model", sentence) from mistake
     if checkpoint:
-        raise Mistake("checkpoint", f"{name} is a model and no run, so it has no checkpoints.")
+        raise Mistake("checkpoint", f"{shown(name, 100)} is a model and no run, so it has no checkpoints.")
     # Neither rows nor rewards: what is left are the settings of a prompt, at their defaults.
     return ChatSource(Path(name).name, parse({"model": name, "data": "-", "system_prompt": ""}))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from backend.cli.exit_codes import STOPPED, verb
+from backend.cli.output import tell
 from backend.spec.faults import Mistake
 
 bench = typer.Typer(help="Measure speed and memory on this machine.", no_args_is_help=True)
@@ -32,11 +33,11 @@ def bench_device(
     device = about.this_machine()
     scale = plan.scale_for(device.computes_on, quick)
     if device.computes_on == "cpu" and not quick:
-        print("MLX computes on a CPU here, so the models are small.")
+        tell("MLX computes on a CPU here, so the models are small.")
     result, path = command.bench_device(minutes or (QUICK_MINUTES if quick else MINUTES), scale, device, out)
     for table in report.tables(result):
         table.show()
-    print(f"{report.provenance(result)}\n\nWritten: {path}. {command.SEND}")
+    tell(f"{report.provenance(result)}\n\nWritten: {path}. {command.SEND}")
     if result.ended == "interrupted":
         raise typer.Exit(STOPPED)
 
@@ -57,4 +58,4 @@ def bench_report(
             raise Mistake("files", f"{path} cannot be read: {error.strerror}.") from None
         except ValueError:
             raise Mistake("files", f"{path} is not a file that bench device of this version wrote.") from None
-    print(report.markdown(read))
+    tell(report.markdown(read))

@@ -12,6 +12,7 @@ from backend.cli.completions import run_names
 from backend.cli.exit_codes import verb
 from backend.cli.new_run import parse_changes
 from backend.cli.options import ExistingRunsDir
+from backend.cli.output import tell
 from backend.spec.events import Follower
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder, find_run
@@ -37,7 +38,7 @@ def change(
         raise Mistake("run", f"The run {folder.name} is not training; “{resumed}” goes on with other settings.")
     # With every fault at once, and before the trainer is asked, which checks it again.
     changed(run_config(folder), asked)
-    print(_answer(folder, asked))
+    tell(_answer(folder, asked))
 
 
 def _answer(folder: RunFolder, asked: dict[str, object]) -> str:

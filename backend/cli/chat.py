@@ -32,8 +32,11 @@ from backend.cli.chat_session import (
 )
 from backend.cli.exit_codes import verb
 from backend.cli.options import AllowCode, ExistingRunsDir
+from backend.cli.output import tell
 from backend.spec.faults import Mistake
 from backend.spec.rewards.allowed_code import require_allowed
+from backend.spec.user_input.numbers import written_whole
+from backend.spec.user_input.text import shown
 
 if TYPE_CHECKING:
     from backend.chat.chat import Chat, Turn
@@ -100,17 +103,17 @@ class TerminalChat:
         }
 
     def talk(self) -> None:
-        print(self._introduction(), file=sys.stderr)
+        tell(self._introduction(), file=sys.stderr)
         while not self._has_ended:
             try:
                 line = input("> " if sys.stdin.isatty() else "").strip()
             except (EOFError, KeyboardInterrupt):
-                print(file=sys.stderr)
+                tell(file=sys.stderr)
                 return
             try:
                 self._obey(line) if line.startswith("/") else self._ask(line)
             except Mistake as mistake:  # the conversation goes on
-                print(" ".join(fault.sentence for fault in mistake.faults), file=sys.stderr)
+                tell(" ".join(fault.sentence for fault in mistake.faults), file=sys.stderr)
 
     def _introduction(self) -> str:
         source = self._chat.source
@@ -123,7 +126,7 @@ class TerminalChat:
         word, _, rest = line.partition(" ")
         command = self._commands.get(word)
         if command is None:
-            raise Mistake("chat", f"There is no command {word}; /help lists them.")
+            raise Mistake("chat", f"There is no command {shown(word, 40)}; /help lists them.")
         command(rest.strip())
 
     def _choose(self, *names: SideName) -> None:
@@ -140,26 +143,27 @@ class TerminalChat:
         self._reset()
 
     def _set_seed(self, text: str) -> None:
-        if not text.isdecimal():
+        if (seed := written_whole(text)) is None:
             raise Mistake("seed", "A seed is a whole number, as in /seed 7.")
-        self._asking.seed = int(text)
+        self._asking.seed = seed
 
     def _help(self) -> None:
         width = max(map(len, COMMANDS))
         for command, meaning in COMMANDS.items():
-            print(f"  {command:<{width}}  {meaning}", file=sys.stderr)
+            tell(f"  {command:<{width}}  {meaning}", file=sys.stderr)
 
     def _end(self) -> None:
         self._has_ended = True
 
     def _ask_row(self, text: str) -> None:
         _, rows = self._chat.held_out_rows()
-        if text and not text.isdecimal():
+        number = written_whole(text) if text else random.randint(1, len(rows))
+        if number is None or not 1 <= number <= len(rows):
             raise Mistake("row", f"Rows are numbered from 1 to {len(rows)}, as in /row 3.")
         self._reset()
-        row = int(text) - 1 if text else random.randrange(len(rows))
+        row = number - 1
         problem = self._chat.problem(self._asking.question(self._chat.source.config, "", row=row), self._sides[0])
-        print(f"row {row + 1} of {len(rows)}, answer {problem.answer or '–'}: {problem.prompt}", file=sys.stderr)
+        tell(f"row {row + 1} of {len(rows)}, answer {problem.answer or '–'}: {problem.prompt}", file=sys.stderr)
         self._row = row
         self._ask(problem.prompt)
 
@@ -175,10 +179,10 @@ class TerminalChat:
         try:
             replies = answer(self._chat, question, self._sides, printer)
         except KeyboardInterrupt:
-            print(" … stopped", file=sys.stderr)
+            tell(" … stopped", file=sys.stderr)
             replies = []
         for side, text in printer.texts.items():
             self._turns.setdefault(side, []).append(Turn(prompt, text))
         if self._with_scores and replies:
             for reply, scores in zip(replies, score(self._chat.source.config, replies), strict=True):
-                print(f"{reply.side}: {scores_line(scores)}", file=sys.stderr)
+                tell(f"{reply.side}: {scores_line(scores)}", file=sys.stderr)

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backend.cli.completions import checkpoints, run_names
-from backend.spec.config import Config, problems
+from backend.cli.output import tell
+from backend.spec.config import SETTINGS, Config, problems
 from backend.spec.faults import Mistake
 from backend.spec.rewards.scorable import scorable
+from backend.spec.user_input.text import shown
 
 if TYPE_CHECKING:
     from backend.chat.chat import Chat, ChatQuestion, Reply
@@ -62,13 +64,14 @@ class Asking:
         given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p}
         changes = {key: value for key, value in given.items() if value is not None}
         limit = self.max_tokens if self.max_tokens is not None else config.max_completion_length
+        most = int(SETTINGS["max_completion_length"].high or 0)
         # Temperature 0, which a run may not have, is greedy here.
         checked = {key: value for key, value in changes.items() if (key, value) != ("temperature", 0)}
         faults = [fault for fault in problems({"model": "-", "data": "-", **checked}) if fault.setting in checked]
         if faults:
             raise Mistake(faults)
-        if limit < 1:
-            raise Mistake("max_tokens", "Max tokens must be at least 1.")
+        if not 1 <= limit <= most:
+            raise Mistake("max_tokens", f"Max tokens must be from 1 to {most:,}, not {shown(limit)}.")
         of_run = Sampling.of(config)
         if self.free_output:
             of_run = replace(of_run, grammar=None)
@@ -87,7 +90,7 @@ def open_chat(name: str, checkpoint: str, runs_dir: Path | None, wanted: Sequenc
     source = find_source(name, checkpoint, runs_dir)
     asking.question(source.config, "")
     wanted = wanted if source.run is not None else ("base",)
-    return Chat(source, load_sides(source, wanted, lambda sentence: print(sentence, file=sys.stderr, flush=True)))
+    return Chat(source, load_sides(source, wanted, lambda sentence: tell(sentence, file=sys.stderr, flush=True)))
 
 
 @dataclass(slots=True)
@@ -100,14 +103,15 @@ class AnswerPrinter:
 
     def print_label(self, side: str) -> None:
         if self.labels:
-            from rich.console import Console
+            from backend.cli.consoles import new_console
 
-            Console(highlight=False).print(f"[bold cyan]{side}[/]" if side == "tuned" else f"[bold]{side}[/]")
+            new_console(highlight=False, markup=True).print(
+                f"[bold cyan]{side}[/]" if side == "tuned" else f"[bold]{side}[/]"
+            )
 
     def print_text(self, side: SideName, text: str) -> None:
         self.texts[side] = self.texts.get(side, "") + text
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        tell(text, end="", flush=True)
 
 
 def answer(chat: Chat, question: ChatQuestion, sides: Sequence[SideName], printer: AnswerPrinter | None) -> list[Reply]:
@@ -119,7 +123,7 @@ def answer(chat: Chat, question: ChatQuestion, sides: Sequence[SideName], printe
             continue
         printer.print_label(side)
         replies.append(chat.reply(question, [side], printer.print_text)[side])
-        print(flush=True)
+        tell(flush=True)
     return replies
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from backend.cli.exit_codes import MISTAKE, print_faults, verb
 from backend.cli.options import AsJson
+from backend.cli.output import tell, tell_json
 from backend.spec.faults import Fault, Mistake
 
 Prompts = Annotated[bool, typer.Option("--prompts", help="Say also how varied the prompts are, and how long.")]
@@ -37,28 +37,28 @@ def check(
     try:
         raw = with_adapter(read(config))
         for line in account(read_words(raw)):
-            print(line, file=sys.stderr)
+            tell(line, file=sys.stderr)
         report = _checked(raw, with_lengths=prompts)
     except Mistake as mistake:
         faults = mistake.faults
     if as_json:
         listed = [fault.to_dict() for fault in faults]
-        print(json.dumps({"faults": listed, "prompts": report} if prompts else listed, ensure_ascii=False))
+        tell_json({"faults": listed, "prompts": report} if prompts else listed)
     else:
         print_faults(Mistake(faults))
     if faults:
         raise typer.Exit(MISTAKE)
     if as_json:
         return
-    print("Nothing is wrong with these settings.")
+    tell("Nothing is wrong with these settings.")
     for remark in unusual(parse(with_adapter(read(config)))):
-        print(f"{remark.setting}: {remark.sentence}")
+        tell(f"{remark.setting}: {remark.sentence}")
     if prompts:
         from backend.cli.prompt_report import report_lines
 
-        print(*report_lines(report), sep="\n")
+        tell(*report_lines(report), sep="\n")
     elif report["level"] == "poor":
-        print(f"data: {report['verdict']}")
+        tell(f"data: {report['verdict']}")
 
 
 def _checked(raw: Mapping[str, Any], *, with_lengths: bool) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _checked(raw: Mapping[str, Any], *, with_lengths: bool) -> dict[str, Any]:
     from backend.spec.config import parse
     from backend.spec.runs.start_progress import progress_told_to
 
-    with progress_told_to(lambda sentence: print(sentence, file=sys.stderr, flush=True)):
+    with progress_told_to(lambda sentence: tell(sentence, file=sys.stderr, flush=True)):
         inputs = preflight.preflight(raw)
     try:
         # It imports what counts tokens, which a refusal does not wait for.

@@ -11,6 +11,7 @@ from backend.cli.completions import checkpoints, run_names
 from backend.cli.exit_codes import verb
 from backend.cli.new_run import PreparedRun, check_settings, parse_changes
 from backend.cli.options import AllowCode, ExistingRunsDir, Live, Stream
+from backend.cli.output import tell
 from backend.spec.config import load, read
 from backend.spec.distributed.allowed_hosts import allow_hosts
 from backend.spec.rewards.allowed_code import allow_named, require_allowed
@@ -58,4 +59,4 @@ def clone(
         if changed.get("hosts"):
             allow_hosts(load(folder.config).hosts)
         train_and_exit(PreparedRun(folder, load(folder.config)), stream, progress)
-    print(folder.path)
+    tell(folder.path)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from backend.cli.exit_codes import verb
 from backend.cli.options import AsJson, ExistingRunsDir
+from backend.cli.output import tell, tell_json
 from backend.spec.faults import Mistake
 
 
@@ -27,19 +27,20 @@ def compare(
         raise Mistake("run", "Name at least two runs to compare.")
     settings, results = run_comparison.compare([find_run(name, runs_dir) for name in names])
     if as_json:
-        print(json.dumps({"settings": settings, "results": [one.to_dict() for one in results]}, ensure_ascii=False))
+        tell_json({"settings": settings, "results": [one.to_dict() for one in results]})
         return
     tables = [
         run_comparison.settings_table([one.title for one in results], settings),
         run_comparison.results_table(results),
     ]
     if markdown:
-        print("\n".join(map(run_comparison.as_markdown, tables)), end="")
+        tell("\n".join(map(run_comparison.as_markdown, tables)), end="")
         return
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(markup=False, emoji=False)
+    from backend.cli.consoles import new_console
+
+    console = new_console()
     for rows in tables:
         if len(rows) > 1:
             table = Table(*rows[0], box=None)

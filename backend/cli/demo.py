@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from backend.cli.exit_codes import verb
 from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.new_run import PreparedRun, new_run
 from backend.cli.options import Live, NewRunsDir, Stream
+from backend.cli.output import tell, tell_json
 from backend.cli.run_session import train_or_exit
 from backend.run.machine.gpu_timeout import relax_gpu_timeout
 from backend.spec.config import load, read
@@ -48,14 +48,14 @@ def demo(
 
     before = test_accuracy(demo_run.settings, None)
     sentences = sys.stderr if as_json else sys.stdout
-    print(f"Before: {before:.0%} of the test questions are answered right.", file=sentences, flush=True)
+    tell(f"Before: {before:.0%} of the test questions are answered right.", file=sentences, flush=True)
     go_on_with = ["demo", "--run", str(demo_run.folder.path), *(["--json"] if as_json else [])]
     train_or_exit(demo_run, stream, progress, quiet=as_json, go_on_with=go_on_with)
     after = test_accuracy(demo_run.settings, demo_run.folder)
-    print(f"After:  {after:.0%}.", file=sentences, flush=True)
+    tell(f"After:  {after:.0%}.", file=sentences, flush=True)
     seconds = round(time.monotonic() - start, 1)
     if as_json:
-        print(json.dumps({"run": str(demo_run.folder.path), "before": before, "after": after, "seconds": seconds}))
+        tell_json({"run": str(demo_run.folder.path), "before": before, "after": after, "seconds": seconds})
 
 
 def _resumed(path: Path) -> PreparedRun:

@@ -9,6 +9,7 @@ import typer
 
 from backend.cli.exit_codes import verb
 from backend.cli.options import AsJson, ExistingRunsDir
+from backend.cli.output import tell, tell_json
 
 if TYPE_CHECKING:
     from backend.spec.health.episodes import Episode
@@ -26,7 +27,10 @@ def doctor(
     from backend.spec.run_folder import find_run
 
     examination = examine(find_run(run, runs_dir))
-    print(json.dumps(examination.to_dict(), ensure_ascii=False) if as_json else report(examination))
+    if as_json:
+        tell_json(examination.to_dict())
+    else:
+        tell(report(examination))
 
 
 def report(examination: Examination) -> str:

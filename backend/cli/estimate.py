@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -12,9 +11,12 @@ import typer
 
 from backend.cli.exit_codes import verb
 from backend.cli.network_estimate import measured_cost, sentences
+from backend.cli.output import tell, tell_json
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.memory.estimate import Estimate
+from backend.spec.user_input.files import exists
+from backend.spec.user_input.paths import possible_path
 
 ROWS = 20_000
 """Rows that are read to find the longest prompt."""
@@ -66,17 +68,18 @@ def estimate(
     network = measured_cost(settings, shape, hosts) if hosts is not None else None
     if as_json:
         told = {} if network is None else {"network": network.to_dict()}
-        print(json.dumps(result.to_dict() | told, ensure_ascii=False))
+        tell_json(result.to_dict() | told)
     else:
         _print_table(result, machines_note(settings))
         if network is not None:
-            print(sentences(network))
+            tell(sentences(network))
 
 
 def longest_prompt(config: Config, folder: Path) -> int | None:
     """About how many tokens the longest prompt has, where data and tokenizer are files on this machine."""
     vocabulary = folder / "tokenizer.json"
-    if not (Path(config.data).expanduser().exists() and vocabulary.is_file()):
+    data = possible_path(config.data)
+    if data is None or not exists(data) or not vocabulary.is_file():
         return None
     from tokenizers import Tokenizer
 
@@ -97,9 +100,9 @@ def _texts(config: Config) -> Iterator[str]:
 
 
 def _print_table(result: Estimate, note: str) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from backend.cli.consoles import new_console
     from backend.spec.memory.estimate import format_bytes
 
     phases: dict[str, dict[str, Any]] = {"sampling": result.rollout.to_dict(), "learning": result.training.to_dict()}
@@ -110,6 +113,6 @@ def _print_table(result: Estimate, note: str) -> None:
     for name in [*names, "total"]:
         sizes = [format_bytes(phase[name]) if name in phase else "–" for phase in phases.values()]
         table.add_row(name, *sizes, MEANINGS.get(name, ""), style="bold" if name == "total" else None)
-    console = Console()
+    console = new_console()
     console.print(table)
     console.print(" ".join(filter(None, [result.sentence, note, result.advice, result.row_tip])), highlight=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from backend.cli.evaluation_table import print_evaluation
 from backend.cli.exit_codes import STOPPED, verb
 from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.options import AllowCode, ExistingRunsDir
+from backend.cli.output import tell, tell_json
 from backend.run.machine.gpu_timeout import relax_gpu_timeout
 from backend.run.stop_signals import handle, handlers_restored
 from backend.spec.config import Config, load
@@ -26,6 +26,8 @@ from backend.spec.faults import Mistake
 from backend.spec.rewards.allowed_code import require_allowed
 from backend.spec.run_folder import find_run
 from backend.spec.runs.steering import run_config
+from backend.spec.user_input.numbers import written_whole
+from backend.spec.user_input.text import shown
 
 if TYPE_CHECKING:
     from backend.run.evaluation.comparison import EvaluationChoices, EvaluationProgress
@@ -123,7 +125,7 @@ def evaluate(
         try:
             evaluation, rows = evaluate_model(evaluated, choices, chosen_name, report, check)
         except _StopRequested:
-            print("Stopped; nothing was written.", file=sys.stderr)
+            tell("Stopped; nothing was written.", file=sys.stderr)
             raise typer.Exit(STOPPED) from None
         except RuntimeError as error:
             if (kind := gpu_error(error)) is None:
@@ -156,10 +158,13 @@ def _ks(text: str, most: int) -> tuple[int, ...]:
     """The numbers of `--k`. Raises Mistake for what is none, or more than there are completions."""
     numbers: list[int] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
-        if not (part.isascii() and part.isdigit()) or not 1 <= int(part) <= most:
+        number = written_whole(part)
+        if number is None or not 1 <= number <= most:
             are = "is one completion" if most == 1 else f"are {most} completions"
-            raise Mistake("k", f"--k {part} does not fit: there {are} of each prompt (--n), so k is 1 to {most}.")
-        numbers.append(int(part))
+            raise Mistake(
+                "k", f"--k {shown(part, 40)} does not fit: there {are} of each prompt (--n), so k is 1 to {most}."
+            )
+        numbers.append(number)
     return tuple(numbers)
 
 
@@ -193,15 +198,15 @@ class _JsonProgress:
         now = time.monotonic()
         if progress.phase != self._phase or now - self._printed >= STREAM_EVERY_S:
             self._phase, self._printed = progress.phase, now
-            print(json.dumps(asdict(progress)), flush=True)
+            tell_json(asdict(progress))
 
 
 @contextmanager
 def _progress(is_stream: bool) -> Iterator[Report]:
     """Takes progress: JSON lines on stdout, a bar on a terminal, else a line on stderr for each phase."""
-    from rich.console import Console
+    from backend.cli.consoles import new_console
 
-    console = Console(stderr=True)
+    console = new_console(stderr=True)
     if is_stream:
         yield _JsonProgress().report
     elif console.is_terminal:
@@ -213,7 +218,7 @@ def _progress(is_stream: bool) -> Iterator[Report]:
         def print_phase(progress: EvaluationProgress) -> None:
             if progress.phase not in phases:
                 phases.add(progress.phase)
-                print(f"{progress.phase}…", file=sys.stderr, flush=True)
+                tell(f"{progress.phase}…", file=sys.stderr, flush=True)
 
         yield print_phase
 
@@ -222,7 +227,7 @@ def _progress(is_stream: bool) -> Iterator[Report]:
 def _bar(console: Any) -> Iterator[Report]:
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=None)
 
@@ -239,8 +244,8 @@ def _print(evaluation: Evaluation, path: Path | None, as_json: bool, is_stream: 
         # The means of the evaluated model once more on top, for scripts that want no more than these.
         means = {"reward": last.reward.value, "rewards": {name: mean.value for name, mean in last.rewards.items()}}
         line = means | evaluation.model_dump(mode="json") | {"path": str(path) if path is not None else None}
-        print(json.dumps(line, ensure_ascii=False), flush=True)
+        tell_json(line)
         return
     print_evaluation(evaluation)
     if path is not None:
-        print(path)
+        tell(path)

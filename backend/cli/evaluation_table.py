@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
+from backend.cli.consoles import new_console
 from backend.spec.evaluation import Decoding, Evaluation, Figures, MeanWithInterval, SideName
 
 TITLES: dict[SideName, str] = {"base": "base", "tuned": "tuned", "model": "model"}
@@ -14,7 +15,7 @@ TITLES: dict[SideName, str] = {"base": "base", "tuned": "tuned", "model": "model
 
 def print_evaluation(evaluation: Evaluation, console: Console | None = None) -> None:
     """The result in a sentence, a table for each decoding, and what passes."""
-    console = console or Console(markup=False, emoji=False)
+    console = console or new_console()
     console.print(evaluation.sentence(), highlight=False, markup=False, soft_wrap=True)
     for decoding in evaluation.decodings:
         console.print()

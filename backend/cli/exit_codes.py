@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from backend.cli.output import tell
 from backend.spec.disk_faults import fault_of
 from backend.spec.faults import Mistake
 
@@ -38,4 +39,4 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
 def print_faults(mistake: Mistake) -> None:
     """One line for each fault, on stderr."""
     for fault in mistake.faults:
-        print(fault, file=sys.stderr)
+        tell(fault, file=sys.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from backend.cli.completions import checkpoints, run_names
 from backend.cli.exit_codes import STOPPED, verb
 from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.options import AllowCode, AsJson, ExistingRunsDir
+from backend.cli.output import tell, tell_json
 from backend.run.stop_signals import StopRequested, raising_stop
 from backend.spec.config import read
 from backend.spec.exports import DEFAULT_FORMAT, FORMATS, TARGETS
@@ -111,8 +111,8 @@ def export(
         _print_json(exported.to_dict())
         return
     for sentence in exported.sentences():
-        print(sentence, file=sys.stderr)
-    print(exported.place)
+        tell(sentence, file=sys.stderr)
+    tell(exported.place)
 
 
 @contextmanager
@@ -122,7 +122,7 @@ def _stopping() -> Iterator[None]:
         with raising_stop():
             yield
     except StopRequested as stop:
-        print(f"Stopped because {stop}; a model is put in its place whole or not at all.", file=sys.stderr)
+        tell(f"Stopped because {stop}; a model is put in its place whole or not at all.", file=sys.stderr)
         raise typer.Exit(STOPPED) from None
 
 
@@ -134,7 +134,7 @@ class _ReportLines:
 
     def __call__(self, sentence: str, done: float | None = None) -> None:
         if sentence != self._last:
-            print(sentence, file=sys.stderr, flush=True)
+            tell(sentence, file=sys.stderr, flush=True)
         self._last = sentence
 
 
@@ -144,4 +144,4 @@ def _report_json(sentence: str, done: float | None = None) -> None:
 
 
 def _print_json(content: dict[str, Any]) -> None:
-    print(json.dumps(content, ensure_ascii=False), flush=True)
+    tell_json(content)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from backend.cli.output import tell, tell_json
 from backend.spec.config import Config, load, read
 from backend.spec.export_choices import settings_of
 from backend.spec.faults import Mistake
 from backend.spec.rewards.allowed_code import require_allowed
 from backend.spec.run_folder import find_run
+from backend.spec.user_input.files import is_file
+from backend.spec.user_input.paths import user_path
 
 
 def export_settings(
@@ -37,19 +39,19 @@ def export_settings(
     config, own_name = _settings(run, runs_dir, allow_code=allow_code)
     exported = export_trl(config, name or f"{own_name}-trl", folder, overwrite=overwrite, tell=report)
     if as_json:
-        print(json.dumps(exported.to_dict(), ensure_ascii=False), flush=True)
+        tell_json(exported.to_dict())
         return
     for sentence in exported.sentences() or ["Every setting is carried over."]:
-        print(sentence, file=sys.stderr)
+        tell(sentence, file=sys.stderr)
     if exported.by_files:
-        print("README.md there lists what its files do beside TRL's arguments.", file=sys.stderr)
-    print(exported.path)
+        tell("README.md there lists what its files do beside TRL's arguments.", file=sys.stderr)
+    tell(exported.path)
 
 
 def _settings(run: str, runs_dir: Path | None, *, allow_code: bool) -> tuple[Config, str]:
     """(the settings of a run, or of a YAML file, and what it is called). To name a file is a choice; a run may be somebody else's."""
-    path = Path(run).expanduser()
-    if path.suffix.lower() in (".yaml", ".yml", ".json") and path.is_file():
+    path = user_path(run, "run")
+    if path.suffix.lower() in (".yaml", ".yml", ".json") and is_file(path):
         return load(path), path.stem
     folder = find_run(run, runs_dir)
     require_allowed(read(folder.config), allow=allow_code)

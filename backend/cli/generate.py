@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated, Any
 
@@ -29,8 +28,10 @@ from backend.cli.chat_session import (
 )
 from backend.cli.exit_codes import verb
 from backend.cli.options import AllowCode, AsJson, ExistingRunsDir
+from backend.cli.output import tell, tell_json
 from backend.spec.faults import Mistake
 from backend.spec.rewards.allowed_code import require_allowed
+from backend.spec.user_input.files import TEXT_LIMIT
 
 
 @verb
@@ -67,7 +68,7 @@ def generate(
     chosen = list(sides) if both else ["base"] if base or "tuned" not in sides else ["tuned"]
     if with_scores and chat.source.run is not None:
         require_allowed(config.model_dump(), allow=allow_code)
-    text = sys.stdin.read() if prompt == "-" else prompt or ""
+    text = _from_stdin() if prompt == "-" else prompt or ""
     question = asking.question(config, text, row=None if row is None else row - 1, answer=expected)
     printer = None if as_json else AnswerPrinter(labels=len(chosen) > 1)
     replies = answer(chat, question, [side for side in sides if side in chosen], printer)
@@ -77,7 +78,15 @@ def generate(
         for reply, scores in zip(replies, scored, strict=bool(scored)):
             lines[reply.side] |= scores
         about = {"model": name, "checkpoint": chat.source.weights.step if chat.source.weights else None, "seed": seed}
-        print(json.dumps({**about, "prompt": replies[0].problem.prompt, "answers": lines}, ensure_ascii=False))
+        tell_json({**about, "prompt": replies[0].problem.prompt, "answers": lines})
         return
     for reply, scores in zip(replies, scored, strict=bool(scored)):
-        print(f"{reply.side}: {scores_line(scores)}", file=sys.stderr)
+        tell(f"{reply.side}: {scores_line(scores)}", file=sys.stderr)
+
+
+def _from_stdin() -> str:
+    """Raises Mistake for more than a prompt could be: something that never ends may be at the other end."""
+    text = sys.stdin.read(TEXT_LIMIT + 1)
+    if len(text) > TEXT_LIMIT:
+        raise Mistake("prompt", f"The prompt from stdin is longer than {TEXT_LIMIT:,} characters.")
+    return text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 import sys
 from dataclasses import asdict
 from typing import Annotated
@@ -12,6 +11,7 @@ import typer
 
 from backend.cli.exit_codes import verb
 from backend.cli.options import AsJson
+from backend.cli.output import tell, tell_json
 
 hub = typer.Typer(no_args_is_help=True, help="Your account at Hugging Face.")
 
@@ -28,12 +28,12 @@ def login(
     if from_stdin:
         token = sys.stdin.readline()
     else:
-        print(f"Make a token with write access at {TOKENS_PAGE}.", file=sys.stderr)
+        tell(f"Make a token with write access at {TOKENS_PAGE}.", file=sys.stderr)
         token = getpass.getpass("Token: ")
     account = log_in(token)
-    print(f"Logged in as {account.name}; the token is in the keychain.")
+    tell(f"Logged in as {account.name}; the token is in the keychain.")
     if not account.can_write:
-        print("It may only read, so uploads will be refused.", file=sys.stderr)
+        tell("It may only read, so uploads will be refused.", file=sys.stderr)
 
 
 @hub.command()
@@ -42,9 +42,9 @@ def logout() -> None:
     """Delete the token from the keychain. What `hf auth login` has stored stays."""
     from backend.models.publish.hub_token import find_token, log_out
 
-    print("Logged out." if log_out() else "There was no token in the keychain.")
+    tell("Logged out." if log_out() else "There was no token in the keychain.")
     if left := find_token():
-        print(f"A token of {left.source} is still found.", file=sys.stderr)
+        tell(f"A token of {left.source} is still found.", file=sys.stderr)
 
 
 @hub.command()
@@ -55,7 +55,7 @@ def whoami(as_json: AsJson = False) -> None:
 
     account = whose(need_token())
     if as_json:
-        print(json.dumps(asdict(account)))
+        tell_json(asdict(account))
         return
     also = f", also of {', '.join(account.organisations)}" if account.organisations else ""
-    print(f"{account.name}{also} (token from {account.source}{'' if account.can_write else ', may only read'})")
+    tell(f"{account.name}{also} (token from {account.source}{'' if account.can_write else ', may only read'})")

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from backend.cli.exit_codes import print_faults, verb
+from backend.cli.output import tell, tell_file
 from backend.spec.faults import Mistake
 from backend.spec.runs.adapter_source import imported_folder
 from backend.spec.user_input.files import is_folder
@@ -77,12 +78,12 @@ def _import_file(file: Path, target: Path | None, *, overwrite: bool, their_defa
         raise Mistake("output", f"{shown(target)} is there already; take another name, or --overwrite.")
     imported = import_file(file, their_defaults=their_defaults)
     if target is None:
-        print(imported.text, end="")
+        tell_file(imported.text)
     else:
         save_as(target, imported.text)
-        print(f"{shown(file)} is a file for {imported.program.name}; written to {shown(target)}.")
+        tell(f"{shown(file)} is a file for {imported.program.name}; written to {shown(target)}.")
     if imported.missing:
-        print("Still to be given before it can be trained:", file=sys.stderr)
+        tell("Still to be given before it can be trained:", file=sys.stderr)
         print_faults(Mistake(imported.missing))
 
 
@@ -91,7 +92,7 @@ def _import_adapter(folder: Path, target: Path | None, model: str, *, overwrite:
     from backend.models.peft.importing import import_adapter
 
     def report(sentence: str, done: float | None = None) -> None:
-        print(sentence, file=sys.stderr, flush=True)
+        tell(sentence, file=sys.stderr, flush=True)
 
     imported = import_adapter(
         folder.resolve(),
@@ -102,5 +103,5 @@ def _import_adapter(folder: Path, target: Path | None, model: str, *, overwrite:
         progress=report,
     )
     for sentence in imported.sentences():
-        print(sentence, file=sys.stderr)
-    print(imported.path)
+        tell(sentence, file=sys.stderr)
+    tell(imported.path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ import typer
 
 from backend.cli.exit_codes import MISTAKE, verb
 from backend.cli.options import AsJson
+from backend.cli.output import tell, tell_json
 from backend.spec.disk_space import gigabytes
 from backend.spec.faults import Mistake
 from backend.spec.memory.estimate import format_bytes
@@ -55,11 +55,11 @@ def machines(
         tenths = int(10 * share) if share is not None else 0
         if stage == "copying" and (rank, tenths) not in told:  # copies take minutes, everything else seconds
             told.add((rank, tenths))
-            print(f"copying to {hosts.label(rank)}: {10 * tenths} %", file=sys.stderr)
+            tell(f"copying to {hosts.label(rank)}: {10 * tenths} %", file=sys.stderr)
 
     report = check_machines(hosts, file.name, Wanted(backend, model, reward_file, copy), CheckProgress(reached))
     if as_json:
-        print(json.dumps(report.to_dict(), ensure_ascii=False))
+        tell_json(report.to_dict())
     else:
         _print(report, bool(model))
     if report.refusals:
@@ -67,11 +67,12 @@ def machines(
 
 
 def _print(report: MachineReport, with_model: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from backend.cli.consoles import new_console
+
     # Wide enough for every column where the output is no terminal, so that none is cut in a file.
-    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console = new_console() if sys.stdout.isatty() else new_console(width=200)
     columns = COLUMNS if with_model else COLUMNS[:-1]
     table = Table(*columns, box=None, pad_edge=False)
     for column in table.columns[3:7]:

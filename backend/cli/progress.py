@@ -54,7 +54,7 @@ class LiveDisplay:
 
     def __init__(self, console: Console) -> None:
         self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
             console=console,
         )  # fmt: skip
         self.task = self.bar.add_task("loading", total=None)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Console
 from rich.markdown import Markdown
 from rich.panel import Panel
 from rich.progress import (
@@ -23,6 +21,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from backend.cli.consoles import new_console
+from backend.cli.output import tell, tell_json
 from backend.models.export.build import Progress as BuildProgress
 from backend.models.publish.hub_token import find_token, need_token, whose
 from backend.models.publish.prepared import PreparedUpload
@@ -71,8 +71,8 @@ def publish(run: RunFolder, what: Publication, progress: BuildProgress, *, as_js
         return
     with _ByteBar() as bar:
         done = send(prepared, token, bar, **how)
-    print(_sentence(done, files), file=sys.stderr)
-    print(done.url)
+    tell(_sentence(done, files), file=sys.stderr)
+    tell(done.url)
 
 
 def full_repo_id(run: RunFolder, repo: str, account: dict[str, Any] | None) -> str:
@@ -103,7 +103,7 @@ def _sentence(done: Uploaded, files: int) -> str:
 
 
 def _show(prepared: PreparedUpload, what: Publication, account: dict[str, Any] | None, problem: str) -> None:
-    console = Console()
+    console = new_console()
     console.print(Panel(Markdown(prepared.card.split("---\n", 2)[-1]), title="README.md", title_align="left"))
     console.print(prepared.card.split("---\n", 2)[1], highlight=False, markup=False, style="dim")
     table = Table(box=None, header_style="dim")
@@ -125,8 +125,8 @@ class _ByteBar:
 
     def __init__(self) -> None:
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
-            console=Console(stderr=True),
+            TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
+            console=new_console(stderr=True),
         )  # fmt: skip
         self._task: TaskID | None = None
 
@@ -166,4 +166,4 @@ def _size(size: int) -> str:
 
 
 def print_json(content: dict[str, Any]) -> None:
-    print(json.dumps(content, ensure_ascii=False), flush=True)
+    tell_json(content)

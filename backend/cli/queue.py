@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +14,7 @@ from backend.cli.completions import run_names
 from backend.cli.exit_codes import STOPPED, verb
 from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.options import AllowCode, AsJson, ExistingRunsDir, NewRunsDir
+from backend.cli.output import tell, tell_json
 
 if TYPE_CHECKING:
     from backend.spec.run_folder import RunFolder
@@ -36,11 +36,11 @@ def list_runs(runs_dir: ExistingRunsDir = None, as_json: AsJson = False) -> None
     names = [run.name for run in now.waiting]
     if as_json:
         about = {"waiting": names, "paused": now.is_paused, "pause_after_failure": now.pauses_after_failure}
-        print(json.dumps(about | {"running": file.has_runner()}, ensure_ascii=False))
+        tell_json(about | {"running": file.has_runner()})
         return
     for place, name in enumerate(names, 1):
-        print(f"{place}  {name}")
-    print(_state_sentence(file))
+        tell(f"{place}  {name}")
+    tell(_state_sentence(file))
 
 
 @queue.command()
@@ -77,23 +77,25 @@ def add(
         file.read()  # a broken queue is told before a folder is made for it
         run = new_run(apply_changes(read(config), changes or []), runs_dir, name).folder
     file.add(run, first=first)
-    print(run.path)
-    print(_state_sentence(file))
+    tell(run.path)
+    tell(_state_sentence(file))
 
 
 @queue.command()
 @verb
 def remove(run: WaitingRun, runs_dir: ExistingRunsDir = None) -> None:
     """Take a run out of the queue. Its folder is deleted if it holds nothing but settings."""
+    from backend.spec.user_input.text import shown
+
     file = _queue_of(runs_dir)
     folder = _waiting_run(file, run)
     file.remove(folder)
     others = sorted(path.name for path in folder.path.iterdir() if path.name not in REMOVED)
     if others:
-        print(f"{folder.name} is out of the queue. Its folder stays, as it holds {', '.join(others)}.")
+        tell(f"{folder.name} is out of the queue. Its folder stays, as it holds {shown(', '.join(others))}.")
         return
     shutil.rmtree(folder.path)
-    print(f"{folder.name} is out of the queue, and its settings are deleted.")
+    tell(f"{folder.name} is out of the queue, and its settings are deleted.")
 
 
 @queue.command()
@@ -123,11 +125,11 @@ def run_queue(runs_dir: ExistingRunsDir = None) -> None:
         raise Mistake("queue", "The queue is paused; `queue resume` lets it go on.")
     try:
         with raising_stop():
-            reason = QueueRunner(file, lambda sentence: print(sentence, flush=True)).run()
+            reason = QueueRunner(file, lambda sentence: tell(sentence, flush=True)).run()
     except StopRequested:
-        print("\nThe queue stops here. A run that trains goes on; `queue run` goes on with the rest.")
+        tell("\nThe queue stops here. A run that trains goes on; `queue run` goes on with the rest.")
         raise typer.Exit(STOPPED) from None
-    print(_state_sentence(file))
+    tell(_state_sentence(file))
     if reason == "paused":
         raise typer.Exit(STOPPED)
 
@@ -147,7 +149,7 @@ def pause(
         file.set_paused(True)
     else:
         file.set_pauses_after_failure(after_failure)
-    print(_state_sentence(file))
+    tell(_state_sentence(file))
 
 
 @queue.command()
@@ -156,7 +158,7 @@ def resume(runs_dir: ExistingRunsDir = None) -> None:
     """Take the pause back."""
     file = _queue_of(runs_dir)
     file.set_paused(False)
-    print(_state_sentence(file))
+    tell(_state_sentence(file))
 
 
 def _queue_of(runs_dir: Path | None) -> QueueFile:

@@ -8,6 +8,7 @@ import typer
 
 from backend.cli.exit_codes import STOPPED, verb
 from backend.cli.options import NewRunsDir
+from backend.cli.output import tell
 
 
 @verb
@@ -24,7 +25,7 @@ def replay(
     from backend.spec.run_folder import find_run
 
     playing = replays.replay(find_run(run), runs_dir, name, speed)
-    print(playing.folder.path, flush=True)
+    tell(playing.folder.path, flush=True)
     playing.control.listen_to_signals()
     if not playing.play():
         raise typer.Exit(STOPPED)

@@ -15,6 +15,7 @@ from backend.cli.launch_session import hosts_setting
 from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.new_run import PreparedRun, parse_changes
 from backend.cli.options import AllowCode, Hosts, Live, NewRunsDir, Stream
+from backend.cli.output import tell
 from backend.cli.run_session import train_and_exit
 from backend.run.machine.gpu_timeout import relax_gpu_timeout
 from backend.spec import own_updates
@@ -68,7 +69,7 @@ def resume(
     check_format(folder)  # before its settings, of which a newer version may have others
     is_over = has_finished(folder) and step is None
     if is_over and not changes:
-        print(f"The run {folder.name} has finished; there is nothing to resume. More steps: --set iters=N.")
+        tell(f"The run {folder.name} has finished; there is nothing to resume. More steps: --set iters=N.")
         return
     require_allowed(read(folder.config), allow=allow_code)
     from backend.run.library.own_functions import require_no_program  # all of scoring, which no other verb waits for

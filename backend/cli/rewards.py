@@ -12,6 +12,7 @@ import typer
 
 from backend.cli.exit_codes import MISTAKE, verb
 from backend.cli.options import AsJson
+from backend.cli.output import tell, tell_json
 from backend.spec.config import Config
 from backend.spec.faults import Fault, Mistake
 
@@ -31,10 +32,10 @@ def list_rewards(
 
     entries = builtin_rewards() + (rewards_in_file(locate_reward_file(file)) if file else [])
     if as_json:
-        print(json.dumps([asdict(entry) for entry in entries], ensure_ascii=False, default=str))
+        tell_json([asdict(entry) for entry in entries], default=str)
         return
     for entry in entries:
-        print(f"{entry.name}  ({entry.source})\n    {entry.scores}")
+        tell(f"{entry.name}  ({entry.source})\n    {entry.scores}")
 
 
 @rewards.command("score")
@@ -67,10 +68,11 @@ def sample_rewards(
     """Sample completions from the model as a run begins with it, and score them; the verdict goes to stderr."""
     from backend.rewards.completion_lines import line_of
     from backend.run.trial_sampling import Pick, TrialSampler
-    from backend.spec.config import load
+    from backend.spec.config import parse, read
+    from backend.spec.runs.adapter_source import with_adapter
     from backend.spec.whole_file import save_as
 
-    settings = load(config)
+    settings = parse(with_adapter(read(config)))
     pick = Pick("random", count)
     groups = TrialSampler().sample(settings, pick, settings.group_size, settings.seed, _phase_printer())
     lines = [line_of(group) for group in groups]
@@ -109,12 +111,12 @@ def rerun_cases(
             {"passed": result.passed, "expected": result.case["expected"], "scores": result.scores}
             for result in results
         ]
-        print(json.dumps({"rows": rows}, ensure_ascii=False))
+        tell_json({"rows": rows})
     failures = [(number, sentence) for number, result in enumerate(results, 1) for sentence in result.failures]
     for number, sentence in failures:
-        print(f"case {number}: {sentence}", file=sys.stderr)
+        tell(f"case {number}: {sentence}", file=sys.stderr)
     if not as_json:
-        print(f"{sum(result.passed for result in results)} of {len(results)} cases pass.")
+        tell(f"{sum(result.passed for result in results)} of {len(results)} cases pass.")
     if failures:
         raise typer.Exit(MISTAKE)
 
@@ -147,14 +149,14 @@ def _print_scores(scored: dict[str, Any], as_json: bool, lines: Sequence[Any] = 
     for row, completion, text in zip(rows, completions, texts, strict=False):
         row |= {"advantage": completion["advantage"], "completion": text}
     for finding in scored["findings"]:
-        print(f"{finding['sentence']} {finding['advice']}".rstrip(), file=sys.stderr)
+        tell(f"{finding['sentence']} {finding['advice']}".rstrip(), file=sys.stderr)
     if as_json:
-        print(json.dumps({"rows": rows}, ensure_ascii=False))
+        tell_json({"rows": rows})
         return
     for row in rows:
         scores = "  ".join(f"{name} {format_number(score)}" for name, score in row["scores"].items())
         text = " ".join(row.get("completion", "").split())
-        print(f"{format_number(row['reward'])}  {scores}{f'  {text[:60]}' if text else ''}")
+        tell(f"{format_number(row['reward'])}  {scores}{f'  {text[:60]}' if text else ''}")
 
 
 def _phase_printer() -> Callable[[dict[str, Any]], None]:
@@ -165,7 +167,7 @@ def _phase_printer() -> Callable[[dict[str, Any]], None]:
         phase = progress["phase"]
         if phase not in printed:
             printed.add(phase)
-            print(f"{phase[0].upper()}{phase[1:]}…", file=sys.stderr, flush=True)
+            tell(f"{phase[0].upper()}{phase[1:]}…", file=sys.stderr, flush=True)
 
     return report
 

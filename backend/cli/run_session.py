@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import typer
 from backend.cli.exit_codes import FINISHED
 from backend.cli.launch_session import launch_and_exit, machine_settings
 from backend.cli.new_run import PreparedRun
+from backend.cli.output import tell, tell_json
 from backend.cli.restart import display_options, restart
 from backend.cli.run_log import logging_to, say
 from backend.run.distributed.orders import RESTART_RANKS
@@ -72,7 +72,7 @@ def train_or_exit(
             display(stream, progress, quiet, run.settings.steps_per_report) as echo,
             progress_told_to(lambda sentence: say(sentence, sys.stderr)),
         ):
-            print(blas.prepare(), file=sys.stderr, flush=True)
+            tell(blas.prepare(), file=sys.stderr, flush=True)
             ending = train(
                 run.settings,
                 run.folder,
@@ -101,14 +101,13 @@ def train_or_exit(
 @contextmanager
 def display(stream: bool, progress: bool | None, quiet: bool, steps_per_line: int) -> Iterator[Callable[[Any], None]]:
     """Takes every event of the diary: a live display, lines of text, or the events as JSON on stdout."""
-    from rich.console import Console
-
+    from backend.cli.consoles import new_console
     from backend.cli.progress import LineDisplay, LiveDisplay
 
     if stream:
-        yield lambda event: print(json.dumps(event, ensure_ascii=False), flush=True)
+        yield tell_json
         return
-    console = Console(stderr=quiet)
+    console = new_console(stderr=quiet)
     is_live = console.is_terminal if progress is None else progress
     with LiveDisplay(console) if is_live else LineDisplay(console, steps_per_line) as echo:
         yield echo

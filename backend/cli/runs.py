@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from backend.cli.exit_codes import verb
 from backend.cli.options import AsJson, ExistingRunsDir
+from backend.cli.output import tell_json
 
 
 @verb
@@ -30,10 +30,11 @@ def runs(
     shows_all = archived or asks_for_archived(query)
     found = [record for record in records if passes(record) and (shows_all or not record.notes.archived)]
     if as_json:
-        print(json.dumps([record.to_dict() for record in found], ensure_ascii=False))
+        tell_json([record.to_dict() for record in found])
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from backend.cli.consoles import new_console
 
     table = Table("run", "state", "step", "reward", "model", "tags", box=None)
     for record in found:
@@ -44,4 +45,4 @@ def runs(
         steps = f"{run.step or 0}/{run.iterations or '–'}"
         table.add_row(star + name, run.state, steps, reward, shown(run.model), shown(" ".join(record.notes.tags)))
     nothing = "No run matches." if records else "There are no runs yet."
-    Console(markup=False, emoji=False).print(table if found else nothing)
+    new_console().print(table if found else nothing)

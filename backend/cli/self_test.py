@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from backend.cli.exit_codes import BUG, FINISHED, verb
+from backend.cli.output import tell
 from backend.spec.faults import Mistake
 
 
@@ -30,13 +31,13 @@ def run(is_requested: bool, report_file: Path | None, subcommand: str | None) ->
     results = []
     with tempfile.TemporaryDirectory(prefix="grpo-studio-selftest-") as folder:
         for result in run_checks([*ENGINE_CHECKS, *PROCESS_CHECKS], Workbench(Path(folder))):
-            print(reports.line(result), flush=True)
+            tell(reports.line(result), flush=True)
             results.append(result)
     report = reports.SelfTestReport(reports.about(), results)
-    print(report.summary)
+    tell(report.summary)
     if report_file is not None:
         text = reports.write(report, report_file)
-        print(
+        tell(
             f"Written: {report_file}, and as text {text}. Neither names you or your files; send them with your question."
         )
     return FINISHED if report.passed else BUG

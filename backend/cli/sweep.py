@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +13,7 @@ import typer
 from backend.cli.exit_codes import verb
 from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.options import AllowCode, AsJson, NewRunsDir
+from backend.cli.output import tell, tell_json
 from backend.cli.restart import restart
 from backend.cli.run_log import logging_to
 from backend.cli.sweep_table import plan_lines, print_results
@@ -60,7 +60,7 @@ def sweep(
     plan = load_sweep(file)
     plan = replace(plan, name=name) if name else plan
     if plan_only:
-        print("\n".join(plan_lines(plan)))
+        tell("\n".join(plan_lines(plan)))
         return
     inputs = _checked(plan)
     for raw in plan.every_settings():
@@ -77,7 +77,7 @@ def resume_sweep(name: str, runs_dir: Path | None, *, allow_code: bool = False, 
         raise Mistake("sweep", f"There is no sweep {name}: neither a sweep's folder nor the name of one.")
     plan, results = load_sweep(folder.plan), read_results(folder)
     if results is not None and results.state == "finished":
-        print(f"The sweep {folder.name} has finished; there is nothing to resume.")
+        tell(f"The sweep {folder.name} has finished; there is nothing to resume.")
         return
     try:
         for raw in settings_of_runs(folder):
@@ -120,8 +120,8 @@ def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: b
     with handlers_restored() as afterwards:
         with logging_to(folder.process) as log:
             out = sys.stderr if as_json else sys.stdout
-            print(folder.path, file=out, flush=True)
-            print(blas.prepare(), file=sys.stderr, flush=True)
+            tell(folder.path, file=out, flush=True)
+            tell(blas.prepare(), file=sys.stderr, flush=True)
             command = shell_line([*sys.argv])
             ending = run_sweep(plan, folder, inputs, command=command, echo=log.checked(_lines(out)), may_restart=True)
         afterwards.process_ends = ending.exit_code != 0 and ending.kind != RESTART
@@ -129,10 +129,10 @@ def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: b
             restart("sweep", str(folder.path), "--resume", *(["--json"] if as_json else []))
     results = read_results(folder)
     if results is not None and as_json:
-        print(json.dumps(results.to_dict(), ensure_ascii=False))
+        tell_json(results.to_dict())
     elif results is not None:
         print_results(results)
-    print(ending.sentence, file=sys.stderr if ending.exit_code or as_json else sys.stdout)
+    tell(ending.sentence, file=sys.stderr if ending.exit_code or as_json else sys.stdout)
     if ending.exit_code:
         raise typer.Exit(ending.exit_code)
 
@@ -144,7 +144,7 @@ def _lines(out: TextIO) -> Callable[[SweepResults], None]:
     def once(line: str) -> None:
         if line not in told:
             told.add(line)
-            print(line, file=out, flush=True)
+            tell(line, file=out, flush=True)
 
     def echo(results: SweepResults) -> None:
         for note in results.notes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from backend.cli.consoles import new_console
 from backend.spec.sweeps.sweep import SweepPlan, text_of, training_steps
 from backend.spec.sweeps.sweep_results import SweepResults
 
@@ -39,4 +40,4 @@ def print_results(results: SweepResults, console: Console | None = None) -> None
         cells = [value, sd, str(len(each.runs)), str(each.step), f"{each.completions:,}", each.state]
         style = "bold" if winner is not None and each.number == winner.number else None
         table.add_row(str(each.number), *(text_of(each.settings[key]) for key in varied), *cells, style=style)
-    (console or Console(markup=False, emoji=False)).print(table)
+    (console or new_console()).print(table)

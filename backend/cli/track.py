@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from backend.cli.exit_codes import verb
+from backend.cli.exit_codes import BUG, MISTAKE, print_faults, verb
 from backend.cli.options import ExistingRunsDir
+from backend.cli.output import tell
+from backend.spec.disk_faults import disk_fault, fault_of
 
 
 @verb
@@ -31,6 +39,31 @@ def track(
     if upload and to != "wandb":
         raise Mistake("upload", f"{to} uploads nothing; --upload goes with wandb.")
     folder = find_run(run, runs_dir)
-    follow(folder, to, may_upload=upload, say=print)
+    with _ending_with_threads(folder.trackers / to):
+        follow(folder, to, may_upload=upload, say=print)
     place = "your account at Weights & Biases" if upload else TRACKERS[to].place
-    print(f"What {to} writes of {folder.name} is in {place}.")
+    tell(f"What {to} writes of {folder.name} is in {place}.")
+
+
+@contextmanager
+def _ending_with_threads(written: Path) -> Iterator[None]:
+    """End the process where a thread of a package dies, as tensorboardX's writer does on a full disk: the main thread would wait for it for
+    ever. `written`: the folder that a fault of the disk names."""
+    before = threading.excepthook
+
+    def end(what: threading.ExceptHookArgs) -> None:
+        error = what.exc_value
+        is_of_disk = error is not None and fault_of(error) is not None
+        if error is not None and is_of_disk:
+            print_faults(disk_fault(written, error))
+        else:
+            before(what)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(MISTAKE if is_of_disk else BUG)
+
+    threading.excepthook = end
+    try:
+        yield
+    finally:
+        threading.excepthook = before

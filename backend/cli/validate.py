@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from backend.cli.exit_codes import MISTAKE, verb
 from backend.cli.options import AsJson
+from backend.cli.output import tell, tell_json
 from backend.spec.user_input.paths import user_path
 
 
@@ -24,11 +24,11 @@ def validate(
     faults, warnings = lm_studio_rules.faults(folder), lm_studio_rules.warnings(folder)
     if as_json:
         found = {"faults": faults, "warnings": warnings}
-        print(json.dumps({key: [fault.to_dict() for fault in rows] for key, rows in found.items()}, ensure_ascii=False))
+        tell_json({key: [fault.to_dict() for fault in rows] for key, rows in found.items()})
     else:
         for fault in [*faults, *warnings]:
-            print(fault)
+            tell(fault)
     if faults:
         raise typer.Exit(MISTAKE)
     if not as_json:
-        print(f"{folder} is a model that LM Studio and mlx-lm open.")
+        tell(f"{folder} is a model that LM Studio and mlx-lm open.")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from backend.cli.exit_codes import verb
 from backend.cli.options import AsJson
+from backend.cli.output import tell, tell_json
 from backend.spec.faults import Mistake
 
 
@@ -28,18 +28,18 @@ def where(
     if remove:
         files = stored.remove(remove) if yes else stored.removable_files(remove)
         if as_json:
-            print(json.dumps({"deleted": yes, "files": [str(path) for path in files]}))
+            tell_json({"deleted": yes, "files": [str(path) for path in files]})
             return
         for path in files:
-            print(path)
+            tell(path)
         done = "Deleted." if yes else f"Would be deleted by: where --remove {remove} --yes"
-        print(done if files else "There is nothing to delete.")
+        tell(done if files else "There is nothing to delete.")
         return
     rows = stored.stored_places()
     if as_json:
-        print(json.dumps([row.to_dict() for row in rows], ensure_ascii=False))
+        tell_json([row.to_dict() for row in rows])
         return
     for row in rows:
         size = f"{row.bytes / 1e6:,.1f} MB in {row.files:,} files" if row.files else "nothing yet"
         shared = ", shared with other programs" if row.is_shared else ""
-        print(f"{row.title}: {size}{shared}\n    {row.path}\n    {row.remedy}")
+        tell(f"{row.title}: {size}{shared}\n    {row.path}\n    {row.remedy}")

@@ -116,7 +116,7 @@ def _of_hub(
     from backend.data import hub_rows
 
     try:
-        dataset = hub_rows.load(repo, config_name or None)
+        dataset = hub_rows.load(repo, config_name or None, setting)
         available = {str(split): split for split in dataset}
         chosen = {split: next((name for name in each if name in available), None) for split, each in names.items()}
         check(chosen, shown(", ".join(available), 60))

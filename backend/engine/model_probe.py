@@ -42,9 +42,11 @@ class _Unsupported(Exception):
 def split(model: nn.Module) -> SplitModel:
     """The model as body and head, patched (`backend.engine.patches`), with every fast path that agrees with the plain one."""
     install(model)
-    split_model = _body_and_linear_head(model) or _body_and_output_layer(model)
-    split_model.hidden = _sharing_keys(model, split_model.hidden)
-    _keep_stream_in_float32(model, split_model.hidden)
+    split_model, states = _body_and_linear_head(model) or _body_and_output_layer(model)
+    split_model, states = _sharing_keys(model, split_model, states)
+    _keep_stream_in_float32(model, split_model.hidden, states)
+    # mlx is lazy: shape and type are known without running anything.
+    split_model.vocab_size, split_model.dtype = split_model.logits(states).shape[-1], states.dtype
     try:
         split_model.prefix_layers = _prefix_layers(model, split_model)
     except _Unsupported as reason:
@@ -53,72 +55,99 @@ def split(model: nn.Module) -> SplitModel:
         split_model.slow_paths.append(
             UNSHARED.format(reason=f"its code does not take a shared prompt ({describe_error(error)})")
         )
-    # mlx is lazy: shape and type are known without running anything.
-    hidden = split_model.hidden(mx.array([[1]]))
-    split_model.vocab_size, split_model.dtype = split_model.logits(hidden).shape[-1], hidden.dtype
     return split_model
 
 
 # ── body and head ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _body_and_linear_head(model: nn.Module) -> SplitModel | None:
+def _body_and_linear_head(model: nn.Module) -> tuple[SplitModel, mx.array] | None:
     """The parts of a model whose logits are a plain product of its body's states, under the names that most models give them, so that
-    the product can be computed our way; else None."""
+    the product can be computed our way; and the states of PROBE. None for other models."""
+    if (parts := _body_and_head(model)) is None:
+        return None
+    body, _, logits = parts
+    # The probe runs the head itself: a sliced product rounds differently and would look like a soft cap.
+    states = _states_of_whole_model(model, body, logits)
+    return None if states is None else (_cut_before_head(model), states)
+
+
+def _body_and_head(model: nn.Module) -> tuple[Any, Any, Callable[[mx.array], mx.array]] | None:
+    """Body, head, and the product with the head's weights as the model computes it; None where a part is missing."""
     # Models that also read images wrap their text model.
     inner = getattr(model, "language_model", model)
     body = getattr(inner, "model", None)
     head: Any = getattr(inner, "lm_head", None)
-    if head is None and hasattr(body, "embed_tokens"):  # tied weights
-        head = body.embed_tokens  # pyright: ignore
-        logits = head.as_linear
-    else:
-        logits = head
-    # The probe runs the head itself: a sliced product rounds differently and would look like a soft cap.
-    if body is None or logits is None or not _is_whole_model(model, body, logits):
-        return None
+    if body is not None and head is not None:
+        return body, head, head
+    if hasattr(body, "embed_tokens"):  # tied weights
+        return body, body.embed_tokens, body.embed_tokens.as_linear  # pyright: ignore
+    return None
+
+
+def _cut_before_head(model: nn.Module) -> SplitModel:
+    parts = _body_and_head(model)
+    assert parts is not None
+    body, head, logits = parts
     # By exact type: a quantised or adapted head computes more than x Wᵀ, and so does one with a bias.
     if type(head) is nn.Embedding or (type(head) is nn.Linear and "bias" not in head):
         logits = partial(_times_weight, head)
-    return SplitModel(lambda tokens, cache=None: body(tokens, cache=cache), logits, head)
+    return SplitModel(lambda tokens, cache=None: body(tokens, cache=cache), logits, head, cut=_cut_before_head)
 
 
 def _times_weight(head: Any, hidden: mx.array) -> mx.array:
     return matmul_transposed(hidden, head.weight)
 
 
-def _is_whole_model(model: nn.Module, body: Callable[..., Any], logits: Callable[..., Any]) -> bool:
-    """Whether head(body(x)) is the model's own output. Both run the very same operations, so the tolerance can be tight, and a
-    soft cap or scale after the head shows even where it bends logits by a millionth."""
+def _states_of_whole_model(model: nn.Module, body: Callable[..., Any], logits: Callable[..., Any]) -> mx.array | None:
+    """The body's states of PROBE, if the head makes the model's own output of them. Both run the very same operations, so the
+    tolerance can be tight, and a soft cap or scale after the head shows even where it bends logits by a millionth."""
     try:
-        whole, parts = model(PROBE), logits(body(PROBE))
-        return bool(whole.shape == parts.shape and mx.allclose(whole, parts, rtol=1e-5, atol=1e-6))
+        whole, states = model(PROBE), body(PROBE)
+        parts = logits(states)
+        is_whole = whole.shape == parts.shape and mx.allclose(whole, parts, rtol=1e-5, atol=1e-6)
+        return states if is_whole else None
     except (TypeError, ValueError, AttributeError):
-        return False
+        return None
 
 
-def _body_and_output_layer(model: nn.Module) -> SplitModel:
-    """The model cut before its output layer, whatever that is; kept whole where that fails."""
+def _body_and_output_layer(model: nn.Module) -> tuple[SplitModel, mx.array]:
+    """The model cut before its output layer, whatever that is, or kept whole where that fails; and the states of PROBE."""
     try:
         return cut_before_output_layer(model)
     except NoOutputLayer as reason:
-        split_model = SplitModel(lambda tokens, cache=None: model(tokens, cache=cache), lambda hidden: hidden)
+        split_model = _uncut(model)
         split_model.slow_paths.append(UNSPLIT.format(reason=reason))
-        return split_model
+        return split_model, model(PROBE)
 
 
-def _sharing_keys(model: nn.Module, hidden: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """`hidden`, given caches for its whole rows where the model computes other numbers without any."""
+def _uncut(model: nn.Module) -> SplitModel:
+    return SplitModel(lambda tokens, cache=None: model(tokens, cache=cache), lambda hidden: hidden, cut=_uncut)
+
+
+def _sharing_keys(model: nn.Module, split_model: SplitModel, alone: mx.array) -> tuple[SplitModel, mx.array]:
+    """`split_model`, given caches for its whole rows where the model computes other numbers without any; and the states of PROBE, which
+    are `alone` where it does not."""
     count, kinds = len(caches := new_prompt_cache(model)), {type(cache) for cache in caches}
     if not kinds <= {KVCache, RotatingKVCache}:
-        return hidden
+        return split_model, alone
     try:
-        alone, cached = hidden(PROBE), hidden(PROBE, [WholeRowCache() for _ in range(count)])
+        cached = split_model.hidden(PROBE, [WholeRowCache() for _ in range(count)])
         if _are_close(cached, alone):
-            return hidden
+            return split_model, alone
     except Exception:  # the code of any model runs here; one that does not take our cache keeps its own way
-        return hidden
-    return lambda tokens, cache=None: hidden(tokens, cache or [WholeRowCache() for _ in range(count)])
+        return split_model, alone
+    return _with_caches(split_model, count), cached
+
+
+def _with_caches(split_model: SplitModel, count: int) -> SplitModel:
+    """The model with `count` caches for its whole rows."""
+    hidden, cut = split_model.hidden, split_model.cut
+    return replace(
+        split_model,
+        hidden=lambda tokens, cache=None: hidden(tokens, cache or [WholeRowCache() for _ in range(count)]),
+        cut=lambda tree: _with_caches(cut(tree), count),
+    )
 
 
 def _are_close(actual: mx.array, expected: mx.array) -> bool:
@@ -131,12 +160,11 @@ def _are_close(actual: mx.array, expected: mx.array) -> bool:
 # ── the residual stream ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _keep_stream_in_float32(model: nn.Module, hidden: Callable[..., mx.array]) -> None:
-    """Keep the residual stream of a model of 16 bits in float32, where its code allows it and the states stay the same but for
-    rounding. Where it does not, sampler and learner both have the model's own stream, and nothing is slower."""
-    if not residual_stream.costs_nothing():
+def _keep_stream_in_float32(model: nn.Module, hidden: Callable[..., mx.array], own: mx.array) -> None:
+    """Keep the residual stream of a model of 16 bits in float32, where its code allows it and the states of PROBE, `own`, stay the same
+    but for rounding. Where it does not, sampler and learner both have the model's own stream, and nothing is slower."""
+    if own.dtype not in residual_stream.NAMES or not residual_stream.costs_nothing():
         return
-    own = hidden(PROBE)
     try:
         residual_stream.mark(model, lambda: hidden(PROBE))
         if not _are_close(hidden(PROBE), own):

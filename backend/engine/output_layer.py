@@ -10,6 +10,7 @@ soft cap, a scale or a bias behind the product with the vocabulary is part of it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import mlx.core as mx
@@ -25,20 +26,17 @@ class NoOutputLayer(Exception):
     """The model cannot be cut in two; the message is the reason, as part of a sentence."""
 
 
-def cut_before_output_layer(model: nn.Module) -> SplitModel:
-    """The model as body and output layer. Raises NoOutputLayer."""
+def cut_before_output_layer(model: nn.Module) -> tuple[SplitModel, mx.array]:
+    """The model as body and output layer, and the states of PROBE. Raises NoOutputLayer."""
     try:
         whole = model(PROBE)
-        for owner, name in _possible_bodies(model):
-            hidden = _body(owner, name)
-            states = hidden(PROBE)
+        for depth, (owner, name) in enumerate(_possible_bodies(model)):
+            states = _body(owner, name)(PROBE)
             if states.shape[-1] != whole.shape[-1]:  # else it is a wrapper that returns logits: look inside
+                split_model, parts = _cut_at(model, depth, states)
                 break
         else:
             raise NoOutputLayer("the model's code has no body apart from its output layer")
-        tied: dict[str, nn.Module] = {}
-        logits = _rest_of(model, owner, name, tied)
-        parts = logits(states)
         equal = parts.shape == whole.shape and mx.allclose(parts, whole, rtol=1e-5, atol=1e-6).item()
     except (TypeError, ValueError, AttributeError) as error:
         line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
@@ -47,7 +45,17 @@ def cut_before_output_layer(model: nn.Module) -> SplitModel:
         ) from error
     if not equal:
         raise NoOutputLayer("the model's output layer depends on more than its last hidden states")
-    return SplitModel(hidden, logits, _head(owner, name, tied))
+    return split_model, states
+
+
+def _cut_at(model: nn.Module, depth: int, states: mx.array) -> tuple[SplitModel, mx.array]:
+    """The model cut behind its body of this number in `_possible_bodies`; and the logits of hidden states of PROBE, not computed."""
+    owner, name = next(islice(_possible_bodies(model), depth, None))
+    used: dict[str, nn.Module] = {}
+    logits = _rest_of(model, owner, name, used)
+    parts = logits(states)
+    head = _head(owner, name, used)
+    return SplitModel(_body(owner, name), logits, head, cut=lambda tree: _cut_at(tree, depth, states)[0]), parts
 
 
 def _possible_bodies(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:

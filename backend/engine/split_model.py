@@ -8,7 +8,7 @@ allows it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -32,3 +32,11 @@ class SplitModel:
     """Of the hidden states: what the model computes in, whatever its weights are stored in."""
     slow_paths: list[str] = field(default_factory=list)
     """Sentences for the user: each slow path that this model takes, and the reason. Empty if it takes none."""
+    cut: Callable[[nn.Module], SplitModel] = field(kw_only=True)
+    """Cuts another tree of the same code in the same place, and runs nothing."""
+
+    def of_tree(self, model: nn.Module) -> SplitModel:
+        """The split of another tree of the same code, such as one whose layers compute the same function in fewer products. What trial passes
+        have shown of the code is not tried again."""
+        other = self.cut(model)
+        return replace(self, hidden=other.hidden, logits=other.logits, head=other.head)

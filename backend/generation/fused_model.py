@@ -22,7 +22,7 @@ from mlx.utils import tree_flatten
 
 from backend.engine import device
 from backend.engine.metal.heads import Heads
-from backend.engine.model_probe import describe_error, split
+from backend.engine.model_probe import describe_error
 from backend.engine.shared_weights import SharedWeights
 from backend.engine.slot_cache import PackedSlotCache, SlotCache, StepContext
 from backend.engine.split_model import SplitModel
@@ -115,18 +115,21 @@ class FusedModel:
             id(member): branch for fused in fused_linears for member, branch in fused.branches()
         }
         self.model = replace_modules(self.policy, branches, self._copies)
-        if reason := self._mismatch():
+        split_model = self.split_model.of_tree(self.model)
+        if reason := self._mismatch(split_model):
             self.model, self.fused_linears, self._copies = self.policy, [], []
             return reason
-        self.refresh()
-        self.split_model = split(self.model)
-        self.release()
+        self.split_model = split_model
         return ""
 
-    def _mismatch(self) -> str:
+    def _mismatch(self, fused: SplitModel) -> str:
         """Compare the logits of the two models. → how they differ, or ""."""
+
+        def logits() -> tuple[mx.array, mx.array]:
+            return self.policy(PROBE), fused.logits(fused.hidden(PROBE))  # pyright: ignore
+
         with self._noisy_adapters():
-            return difference("the fused layers", lambda: (self.policy(PROBE), self.model(PROBE)))  # pyright: ignore
+            return difference("the fused layers", logits)
 
     def _replace_blocks(self) -> str:
         """Compute decoding steps by `DecodingBlock`s, where all blocks allow it. → the reason if they gave other results, or ""."""
@@ -144,7 +147,7 @@ class FusedModel:
             share_rotations(list(blocks.values()))
             copies: list[tuple[nn.Module, nn.Module]] = []
             model = replace_modules(self.model, blocks, copies)
-            split_model = split(model)
+            split_model = self.split_model.of_tree(model)
             if reason := difference("the fused blocks", lambda: (expected, trial.packed(split_model))):
                 return reason
             self._copies += copies

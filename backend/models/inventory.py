@@ -20,6 +20,7 @@ from backend.spec.model_config import model_type
 from backend.spec.places import demo_folder, lm_studio_models
 from backend.spec.run_folder import all_runs
 from backend.spec.user_input.files import read_bytes
+from backend.spec.user_input.paths import possible_path
 
 Where = Literal["cache", "lmstudio", "run", "folder", "bundled"]
 FileStats = dict[str, tuple[int, float]]
@@ -56,8 +57,8 @@ def models(folders: Iterable[str] = ()) -> list[InventoryItem]:
     """Every model on this machine, newest first. `folders` are models, or folders of models, that the user chose before; those that
     no longer exist are left out."""
     items = {item.place: item for item in (*_cached_models(), *_lm_studio_models(), *_run_models())}
-    for folder in folders:
-        for item in _plain_models(Path(folder).expanduser()):
+    for folder in filter(None, map(possible_path, folders)):
+        for item in _plain_models(folder):
             items.setdefault(item.place, item)
     return sorted(items.values(), key=lambda item: -item.changed)
 
@@ -65,7 +66,7 @@ def models(folders: Iterable[str] = ()) -> list[InventoryItem]:
 def datasets(paths: Iterable[str] = ()) -> list[InventoryItem]:
     """Every dataset in the Hugging Face cache, and those of `paths` (files and folders) that exist; newest first."""
     items = [_cached_dataset(repo) for repo in _repos("dataset")]
-    items += [dataset_at(Path(path).expanduser()) for path in dict.fromkeys(paths)]
+    items += [dataset_at(path) for path in filter(None, map(possible_path, dict.fromkeys(paths)))]
     return sorted((item for item in items if item is not None), key=lambda item: -item.changed)
 
 

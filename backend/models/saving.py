@@ -22,6 +22,7 @@ from backend.models.policy import Policy
 from backend.models.saved_modules import whole_modules
 from backend.spec.disk_space import require_room
 from backend.spec.setting_groups import ModelSettings
+from backend.spec.user_input.files import names_folder
 from backend.spec.whole_file import whole_folder
 
 Arrays = dict[str, mx.array]
@@ -68,9 +69,8 @@ def save_model(policy: Policy, config: ModelSettings, folder: Path) -> None:
     """
 
     require_room(folder, model_bytes(policy), "The model")
-    path = Path(config.model).expanduser()
     # A folder, never an id: for an id mlx-lm requests a model card from the Hub, and a run must be able to end offline.
-    path = path if path.is_dir() else mlx_lm_utils.hf_repo_to_path(config.model)
+    path = Path(config.model).expanduser() if names_folder(config.model) else mlx_lm_utils.hf_repo_to_path(config.model)
     path = tokenizer_folder(config.tokenizer) if config.tokenizer else path
     with whole_folder(folder) as draft:
         write_model(_in_original_precision(policy), dict(policy.model_config), path, draft)

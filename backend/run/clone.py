@@ -31,7 +31,7 @@ from backend.spec.events import Diary
 from backend.spec.faults import Fault, Mistake
 from backend.spec.other_programs.translation import translate
 from backend.spec.private_files import make_private_folder
-from backend.spec.regular_file import refuse_links
+from backend.spec.regular_file import require_plain_files
 from backend.spec.run_folder import RunFolder
 from backend.spec.runs.changeable import STAGE_OWN
 from backend.spec.runs.lineage import Parent, write_parent
@@ -40,7 +40,7 @@ from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import own_config, read_changes
 from backend.spec.settings.optimizer import OWN
 from backend.spec.user_input.text import shown
-from backend.spec.whole_file import replace_file
+from backend.spec.whole_file import replace_file, sync, sync_tree
 from backend.training.learner import optimizer_of
 from backend.training.optimizers.state import state_arrays
 
@@ -130,7 +130,7 @@ def clone(
 ) -> RunFolder:
     """Make the folder of a clone; see above. `runs_dir`: where it goes, beside the parent by default. Raises Mistake."""
     check_format(parent)
-    refuse_links(parent.path)  # a copy would take what they lead to
+    require_plain_files(parent.path)  # a copy would take what they lead to
     before, after = clone_settings(parent, which, changes or {}, warm=warm)
     if reference == "clone" and (warm or after.train_type == "full"):
         raise Mistake("reference", "Only a cold clone of LoRA or DoRA can stay near the weights that it starts from.")
@@ -149,7 +149,9 @@ def clone(
             (_copy_warm if warm else _copy_cold)(parent, saved, after, changed, draft)
             write_parent(draft, Parent(parent.name, parent.path, saved.state.step, warm, changed))
             replace_file(draft.config, dump(after))
+            sync_tree(draft.path)
             draft.path.rename(folder.path)
+            sync(folder.path.parent)
     except (OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not is_of_mlx(error):
             raise
@@ -189,7 +191,7 @@ def _copy_warm(
     """The checkpoint, and diary and completions up to it; what was changed is the diary's next line."""
     state = saved.state
     target = draft.checkpoints / saved.path.name
-    shutil.copytree(saved.path, target)
+    _copy_files(saved.path, target)
     _copy_head(parent.events, draft.events, state.events_bytes)
     _copy_head(parent.completions, draft.completions, state.completions_bytes)
     if state.gpu_errors_told:  # they have left smaller micro-batches, which round differently
@@ -201,6 +203,13 @@ def _copy_warm(
         diary.write("change", step=state.step + 1, settings=changed)
     write_state(target, replace(_without_stale(state, changed), events_bytes=diary.size))
     _end_diary(diary, f"Cloned from {parent.name} after step {state.step}, and not begun yet.", state.step)
+
+
+def _copy_files(source: Path, target: Path) -> None:
+    """A folder of files. Not by `shutil.copytree`, whose error is a list that hides the system's."""
+    target.mkdir(parents=True)
+    for file in source.iterdir():
+        shutil.copy2(file, target)
 
 
 def _without_stale(state: TrainingState, changed: Mapping[str, Any]) -> TrainingState:

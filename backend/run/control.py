@@ -18,6 +18,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 from backend.run import stop_signals
@@ -33,6 +34,18 @@ def do_nothing() -> None: ...
 
 class Stopped(Exception):
     """Raised out of a step that is given up: the trainer then saves the last finished one."""
+
+
+class StopPending(Exception):
+    """A stop has come that is not obeyed yet: raised out of a wait that it ends, in whatever thread that is."""
+
+
+def read_word(control: Path) -> str:
+    """The word in a control file, which stays there; "" without one."""
+    try:
+        return control.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 class Control:
@@ -105,6 +118,11 @@ class Control:
         if self._signal is not None:
             self.listen_to_signals()
             self.obey()
+
+    def look_for_stop(self) -> None:
+        """Raises StopPending where a stop has come. It takes no command, so any thread may call it, and a wait that only a stop should end."""
+        if self._signal is not None or read_word(self.run.control) == "stop":
+            raise StopPending
 
     def obey_signal(self) -> None:
         """Raises Stopped where a stop signal has come that was not obeyed yet."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from backend.run.checkpoints import checkpoint
 from backend.run.checkpoints.checkpoint import TrainingState
 from backend.run.checkpoints.checkpoint_integrity import Damaged, DamagedCheckpoint, newest_whole, set_aside
 from backend.run.checkpoints.cut_back import cut_back
+from backend.run.control import Stopped, StopPending
 from backend.run.ending import RESTART, Ending, after_fault, ending_of, write_ending
 from backend.run.held_folder import FolderPlace
 from backend.run.machine.gpu_errors import GpuError
@@ -121,17 +122,29 @@ def _trained(
 
     def work() -> Ending:
         try:
-            return trainer.run(saved, command, inputs)
+            with broken_off_by_stops(trainer, trainer.control.obey_signal):
+                return trainer.run(saved, command, inputs)
         except DamagedCheckpoint as found:
             damaged.append(found.damaged)
-            raise
-        except RuntimeError as error:
-            if left_nothing(error) and _is_saved_or_whole(trainer):
-                trainer.control.obey_signal()  # it has ended mlx's compiler, and is what the run ends of
             raise
 
     ending = ending_of(work, lambda: trainer.state.step)
     return ending, damaged[0] if damaged else None
+
+
+@contextlib.contextmanager
+def broken_off_by_stops(trainer: Trainer, obey_signal: Callable[[], None]) -> Iterator[None]:
+    """What a stop has broken off ends as that stop: a wait for reward functions, and the work of mlx's compiler, which Ctrl-C in a terminal
+    ends too. `obey_signal` raises Stopped where a stop signal has come."""
+    try:
+        yield
+    except StopPending:
+        trainer.control.obey()
+        raise Stopped("it was asked to stop") from None  # by a word that another has replaced since
+    except RuntimeError as error:
+        if left_nothing(error) and _is_saved_or_whole(trainer):
+            obey_signal()
+        raise
 
 
 def _is_saved_or_whole(trainer: Trainer) -> bool:

@@ -1,4 +1,4 @@
-"""Completions of a few rows by the model as it is before training, for trying rewards on them.
+"""Completions of a few rows by the model as a run begins with it, for trying rewards on them.
 
 The model stays in memory from one trial to the next. Nothing is trained and nothing is scored.
 """
@@ -18,8 +18,10 @@ from backend.data.rows import check_columns
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.policy import Policy, load_policy
+from backend.models.start_adapter import load_start
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
+from backend.spec.runs.adapter_source import find_adapter
 from backend.types import Group, Problem
 
 Report = Callable[[dict[str, Any]], None]
@@ -33,6 +35,9 @@ SMALLEST_MODEL = WITHOUT_REFERENCE | {
     "train_type": "lora", "num_layers": 1, "rank": 1, "lora_keys": [], "modules_to_save": [], "grad_checkpoint": False,
 }  # fmt: skip
 """Settings that load as little as possible: no reference, and one fresh adapter, which changes no output (B = 0)."""
+
+ADAPTER_SHAPE = ("train_type", "num_layers", "rank", "scale", "lora_keys", "modules_to_save")
+"""Settings that an adapter to start from has to fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +94,13 @@ class TrialSampler:
     def _cached_policy(self, config: Config) -> Policy:
         names = (config.model, config.tokenizer)
         key = (*names, *map(_last_written, names), config.quantization, config.dtype, config.device)
+        if config.adapter:
+            weights = str(find_adapter(config.adapter).weights)
+            shape = tuple(repr(getattr(config, name)) for name in ADAPTER_SHAPE)
+            key = (*key, weights, _last_written(weights), *shape)
         if self._policy is None or self._policy[0] != key:
             self._policy = self._rollout = None  # free the old model's memory first
-            self._policy = (key, load_policy(config.model_copy(update=SMALLEST_MODEL)))
+            self._policy = (key, _model_of_a_beginning_run(config))
         return self._policy[1]
 
     def _cached_rollout(self, config: Config, policy: Policy) -> Rollout:
@@ -99,6 +108,15 @@ class TrialSampler:
         if self._rollout is None or self._rollout[0] != key:
             self._rollout = (key, Rollout(policy, config.max_completion_length, stop=config.stop))
         return self._rollout[1]
+
+
+def _model_of_a_beginning_run(config: Config) -> Policy:
+    """What the run's first step samples from: the base, or the base with the adapter that the run starts from. Raises Mistake."""
+    if not config.adapter:
+        return load_policy(config.model_copy(update=SMALLEST_MODEL))
+    policy = load_policy(config.model_copy(update=WITHOUT_REFERENCE))
+    load_start(policy, config, config.adapter)
+    return policy
 
 
 def _problems(dataset: LoadedDataset, policy: Policy, config: Config, pick: Pick, seed: int) -> list[Problem]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from backend.models import inventory
 from backend.serve.question_call import QuestionCall
 from backend.spec.hub_cache import RepoType, local_folder
+from backend.spec.user_input.files import names_folder
 
 
 def models(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def model_facts(request: dict[str, Any], call: QuestionCall) -> dict[str, Any] |
     if folder is None:
         return None
     name = request["name"]
-    is_path = Path(name).expanduser().is_dir()
+    is_path = names_folder(name)
     if not is_path and inventory.is_incomplete(folder):
         return None
     return inventory.model_at(folder, "" if is_path else name, "folder" if is_path else "cache", name).to_dict()

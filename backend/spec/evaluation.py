@@ -7,6 +7,7 @@ complete. Written by `backend.run.evaluation.comparison`; read by the window, by
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -18,9 +19,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from backend.spec.completion_rows import CompletionRow
 from backend.spec.config import Config, dump
-from backend.spec.disk_faults import writing
-from backend.spec.events import LONGEST_LINE, json_safe, parse_line
+from backend.spec.disk_faults import DiskFault, writing
+from backend.spec.events import LONGEST_LINE, parse_line
 from backend.spec.faults import Mistake
+from backend.spec.json_values import json_safe
 from backend.spec.regular_file import open_regular
 from backend.spec.rewards.catalog import canonical_entry, metric_name, nearest
 from backend.spec.rewards.entry import read_call
@@ -293,7 +295,12 @@ def write_evaluation(folder: Path, evaluation: Evaluation, rows: Iterable[Evalua
     with writing(final):
         folder.mkdir(parents=True, exist_ok=True)
     replace_file(rows_file(final), lines)
-    replace_file(final, [evaluation.model_dump_json(indent=1).encode(errors="replace"), b"\n"])
+    try:
+        replace_file(final, [evaluation.model_dump_json(indent=1).encode(errors="replace"), b"\n"])
+    except DiskFault:
+        with contextlib.suppress(OSError):
+            rows_file(final).unlink()
+        raise
     return final
 
 

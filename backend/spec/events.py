@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +28,7 @@ from pydantic_core import from_json
 from backend.spec.disk_faults import DiskFault, writing
 from backend.spec.event_shape import well_formed
 from backend.spec.faults import Mistake
+from backend.spec.json_values import json_safe
 from backend.spec.regular_file import open_regular
 from backend.spec.user_input.paths import reason
 from backend.spec.user_input.text import shown
@@ -48,21 +48,6 @@ Event = dict[str, Any]
 
 LONGEST_LINE = 64 << 20
 """Bytes. A longer line is no event of ours, and is read in pieces that are none."""
-
-
-def json_safe(value: Any) -> Any:
-    """`value` in JSON's types: NaN and infinities become None, tuples lists, paths text."""
-    if value is None or isinstance(
-        value, (str, int)
-    ):  # first: a step's rows hold tens of thousands, and Mapping is an abstract class
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): json_safe(item) for key, item in cast("Mapping[Any, Any]", value).items()}
-    if isinstance(value, (list, tuple)):
-        return [json_safe(item) for item in cast("list[Any]", value)]
-    return str(value) if isinstance(value, Path) else value
 
 
 class JsonLines:

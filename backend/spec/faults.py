@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from backend.spec.user_input.text import one_line, shown
+from backend.spec.user_input.text import fitted, one_line, shown
 
 LONGEST_KEY = 60
 """Characters of what a fault is about: a key that a user misspelt may be of any length."""
@@ -20,7 +20,7 @@ class Fault:
 
     `setting` is the key of the form's field (`temperature`, `data`, `reward_functions_file`, …), so that the window can
     show the sentence beside it. `sentence` is in plain words and ends in a full stop. Values in it go through
-    `backend.spec.user_input.text.shown`, which keeps it short; whatever was supplied, both are one printable line.
+    `backend.spec.user_input.text.shown`, which keeps it short; whatever was supplied, both are one printable line of a limited length.
     """
 
     setting: str
@@ -28,7 +28,7 @@ class Fault:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "setting", shown(self.setting, LONGEST_KEY))
-        object.__setattr__(self, "sentence", one_line(self.sentence))
+        object.__setattr__(self, "sentence", fitted(one_line(self.sentence)))
 
     def __str__(self) -> str:
         return f"{self.setting}: {self.sentence}"

@@ -91,11 +91,7 @@ def whole_folder(final: Path) -> Generator[Path]:
         draft.mkdir(parents=True)
         try:
             yield draft
-            for folder, _, files in os.walk(draft):
-                for name in files:
-                    sync(Path(folder, name))
-                # A folder's entries are data of their own: without this fsync the rename may survive a power cut and the files not.
-                sync(Path(folder))
+            sync_tree(draft)
             if final.exists():
                 final.rename(old)
             draft.rename(final)
@@ -125,6 +121,15 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def sync_tree(top: Path) -> None:
+    """fsync a folder and all that is in it, before a rename gives it the name by which it is found. Raises OSError."""
+    for folder, _, files in os.walk(top):
+        for name in files:
+            sync(Path(folder, name))
+        # A folder's entries are data of their own: without this fsync the rename may survive a power cut and the files not.
+        sync(Path(folder))
 
 
 def _aside(path: Path) -> Path:

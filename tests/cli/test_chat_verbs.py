@@ -69,7 +69,8 @@ def test_a_prompt_comes_from_stdin_too(run: Path):
         (("--row", "0"), "no row 0."),
         (("--prompt", "a", "--temperature", "-1"), "temperature: "),
         (("--prompt", "a", "--top-p", "2"), "top_p: "),
-        (("--prompt", "a", "--max-tokens", "0"), "max_tokens: Max tokens must be at least 1."),
+        (("--prompt", "a", "--max-tokens", "0"), "max_tokens: Max tokens must be from 1 to 10,000,000, not 0."),
+        (("--prompt", "a", "--max-tokens", "9" * 20), "max_tokens: Max tokens must be from 1 to"),
         (
             ("--prompt", "a", "--checkpoint", "3"),
             "checkpoint: The run run has no checkpoint 3; choose one of end, best",
@@ -106,11 +107,11 @@ def test_a_conversation_with_every_command(run: Path):
 
 
 def test_a_wrong_command_does_not_end_the_conversation(run: Path):
-    keys = "/nope\n/seed x\n/row x\n/row 99\nHi\n"
+    keys = f"/nope\n/seed x\n/row x\n/row 99\n/row 0\n/seed {'9' * 5000}\n/row {'9' * 5000}\nHi\n"
     result = call("chat", run, *GREEDY, keys=keys)
     assert result.exit_code == 0 and "tuned\n" in result.stdout
-    for sentence in ("There is no command /nope", "whole number, as in /seed 7", "as in /row 3", "no row 99"):
-        assert sentence in result.stderr
+    for sentence, count in (("There is no command /nope", 1), ("whole number, as in /seed 7", 2), ("as in /row 3", 4)):
+        assert result.stderr.count(sentence) == count
 
 
 def test_the_turns_of_a_conversation_are_remembered_by_side(run: Path, monkeypatch: pytest.MonkeyPatch):

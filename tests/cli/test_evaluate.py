@@ -89,6 +89,7 @@ def test_a_model_needs_settings_which_have_two_spellings(run: RunFolder) -> None
         (["RUN", "--checkpoint", "newest"], "checkpoint: The run run has no checkpoint newest"),
         (["RUN", "--n", "2", "--k", "3"], "k: --k 3 does not fit: there are 2 completions"),
         (["RUN", "--greedy", "--k", "2"], "k: --k 2 does not fit: there is one completion"),
+        (["RUN", "--k", "9" * 5000], "k: --k 999999999999999999999999999999999999999… does not fit"),
         (["RUN", "--pass", "r1_int"], "pass: From what score on does r1_int count"),
         (["MODEL"], "config: "),
         (["MODEL", "CONFIG", "--base-only"], "base-only: "),

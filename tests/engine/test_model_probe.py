@@ -10,12 +10,14 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx.utils import tree_map
 from mlx_lm.models import cohere, gemma2, qwen3
 from mlx_lm.utils import load_model
 
 from backend.engine import model_probe
 from backend.engine.model_probe import gradient_error, is_causal, split
 from backend.engine.prompt_cache import new_prompt_cache
+from backend.engine.shared_weights import copy_sharing_arrays
 from tests.support import random_models
 from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.forward_cases import Case, assert_same_gradients, gradients, model_of
@@ -115,6 +117,33 @@ def test_layers_that_find_each_others_keys_in_the_caches_get_caches_in_learning(
     split_model = split(model)
     np.testing.assert_allclose(np.array(split_model.hidden(tokens)), np.array(decoded), atol=1e-4)
     assert not mx.allclose(model(tokens), decoded, atol=0.1)
+
+
+@pytest.mark.parametrize("cut", ["linear head", "output layer", "shared keys", "whole"])
+def test_another_tree_of_the_same_code_is_cut_in_the_same_place(
+    models: Path, monkeypatch: pytest.MonkeyPatch, cut: str
+) -> None:
+    """And has its own arrays: here other ones. Nothing is found out a second time, so a tree that fuses layers costs no trial passes."""
+    if cut == "shared keys":
+        model = load_model(
+            random_models.tiny_model(models / "shared", "gemma3n", own=tiny_config("gemma3n"), noise=0.05)
+        )[0]
+    else:
+        model = model_of(models) if cut == "linear head" else capped(30.0)
+    if cut == "whole":
+        model.scale_of_logits = mx.array(1.0)
+    other, tokens = copy_sharing_arrays(model), mx.array([[5, 6, 70, 8]])
+    other.update(tree_map(lambda x: x * 1.01, other.parameters()))
+    first, expected = split(model), split(other)
+    monkeypatch.setattr(model_probe, "PROBE", None)  # no pass over it
+    again = first.of_tree(other)
+    states = again.hidden(tokens)
+    np.testing.assert_array_equal(np.array(states), np.array(expected.hidden(tokens)))
+    np.testing.assert_array_equal(np.array(again.logits(states)), np.array(expected.logits(states)))
+    assert not mx.array_equal(states, first.hidden(tokens))
+    assert (again.head is None) == (expected.head is None) and (again.head is None or again.head is not first.head)
+    assert (again.prefix_layers, again.vocab_size, again.dtype) == (first.prefix_layers, first.vocab_size, first.dtype)
+    assert again.slow_paths == expected.slow_paths
 
 
 def test_a_wrapper_without_caches_of_its_own_gets_those_of_its_text_model(models: Path) -> None:

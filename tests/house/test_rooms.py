@@ -64,7 +64,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "backend.models.publish": ({SPEC, "backend.models"}, {"huggingface_hub", "keyring", "PIL", "yaml"}),
     "backend.data": (
         {SPEC, TYPES, "backend.models"},
-        {"datasets", "huggingface_hub", "jinja2", "mlx_lm", "numpy", "pyarrow", "regex", "tokenizers"},
+        {"datasets", "fsspec", "huggingface_hub", "jinja2", "mlx_lm", "numpy", "pyarrow", "regex", "tokenizers"},
     ),
     "backend.generation": ({SPEC, TYPES, "backend.engine"}, {*NUMBERS, "mlx_lm", "llguidance"}),
     "backend.training.additive_metrics": (set(), {"mlx"}),

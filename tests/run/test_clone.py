@@ -23,6 +23,7 @@ from backend.spec.runs.archive import summary
 from backend.spec.runs.lineage import Parent, children, read_parent
 from backend.spec.runs.steering import Change, write_changes
 from tests.support import small_run
+from tests.support.synced_files import synced_before_renames
 
 SETTINGS: dict[str, Any] = {
     "iters": 5, "group_size": 4, "num_iterations": 2, "learning_rate": 1e-3, "epsilon": 1e-3, "dropout": 0.1,
@@ -196,14 +197,26 @@ def test_a_clone_that_cannot_be_is_refused_and_leaves_nothing(
     assert sorted(parent.path.parent.iterdir()) == before
 
 
-def test_a_disk_that_is_full_leaves_nothing(parent: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+@pytest.mark.parametrize("writes", ["backend.run.clone._copy_head", "shutil.copyfile"])
+def test_a_disk_that_is_full_leaves_nothing(
+    parent: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: str
+) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("backend.run.clone._copy_head", full)
+    monkeypatch.setattr(writes, full)
     with pytest.raises(Mistake, match=r"cannot be cloned to .*: the disk is full\."):
         clone(parent, "3", runs_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_clone_is_on_disk_before_it_has_its_name(
+    parent: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut would leave a run of empty files otherwise."""
+    synced = synced_before_renames(monkeypatch, tmp_path / "mine")
+    made = clone(parent, "3", runs_dir=tmp_path, name="mine")
+    assert synced >= {path.stat().st_ino for path in [made.path, *made.path.rglob("*")]}
 
 
 # ── lineage ──────────────────────────────────────────────────────────────────────────────────────────────────────────

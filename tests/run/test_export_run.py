@@ -19,6 +19,7 @@ from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_lm_utils
 
 from backend.models.export import atomic_folder, build, merging, trained_weights, verify
+from backend.models.export.atomic_folder import move_into_place
 from backend.models.export.destinations import lm_studio_root
 from backend.run.export import export_run
 from backend.run.export.export_run import Export, ExportedModel, fuse_run
@@ -29,6 +30,7 @@ from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, furthest, write_run
+from tests.support.synced_files import synced_before_renames
 
 TrainedRun = Callable[..., tuple[RunFolder, mx.array]]
 
@@ -697,9 +699,22 @@ def test_too_little_disk_space_is_refused_before_anything_is_loaded(
     before = listing(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: namedtuple("usage", "free")(1000))
     monkeypatch.setattr(build, "open_tokenizer", lambda *_: pytest.fail("loaded all the same"))
-    with pytest.raises(Mistake, match=r"needs 0\.02 GB and the disk of .* has 0\.00 GB free"):
+    with pytest.raises(Mistake, match=r"needs [0-9.]+ MB and the disk of .* has 1 kB free"):
         export(run, "lmstudio", "mine")
     assert listing(tmp_path) == before
+
+
+def test_a_model_is_on_disk_before_it_takes_the_place_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, new = tmp_path / "models" / "mine", tmp_path / "staging" / "new"
+    for folder, text in ((target, "old"), (new, "new")):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(text)
+    synced = synced_before_renames(monkeypatch, target)
+    move_into_place(new, target, overwrite=True)
+    assert (target / "config.json").read_text() == "new"
+    assert synced >= {path.stat().st_ino for path in (target, target / "config.json")}
 
 
 def test_a_run_without_weights_is_refused(quick_run: RunFolder, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from backend.run.checkpoints import checkpoint
 from backend.run.ending import RESTART, Ending
 from backend.run.parts import RunParts, SharedParts, load_parts
 from backend.run.stop_signals import STOP_SIGNALS
+from backend.run.sweep import sweep as sweep_module
 from backend.run.sweep.inputs import SweepInputs
 from backend.run.sweep.sweep import run_sweep
 from backend.spec.command import backend_command, backend_environment
@@ -31,6 +32,7 @@ from backend.spec.run_lock import LOCK_VARIABLE
 from backend.spec.sweeps.sweep import SweepPlan
 from backend.spec.sweeps.sweep_file import parse_sweep
 from backend.spec.sweeps.sweep_results import SweepFolder, SweepResults, make_runs, make_sweep, read_results
+from backend.training.learner import Learner
 from tests.support import failing_gpu, small_run
 from tests.support.random_models import tiny_model
 
@@ -300,6 +302,32 @@ def _same_as_uninterrupted(plan: SweepPlan, folder: SweepFolder, tmp_path: Path,
         assert not [name for name in first if not np.array_equal(first[name], second[name])]
         assert story(folder.run(member.run)) == story(other.run(member.run))
     assert [each.value for each in results.ranked] == [each.value for each in expected.ranked]
+
+
+@pytest.mark.parametrize("compiles", ["the base", "an update"])
+def test_ctrl_c_that_ends_the_compiler_too_stops_a_sweep(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiles: str
+) -> None:
+    """A terminal sends SIGINT to mlx's compiler as well, and mlx then finds no library to load."""
+    plan, folder = sweep_of(tmp_path, TWO)
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise RuntimeError("Could not load C++ shared library kernel.so: cannot open shared object file")
+
+    if compiles == "the base":
+        monkeypatch.setattr(sweep_module, "load_base", interrupted)
+    else:
+        monkeypatch.setattr(Learner, "_apply", interrupted)
+    try:
+        ending, results = train(plan, folder)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (ending.kind, ending.exit_code, results.state) == ("stopped", 3, "stopped")
+    first = results.run(plan.members()[0].run)
+    assert (first.state, first.step) == (("waiting", 0) if compiles == "the base" else ("stopped", 0))
+    assert "SIGINT was received" in (ending.sentence if compiles == "the base" else first.sentence)
 
 
 @pytest.mark.proof

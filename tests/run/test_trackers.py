@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ import pytest
 import yaml
 
 from backend.cli.exit_codes import MISTAKE
+from backend.cli.track import track as verb_track
 from backend.run import run_process
 from backend.run.trackers import csv_tables, follow, launch, process, trackio_run, wandb_run
 from backend.run.trackers.csv_tables import CsvTables
@@ -851,6 +853,47 @@ def test_a_tracker_that_raises_leaves_a_sentence_where_the_run_is_over_in_its_lo
         os.close(lock)
     made_up.folder.log.unlink()
     assert process.main(["csv", str(made_up.folder.path)]) == 1 and not made_up.folder.log.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "trackers/csv cannot be written: the disk is full."),
+        (ValueError("no event"), 1, "ValueError: no event"),
+    ],
+)
+def test_the_verb_ends_with_a_thread_of_a_package(
+    made_up: MadeUpRun,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    code: int,
+    says: str,
+) -> None:
+    """tensorboardX's writer is a thread; without it `send` waits for ever."""
+    codes: list[int] = []
+
+    class Threaded(Recorded):
+        def send(self, record: StepRecord) -> None:
+            thread = threading.Thread(target=self._write)
+            thread.start()
+            thread.join()
+
+        def _write(self) -> None:
+            raise error
+
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)  # pytest has one of its own
+    monkeypatch.setitem(MAKERS, "csv", Threaded)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    made_up.step(1)
+    made_up.step(2)
+    verb_track(str(made_up.folder.path), "csv")
+    assert (
+        codes
+        and set(codes) == {code}
+        and says in capsys.readouterr().err
+        and threading.excepthook is threading.__excepthook__
+    )
 
 
 def test_what_a_tracker_complains_of_stands_in_the_log_of_its_run_once(

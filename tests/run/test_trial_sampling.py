@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from backend.models import policy as policy_module
 from backend.run import trial_sampling
 from backend.run.trial_sampling import Pick, TrialSampler
 from backend.spec.config import Config, parse
+from backend.spec.faults import Mistake
 from tests.support import small_run
 
 
@@ -40,3 +44,29 @@ def test_the_model_is_loaded_anew_where_what_loads_it_has_changed(
     assert [(config.dtype, bool(config.tokenizer)) for config in loaded] == [
         (parse(raw).dtype, False), ("bfloat16", False), (parse(raw).dtype, True),
     ]  # fmt: skip
+
+
+def test_a_trial_samples_with_the_adapter_that_the_run_starts_from(tmp_path: Path) -> None:
+    """As the run's first step would: another adapter, or one that was written since, gives other completions, and none the base's."""
+    raw = small_run.settings_for(tmp_path)
+    adapter = tmp_path / "adapters.safetensors"
+    sampler = TrialSampler()
+
+    def texts(**changes: Any) -> list[str]:
+        (group,) = sampler.sample(parse(raw | changes), Pick("first", 1), 4, 0)
+        return [completion.text for completion in group.completions]
+
+    def write(seed: int) -> None:
+        arrays = policy_module.load_policy(parse(raw)).trainable()
+        mx.random.seed(seed)
+        mx.save_safetensors(str(adapter), {name: mx.random.normal(array.shape) for name, array in arrays.items()})
+
+    base = texts()
+    write(0)
+    adapted = texts(adapter=str(adapter))
+    assert adapted != base and texts(adapter=str(adapter)) == adapted and texts() == base
+    write(1)
+    os.utime(adapter, (1, 1))
+    assert texts(adapter=str(adapter)) not in (adapted, base)
+    with pytest.raises(Mistake, match="does not fit this run"):
+        sampler.sample(parse(raw | {"adapter": str(adapter), "rank": 4}), Pick("first", 1), 4, 0)

@@ -217,3 +217,14 @@ def test_a_run_that_trains_or_was_just_launched_is_found(queue: QueueFile) -> No
     lock = hold_lock(launched)
     assert archive.training_run() == launched
     os.close(lock)
+
+
+def test_what_does_not_wait_makes_no_folder_for_a_queue(queue: QueueFile, tmp_path: Path) -> None:
+    elsewhere = QueueFile(tmp_path / "nowhere")
+    for refused in (
+        lambda: elsewhere.remove(RunFolder(queue.folder / "a")),
+        lambda: elsewhere.move(RunFolder(elsewhere.folder / "a"), 0),
+    ):
+        with pytest.raises(Mistake):
+            refused()
+    assert not elsewhere.folder.exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QWidget
@@ -16,6 +15,7 @@ from app.widgets.machines.machine_table import NAME, MachineRow
 from backend.spec.config import SETTINGS
 from backend.spec.faults import Mistake
 from backend.spec.settings.machines import DistributedFields
+from backend.spec.user_input.paths import user_path
 
 KEY, TITLE = "machines", "Machines"
 FIELDS = tuple(DistributedFields.model_fields)
@@ -88,14 +88,12 @@ class MachinesPart(QObject):
     def _save(self) -> None:
         """Write the file that the form names; where it names none, ask for a place."""
         known = self._machines.path
-        path = (
-            Path(known).expanduser()
-            if known
-            else save_file(self.panel, "hosts", "Save hosts file", "hosts.json", "Hosts (*.json)")
-        )
-        if path is None:
-            return
         try:
-            self._machines.save(path)
+            if known:
+                path = user_path(known, "hosts")
+            else:
+                path = save_file(self.panel, "hosts", "Save hosts file", "hosts.json", "Hosts (*.json)")
+            if path is not None:
+                self._machines.save(path)
         except Mistake as mistake:
             self._session.message.emit(mistake.faults[0].sentence)

@@ -19,6 +19,7 @@ from app.widgets.basic.labels_and_buttons import give_menu
 from app.widgets.form import value_text
 from app.widgets.form.field import LineField
 from backend.spec import first_choices, places
+from backend.spec.user_input.paths import possible_path
 
 _ACCEPTS: dict[str, Callable[[Path], bool]] = {
     "model": Path.is_dir,
@@ -128,5 +129,5 @@ class PathField(LineField):
 
     def _near(self) -> Path | None:
         """The path in the field, if it is the user's own: what is bundled lies in the app's folder, where nobody keeps files."""
-        path = Path(self.value()).expanduser()
-        return path if path.is_absolute() and not path.is_relative_to(places.resources()) else None
+        path = possible_path(self.value())
+        return path if path is not None and path.is_absolute() and not path.is_relative_to(places.resources()) else None

@@ -14,7 +14,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from backend.spec import file_lock
+from backend.spec.disk_faults import LONGEST_PLACE
+from backend.spec.disk_space import gigabytes
 from backend.spec.faults import Mistake
+from backend.spec.user_input.text import shown
+from backend.spec.whole_file import sync, sync_tree
 
 
 @contextlib.contextmanager
@@ -106,6 +110,7 @@ def _rename(new: Path, target: Path, overwrite: bool) -> None:
     check_target(target, overwrite=overwrite)
     drop_hidden_files(new)
     new_parents = [folder for folder in target.parents if not folder.exists()]
+    sync_tree(new)  # a power cut must not leave a model of empty files, least of all in place of an old one
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # rename(2) replaces an empty folder only, so the old one moves aside. If the process dies before the next line, the
@@ -113,6 +118,7 @@ def _rename(new: Path, target: Path, overwrite: bool) -> None:
         if os.path.lexists(target):
             target.rename(new.parent / "previous")
         new.rename(target)
+        sync(target.parent)
     except BaseException:
         for folder in new_parents:  # innermost first; rmdir spares those that are no longer empty
             with contextlib.suppress(OSError):
@@ -162,7 +168,8 @@ def check_free_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(nearest_existing(folder)).free
     if needed > free:
         raise Mistake(
-            "export", f"The model needs {needed / 1e9:.2f} GB and the disk of {folder} has {free / 1e9:.2f} GB free."
+            "export",
+            f"The model needs {gigabytes(needed)} and the disk of {shown(folder, LONGEST_PLACE)} has {gigabytes(free)} free.",
         )
 
 

@@ -14,6 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from backend.spec.faults import Mistake
+from backend.spec.user_input.files import exists
+from backend.spec.user_input.paths import possible_path
 
 FREE_TEXT = ("system_prompt", "stop", "chat_template_kwargs")
 """Settings whose slashes belong to their text."""
@@ -44,7 +46,7 @@ def public_name(name: str) -> str:
 
 
 def _is_path(text: str) -> bool:
-    return text.startswith(("/", "~", "./", "../")) or Path(text).expanduser().exists()
+    return text.startswith(("/", "~", "./", "../")) or ((path := possible_path(text)) is not None and exists(path))
 
 
 def public_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

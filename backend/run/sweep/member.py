@@ -12,10 +12,11 @@ import os
 from collections.abc import Callable
 
 from backend.run.checkpoints import checkpoint
+from backend.run.control import Stopped
 from backend.run.ending import RESTART, Ending, ending_of
 from backend.run.parts import SharedParts, load_parts
 from backend.run.run_inputs import RunInputs
-from backend.run.run_process import end_run, open_run, save_without_gpu
+from backend.run.run_process import broken_off_by_stops, end_run, open_run, save_without_gpu
 from backend.run.trackers.launch import RunTrackers
 from backend.run.trainer import Trainer
 from backend.spec.config import Config
@@ -31,7 +32,8 @@ TURN_OVER = "turn over"
 class MemberRun:
     """`result` is this run's line of the sweep's results, kept up to date. `ending` is set once the run has ended in this process.
 
-    `read_inputs` is called when the run is loaded. `gpu_retries`: how often a GPU error may be answered by a RESTART.
+    `read_inputs` is called when the run is loaded. `gpu_retries`: how often a GPU error may be answered by a RESTART. `stop_reason`: why
+    the sweep is to stop, "" while it goes on.
     """
 
     def __init__(
@@ -43,10 +45,12 @@ class MemberRun:
         *,
         command: str,
         gpu_retries: int = 0,
+        stop_reason: Callable[[], str] = str,
     ) -> None:
         self.config, self.folder, self.result = config, folder, result
         self.ending: Ending | None = None
         self._read_inputs, self._command, self._gpu_retries = read_inputs, command, gpu_retries
+        self._stop_reason = stop_reason
         self._trainer: Trainer | None = None
         self._lock: int | None = None
         self._completions_before = result.completions
@@ -123,7 +127,7 @@ class MemberRun:
             if saved is None:
                 raise Mistake("run", f"The checkpoints of {self.folder.name} were deleted while it waited.")
             parts.restore(saved, trainer.note)
-            trainer.parts = parts
+            trainer.take_parts(parts)
 
         self._guarded(load)
 
@@ -133,7 +137,8 @@ class MemberRun:
         assert trainer is not None
 
         def part() -> Ending:
-            return work() or Ending(TURN_OVER, trainer.state.step, "", 0)
+            with broken_off_by_stops(trainer, self._obey_signal):
+                return work() or Ending(TURN_OVER, trainer.state.step, "", 0)
 
         rollout = trainer.parts.rollout if trainer.has_parts else None  # the end of a run drops its parts
         ending = ending_of(part, lambda: trainer.state.step)
@@ -142,6 +147,11 @@ class MemberRun:
         self.result.step = trainer.state.step
         if ending.kind != TURN_OVER:
             self._end(ending)
+
+    def _obey_signal(self) -> None:
+        """The sweep has the signals of its process."""
+        if reason := self._stop_reason():
+            raise Stopped(reason)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

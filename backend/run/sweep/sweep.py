@@ -14,6 +14,7 @@ from functools import partial
 
 import mlx.core as mx
 
+from backend.engine.cpu.compiler import left_nothing
 from backend.models.policy import load_base
 from backend.run.ending import RESTART, Ending, ending_of
 from backend.run.parts import SharedParts
@@ -94,7 +95,7 @@ class Sweep:
         config = load(run.config)
         return MemberRun(
             config, run, self.results.run(member.run), lambda: self.inputs.of(member, config), command=self._command,
-            gpu_retries=config.retry_on_gpu_error if self._may_restart else 0,
+            gpu_retries=config.retry_on_gpu_error if self._may_restart else 0, stop_reason=lambda: self.commands.stop_reason,
         )  # fmt: skip
 
     # ── from the first rung to the last ──────────────────────────────────────────────────────────────────────────────
@@ -125,6 +126,10 @@ class Sweep:
                         self._judge(rung)
         except Stop:
             return self._after_stop()
+        except RuntimeError as error:
+            if left_nothing(error) and self.commands.stop_reason:  # as in `MemberRun`, while the base was loaded
+                return self._after_stop()
+            raise
         return Ending("finished", 0, self._result(), 0)
 
     def _train_to(self, rung: Rung) -> None:

@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from backend.spec.disk_faults import disk_fault, fault_of
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder
 from backend.spec.user_input.text import shown
@@ -66,6 +67,8 @@ class _Words:
             self._append(sentence)
 
     def end_with(self, error: BaseException | None) -> None:
+        if error is not None and fault_of(error) is not None:
+            return self.end(disk_fault(self.run.trackers / self._name, error).faults[0].sentence)
         with contextlib.suppress(OSError):
             traceback.print_exception(error)
         self.end(f"{type(error).__name__}: {shown(error, LONGEST)}")

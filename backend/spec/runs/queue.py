@@ -91,11 +91,11 @@ class QueueFile:
         """Let a run wait, at the end or `first`; returns its place, from 0. One that has begun before is resumed in its turn."""
         run = self._own(run)
         if not run.config.is_file():
-            raise Mistake("queue", f"The folder {run.path} holds no config.yaml.")
+            raise Mistake("queue", f"The folder {shown(run.path)} holds no config.yaml.")
         if run.is_locked():
-            raise Mistake("queue", f"The run {run.name} is training; only a run that is not can wait.")
+            raise Mistake("queue", f"The run {shown(run.name)} is training; only a run that is not can wait.")
         if has_finished(run):
-            raise Mistake("queue", f"The run {run.name} has finished; clone it to go on from its end.")
+            raise Mistake("queue", f"The run {shown(run.name)} has finished; clone it to go on from its end.")
         with self._change() as change:
             written = _diary_written(run)
             joined = {} if written is None else {run.name: written}
@@ -108,12 +108,14 @@ class QueueFile:
 
     def remove(self, run: RunFolder) -> None:
         """Take a run out of the queue; its folder stays."""
+        self._waiting(run)  # before a folder is made for a queue that is not there
         with self._change() as change:
             entry = self._waiting(run)
             change(lambda queue: replace(queue, waiting=_without(queue.waiting, entry)))
 
     def move(self, run: RunFolder, place: int) -> None:
         """Put a waiting run at a place, from 0; beyond the end is the end."""
+        self._waiting(run)
         with self._change() as change:
             entry = self._waiting(run)
             change(lambda queue: replace(queue, waiting=_with(queue.waiting, entry, max(0, place))))
@@ -238,14 +240,14 @@ class QueueFile:
     def _own(self, run: RunFolder) -> RunFolder:
         """The same run as an entry of this queue. Raises Mistake for a folder elsewhere."""
         if run.path.resolve().parent != self.folder.resolve():
-            raise Mistake("queue", f"{run.path} is not in the folder of runs, {self.folder}.")
+            raise Mistake("queue", f"{shown(run.path, 80)} is not in the folder of runs, {shown(self.folder, 80)}.")
         return RunFolder(self.folder / run.name)
 
     def _waiting(self, run: RunFolder) -> RunFolder:
         """The run's entry. Raises Mistake for one that does not wait."""
         entry = self._own(run)
         if entry not in self.read().waiting:
-            raise Mistake("queue", f"The run {run.name} does not wait in the queue.")
+            raise Mistake("queue", f"The run {shown(run.name)} does not wait in the queue.")
         return entry
 
 

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from backend.spec.faults import Mistake
-from backend.spec.user_input.paths import reason
+from backend.spec.user_input.paths import possible_path, reason
 from backend.spec.user_input.text import shown
 
 TEXT_LIMIT = 16 * 2**20
@@ -22,15 +22,18 @@ _KINDS = {
 _OTHER_ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
+def kind_of(mode: int) -> str:
+    """What a path leads to that is no regular file, in words, from its st_mode."""
+    return _KINDS.get(stat.S_IFMT(mode), "something else")
+
+
 def read_bytes(path: Path, setting: str, limit: int = TEXT_LIMIT) -> bytes:
     """A regular file's content. Raises Mistake, with the path and the cause, for a file that is missing, not readable, longer than
     `limit` bytes, or no file at all; a pipe or a device is never opened, since that can wait for ever."""
     try:
         kind = stat.S_IFMT(path.stat().st_mode)
         if kind != stat.S_IFREG:
-            raise Mistake(
-                setting, f"{shown(path)} cannot be read: it is {_KINDS.get(kind, 'something else')}, not a file."
-            )
+            raise Mistake(setting, f"{shown(path)} cannot be read: it is {kind_of(kind)}, not a file.")
         # Not blocking: between the two calls the file may have become a pipe.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
             content = stream.read(limit + 1)
@@ -80,6 +83,12 @@ def is_folder(path: Path) -> bool:
         return path.is_dir()
     except (OSError, ValueError):
         return False
+
+
+def names_folder(text: str) -> bool:
+    """Whether a text that a user wrote, and that may be something else than a path, names a folder."""
+    path = possible_path(text)
+    return path is not None and is_folder(path)
 
 
 def _size(count: int) -> str:

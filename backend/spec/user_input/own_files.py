@@ -1,6 +1,6 @@
-"""Files of a folder that may be somebody else's, where they are copied to another place: into an export, to another machine.
+"""Files of a folder that may be somebody else's, where they are copied to another place (into an export, to another machine) or read as rows.
 
-A link in it could lead to any file of this machine, which would be carried along unseen.
+A link or a path in it could lead to any file of this machine, which would be carried along unseen.
 """
 
 from __future__ import annotations
@@ -13,17 +13,21 @@ from backend.spec.hub_cache import hub_cache
 from backend.spec.user_input.text import shown
 
 
-def own_file(path: Path, folder: Path, setting: str) -> Path:
-    """`path`, a file of `folder` or of a folder in it. Raises Mistake on `setting` for a link that leads out of the folder.
-
-    In Hugging Face's cache a snapshot's files are links to the `blobs` beside the folder of snapshots, and other programs' folders of
-    models have links into that cache: what lies there was downloaded.
-    """
+def is_own(path: Path, folder: Path) -> bool:
+    """Whether `path`, its links followed, is in `folder`; for a snapshot of Hugging Face's cache also in the `blobs` beside the folder of
+    snapshots, to which its files are links."""
     home, target = folder.resolve(), path.resolve()
     blobs = home.parent.parent / "blobs"
     is_snapshot = home.parent.name == "snapshots" and not blobs.is_symlink()
-    is_downloaded = target.is_relative_to(hub_cache().resolve()) or (is_snapshot and target.parent == blobs)
-    if target.is_relative_to(home) or is_downloaded:
+    return target.is_relative_to(home) or (is_snapshot and target.parent == blobs)
+
+
+def own_file(path: Path, folder: Path, setting: str) -> Path:
+    """`path`, a file of `folder` or of a folder in it. Raises Mistake on `setting` for a link that leads out of the folder.
+
+    Other programs' folders of models have links into Hugging Face's cache: what lies there was downloaded.
+    """
+    if is_own(path, folder) or path.resolve().is_relative_to(hub_cache().resolve()):
         return path
     raise Mistake(
         setting, f"{shown(path, 100)} is a link that leads out of its folder; put what it leads to in its place."

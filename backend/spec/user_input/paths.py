@@ -42,6 +42,14 @@ def user_path(text: str, setting: str, base: Path | None = None) -> Path:
     return path
 
 
+def possible_path(text: str) -> Path | None:
+    """`user_path` for a text that may be something else than a path, such as an id; None where it can be none."""
+    try:
+        return user_path(text, "")
+    except Mistake:
+        return None
+
+
 def is_folder_name(value: object) -> TypeGuard[str]:
     """Whether a value names a folder directly inside another, and nothing outside of it."""
     if not isinstance(value, str) or value in ("", ".", "..") or "/" in value or "\0" in value:

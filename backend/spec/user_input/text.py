@@ -14,6 +14,10 @@ PATH_SHOWN = 120
 """Characters of a path, which people look for and copy."""
 SENTENCE = 200
 """Characters of a sentence about what a user supplied."""
+LONGEST = 2 * SENTENCE
+"""Characters of a sentence of several parts, such as one with advice."""
+WORD = 40
+"""Characters that a long word keeps in a sentence that has to be shortened."""
 _NESTED = 3
 """Levels of lists and mappings that are written out."""
 _DIGITS = 40
@@ -78,6 +82,19 @@ def cut_in_the_middle(line: str, limit: int) -> str:
         return line
     head = limit // 3
     return f"{line[:head]}…{line[head + 1 - limit :]}"
+
+
+def fitted(sentence: str) -> str:
+    """A sentence of one line whose longest words are cut in their middle until it has SENTENCE characters: such words are paths, names and other
+    values of somebody else's, that whoever wrote the sentence took to be short. One of nothing but short words is ours; it ends at LONGEST."""
+    words = sentence.split(" ") if len(sentence) > SENTENCE else []
+    while words and (excess := sum(map(len, words)) + len(words) - 1 - SENTENCE) > 0:
+        at = max(range(len(words)), key=lambda index: len(words[index]))
+        if len(words[at]) <= WORD:
+            break
+        words[at] = cut_in_the_middle(words[at], max(WORD, len(words[at]) - excess))
+    line = " ".join(words) if words else sentence
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1].rstrip()}…"
 
 
 def about_path(path: object, rest: str) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from backend.spec.faults import Mistake
-from backend.spec.user_input.files import read_bytes, read_text
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import names_folder, read_bytes, read_text
+from backend.spec.user_input.paths import possible_path, user_path
 
 
 def sentence(call: object, *arguments: object) -> str:
@@ -78,3 +78,11 @@ def test_text_is_utf_8_with_or_without_a_mark(tmp_path: Path) -> None:
     assert sentence(read_text, file, "data").endswith("it is not UTF-8 text.")
     file.write_bytes("text".encode("utf-16"))
     assert sentence(read_text, file, "data").endswith("it is UTF-16; save it as UTF-8.")
+
+
+def test_a_text_that_may_be_no_path_is_asked_about_without_a_failure(tmp_path: Path) -> None:
+    """`Path.is_dir` raises for a name that is too long, and `Path.expanduser` for a user that is not there."""
+    assert names_folder(str(tmp_path)) and possible_path(str(tmp_path)) == tmp_path
+    for text in ("owner/name", "x" * 5000, "~nosuchuser/x", "a\0b", "\ud800", ""):
+        assert text == "" or not names_folder(text)
+    assert possible_path("~nosuchuser") is None is possible_path("x" * 300)

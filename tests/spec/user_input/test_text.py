@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backend.spec.faults import Fault, Mistake
-from backend.spec.user_input.text import one_line, shown, visible
+from backend.spec.user_input.text import LONGEST, SENTENCE, fitted, one_line, shown, visible
 
 
 class Hostile:
@@ -128,3 +128,23 @@ def test_a_fault_is_one_printable_line_whatever_it_was_given() -> None:
 )
 def test_what_cannot_be_seen_is_escaped_and_writing_stays(text: str, seen: str):
     assert visible(text) == seen
+
+
+@pytest.mark.parametrize(
+    ("sentence", "words"),
+    [
+        (f"The run {'x' * 5000} has finished; clone it to go on from its end.", ("The run xxx", "x has finished; clone it")),
+        (f"{'/a' * 150}/rows.csv is not {'/b' * 150}/more.csv, the other.", ("/a/a", "/rows.csv is not /b", "more.csv, the other.")),
+    ],
+)  # fmt: skip
+def test_a_sentence_loses_the_middle_of_its_longest_words_and_none_of_its_own(
+    sentence: str, words: tuple[str, ...]
+) -> None:
+    fault = Fault("run", sentence)
+    assert len(fault.sentence) <= SENTENCE and all(word in fault.sentence for word in words)
+
+
+def test_a_sentence_of_short_words_stays_up_to_a_limit() -> None:
+    advice = "word " * 60 + "end."
+    assert fitted(advice) == advice and fitted("a path.") == "a path."
+    assert len(fitted("word " * 1000)) <= LONGEST

@@ -1,0 +1,93 @@
+"""What verbs say: text of others stays text in a terminal, whichever verb prints it and whatever encoding the terminal has."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import sys
+
+import pytest
+from rich.table import Table
+
+from backend.cli.consoles import new_console
+from backend.cli.output import json_line, take_every_character, tell, tell_file
+from backend.spec.places import project_root
+from backend.spec.user_input.numbers import written_whole
+from backend.spec.user_input.text import visible
+
+HOSTILE = "a\x1b]0;title\x07\x9b31m\u202eb\r\x7f"
+"""It would name the terminal's window, colour what follows, turn its order, and overwrite its line."""
+ESCAPED = r"a\x1b]0;title\x07\x9b31m\u202eb\r\x7f"
+KEPT = "naïve\tשלום\u200d🙂\n"
+PRINTING = {"output.py", "consoles.py", "lost_terminal.py", "run_log.py"}
+"""The modules of backend/cli that this is about themselves, and two streams that take what others print."""
+
+
+def test_plain_lines_show_commands_to_a_terminal_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    tell(KEPT, HOSTILE, sep="", end="")
+    assert capsys.readouterr().out == KEPT + ESCAPED
+
+
+def test_json_is_the_same_value_and_holds_no_command() -> None:
+    value = {HOSTILE: [KEPT, HOSTILE, "\ud800", "\u2066", 1.5, None]}
+    line = json_line(value)
+    assert json.loads(line) == value
+    assert visible(line) == line and "\n" not in line and "שלום" in line
+    line.encode()
+
+
+def test_tables_and_lines_of_rich_take_no_markup_and_no_commands() -> None:
+    console = new_console(file=io.StringIO(), width=80, force_terminal=True)
+    table = Table(HOSTILE)
+    table.add_row(f"[/bold]{HOSTILE} :bomb:")
+    console.print(table)
+    console.print(f"[/red]{HOSTILE}", style="bold", highlight=False)
+    written = console.file.getvalue()  # pyright: ignore
+    assert written.count("]0;title") == 3 == written.count(r"\x1b]0;title"), "the title's command is text each time"
+    assert "[/bold]" in written and "[/red]" in written and ":bomb:" in written
+    assert "\x1b[1m" in written, "rich's own style"
+    assert not {"\x07", "\x9b", "\u202e", "\x7f"} & set(written)
+
+
+def test_a_file_on_stdout_is_escaped_in_a_terminal_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell_file(HOSTILE)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    tell_file(HOSTILE)
+    assert capsys.readouterr().out == HOSTILE + ESCAPED
+
+
+@pytest.mark.parametrize(
+    ("encoding", "written"), [("utf-8", b"\\ud800\xe2\x80\xa6\n"), ("latin-1", b"\\ud800\\u2026\n")]
+)
+def test_no_encoding_ends_a_verb(encoding: str, written: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    into = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(into, encoding, errors="strict"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hi\xff"), "utf-8", errors="strict"))
+    take_every_character()
+    tell("\ud800…", flush=True)
+    assert into.getvalue() == written
+    assert sys.stdin.read() == "hi\udcff"
+
+
+def test_every_verb_prints_through_these() -> None:
+    """Neither `print` nor a console of rich's own nor a write to stdout anywhere else in backend/cli."""
+    found: list[str] = []
+    for path in sorted((project_root() / "backend" / "cli").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if path.name not in PRINTING else ():
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+                "print", "Console", "sys.stdout.write", "sys.stderr.write", "typer.echo",
+            ):  # fmt: skip
+                found.append(f"{path.name}:{node.lineno} {ast.unparse(node.func)}")
+    assert not found
+    assert all((project_root() / "backend" / "cli" / name).exists() for name in PRINTING)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("7", 7), (" 007 ", 7), ("9" * 5000, None), ("²", None), ("٣", None), ("-1", None), ("1.0", None), ("", None)],
+)
+def test_a_whole_number_in_a_text(text: str, number: int | None) -> None:
+    assert written_whole(text) == number
