@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QDialog, QGridLayout, QHBoxLayout, QVBoxLayout, QW
 from app import theme
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels_and_buttons import button, label
-from app.widgets.basic.layout import clear_layout, set_shown
+from app.widgets.basic.layout import clear_layout, on_screen, set_shown
 from app.widgets.basic.tab_area import TabArea
 from app.widgets.form.fields import Field, make_field
 from backend.spec.config import SETTINGS, Config
@@ -65,7 +65,7 @@ class SteeringPanel(QDialog):
         self._history = QVBoxLayout()
         self._history.setSpacing(4)
         self._lay_out()
-        self.resize(*map(theme.scaled, SIZE))
+        self.resize(on_screen(self, *SIZE))
 
     def _lay_out(self) -> None:
         content = QWidget()

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import QDialog, QGridLayout, QHBoxLayout, QLineEdit, QVBo
 from app import theme
 from app.widgets.basic.controls import CheckBox, ComboBox
 from app.widgets.basic.labels_and_buttons import button, label
-from app.widgets.basic.layout import set_shown
+from app.widgets.basic.layout import on_screen, set_shown
 from app.widgets.basic.number_format import figure
 from app.widgets.basic.segmented_control import Segments
 from app.widgets.basic.tab_area import TabArea
@@ -69,7 +69,7 @@ class CloneDialog(QDialog):
         self._problem = ""
         self.setWindowTitle(f"New run from {title}")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.resize(theme.scaled(_WIDTH), theme.scaled(560))
+        self.resize(on_screen(self, _WIDTH, 560))
         self._build()
         self._lay_out()
         self._show_step()
