@@ -39,6 +39,7 @@ def load_start(policy: Policy, config: ModelSettings, adapter: str, runs_dir: Pa
     _check(source, config, {name: tuple(array.shape) for name, array in own.items()})
     try:
         arrays = cast("dict[str, mx.array]", mx.load(str(source.weights)))
+        _require_finite(source, arrays, own)
         policy.assign({name: arrays[name].astype(own[name].dtype) for name in own})
         mx.eval(policy.arrays())
     except (RuntimeError, KeyError) as error:  # changed since its header was read
@@ -48,6 +49,14 @@ def load_start(policy: Policy, config: ModelSettings, adapter: str, runs_dir: Pa
     base = adapter_settings(source).get("model", config.model)
     other = "" if base == config.model else f" They were trained on {shown(base, 60)}."
     return f"The adapters start from {source.text}.{other}"
+
+
+def _require_finite(source: AdapterSource, arrays: Mapping[str, mx.array], own: Iterable[str]) -> None:
+    """Raise Mistake for numbers with which nothing can be computed: the run would be ended by them later, and something else be blamed."""
+    for name in own:
+        if not mx.all(mx.isfinite(arrays[name])).item():
+            where = f"NaN or infinite numbers in {shown(name, 60)}"
+            raise Mistake(SETTING, f"The adapter {shown(source.text, 50)} has {where}; start from another.")
 
 
 def _check(source: AdapterSource, config: AdapterSettings, own: Mapping[str, tuple[int, ...]]) -> None:

@@ -189,6 +189,21 @@ def test_a_damaged_adapter_is_refused(raw: dict[str, Any], first: RunFolder, tmp
         assert [fault.setting for fault in faults] == ["adapter"] and str(tmp_path)[:20] in faults[0].sentence
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+def test_an_adapter_that_holds_no_numbers_is_the_one_to_blame(
+    raw: dict[str, Any], first: RunFolder, run: RunFolder, tmp_path: Path, number: float
+) -> None:
+    """It was the learning rate, at step 0; and a trial of rewards sampled padding from it without a word."""
+    loaded: Any = mx.load(str(first.adapters / "adapters.safetensors"))
+    name = max(loaded)
+    loaded[name] = mx.full(loaded[name].shape, number)
+    mx.save_safetensors(str(tmp_path / "adapters.safetensors"), loaded)
+    ending = small_run.train_here(raw | {"adapter": str(tmp_path / "adapters.safetensors")}, run)
+    assert (ending.kind, ending.exit_code, ending.step) == ("failed", 2, 0)
+    assert ending.sentence.startswith("adapter: The adapter ")
+    assert f"has NaN or infinite numbers in {name}" in ending.sentence and len(ending.sentence) <= 200
+
+
 def test_a_fully_fine_tuned_run_is_a_base_model_and_no_adapter(raw: dict[str, Any], run: RunFolder) -> None:
     small_run.train_here(raw | {"train_type": "full", "iters": 1}, run)
     with pytest.raises(
