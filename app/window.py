@@ -36,6 +36,8 @@ from app.widgets.basic import icons
 from app.widgets.basic.file_dialogs import keep_folders_in
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels_and_buttons import PlainLabel
+from app.widgets.basic.layout import on_screen
+from app.widgets.basic.tab_area import TabArea
 from app.widgets.form.field import UndoKeys
 from app.widgets.frame.drop_overlay import DropOverlay
 from app.widgets.frame.sidebar import Sidebar
@@ -46,9 +48,10 @@ from backend.spec.distributed.allowed_hosts import HostsToAllow
 from backend.spec.rewards.allowed_code import CodeToAllow
 
 MINIMUM = (880, 600)
+LEAST_PAGE = (816, 480)
+"""What a page is laid out for at least: in a window of MINIMUM there is as much. A screen that has less room, as one of 1280×800 pixels at
+200 %, scrolls."""
 FIRST_SIZE = (1280, 800)
-FRAME = (8, 40)
-"""Room for what a desktop adds around a window: its borders and its title bar."""
 FORM_PAGES = ("train", "dataset", "rewards")
 """Pages that show settings of the form."""
 NARROW = 1000
@@ -69,7 +72,7 @@ class Window(RunWindow):
         super().__init__(parent)
         self.session = session
         keep_folders_in(session.prefs)
-        self.setMinimumSize(self._on_screen(MINIMUM))
+        self.setMinimumSize(on_screen(self, *MINIMUM))
         self.setAcceptDrops(True)
         self.setUnifiedTitleAndToolBarOnMac(True)
         self._build()
@@ -80,12 +83,7 @@ class Window(RunWindow):
         self.show_title()
         self.follow_session()
         if not self.restoreGeometry(self.session.prefs.geometry):  # False also for the empty bytes of a first launch
-            self.resize(self._on_screen(FIRST_SIZE))
-
-    def _on_screen(self, size: tuple[int, int]) -> QSize:
-        """A size for text of the usual size, as large as the text is here but never larger than the screen has room for."""
-        screen = self.screen().availableSize() - QSize(*FRAME)
-        return theme.scaled_size(QSize(*size)).boundedTo(screen)
+            self.resize(on_screen(self, *FIRST_SIZE))
 
     # Building
 
@@ -98,7 +96,10 @@ class Window(RunWindow):
         across.setContentsMargins(0, 0, 0, 0)
         across.setSpacing(0)
         across.addWidget(self.sidebar)
-        across.addWidget(self.page_stack, 1)
+        self.page_stack.setMinimumSize(theme.scaled_size(QSize(*LEAST_PAGE)))
+        page_area = TabArea()
+        page_area.setWidget(self.page_stack)
+        across.addWidget(page_area, 1)
         central = QWidget()
         column = QVBoxLayout(central)
         column.setContentsMargins(0, 0, 0, 0)

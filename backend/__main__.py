@@ -14,7 +14,7 @@ from backend.cli import completions
 from backend.cli.exit_codes import MISTAKE, print_faults
 from backend.cli.output import take_every_character
 from backend.engine.cpu import blas
-from backend.models import template_limits
+from backend.models import template_limits, transformers_scan
 from backend.rewards.functions import math_equality
 from backend.rewards.programs import client as programs
 from backend.rewards.sandbox import wire
@@ -145,6 +145,7 @@ def main() -> int | None:
         return complete()
     # mlx binds to the BLAS that is loaded first, so this comes before anything that may import mlx.
     blas.prepare()
+    transformers_scan.prepare()
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
     app(verb if verb in VERBS or verb in VERBS_OF_VERBS else "")()
 

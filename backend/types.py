@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from backend.spec.completion_rows import Stop as Stop
+if TYPE_CHECKING:  # the process of the reward functions needs this module, and not the parser of rows
+    from backend.spec.completion_rows import Stop
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from backend.engine.cpu import blas
+from backend.models import transformers_scan
 from backend.run.stop_signals import handlers_restored
 from backend.spec.machine import TREAT_CPU_AS
 from backend.spec.run_lock import LOCK_VARIABLE
@@ -24,6 +25,7 @@ from tests.support import shared_kernels
 from tests.support.exclusive_lock import MachineLock
 
 blas.prepare()  # before any test imports mlx
+transformers_scan.prepare()
 if "PYTEST_XDIST_WORKER" in os.environ:
     # mlx compiles CPU kernels into the temporary folder without a lock: a second process could load a half-written one.
     _KERNEL_CACHE = Path(tempfile.gettempdir()) / f"grpo-studio-{os.environ['PYTEST_XDIST_WORKER']}"

@@ -8,9 +8,7 @@ from __future__ import annotations
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QResizeEvent, QShowEvent
 from PySide6.QtWidgets import (
-    QFrame,
     QHBoxLayout,
-    QScrollArea,
     QSizePolicy,
     QSplitter,
     QStackedLayout,
@@ -28,6 +26,7 @@ from app.widgets.basic.labels_and_buttons import label, plain_tip
 from app.widgets.basic.layout import NestedStack
 from app.widgets.basic.number_format import moment
 from app.widgets.basic.segmented_control import Segments
+from app.widgets.basic.tab_area import TabArea
 from app.widgets.evaluation.evaluation_form import EvaluationForm
 from app.widgets.evaluation.figures_table import FigureModel, FiguresTable, figure_lines
 from app.widgets.evaluation.row_table import PromptRowModel, PromptRowTable, RowLine
@@ -122,9 +121,7 @@ class EvaluatePage(QWidget):
         self._result.addWidget(_in_the_middle(self.not_yet, NOT_YET))
         self._result.addWidget(result)
         column.addLayout(self._result, 1)
-        scrolled = QScrollArea(widgetResizable=True)
-        scrolled.setFrameShape(QFrame.Shape.NoFrame)
-        scrolled.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        scrolled = TabArea()
         scrolled.setWidget(content)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(self.nothing)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QHideEvent, QShowEvent
-from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QLineEdit, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
 
 from app import theme
 from app.model.memory_parts import amount
@@ -19,6 +19,7 @@ from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.layout import set_shown
 from app.widgets.basic.number_format import duration
 from app.widgets.basic.segmented_control import Segments
+from app.widgets.basic.tab_area import TabArea
 from app.widgets.sweeps.sweep_table import SweepModel, SweepTable
 from app.widgets.sweeps.varied_rows import VariedRows
 from backend.spec.faults import Mistake
@@ -130,9 +131,7 @@ class SweepsPage(QWidget):
         for action in (self.resume_button, self.stop_button):
             buttons.addWidget(action)
         column.addLayout(buttons)
-        area = QScrollArea(widgetResizable=True)
-        area.setFrameShape(QFrame.Shape.NoFrame)
-        area.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        area = TabArea()
         area.setWidget(content)
         whole = QVBoxLayout(self)
         whole.setContentsMargins(0, 0, 0, 0)

@@ -16,6 +16,7 @@ from typing import Any
 from backend.cli.output import tell
 from backend.spec.disk_faults import DiskFault, writing
 from backend.spec.events import write_all
+from backend.spec.regular_file import append_regular, require_plain_files
 from backend.spec.run_folder import RunFolder
 
 IS_LOG_VARIABLE = "GRPO_STUDIO_STDOUT_IS_LOG"
@@ -26,11 +27,12 @@ class RunLog:
     """log.txt, appended to without a buffer: Python's would keep what failed, and fail again as the process ends."""
 
     def __init__(self, run: RunFolder) -> None:
-        """Raises DiskFault."""
+        """Raises DiskFault, and Mistake for a folder that holds links or pipes."""
+        require_plain_files(run.path)  # this is the first file of a run that is written, before its lock is held
         self._path = run.log
         self._fault: DiskFault | None = None
         with writing(run.log):
-            self._file: RawIOBase = run.log.open("ab", buffering=0)
+            self._file: RawIOBase = append_regular(run.log)
 
     def write(self, text: str) -> None:
         """Never raises: the first fault is kept for `checked`."""

@@ -11,7 +11,8 @@ from typing import Any, get_args
 import numpy as np
 
 from backend.generation.grammar import HeldOutputs
-from backend.types import Completion, Stop
+from backend.spec.completion_rows import Stop
+from backend.types import Completion
 
 OPEN = -1
 REASONS: tuple[Stop, ...] = get_args(Stop)

@@ -28,6 +28,8 @@ _WITHIN_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.\d+\.(.+)$")
 def whole_modules(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
     """The modules that `names` mean, whole names or their ends, by their full names. Raises Mistake for a name that no module has, and for
     a module with quantised weights, which have no gradient."""
+    if not (names := list(names)):
+        return {}
     modules = {name: module for name, module in model.named_modules() if name and tree_flatten(module.parameters())}
     found: dict[str, nn.Module] = {}
     for key in names:

@@ -60,7 +60,8 @@ def _in_sys_modules(modules: dict[str, ModuleType]) -> Iterator[None]:
 
 def _remove_library() -> dict[str, ModuleType]:
     """Remove the library and everything under it from `sys.modules`, and return what was there."""
-    names = [name for name in sys.modules if name == _LIBRARY or name.startswith(f"{_LIBRARY}.")]
+    # Around every call of a user's function, over thousands of names: the first condition alone is looked at for nearly all.
+    names = [name for name in sys.modules if name.startswith(_LIBRARY) and name.partition(".")[0] == _LIBRARY]
     return {name: sys.modules.pop(name) for name in names}
 
 

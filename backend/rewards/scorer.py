@@ -15,7 +15,7 @@ from backend.rewards.resolve import RewardFunction, resolve_stages
 from backend.rewards.runner import row_mapping
 from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.runner.score import ScoreReport, score
-from backend.rewards.runner.step_calls import CallFailed, CallTimeout, timeout_words
+from backend.rewards.runner.step_calls import CallFailed, CallTimeout, Poll, timeout_words, wait_on
 from backend.rewards.runner.timeout import call_with_timeout
 from backend.rewards.sandbox.process import ScoringProcess
 from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource
@@ -40,10 +40,16 @@ class Scorer(Protocol):
         ...
 
     def score(
-        self, groups: list[Group], stage: int, weights: Sequence[float], timeout_s: float, state: TrainerState
+        self,
+        groups: list[Group],
+        stage: int,
+        weights: Sequence[float],
+        timeout_s: float,
+        state: TrainerState,
+        poll: Poll = wait_on,
     ) -> ScoreReport:
-        """Fill in every completion's `scores` and `reward` with the functions of a stage, counted from 0. Raises RewardError; no
-        completion is changed then."""
+        """Fill in every completion's `scores` and `reward` with the functions of a stage, counted from 0. Raises RewardError, and what `poll`
+        raises; no completion is changed then."""
         ...
 
     def map_rows(
@@ -73,9 +79,15 @@ class ThreadScorer:
         return [[function.description for function in stage] for stage in self._functions()]
 
     def score(
-        self, groups: list[Group], stage: int, weights: Sequence[float], timeout_s: float, state: TrainerState
+        self,
+        groups: list[Group],
+        stage: int,
+        weights: Sequence[float],
+        timeout_s: float,
+        state: TrainerState,
+        poll: Poll = wait_on,
     ) -> ScoreReport:
-        return score(groups, self._functions()[stage], weights, timeout_s, state)
+        return score(groups, self._functions()[stage], weights, timeout_s, state, poll)
 
     def map_rows(
         self, function: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str]

@@ -31,7 +31,7 @@ from backend.spec.events import Diary
 from backend.spec.faults import Fault, Mistake
 from backend.spec.other_programs.translation import translate
 from backend.spec.private_files import make_private_folder
-from backend.spec.regular_file import refuse_links
+from backend.spec.regular_file import require_plain_files
 from backend.spec.run_folder import RunFolder
 from backend.spec.runs.changeable import STAGE_OWN
 from backend.spec.runs.lineage import Parent, write_parent
@@ -130,7 +130,7 @@ def clone(
 ) -> RunFolder:
     """Make the folder of a clone; see above. `runs_dir`: where it goes, beside the parent by default. Raises Mistake."""
     check_format(parent)
-    refuse_links(parent.path)  # a copy would take what they lead to
+    require_plain_files(parent.path)  # a copy would take what they lead to
     before, after = clone_settings(parent, which, changes or {}, warm=warm)
     if reference == "clone" and (warm or after.train_type == "full"):
         raise Mistake("reference", "Only a cold clone of LoRA or DoRA can stay near the weights that it starts from.")

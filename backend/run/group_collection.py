@@ -1,10 +1,11 @@
 """The groups of a step: prompts taken, completions sampled and scored; with dynamic sampling, groups without a gradient replaced.
 
-Updates nothing and writes nothing: what the trainer has to do meanwhile comes in as `poll`.
+Updates nothing and writes nothing: what the trainer has to do meanwhile comes in as `poll` and `report`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from backend.run.parts import RunParts
@@ -22,6 +23,7 @@ class GroupCollection:
     config: Config
     timer: StepTimer
     poll: Poll
+    report: Callable[[str], None]
     logged: dict[str, float] = field(default_factory=dict)
     batch: list[Group] = field(default_factory=list)
     """The groups of the step: all that were sampled so far, and once they are chosen, those alone."""
@@ -56,6 +58,6 @@ class GroupCollection:
         """Take the next `count` prompts, sample a group of completions for each, and score them."""
         stream, already = self.parts.prompt_stream, len(self.batch)
         position = stream.cursor  # with the seed, it fixes the random numbers of these completions
-        work = StepWork(self.timer, self.poll, self.batch)
+        work = StepWork(self.timer, self.poll, self.report, self.batch)
         self.logged = self.parts.sample_and_score(stream.take(count), position, step, self.config, work)
         return self.batch[already:]

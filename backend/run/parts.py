@@ -86,7 +86,7 @@ class RunParts(StepParts):
         check_sampled(groups)
         with work.timer.phase("reward"):
             work.poll("scoring", None)
-            logged = self.scoring.score(groups, step, self.prompt_stream.epoch)
+            logged = self.scoring.score(groups, step, self.prompt_stream.epoch, lambda: work.report("scoring"))
             check_scores(groups)
             work.poll("scoring", None)  # a command that came while the functions ran
         return logged
@@ -119,7 +119,7 @@ class RunParts(StepParts):
         return scored_groups(
             self.rollout,
             problems,
-            lambda groups: self.scoring.score(groups, step, self.prompt_stream.epoch),
+            lambda groups, poll: self.scoring.score(groups, step, self.prompt_stream.epoch, poll),
             sampling=self.sampling,
             group_size=config.num_generations_eval or config.group_size,
             batch_size=config.prompts_per_evaluation_batch,

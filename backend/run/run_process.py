@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from backend.run.checkpoints import checkpoint
 from backend.run.checkpoints.checkpoint import TrainingState
 from backend.run.checkpoints.checkpoint_integrity import Damaged, DamagedCheckpoint, newest_whole, set_aside
 from backend.run.checkpoints.cut_back import cut_back
+from backend.run.control import Stopped, StopPending
 from backend.run.ending import RESTART, Ending, after_fault, ending_of, write_ending
 from backend.run.held_folder import FolderPlace
 from backend.run.machine.gpu_errors import GpuError
@@ -121,20 +122,32 @@ def _trained(
 
     def work() -> Ending:
         try:
-            return trainer.run(saved, command, inputs)
+            with broken_off_by_stops(trainer, trainer.control.obey_signal):
+                return trainer.run(saved, command, inputs)
         except DamagedCheckpoint as found:
             damaged.append(found.damaged)
-            raise
-        except RuntimeError as error:
-            if left_nothing(error) and is_saved_or_whole(trainer):
-                trainer.control.obey_signal()  # it has ended mlx's compiler, and is what the run ends of
             raise
 
     ending = ending_of(work, lambda: trainer.state.step)
     return ending, damaged[0] if damaged else None
 
 
-def is_saved_or_whole(trainer: Trainer) -> bool:
+@contextlib.contextmanager
+def broken_off_by_stops(trainer: Trainer, obey_signal: Callable[[], None]) -> Iterator[None]:
+    """What a stop has broken off ends as that stop: a wait for reward functions, and the work of mlx's compiler, which Ctrl-C in a terminal
+    ends too. `obey_signal` raises Stopped where a stop signal has come."""
+    try:
+        yield
+    except StopPending:
+        trainer.control.obey()
+        raise Stopped("it was asked to stop") from None  # by a word that another has replaced since
+    except RuntimeError as error:
+        if left_nothing(error) and _is_saved_or_whole(trainer):
+            obey_signal()
+        raise
+
+
+def _is_saved_or_whole(trainer: Trainer) -> bool:
     """Whether a stop loses no finished step: the last one is on disk (step 0 needs no file), or its weights are in memory."""
     return trainer.state.step == (trainer.saver.saved_step or 0) or trainer.has_whole_step
 
@@ -183,7 +196,7 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: 
     → the ending as it became: `gpu_retries` is how often a GPU error may be answered by a RESTART, `goes_on` whether the loss of a rank is.
     """
     place = trainer.held.place()
-    if place.state in ("deleted", "taken"):
+    if place.state in ("deleted", "out of reach", "taken"):
         return _without_folder(trainer, place)
     if place.state == "moved" and ending.kind != "finished":
         with contextlib.suppress(Mistake):  # it was begun where the folder is no more
@@ -224,6 +237,11 @@ def _without_folder(trainer: Trainer, place: FolderPlace) -> Ending:
     name, step = place.path.name, trainer.state.step
     if place.state == "deleted":
         sentence = f"run: The folder of the run {name} was deleted while it trained, so step {step} could not be saved."
+    elif place.state == "out of reach":
+        sentence = (
+            f"run: The folder of the run {name} is out of reach, its disk unmounted perhaps, so step {step} could not be saved; resume the "
+            f"run once it is back."
+        )
     else:
         sentence = (
             f"run: Another process trains {name} since its run.lock was deleted; this one ended without writing to it."

@@ -12,6 +12,7 @@ from typing import Any
 
 from backend.rewards.description import FunctionDescription
 from backend.rewards.runner.inputs import TrainerState
+from backend.rewards.runner.step_calls import Poll, wait_on
 from backend.rewards.scorer import Scorer
 from backend.rewards.weights import WeightSchedule
 from backend.spec.config import Config
@@ -42,6 +43,8 @@ class ScoringStages:
 
     def __init__(self, config: Config, scorer: Scorer, steps: int) -> None:
         self.config = config
+        self.poll: Poll = wait_on
+        """Called while functions are waited for; may raise to give them up."""
         self._scorer = scorer
         self.stages = scoring_stages(config, scorer.load(), steps)
         self.steps = self.stages[-1].last
@@ -59,11 +62,18 @@ class ScoringStages:
         """The stage of `step`, counted from 1; steps beyond the end belong to the last stage."""
         return next((stage for stage in self.stages if step <= stage.last), self.stages[-1])
 
-    def score(self, groups: list[Group], step: int, epoch: float = 0.0) -> dict[str, float]:
-        """Fill in every completion's scores, reward and logged columns. Returns the metrics that functions logged."""
+    def score(self, groups: list[Group], step: int, epoch: float = 0.0, poll: Poll = wait_on) -> dict[str, float]:
+        """Fill in every completion's scores, reward and logged columns. Returns the metrics that functions logged. `poll`: as the attribute,
+        for this call."""
+
+        def polled() -> None:
+            self.poll()
+            poll()
+
         stage = self.stage(step)
         state = TrainerState(max(step - 1, 0), self.steps, epoch, self.config.max_completion_length)
-        report = self._scorer.score(groups, stage.index, stage.weights.at(step), self.config.reward_timeout, state)
+        limit_s, weights = self.config.reward_timeout, stage.weights.at(step)
+        report = self._scorer.score(groups, stage.index, weights, limit_s, state, polled)
         completions = [completion for group in groups for completion in group.completions]
         for name, column in report.columns.items():
             for completion, value in zip(completions, column, strict=True):

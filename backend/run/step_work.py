@@ -18,4 +18,6 @@ class StepWork:
 
     timer: StepTimer
     poll: Poll
+    report: Callable[[str], None]
+    """Takes the phase while it is waited for, obeying nothing."""
     groups: list[Group]

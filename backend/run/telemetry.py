@@ -6,6 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -81,5 +82,11 @@ def of_process() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     names = ("grpo-studio", "mlx", "mlx-lm", "transformers")
-    ours = {name: version(name) for name in names}
+    ours = {name: _version(name) for name in names}
     return {"python": platform.python_version(), "platform": platform.platform()} | ours
+
+
+@cache
+def _version(name: str) -> str:
+    """Of an installed package. Its whole description is parsed for that, so once a process: a sweep has many runs."""
+    return version(name)

@@ -14,7 +14,7 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from backend.models.saving import model_bytes, save_model
 from backend.models.start_adapter import load_start
-from backend.run import not_finite
+from backend.run import not_finite, scoring_code
 from backend.run.checkpoints.best_at_end import load_best
 from backend.run.checkpoints.checkpoint import Checkpoint, TrainingState, first_start
 from backend.run.checkpoints.checkpoint_score import CheckpointScore
@@ -73,7 +73,7 @@ class Trainer:
         self.gpu_errors = GpuErrorLog(run)
         self.keep_awake = KeepAwake(self.warn)
         self.slowdowns = SlowdownWatch(self.note)
-        self.held = HeldFolder(run, diary, self.warn)
+        self.held = HeldFolder(run, diary, self.completions, self.warn)
         self.control = Control(
             run, diary, look=self.held.look, before_pause=self.rest, after_pause=self.keep_awake.start, take_change=self.take_change,
             keep_words=is_restarted,
@@ -150,7 +150,7 @@ class Trainer:
     def step(self, step: int) -> None:
         """One rollout and its updates. A stop before the updates leaves the run at its last finished step."""
         self.timer = self.timer.of_next_step()
-        collection = GroupCollection(self.parts, self.config, self.timer, self.poll)
+        collection = GroupCollection(self.parts, self.config, self.timer, self.poll, self.phases.report)
         with not_finite.ends_run(self.config, self.folder, step, collection.batch):
             groups, rollout_metrics = collection.collect(step)
             reward_metrics = self.parts.scoring.fill_advantages(groups, step)
@@ -235,18 +235,29 @@ class Trainer:
         elif self.config.adapter:
             self.note(load_start(parts.policy, self.config, self.config.adapter, self.folder.path.parent))
         # Set only once restored: from here on a failure saves the run first, and half-restored parts must not be saved.
-        self.parts = parts
+        self.take_parts(parts)
         parts.begin()
         self.write_started(saved, command)
         # So that no later process needs the adapter, which may have changed by then.
         if saved is None and self.config.adapter:
             self.save_when_there_is_room()
 
+    def take_parts(self, parts: RunParts) -> None:
+        parts.scoring.poll = self.control.look_for_stop  # no function keeps the run from stopping
+        self.parts = parts
+
     def write_started(self, saved: Checkpoint | None, command: str) -> None:
         # Of the settings of the next step: a resume may have lengthened the run.
         steps = self.parts.steps_of(self.steering.config_at(self.state.step + 1))
         of_run = {"command": command, "model": self.config.model, "iterations": steps} | self.parts.of_ranks()
-        self.diary.write("started", **of_run, **of_process(), resumed_from=saved.state.step if saved else None)
+        code = scoring_code.fingerprints(self.config)
+        has_changed = scoring_code.change_since(self.folder, code, self.state.step)
+        resumed_from = saved.state.step if saved else None
+        self.diary.write(
+            "started", **of_run, **of_process(), resumed_from=resumed_from, **({"reward_files": code} if code else {})
+        )
+        if has_changed:
+            self.warn(has_changed)
         self.state.began = self.state.began or first_start(self.folder)
         if saved:  # its event came after the length to which the diary was cut back
             self.saver.tell(saved.state.step, saved.path)

@@ -23,8 +23,8 @@ from typing import Any, TextIO
 from backend.child_process import claim_stdout, json_line
 from backend.serve.question_call import Cancelled, QuestionCall
 from backend.serve.questions import QUESTIONS, Question
-from backend.spec.events import json_safe
 from backend.spec.faults import Fault, Mistake
+from backend.spec.json_values import json_safe
 
 POOL_THREADS = 4
 """Threads for quick questions; most of them wait for a disk or the network."""

@@ -79,7 +79,7 @@ _FIELDS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(
         ("sentence", "advice", "code", "level", "metric", "phase", "word", "source", "reason", "split", "path", "model", "command", "device"), _is_text
     ),
-    **dict.fromkeys(("metrics", "versions"), _is_mapping),
+    **dict.fromkeys(("metrics", "versions", "reward_files"), _is_mapping),
     "settings": _is_pairs_or_values,
 }  # fmt: skip
 """Field → whether a value is of its type. None is allowed everywhere; fields of later versions pass as they are."""

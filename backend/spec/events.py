@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,9 +28,11 @@ from pydantic_core import from_json
 from backend.spec.disk_faults import DiskFault, writing
 from backend.spec.event_shape import well_formed
 from backend.spec.faults import Mistake
+from backend.spec.json_values import json_safe
 from backend.spec.regular_file import open_regular
 from backend.spec.user_input.paths import reason
 from backend.spec.user_input.text import shown
+from backend.spec.whole_file import replace_file
 
 VERSION = 1
 
@@ -48,21 +49,6 @@ Event = dict[str, Any]
 
 LONGEST_LINE = 64 << 20
 """Bytes. A longer line is no event of ours, and is read in pieces that are none."""
-
-
-def json_safe(value: Any) -> Any:
-    """`value` in JSON's types: NaN and infinities become None, tuples lists, paths text."""
-    if value is None or isinstance(
-        value, (str, int)
-    ):  # first: a step's rows hold tens of thousands, and Mapping is an abstract class
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): json_safe(item) for key, item in cast("Mapping[Any, Any]", value).items()}
-    if isinstance(value, (list, tuple)):
-        return [json_safe(item) for item in cast("list[Any]", value)]
-    return str(value) if isinstance(value, Path) else value
 
 
 class JsonLines:
@@ -113,6 +99,24 @@ class JsonLines:
         except DiskFault as fault:
             self._lost = fault
             raise
+
+    def has_its_name(self) -> bool:
+        """Whether the file is the one that its name leads to: an editor, or a program that keeps folders alike, may have put another there."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except OSError:
+            return False
+
+    def take_name_back(self) -> None:
+        """Write every line anew under the file's name, and go on there. Raises DiskFault."""
+        with writing(self.path):
+            replace_file(self.path, self._blocks())
+            old, self._file = self._file, self.path.open("ab+", buffering=0)
+            old.close()
+
+    def _blocks(self) -> Iterator[bytes]:
+        for start in range(0, self.size, TAIL_BLOCK):
+            yield os.pread(self._file.fileno(), min(TAIL_BLOCK, self.size - start), start)
 
     def close(self) -> None:
         # What fails here has failed in `append` or `sync` before.

@@ -8,10 +8,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
 from backend.spec.faults import Mistake
+from backend.spec.user_input.files import kind_of
 from backend.spec.user_input.text import shown
 
 
@@ -30,14 +33,33 @@ def read_regular(path: Path) -> bytes:
         return file.read()
 
 
-def refuse_links(folder: Path) -> None:
-    """Raise Mistake where a run's folder holds a link, at any depth: who writes to the run, deletes or copies parts of it would reach
-    something that is no part of it. Nothing of ours makes links there."""
+def require_plain_files(folder: Path) -> None:
+    """Raise Mistake where a run's folder holds anything but files and folders, at any depth. Who writes to a run, deletes or copies parts of
+    it would reach through a link what is no part of it, and wait at a pipe for ever. Nothing of ours makes either there."""
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(parent, name)
-            if path.is_symlink():
-                raise Mistake(
-                    "run",
-                    f"{shown(path)} is a link, and a run's own files are never links; put what it leads to in its place.",
-                )
+            with suppress(FileNotFoundError):  # deleted meanwhile
+                if sentence := _not_plain(path):
+                    raise Mistake("run", sentence)
+
+
+def _not_plain(path: Path) -> str:
+    """What is wrong with it; "" of a file or a folder. Raises FileNotFoundError."""
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        return f"{shown(path)} is a link, and a run's own files are never links; put what it leads to in its place."
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        return f"{shown(path)} is {kind_of(mode)}, and a run's folder holds only files and folders; move it away."
+    return ""
+
+
+def append_regular(path: Path) -> FileIO:
+    """A file opened for appending, made where there is none. Raises OSError, also for a link and whatever is not a regular file; never
+    waits."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    handle = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "It is not a file", str(path))
+    return FileIO(handle, "ab")

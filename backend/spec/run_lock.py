@@ -15,7 +15,7 @@ from pathlib import Path
 
 from backend.spec import file_lock
 from backend.spec.faults import Mistake
-from backend.spec.regular_file import refuse_links
+from backend.spec.regular_file import require_plain_files
 from backend.spec.run_folder import RunFolder
 
 LOCK_VARIABLE = "GRPO_STUDIO_LOCK"
@@ -63,7 +63,7 @@ def held_for_launch(run: RunFolder) -> Generator[None]:
 
 
 def _held(run: RunFolder, lock: Path) -> int:
-    refuse_links(run.path)
+    require_plain_files(run.path)
     until = time.monotonic() + LOCK_PATIENCE_S
     try:
         while (handle := file_lock.try_hold(lock)) is None:

@@ -130,7 +130,9 @@ def _cross_faults(values: Mapping[str, Any]) -> Iterator[Fault]:
             of_stage = dict(values) | stage_settings(values, index)
         except KeyError:  # a setting of the run that is read for it is not valid, which is a fault of its own
             return
-        found = [fault for fault in cross_setting_faults(of_stage | stage_data(values, index)) if fault not in of_run]
+        has = of_stage | stage_data(values, index)
+        del has["stages"]  # they were checked with the run, and are as many as there are turns here
+        found = [fault for fault in cross_setting_faults(has) if fault not in of_run]
         if before is not None:
             found += faults_in_course(before, of_stage)
         yield from (fault_of_stage(index + 1, fault.sentence) for fault in found)

@@ -21,9 +21,9 @@ from app.widgets.completions.completion_model import BAR_ROLE, CompletionModel
 from app.widgets.completions.marked_text import change_format
 from app.widgets.completions.token_colours import MEASURES, background
 from app.window import Window
+from backend.spec.completion_rows import Stop
 from backend.spec.events import JsonLines
 from backend.spec.run_lock import hold_lock
-from backend.types import Stop
 from tests.support import made_up_runs
 
 ROLE = Qt.ItemDataRole

@@ -1,4 +1,6 @@
-"""Every page of the window: what Tab reaches, what a screen reader calls it, and how long showing it blocks the event loop."""
+"""Every page of the window: that each setting is a stop of Tab, what the menus have of it, and how long showing it blocks the event loop.
+
+The walk through all of it by keyboard is in test_by_keyboard.py."""
 
 from __future__ import annotations
 
@@ -10,18 +12,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtTest import QTest
-from PySide6.QtWidgets import (
-    QAbstractButton,
-    QAbstractItemView,
-    QApplication,
-    QComboBox,
-    QLabel,
-    QLineEdit,
-    QPlainTextEdit,
-    QTextEdit,
-    QWidget,
-)
+from PySide6.QtWidgets import QApplication, QLabel, QWidget
 
 from app.model.prefs import Prefs
 from app.model.session import Session
@@ -34,12 +25,25 @@ from tests.support.windows import active_window
 
 ROOT = Path(__file__).parents[2]
 
-EDITORS = (QLineEdit, QPlainTextEdit, QTextEdit, QComboBox, QAbstractItemView)
 PAGE_KEYS = [page.key for page in PAGES]
 
 
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory, qapp: QApplication) -> Iterator[Window]:
+    """One window for all: making its pages is most of what these tests take."""
+    window = Window(Session(Prefs(tmp_path_factory.mktemp("pages") / "prefs")))
+    window.session.restore()
+    window.resize(1280, 800)
+    window.show()
+    yield window
+    window.session.close_run()
+    if window.session._service is not None:
+        window.session._service.close()
+    window.deleteLater()
+
+
 @pytest.fixture
-def window(tmp_path: Path, qtbot) -> Iterator[Window]:
+def new_window(tmp_path: Path, qtbot) -> Iterator[Window]:
     with active_window(Session(Prefs(tmp_path / "prefs")), qtbot, restored=True) as window:
         yield window
 
@@ -55,14 +59,6 @@ def tab_stops(window: Window) -> list[QWidget]:
     return stops
 
 
-def name_of(widget: QWidget) -> str:
-    """What a screen reader calls a widget: its accessible name, its text, or the label whose buddy it is."""
-    text = widget.text() if isinstance(widget, QAbstractButton) else ""
-    labels = widget.window().findChildren(QLabel)
-    buddy = next((label.text() for label in labels if label.buddy() is widget), "")
-    return (widget.accessibleName() or text or buddy).strip()
-
-
 def test_no_plain_label_shows_markup(window: Window):
     """A label that is given HTML has to be told so."""
     for key in PAGE_KEYS:
@@ -70,33 +66,6 @@ def test_no_plain_label_shows_markup(window: Window):
     plain = [label for label in window.findChildren(QLabel) if label.textFormat() == Qt.TextFormat.PlainText]
     assert "Trains every weight" in window.pages["train"].launch.details.text()
     assert [label.text() for label in plain if re.search(r"</?(p|b|br|a|span)\b|&nbsp;", label.text())] == []
-
-
-@pytest.mark.parametrize("key", PAGE_KEYS)
-def test_every_editor_is_a_tab_stop_and_every_tab_stop_has_a_name(window: Window, key: str):
-    window.show_page(key)
-    QTest.qWait(60)
-    page, stops = window.pages[key], set(tab_stops(window))
-    own_stops = [widget for widget in stops if page.isAncestorOf(widget)]
-    unnamed = [f"{type(widget).__name__} {widget.objectName()}" for widget in own_stops if not name_of(widget)]
-    assert not unnamed, unnamed
-    editors = [
-        widget
-        for widget in page.findChildren(QWidget)
-        if isinstance(widget, EDITORS) and widget.isVisible() and widget.isEnabled()
-    ]
-    # A combo box and an item view have line edits and views of their own inside.
-    outermost = [widget for widget in editors if not isinstance(widget.parent(), (QComboBox, QAbstractItemView))]
-    unreachable = [
-        name_of(widget) or type(widget).__name__
-        for widget in outermost
-        if widget not in stops and not _is_read_only(widget)
-    ]
-    assert not unreachable, unreachable
-
-
-def _is_read_only(widget: QWidget) -> bool:
-    return bool(getattr(widget, "isReadOnly", bool)()) or widget.focusPolicy() == Qt.FocusPolicy.NoFocus
 
 
 def test_every_setting_is_a_tab_stop_on_train(window: Window):
@@ -112,19 +81,6 @@ def test_every_setting_is_a_tab_stop_on_train(window: Window):
     ]
     assert not missing, missing
     assert len([widget for widget in stops if page.form.isAncestorOf(widget)]) > 60
-
-
-def test_pressing_tab_visits_different_widgets(window: Window):
-    """The other tests read Qt's focus chain; this one presses the key."""
-    window.show_page("train")
-    page = window.pages["train"]
-    page.form.fields["model"].control.setFocus()
-    visited = []
-    for _ in range(12):
-        QTest.keyClick(QApplication.focusWidget(), Qt.Key.Key_Tab)
-        visited.append(name_of(QApplication.focusWidget()))
-    assert "Dataset" in visited and "Fine-tune" in visited
-    assert len(set(visited)) == len(visited), "no stop twice"
 
 
 SHOW_EVERY_PAGE = """
@@ -180,8 +136,9 @@ MOST_WIDGETS = {
 """Page → widgets that its first opening may make, a tenth above what it makes. Ten of each combo box are Qt's own list."""
 
 
-def test_first_opening_of_a_page_makes_only_what_it_shows(window: Window, apart: Path, qtbot):
+def test_first_opening_of_a_page_makes_only_what_it_shows(new_window: Window, apart: Path, qtbot):
     """Seconds depend on the machine; what is made does not. All charts of Monitor, and the comparison of runs, were made at once."""
+    window = new_window
     window.session.open_run(recording("healthy-grpo").unpack(apart / "runs" / "healthy").path)
     made = {}
     for key in MOST_WIDGETS:

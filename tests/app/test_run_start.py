@@ -10,6 +10,7 @@ import pytest
 
 from app.model.runs import start_log
 from app.model.runs.run import Run
+from app.model.runs.run_files import problem_of
 from app.model.runs.start_log import StartLog
 from app.widgets.runs.run_header import RunHeader
 from backend.cli import new_run
@@ -108,3 +109,14 @@ def test_a_run_whose_rows_take_minutes_to_check_is_not_taken_for_one_that_crashe
     run.poll()
     assert seen == ["starting"] and run.state == "failed" and not folder.is_locked()
     run.close()
+
+
+def test_lines_that_every_run_prints_are_nobodys_last_words(folder: RunFolder) -> None:
+    """A run that was killed had as its last words “BLAS is OpenBLAS 0.3.21, 1 thread.”"""
+    told = f"{folder.path}\nBLAS is OpenBLAS 0.3.21, 1 thread.\nstep 4  reward 1.2  ± std 0.6\n{CHECKING.line}\n\n"
+    folder.log.write_text(told)
+    assert "last words" not in problem_of("crashed", None, 4, folder)
+    folder.log.write_text(f"libc++abi: terminating due to an uncaught exception\n{told}")
+    assert problem_of("crashed", None, 4, folder).endswith(
+        "Its last words: libc++abi: terminating due to an uncaught exception"
+    )

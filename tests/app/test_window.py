@@ -26,9 +26,10 @@ from app.model.runs.run_state import LIVE
 from app.model.session import Session
 from app.pages import PAGES
 from app.widgets.basic import file_dialogs
+from app.widgets.basic.layout import FRAME
 from app.widgets.form.preset_panel import PresetPanel
 from app.widgets.runs.state_chip import STATE_LABELS, STATE_ROLES
-from app.window import FIRST_SIZE, FRAME, NARROW, Window
+from app.window import FIRST_SIZE, LEAST_PAGE, NARROW, Window
 from backend.__main__ import app as verbs
 from backend.spec import first_choices, places
 from backend.spec.run_folder import RunFolder, make_run_folder
@@ -778,3 +779,23 @@ def test_screenshot_saves_the_page_as_png(tmp_path: Path):
 def test_toolbar_shows_the_four_words_in_their_order(window: Window):
     shown = [action.text() for action in window.toolbar.actions() if isinstance(action, QAction) and action.text()]
     assert shown == ["Run", "Pause", "Stop", "Save now"]
+
+
+def test_a_screen_with_little_room_scrolls_a_page_and_does_not_crush_it(window: Window, qtbot) -> None:
+    """At 200 % a screen of 1280×800 has 640×400: fields lay on each other, and tiles were cut in the middle."""
+    window.setMinimumSize(0, 0)
+    window.resize(632, 360)
+    window.show_page("train")
+    qtbot.waitUntil(lambda: window.width() == 632)
+    assert window.page_stack.width() >= LEAST_PAGE[0] and window.page_stack.height() >= LEAST_PAGE[1]
+    run = window.pages["train"].launch.run
+    run.setFocus()
+    corner = run.mapTo(window, run.rect().center())
+    assert window.rect().contains(corner), "what Tab reaches is scrolled to"
+    window.resize(880, 600)
+    qtbot.waitUntil(lambda: window.width() == 880)
+    area = window.page_stack.parentWidget()
+    assert area is not None
+    qtbot.waitUntil(
+        lambda: area.size() == window.page_stack.size()
+    )  # no scroll bars in the least window of a usual screen

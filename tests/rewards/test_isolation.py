@@ -21,9 +21,11 @@ from backend.rewards.resolve import resolve
 from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.runner.reward_errors import RewardError
 from backend.rewards.runner.score import ScoreReport, score
+from backend.rewards.sandbox import process as process_module
 from backend.rewards.sandbox.answers import Untrusted, read_answer, read_loaded, read_scored
-from backend.rewards.sandbox.process import ScoringProcess
+from backend.rewards.sandbox.process import ChildFailed, ScoringProcess
 from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource
+from backend.rewards.sandbox.wire import FIRST_CALL, IDLE
 from backend.rewards.sandbox.working_folders import FOLDER_PREFIX, make_working_folder, remove_abandoned
 from backend.spec import file_lock
 from backend.spec.faults import Mistake
@@ -196,6 +198,32 @@ def test_of_several_async_functions_the_one_that_hangs_is_named(scorer, bad: str
     mine = scorer(ASYNC, "good", bad)
     mine.load()
     assert f"{bad} of mine.py" in failure(mine, timeout_s=0.3)
+
+
+def test_a_wait_for_a_function_can_be_given_up(scorer) -> None:
+    mine = scorer("def slow(completions): time.sleep(60)\n", "slow")
+    mine.load()
+
+    class GivenUp(Exception): ...
+
+    def give_up() -> None:
+        raise GivenUp
+
+    with pytest.raises(GivenUp):
+        mine.score([make_group("a", "b")], 0, [1.0], 60.0, STATE, give_up)
+    assert mine.process.pid is None
+
+
+@pytest.mark.parametrize("mark", [IDLE, FIRST_CALL])
+def test_a_process_that_is_stopped_between_two_calls_is_not_a_function_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, mark: int
+) -> None:
+    monkeypatch.setattr(process_module, "START_S", 0.0)
+    watch = process_module._Watch(0.0, 1)
+    with pytest.raises(ChildFailed, match="gave no answer" if mark == IDLE else r"was still running after 0 s"):
+        watch.look(mark)
+        time.sleep(0.01)
+        watch.look(mark)
 
 
 def test_what_a_function_started_ends_with_its_process(scorer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from backend.generation.rollout import Rollout
+from backend.rewards.scorer import ThreadScorer
 from backend.run.evaluation import comparison
 from backend.run.evaluation.comparison import EvaluationChoices, EvaluationProgress, evaluate_model
 from backend.run.evaluation.evaluated_model import EvaluatedModel, find_evaluated
@@ -176,6 +179,33 @@ def test_a_request_to_stop_is_heard_between_decoding_steps(lora_run: RunFolder) 
 
     with pytest.raises(Enough):
         evaluate_model(find_evaluated(str(lora_run.path), None), EvaluationChoices(), "x", check=check)
+
+
+def test_an_evaluation_stops_while_a_reward_function_judges(
+    lora_run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judging = threading.Event()
+
+    class Stop(Exception): ...
+
+    def judge(
+        self: ThreadScorer, groups: Any, stage: int, weights: Any, timeout_s: float, state: Any, poll: Any
+    ) -> None:
+        judging.set()
+        until = time.monotonic() + 10.0
+        while time.monotonic() < until:
+            poll()
+            time.sleep(0.005)
+
+    def check() -> None:
+        if judging.is_set():
+            raise Stop
+
+    monkeypatch.setattr(ThreadScorer, "score", judge)
+    began = time.monotonic()
+    with pytest.raises(Stop):
+        evaluate_model(find_evaluated(str(lora_run.path), None), EvaluationChoices(), "x", check=check)
+    assert time.monotonic() - began < 8.0
 
 
 def test_sampling_stays_within_the_memory_plan(lora_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def held_out(score: Any, log: list[str], **more: Any) -> dict[str, float]:
 def scorer(log: list[str], seconds: float = 0.05) -> Any:
     """Scores a completion by its problem's number."""
 
-    def score(groups: list[Group]) -> None:
+    def score(groups: list[Group], poll: Any) -> None:
         log.append(f"score {groups[0].problem.index}")
         time.sleep(seconds)
         for completion in (completion for group in groups for completion in group.completions):
@@ -60,6 +60,33 @@ def scorer(log: list[str], seconds: float = 0.05) -> Any:
         log.append(f"scored {groups[0].problem.index}")
 
     return score
+
+
+def test_a_stop_waits_for_no_reward_function() -> None:
+    """The next batch is sampled while the functions judge this one, and sampling is where an evaluation is stopped."""
+    judging = threading.Event()
+
+    class Stop(Exception): ...
+
+    class Stopping(Sampled):
+        def sample(self, problems: Sequence[Problem], *more: Any) -> list[Group]:
+            if problems[0].index and judging.wait(5.0):
+                raise Stop
+            return super().sample(problems, *more)
+
+    def score(groups: list[Group], poll: Any) -> None:
+        judging.set()
+        until = time.monotonic() + 10.0
+        while time.monotonic() < until:
+            poll()
+            time.sleep(0.005)
+
+    began = time.monotonic()
+    with pytest.raises(Stop):
+        held_out_rewards(
+            Stopping([]), PROBLEMS, score, ["r"], [1.0], sampling=SAMPLING, group_size=2, batch_size=2, count=-1
+        )
+    assert time.monotonic() - began < 5.0
 
 
 def test_scoring_overlaps_with_sampling_the_next_batch_and_changes_no_number() -> None:
@@ -79,10 +106,10 @@ def test_an_error_in_a_reward_function_ends_the_evaluation(where: int, sampled: 
     """In the second of four batches, which is known once the third is sampled; and in the last."""
     log: list[str] = []
 
-    def fails(groups: list[Group]) -> None:
+    def fails(groups: list[Group], poll: Any) -> None:
         if groups[0].problem.index == where:
             raise ZeroDivisionError("in this batch")
-        scorer(log)(groups)
+        scorer(log)(groups, poll)
 
     with pytest.raises(ZeroDivisionError, match="in this batch"):
         held_out(fails, log)

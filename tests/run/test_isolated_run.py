@@ -99,3 +99,24 @@ def test_a_file_that_exits_is_one_fault_of_check(tmp_path: Path) -> None:
     raw = small_run.settings_for(tmp_path, reward_functions_file=str(file), reward_isolation="process")
     (fault,) = check(raw)
     assert fault.sentence == "mine.py ended the process it ran in (exit code 0) while it was being loaded."
+
+
+def test_a_resumed_run_says_that_its_reward_file_is_another_now(raw, tmp_path: Path) -> None:
+    """The steps before and after are no more comparable, and whoever edited the file may not have meant this run."""
+    run, mine = RunFolder(tmp_path / "run"), tmp_path / "mine.py"
+
+    def go_on(iters: int) -> list[str]:
+        settings = raw("low", reward_isolation="thread", iters=iters)
+        mine.write_text(text)
+        assert small_run.train_here(settings, run).kind == "finished"
+        return [sentence for sentence in notes(run) if "mine.py" in sentence]
+
+    text = REWARDS
+    assert go_on(1) == [] and go_on(2) == []
+    text += "# mended"
+    sentence = (
+        "mine.py has changed since this run was trained last: the steps up to 2 were scored with what was there before, those from 3 on with "
+        "what is there now."
+    )
+    assert go_on(3) == [sentence] and len(sentence) <= 200
+    assert go_on(4) == [sentence], "and not again"

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,6 +131,43 @@ exec {shutil.which(COMPILER)} "$@"
         "stopped", "Stopped at step 0 because SIGINT was received; everything is saved.",
     )  # fmt: skip
     assert "Traceback" not in done.stderr + run.log.read_text()
+
+
+SLOW = """
+import time
+from backend.rewards import register_reward_function
+
+@register_reward_function("slow")
+def slow(prompts, completions, answer, types=None):
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        time.sleep(0.01)
+    return [1.0] * len(completions)
+"""
+
+
+@pytest.mark.parametrize("asks", ["SIGTERM", "the word stop"])
+def test_no_reward_function_keeps_a_run_from_stopping(tmp_path: Path, run: RunFolder, asks: str) -> None:
+    """Its limit is a minute by default; a system that shuts down, and a person, do not wait so long."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    settings = small_run.settings_for(tmp_path) | {
+        "reward_functions": ["slow"], "reward_weights": [], "reward_functions_file": str(tmp_path / "slow.py"),
+    }  # fmt: skip
+    asked: list[float] = []
+
+    def ask(event: dict[str, Any]) -> None:
+        if event["kind"] == "phase" and event["phase"] == "scoring":
+            asked.append(time.monotonic())
+            timer = threading.Timer(
+                0.1, lambda: os.kill(os.getpid(), signal.SIGTERM) if asks == "SIGTERM" else run.say("stop")
+            )
+            timer.start()
+
+    ending = small_run.train_here(settings, run, ask)
+    assert ending.kind == "stopped" and time.monotonic() - asked[0] < 10
+    why = "SIGTERM was received" if asks == "SIGTERM" else "it was asked to stop"
+    assert ending.sentence == f"Stopped at step 0 because {why}; everything is saved."
+    assert small_run.kinds(run).count("command") == 1
 
 
 COMPILER_ENDED = "Could not load C++ shared library kernel.so: cannot open shared object file"

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.model import charts
+from backend.spec import checks
 from backend.spec.config import (
     NOT_BUILT,
     SECTIONS,
@@ -27,7 +28,7 @@ from backend.spec.config import (
     read,
     sections,
 )
-from backend.spec.faults import Mistake
+from backend.spec.faults import Fault, Mistake
 from backend.spec.places import demo_config, project_root, resources
 from backend.spec.rewards.catalog import DEFAULT_REWARDS
 from backend.spec.setting import Setting, Use
@@ -685,6 +686,19 @@ def test_numbers_have_the_documented_limits() -> None:
 def test_every_entry_of_a_stages_list_must_have_the_right_type(stage: dict[str, Any], says: str) -> None:
     assert sentences({"stages": [{"iters": 1} | stage]}, "stages") == [says]
     assert not sentences({"stages": [{"iters": 1, "reward_weights": []}]}, "stages"), "empty means the default"
+
+
+def test_many_stages_are_not_all_checked_for_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were: 300 took five seconds, and a thousand a minute."""
+    checked: list[str] = []
+
+    def check(_: Any, name: str) -> list[Fault]:
+        checked.append(name)
+        return []
+
+    monkeypatch.setattr(checks, "stage_faults", check)
+    assert not sentences({"stages": [{"iters": 1}] * 50}, "stages")
+    assert len(checked) <= 2 * 50 and {f"Stage {number}" for number in range(1, 51)} == {*checked}
 
 
 def test_characters_that_a_name_may_not_contain_are_listed_in_order() -> None:

@@ -36,6 +36,8 @@ PLACES = {
 }
 """The functions, by file, whose evaluations fail. `_apply` runs inside `_update`: the innermost counts."""
 
+NAMES = {function: name for name, function in PLACES.items()}
+
 WRAPPED = ("eval", "async_eval", "synchronize")
 
 Failures = list[list[Any]]
@@ -69,8 +71,8 @@ def whereabouts() -> tuple[str, int, bool]:
     """The place of PLACES and the step that this call comes from, and whether it is that of a save without the GPU."""
     place, step, is_emergency = "", 0, False
     for frame, _ in traceback.walk_stack(sys._getframe()):  # the innermost first
-        function = Path(frame.f_code.co_filename).name, frame.f_code.co_name
-        place = place or next((name for name, where in PLACES.items() if where == function), "")
+        function = frame.f_code.co_filename.rpartition(os.sep)[2], frame.f_code.co_name
+        place = place or NAMES.get(function, "")
         if function in (("trainer.py", "step"), ("trainer.py", "after_step")):
             step = frame.f_locals["step"]
         is_emergency |= function == ("trainer.py", "save_without_gpu")

@@ -140,8 +140,10 @@ def serve() -> int | None:
     """Answer requests until stdin ends. In a forked child this becomes the backend's `main`."""
     ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
     from backend.engine.cpu import blas
+    from backend.models import transformers_scan
 
     blas.prepare()
+    transformers_scan.prepare()
     for name in IMPORTED:
         importlib.import_module(name)
     os.environ.pop("LD_PRELOAD", None)  # not for the children of children, where it would see nothing and cost time

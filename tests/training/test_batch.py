@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backend.spec.completion_rows import Stop
 from backend.training.additive_metrics import merge
 from backend.training.batch import Batch, completion_metrics, pack
 from backend.training.importance_sampling import importance_ratio
 from backend.training.losses import Settings, policy_terms, token_weights
-from backend.types import Completion, Group, Problem, Stop
+from backend.types import Completion, Group, Problem
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CLOSE = {"rtol": 2e-5, "atol": 2e-6}

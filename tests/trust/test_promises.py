@@ -20,11 +20,13 @@ from PySide6.QtWidgets import QLabel
 
 from app.message_boxes import QuestionBox
 from app.widgets.basic.labels_and_buttons import label, plain_tip
+from backend.cli.run_log import logging_to
 from backend.models.export.destinations import safe_name
 from backend.run.distributed.handshake import Listeners, connect
 from backend.spec.checks import cross_setting_faults
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.faults import Mistake
+from backend.spec.regular_file import append_regular
 from backend.spec.run_lock import hold_lock
 from backend.spec.runs import disk_use
 from backend.spec.user_input.documents import parse_yaml
@@ -133,6 +135,36 @@ def test_no_link_of_a_run_folder_is_written_through(place: str, tmp_path: Path) 
         with pytest.raises(Mistake, match="is a link"):
             work(theirs)
     assert sorted(mine.path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("made", "says"), [("link", "is a link"), ("pipe", "is a pipe")])
+def test_the_log_of_a_run_folder_is_a_file_before_a_word_is_written_to_it(tmp_path: Path, made: str, says: str) -> None:
+    """It is the first file that a resume writes. A pipe that nobody reads would be waited for, for ever."""
+    run = made_up_runs.make_run(tmp_path / "theirs", steps=2)
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    run.log.unlink(missing_ok=True)
+    if made == "link":
+        run.log.symlink_to(mine)
+    else:
+        os.mkfifo(run.log)
+    with pytest.raises(Mistake, match=says), logging_to(run):
+        print("theirs")
+    assert mine.read_text() == "mine"
+    with pytest.raises(OSError):  # where it is put there between the look and the opening
+        append_regular(run.log)
+
+
+@pytest.mark.parametrize("place", ["events.jsonl", "completions.jsonl", "checkpoints/pipe"])
+def test_a_pipe_of_a_run_folder_is_waited_for_by_nobody(tmp_path: Path, place: str) -> None:
+    run = made_up_runs.make_run(tmp_path / "theirs", steps=2)
+    pipe = run.path / place
+    pipe.parent.mkdir(exist_ok=True)
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    for work in (disk_use.free_space, hold_lock):
+        with pytest.raises(Mistake, match="is a pipe, and a run's folder holds only files and folders"):
+            work(run)
 
 
 def test_disk_use_follows_no_link(tmp_path: Path) -> None:

@@ -12,11 +12,13 @@ from backend.spec.events import Event
 from backend.spec.regular_file import open_regular
 from backend.spec.rewards.catalog import DEFAULT_REWARDS, metric_name, split_names
 from backend.spec.run_folder import RunFolder
+from backend.spec.runs.start_progress import StartProgress
 from backend.spec.user_input.text import as_in_a_terminal, shown
 
 LOG_TAIL = 64 << 10
 """Bytes at the end of a log that `log_lines` reads."""
 _SETTING = re.compile(r"^[a-z_]+: ")
+_ROUTINE = re.compile(r"step \d+  |BLAS is ")
 LAST_WORDS = 200
 """How many characters of a log's last line a sentence takes; the log may be somebody else's."""
 DISK = "disk: "
@@ -38,7 +40,8 @@ def problem_of(state: str, ending: Event | None, step: int, folder: RunFolder) -
     if state != "crashed":
         return ""
     when = f"after step {step}" if step else "before its first step"
-    last_words = next((line.strip() for line in reversed(log_lines(folder.log, 20)) if line.strip()), "")
+    lines = (line.strip() for line in reversed(log_lines(folder.log, 20)))
+    last_words = next((line for line in lines if not is_routine(line) and line != str(folder.path)), "")
     if last_words.startswith(DISK):
         return f"The training process ended {when} and could not write down why: {shown(last_words.removeprefix(DISK), LAST_WORDS)}"
     last_words = shown(last_words, LAST_WORDS)
@@ -46,6 +49,13 @@ def problem_of(state: str, ending: Event | None, step: int, folder: RunFolder) -
         f"The training process ended {when} without saying why, as when the system runs out of memory and kills it."
         + (f" Its last words: {last_words}" if last_words else "")
     )
+
+
+def is_routine(line: str) -> bool:
+    """Whether a line of the log is one that every run prints, and so tells nothing of why one ended: blank, a figure of its steps, how far its
+    start has come, what it computes with."""
+    text = line.strip()
+    return not text or _ROUTINE.match(text) is not None or StartProgress.read(text) is not None
 
 
 def setting_of_problem(ending: Event | None) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFrame, QGridLayout, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.labels_and_buttons import button, label
@@ -55,7 +55,8 @@ class AllowDialog(QDialog):
         for file in files:
             column.addWidget(_card(file.facts))
         self.allow, self.decline = QPushButton(yes), QPushButton(no)
-        column.addWidget(self._buttons([file.path for file in files]))
+        column.addLayout(self._buttons([file.path for file in files]))
+        self.decline.setFocus()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -66,18 +67,21 @@ class AllowDialog(QDialog):
         """Ask, and wait for the answer."""
         return self.exec() == QDialog.DialogCode.Accepted
 
-    def _buttons(self, paths: Sequence[Path]) -> QDialogButtonBox:
-        box, role = QDialogButtonBox(), QDialogButtonBox.ButtonRole
-        box.addButton(self.allow, role.AcceptRole)
-        box.addButton(self.decline, role.RejectRole)
+    def _buttons(self, paths: Sequence[Path]) -> QHBoxLayout:
+        # No QDialogButtonBox: with a default button in it, Tab passes over the first button of a dialog that has no other stops.
         show = button("Show the File", lambda: [open_path(path) for path in paths])
-        box.addButton(show, role.HelpRole)
-        self.allow.setAutoDefault(False)  # a focused button with autoDefault would take Return from the default one
-        show.setAutoDefault(False)
+        row = QHBoxLayout()
+        row.setSpacing(theme.SPACE)
+        row.addWidget(show)
+        row.addStretch(1)
+        for answer in (self.decline, self.allow):
+            row.addWidget(answer)
+        for other in (self.allow, show):  # a focused button with autoDefault would take Return from the default one
+            other.setAutoDefault(False)
         self.decline.setDefault(True)
         self.allow.clicked.connect(self.accept)
         self.decline.clicked.connect(self.reject)
-        return box
+        return row
 
 
 def _card(facts: Sequence[StatedFact]) -> QFrame:

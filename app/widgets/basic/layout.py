@@ -1,11 +1,14 @@
-"""Layout and style helpers: cards, margins beside scroll bars, visibility, style sheet properties, emptying a layout."""
+"""Layout and style helpers: sizes of windows, cards, margins beside scroll bars, visibility, style sheet properties, emptying a layout."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QCoreApplication, QEvent
+from PySide6.QtCore import QCoreApplication, QEvent, QSize
 from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QLayout, QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
+
+FRAME = (8, 40)
+"""Room for what a desktop adds around a window: its borders and its title bar."""
 
 
 class NestedStack(QStackedLayout):
@@ -23,6 +26,12 @@ class NestedStack(QStackedLayout):
         if w.parentWidget() is None:
             w.setParent(self._owner)
         return super().addWidget(w)
+
+
+def on_screen(window: QWidget, width: int, height: int) -> QSize:
+    """A window's size for text of the usual size: as large as the text is here, and never larger than the screen has room for."""
+    screen = window.screen().availableSize() - QSize(*FRAME)
+    return theme.scaled_size(QSize(width, height)).boundedTo(screen)
 
 
 def wrap_in_card(view: QWidget) -> QFrame:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, QObject, QTimer, Signal
 from PySide6.QtGui import QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QApplication, QFrame, QGridLayout, QPushButton, QScrollArea, QWidget
+from PySide6.QtWidgets import QApplication, QGridLayout, QPushButton, QWidget
 
 from app import theme
 from app.model.runs.marks import Mark
 from app.widgets.basic.layout import reserve_gutter
+from app.widgets.basic.tab_area import TabArea
 from app.widgets.charts.plot import Plot, Trace
 
 PLOT_HEIGHT, LOWEST = 214, 176
@@ -37,7 +38,7 @@ class ChartContent:
     offer: str = ""
 
 
-class ChartGrid(QScrollArea):
+class ChartGrid(TabArea):
     """Plots in rows of one to four.
 
     `content_of(i)` returns what plot `i` shows now, `is_included(i)` whether it is in the grid at all.
@@ -82,10 +83,7 @@ class ChartGrid(QScrollArea):
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setSpacing(theme.SPACE)
         self.setWidget(self._page)
-        self.setWidgetResizable(True)
-        self.setFrameShape(QFrame.Shape.NoFrame)
         self.setAccessibleName("Charts")
-        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # Tab goes from chart to chart, and the view scrolls with it
         for plot in self.plots:
             plot.setParent(self._page)
             plot.setFixedHeight(theme.scaled(PLOT_HEIGHT))

@@ -7,16 +7,17 @@ from typing import Any
 
 from PySide6.QtCore import QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QApplication, QFrame, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.layout import reserve_gutter
+from app.widgets.basic.tab_area import TabArea
 from app.widgets.form.field import Field, field_of
 from app.widgets.form.settings_card import SettingsCard
 from backend.spec.faults import Fault
 
 
-class Form(QScrollArea):
+class Form(TabArea):
     """Cards in a column that scrolls.
 
     Attributes:
@@ -34,10 +35,7 @@ class Form(QScrollArea):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setWidgetResizable(True)
-        self.setFrameShape(QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # Tab visits the fields alone, and the view scrolls with it
         self.fields: dict[str, Field] = {}
         self._cards: list[SettingsCard] = []
         page = self.page = QWidget(self)
@@ -46,9 +44,6 @@ class Form(QScrollArea):
         self.column.setContentsMargins(0, 0, theme.GUTTER, 2 * theme.SPACE)
         self.column.setSpacing(12)
         self.setWidget(page)
-        app = QApplication.instance()
-        assert isinstance(app, QApplication)
-        app.focusChanged.connect(self._follow_focus)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -151,14 +146,9 @@ class Form(QScrollArea):
         (part.control if isinstance(part, Field) else part).setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.scroll_to(part)
 
-    def _follow_focus(self) -> None:
-        # The slot takes none of the signal's arguments: the widget that lost the focus may be half destroyed, and PySide
-        # must not wrap it in a Python object.
-        widget = QApplication.focusWidget()
-        if widget is not None and self.page.isAncestorOf(widget) and widget.height() < self.viewport().height() // 2:
-            # Qt scrolls to what Tab reaches from within the view, and not when Tab enters it.
-            self.ensureWidgetVisible(widget, 0, theme.SPACE)
-        field = field_of(widget)
+    def follow_focus(self) -> None:
+        super().follow_focus()
+        field = field_of(QApplication.focusWidget())
         if field is not None and self.fields.get(field.setting.key) is field:
             self.focused.emit(field.setting.key)
 

@@ -21,14 +21,15 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.widgets.basic.icons import app_icon
 from app.widgets.basic.labels_and_buttons import PlainLabel, button, label
-from app.widgets.basic.layout import wrap_in_card
+from app.widgets.basic.layout import on_screen, wrap_in_card
+from app.widgets.basic.tab_area import TabArea
 
 if TYPE_CHECKING:
     from backend.spec.about.components import Component
 
 NAME = "GRPO Studio"
-SIZE = QSize(900, 640)
-ICON, LIST_WIDTH = 88, 232
+SIZE = (900, 640)
+ICON, LIST_WIDTH, LEAST_LIST = 88, 232, 160
 NO_TEXT = "This package names its licence and ships no text of it."
 
 
@@ -55,18 +56,26 @@ class AboutDialog(QDialog):
         self.text.setAccessibleName("Licence")
         self.text.setFont(theme.mono_font(theme.CAPTION))
         self._licence = label(role="muted", wrap=True)
-        column = QVBoxLayout(self)
+        self.list.setMinimumHeight(theme.scaled(LEAST_LIST))
+        content = QWidget()
+        content.setObjectName("page")
+        column = QVBoxLayout(content)
         column.setContentsMargins(*(3 * theme.SPACE,) * 4)
         column.setSpacing(2 * theme.SPACE)
         column.addLayout(self._head(facts))
         column.addWidget(label("Licences of what it consists of", theme.heading_font()))
         column.addLayout(self._licences(), 1)
-        column.addWidget(self._buttons())
+        scrolled = TabArea()  # on a screen with little room, as one at 200 %
+        scrolled.setWidget(content)
+        whole = QVBoxLayout(self)
+        whole.setContentsMargins(0, 0, 0, 0)
+        whole.addWidget(scrolled, 1)
+        buttons = self._buttons()
+        buttons.setContentsMargins(3 * theme.SPACE, 0, 3 * theme.SPACE, 3 * theme.SPACE)
+        whole.addWidget(buttons)
+        self.resize(on_screen(self, *SIZE))
         self.list.currentRowChanged.connect(self._show)
         self.list.setCurrentRow(0)
-
-    def sizeHint(self) -> QSize:
-        return theme.scaled_size(SIZE)
 
     def _head(self, facts: Mapping[str, str]) -> QHBoxLayout:
         picture = PlainLabel()

@@ -35,6 +35,7 @@ class ProblemDialog(QDialog):
         self.setWindowTitle("Report a problem")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.text = QPlainTextEdit(report)
+        self.text.setTabChangesFocus(True)
         self.text.setFont(theme.mono_font())
         self.text.setAccessibleName("Report")
         self.done_label = label(role="muted", wrap=True)

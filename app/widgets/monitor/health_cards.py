@@ -11,12 +11,13 @@ from typing import Any
 
 from PySide6.QtCore import QRectF, Qt, Signal
 from PySide6.QtGui import QFont, QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels_and_buttons import label
 from app.widgets.basic.layout import set_shown
+from app.widgets.basic.tab_area import TabArea
 from backend.spec.config import SETTINGS
 from backend.spec.health.episodes import Episode
 from backend.spec.health.rules import RULES
@@ -167,10 +168,8 @@ class HealthCards(QFrame):
         self._rows.setSpacing(0)
         self._content = QWidget()
         self._content.setLayout(self._rows)
-        self._area = QScrollArea(widgetResizable=True)
-        self._area.setFrameShape(QFrame.Shape.NoFrame)
+        self._area = TabArea()
         self._area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self._area.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self._area.setWidget(self._content)
         for part in (self._area.viewport(), self._content):
             part.setAutoFillBackground(False)  # the card's own colour

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QGridLayout, QHBoxLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels_and_buttons import button, label
-from app.widgets.basic.layout import clear_layout, set_shown
+from app.widgets.basic.layout import clear_layout, on_screen, set_shown
+from app.widgets.basic.tab_area import TabArea
 from app.widgets.form.fields import Field, make_field
 from backend.spec.config import SETTINGS, Config
 from backend.spec.faults import Mistake
@@ -64,7 +65,7 @@ class SteeringPanel(QDialog):
         self._history = QVBoxLayout()
         self._history.setSpacing(4)
         self._lay_out()
-        self.resize(*map(theme.scaled, SIZE))
+        self.resize(on_screen(self, *SIZE))
 
     def _lay_out(self) -> None:
         content = QWidget()
@@ -78,8 +79,7 @@ class SteeringPanel(QDialog):
         column.addWidget(self._history_title)
         column.addLayout(self._history)
         column.addStretch(1)
-        scroll = QScrollArea(widgetResizable=True)
-        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll = TabArea()
         scroll.setWidget(content)
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         foot = QHBoxLayout()

@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.widgets.basic import icons
 from app.widgets.basic.labels_and_buttons import button, label
-from app.widgets.basic.layout import NestedStack
+from app.widgets.basic.layout import NestedStack, on_screen
 from app.widgets.picker.download_row import DownloadRow
 from app.widgets.picker.picker_rows import (
     NAME,
@@ -73,7 +73,7 @@ class Picker(QDialog):
         self._loading = True
         self._rows: dict[str, DownloadRow] = {}
         self.setWindowTitle(f"Choose a {self._one}")
-        self.resize(theme.scaled(WIDTH), theme.scaled(HEIGHT))
+        self.resize(on_screen(self, WIDTH, HEIGHT))
         self._create_widgets()
         self._lay_out()
         self._connect()

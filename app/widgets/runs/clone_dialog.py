@@ -13,14 +13,15 @@ from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QCloseEvent
-from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QHBoxLayout, QLineEdit, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QGridLayout, QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import CheckBox, ComboBox
 from app.widgets.basic.labels_and_buttons import button, label
-from app.widgets.basic.layout import set_shown
+from app.widgets.basic.layout import on_screen, set_shown
 from app.widgets.basic.number_format import figure
 from app.widgets.basic.segmented_control import Segments
+from app.widgets.basic.tab_area import TabArea
 from app.widgets.runs.changed_settings import ChangedSettings
 from app.widgets.runs.verb_task import MakeTask, VerbTask, is_held_open
 from backend.spec.command import backend_command
@@ -68,7 +69,7 @@ class CloneDialog(QDialog):
         self._problem = ""
         self.setWindowTitle(f"New run from {title}")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.resize(theme.scaled(_WIDTH), theme.scaled(560))
+        self.resize(on_screen(self, _WIDTH, 560))
         self._build()
         self._lay_out()
         self._show_step()
@@ -111,8 +112,7 @@ class CloneDialog(QDialog):
         inside.setContentsMargins(0, 0, theme.GUTTER, 0)
         inside.addWidget(self.settings)
         inside.addStretch(1)
-        area = QScrollArea(widgetResizable=True)
-        area.setFrameShape(QFrame.Shape.NoFrame)
+        area = TabArea()
         area.setWidget(page)
         buttons = QHBoxLayout()
         buttons.addWidget(self.at_once)

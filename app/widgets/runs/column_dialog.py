@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
 
 from app import theme
 from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.layout import on_screen
 from app.widgets.runs.run_columns import DEFAULT_COLUMNS, NAME
 from backend.spec.runs.run_fields import field_of
 
@@ -42,7 +43,7 @@ class ColumnDialog(QDialog):
         self._offered = list(offered)
         self.setWindowTitle("Columns")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.resize(theme.scaled(420), theme.scaled(520))
+        self.resize(on_screen(self, 420, 520))
         self.search = QLineEdit()
         self.search.setPlaceholderText("Find a setting or metric")
         self.search.setAccessibleName("Find a column")

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QDialog, QHBoxLayout, QListWidget, QListWidgetItem
 
 from app import theme
 from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.layout import on_screen
 from app.widgets.basic.number_format import file_size
 from backend.spec.faults import Mistake
 from backend.spec.runs.disk_use import FreeableSpace, free_space
@@ -39,7 +40,7 @@ class FreeSpaceDialog(QDialog):
         self._free = free
         self.setWindowTitle("Free space")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.resize(theme.scaled(560), theme.scaled(420))
+        self.resize(on_screen(self, 560, 420))
         self.list = QListWidget()
         self.list.setAccessibleName("Runs with checkpoints to spare")
         for space in spaces:

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
-from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QLineEdit, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton, ProseEdit
 from app.widgets.basic.labels_and_buttons import label, plain_tip
 from app.widgets.basic.layout import clear_layout, set_shown
 from app.widgets.basic.number_format import file_size, moment
+from app.widgets.basic.tab_area import TabArea
 from app.widgets.runs.lineage_tree import LineageTree
 from app.widgets.runs.state_chip import StateChip
 from backend.spec.config import SETTINGS
@@ -29,7 +30,7 @@ _FAINT_PARTS = 0.005
 """Parts of the disk use below this share are not listed."""
 
 
-class RunDetails(QScrollArea):
+class RunDetails(TabArea):
     """Shows one run, or how many are selected.
 
     Signals:
@@ -48,7 +49,6 @@ class RunDetails(QScrollArea):
         self._family: Mapping[str, Sequence[str]] = {}
         self._save_timer = QTimer(self, singleShot=True, interval=SAVE_AFTER_MS)
         self._save_timer.timeout.connect(self.save)
-        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # Tab goes from field to field, and the view scrolls with it
         self._build()
         self._lay_out()
         self.show_runs([], {}, {})
@@ -80,8 +80,6 @@ class RunDetails(QScrollArea):
         self.several = label(role="muted", wrap=True, align=Qt.AlignmentFlag.AlignTop)
 
     def _lay_out(self) -> None:
-        self.setWidgetResizable(True)
-        self.setFrameShape(QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setAccessibleName("Details of the run")
         page, self._one = QWidget(), QWidget()

@@ -17,7 +17,7 @@ from PySide6.QtWidgets import QDialog, QGridLayout, QHBoxLayout, QLineEdit, QPro
 
 from app import theme
 from app.widgets.basic.labels_and_buttons import button, label
-from app.widgets.basic.layout import set_shown, wrap_in_card
+from app.widgets.basic.layout import on_screen, set_shown, wrap_in_card
 from app.widgets.basic.open_in_desktop import open_link, open_path
 from app.widgets.runs.card_view import CardView
 from app.widgets.runs.verb_task import MakeTask, VerbTask, json_object, without_setting
@@ -83,7 +83,7 @@ class UploadDialog(QDialog):
         self._page = ""
         self.setWindowTitle("Upload to Hugging Face")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.resize(theme.scaled(_WIDTH), theme.scaled(_HEIGHT))
+        self.resize(on_screen(self, _WIDTH, _HEIGHT))
         self._build()
         self._lay_out()
         self._show_account(preview.account_problem)

@@ -15,7 +15,7 @@ from backend.rewards.resolve import RewardFunction
 from backend.rewards.runner.inputs import Sample, TrainerState
 from backend.rewards.runner.returned_scores import Scores
 from backend.rewards.runner.reward_errors import reward_error
-from backend.rewards.runner.step_calls import FunctionFailed, ScoringStep
+from backend.rewards.runner.step_calls import FunctionFailed, Poll, ScoringStep, wait_on
 from backend.rewards.runner.timeout import ThreadCaller
 from backend.types import Group
 
@@ -41,18 +41,19 @@ def score(
     weights: Sequence[float],
     timeout_s: float,
     trainer_state: TrainerState | None = None,
+    poll: Poll = wait_on,
 ) -> ScoreReport:
     """Score in this process, each call in a thread. Fill every completion's `scores` (by function name, None where it had no opinion)
     and `reward`.
 
     `reward` is Σ w·score over the functions that are not None, and None if all are. `weights` has one number for each
     function, `timeout_s` is the limit of one call in seconds. Functions are called one after the other, then the `async
-    def` ones concurrently. Raises RewardError; no completion is changed then.
+    def` ones concurrently. Raises RewardError, and what `poll` raises; no completion is changed then.
     """
     samples = samples_of(groups)
     if not samples:
         return ScoreReport({}, 0)
-    step = ScoringStep(functions, samples, timeout_s, trainer_state or TrainerState(), ThreadCaller())
+    step = ScoringStep(functions, samples, timeout_s, trainer_state or TrainerState(), ThreadCaller(poll))
     try:
         outcomes = step.outcomes()
     except FunctionFailed as failed:

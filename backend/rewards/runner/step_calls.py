@@ -29,6 +29,14 @@ AsyncCall = tuple[Callable[[], Awaitable[Any]], Callable[[Any], Any]]
 """A call that returns an awaitable, and a function that reads the value it gives."""
 
 
+Poll = Callable[[], None]
+"""Called again and again while a user's code is waited for; what it raises ends the wait."""
+
+
+def wait_on() -> None:
+    """The poll of a caller who never gives up."""
+
+
 class CallTimeout(Exception):
     """The call had not returned in time; of several, `index` is the first that had not."""
 

@@ -21,8 +21,10 @@ from contextlib import suppress
 from typing import Any
 
 from backend.rewards.runner.async_calls import Gathering, Interrupted, awaited
-from backend.rewards.runner.step_calls import AsyncCall, CallFailed, CallTimeout
+from backend.rewards.runner.step_calls import AsyncCall, CallFailed, CallTimeout, Poll, wait_on
 
+_POLL_S = 0.05
+"""How often `poll` is called while a call runs."""
 _INTERRUPT_FOR_S = 1.0
 """How long a thread is interrupted repeatedly before it is left behind."""
 _INTERRUPT_EVERY_S = 0.05
@@ -47,18 +49,20 @@ class _CallThread(threading.Thread):
         except Interrupted:
             pass  # interrupted a second time while the inner handler stored the first
 
-    def run_for(self, seconds: float) -> bool:
-        """Start, wait, and interrupt what still runs then. Returns whether it ended by itself."""
+    def run_for(self, seconds: float, poll: Poll) -> bool:
+        """Start, wait, and interrupt what still runs then, or once `poll` raises. Returns whether it ended by itself."""
         self.start()
-        self.join(seconds)
-        if not self.is_alive():
-            return True
-        _interrupt(self)
+        try:
+            if _waited(lambda wait_s: not (self.join(wait_s) or self.is_alive()), seconds, poll):
+                return True
+        finally:
+            if self.is_alive():
+                _interrupt(self)
         return False
 
 
-def call_with_timeout(seconds: float, work: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
-    """`read(work())`, with an awaitable that `work` returns awaited first. Raises CallTimeout or CallFailed.
+def call_with_timeout(seconds: float, work: Callable[[], Any], read: Callable[[Any], Any], poll: Poll = wait_on) -> Any:
+    """`read(work())`, with an awaitable that `work` returns awaited first. Raises CallTimeout, CallFailed, and what `poll` raises.
 
     `read` runs in the same thread within the same time: a generator runs only when it is read, and mlx evaluates a lazy
     array only in the thread that made it.
@@ -69,14 +73,14 @@ def call_with_timeout(seconds: float, work: Callable[[], Any], read: Callable[[A
         return read(asyncio.run(awaited(returned, seconds)) if inspect.isawaitable(returned) else returned)
 
     thread = _CallThread(call_and_read)
-    if not thread.run_for(seconds) or isinstance(thread.error, Interrupted):
+    if not thread.run_for(seconds, poll) or isinstance(thread.error, Interrupted):
         raise CallTimeout
     if thread.error is not None:
         raise CallFailed(thread.error)
     return thread.value
 
 
-def gather_with_timeout(seconds: float, calls: Sequence[AsyncCall]) -> list[tuple[Any, float]]:
+def gather_with_timeout(seconds: float, calls: Sequence[AsyncCall], poll: Poll = wait_on) -> list[tuple[Any, float]]:
     """(value read, seconds taken) of each call, all awaited concurrently in one event loop.
 
     Each has `seconds` of its own. The first to fail or run out of time ends them all, as CallTimeout or CallFailed with
@@ -88,9 +92,12 @@ def gather_with_timeout(seconds: float, calls: Sequence[AsyncCall]) -> list[tupl
     is_ended = threading.Event()
     loop, gathering = _LoopThread.running(), Gathering(seconds, calls, is_ended)
     future = asyncio.run_coroutine_threadsafe(gathering.run(), loop.loop)
-    if not is_ended.wait(seconds + _LOOP_GRACE_S):
-        _interrupt(loop, until=is_ended)
-        loop.abandon()
+    try:
+        _waited(is_ended.wait, seconds + _LOOP_GRACE_S, poll)
+    finally:
+        if not is_ended.is_set():
+            _interrupt(loop, until=is_ended)
+            loop.abandon()
     wait([future], _LOOP_GRACE_S)  # the other calls are cancelled in this time, or left behind
     return gathering.outcome()
 
@@ -124,6 +131,16 @@ class _LoopThread(threading.Thread):
         self.loop.call_soon_threadsafe(self.loop.stop)
 
 
+def _waited(ends_within: Callable[[float], bool], seconds: float, poll: Poll) -> bool:
+    """Whether it ends within `seconds`. Raises what `poll` raises."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        if ends_within(min(left, _POLL_S)):
+            return True
+        poll()
+    return False
+
+
 def _interrupt(thread: threading.Thread, until: threading.Event | None = None) -> None:
     """Raise Interrupted in `thread` until it ends or `until` is set; a bare `except:` in a loop swallows the first."""
     # The exception is only marked as pending; the thread raises it at its next bytecode. While it is in C that has released
@@ -135,10 +152,13 @@ def _interrupt(thread: threading.Thread, until: threading.Event | None = None) -
 
 
 class ThreadCaller:
-    """Calls in this process, each in a thread that is interrupted when its time is up (`reward_isolation: thread`)."""
+    """Calls in this process, each in a thread that is interrupted when its time is up (`reward_isolation: thread`), or once `poll` raises."""
+
+    def __init__(self, poll: Poll = wait_on) -> None:
+        self._poll = poll
 
     def call(self, index: int, seconds: float, work: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
-        return call_with_timeout(seconds, work, read)
+        return call_with_timeout(seconds, work, read, self._poll)
 
     def gather(self, indices: Sequence[int], seconds: float, calls: Sequence[AsyncCall]) -> list[tuple[Any, float]]:
-        return gather_with_timeout(seconds, calls)
+        return gather_with_timeout(seconds, calls, self._poll)

@@ -32,6 +32,8 @@ POLL_S = 0.05
 """How often a waiting parent looks at the shared page and calls `poll`."""
 START_S = 60.0
 """How long our own code may take in the process: to start Python, to import, to read a request. On a busy machine, seconds."""
+SILENT = f"gave no answer for {START_S:.0f} s and more, as if its process had been stopped"
+"""The words for a process that does nothing, outside any call."""
 ASYNC_GRACE_S = 0.2
 """How long after their limit async calls may take to be cancelled by their own loop, which knows which of them was late."""
 EXIT_S = 1.0
@@ -225,7 +227,7 @@ class _Watch:
             self._since = time.monotonic()
         self._mark = mark
         if time.monotonic() >= self._deadline:
-            raise ChildFailed(timeout_words(self._limit_s), mark)
+            raise ChildFailed(SILENT if mark == IDLE else timeout_words(self._limit_s), mark)
 
 
 def describe_exit(code: int) -> str:

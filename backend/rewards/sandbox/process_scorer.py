@@ -17,6 +17,7 @@ from backend.rewards.runner import row_mapping
 from backend.rewards.runner.inputs import Sample, TrainerState
 from backend.rewards.runner.reward_errors import RewardError, reward_error
 from backend.rewards.runner.score import ScoreReport, fill_scores, samples_of
+from backend.rewards.runner.step_calls import Poll, wait_on
 from backend.rewards.runner.user_traceback import LoadError, UserError
 from backend.rewards.sandbox.answers import (
     Failure,
@@ -33,11 +34,6 @@ from backend.spec.faults import Fault
 from backend.types import Group
 
 T = TypeVar("T")
-Poll = Callable[[], None]
-
-
-def _no_poll() -> None:
-    """Of a caller who never gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,7 @@ class ProcessScorer:
         self._stages: list[list[FunctionDescription]] = []
         self._notes: list[str] = []
 
-    def load(self, poll: Poll = _no_poll) -> list[list[FunctionDescription]]:
+    def load(self, poll: Poll = wait_on) -> list[list[FunctionDescription]]:
         """The functions of each stage. Raises LoadError."""
         with self.process.lock:
             self.process.start()  # if there is none any more, with another generation
@@ -79,13 +75,19 @@ class ProcessScorer:
             return self._stages
 
     def score(
-        self, groups: list[Group], stage: int, weights: Sequence[float], timeout_s: float, state: TrainerState
+        self,
+        groups: list[Group],
+        stage: int,
+        weights: Sequence[float],
+        timeout_s: float,
+        state: TrainerState,
+        poll: Poll = wait_on,
     ) -> ScoreReport:
         samples = samples_of(groups)
         if not samples:
             return ScoreReport({}, 0)
-        functions = self.load()[stage]
-        scored = self.ask(groups, stage, range(len(functions)), timeout_s, state)
+        functions = self.load(poll)[stage]
+        scored = self.ask(groups, stage, range(len(functions)), timeout_s, state, poll=poll)
         if scored.failure is not None:
             raise failed_on(functions, scored.failure, samples, network=self.process.network)
         names = [function.name for function in functions]
@@ -101,7 +103,7 @@ class ProcessScorer:
         state: TrainerState,
         *,
         captures: bool = False,
-        poll: Poll = _no_poll,
+        poll: Poll = wait_on,
     ) -> Scored:
         """Score all completions with these functions of a stage. A function that fails, hangs or ends its process is the `failure` of the
         result; the process is gone then but for exceptions. `captures`: what they print is part of the result. Raises LoadError
@@ -123,7 +125,7 @@ class ProcessScorer:
             return scored
 
     def map_rows(
-        self, function: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str], poll: Poll = _no_poll
+        self, function: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str], poll: Poll = wait_on
     ) -> list[dict[str, Any] | None]:
         """What the map function of the reward functions file makes of each row; `where` names the i-th of them. Raises Mistake."""
         with self.process.lock:

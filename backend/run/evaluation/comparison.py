@@ -245,6 +245,7 @@ class _Sampler:
     ) -> None:
         self.evaluated, self.choices, self.rollout, self.scoring = evaluated, choices, rollout, scoring
         self.problems, self.report, self.check = problems, report, check
+        scoring.poll = check  # no reward function keeps an evaluation from stopping
         self.sides = sides_of(evaluated, choices)
         self._began = time.perf_counter()
         self._done = 0.0
@@ -278,7 +279,7 @@ class _Sampler:
         groups = scored_groups(
             self.rollout,
             self.problems,
-            lambda groups: self.scoring.score(groups, self.evaluated.step),
+            lambda groups, poll: self.scoring.score(groups, self.evaluated.step, poll=poll),
             sampling=_sampling(decoding, self.evaluated.config),
             group_size=count,
             batch_size=PROMPTS_AT_ONCE,

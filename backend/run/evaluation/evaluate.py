@@ -6,12 +6,13 @@ Decides neither when to evaluate nor where the metrics go.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 import numpy as np
 
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import GREEDY, Sampling
+from backend.rewards.runner.step_calls import Poll, wait_on
 from backend.training.advantages import advantage_values
 from backend.training.batch import completion_metrics
 from backend.training.variety import variety_metrics
@@ -28,7 +29,8 @@ the rest of the evaluation, and an eighth of them takes less than a tenth (two b
 LEAST_FORWARD_ROWS, FORWARD_ROWS = 4, 32
 """Limits of that: with fewer there would be no standard error to speak of, and with more the cost would grow with the evaluation."""
 
-Score = Callable[[list[Group]], object]
+Score = Callable[[list[Group], Poll], object]
+"""Fills in the scores of groups; what its second argument raises ends the call."""
 
 
 def held_out_rewards(
@@ -91,7 +93,7 @@ def scored_groups(
                 batch, group_size, sampling, seed, i * batch_size,
                 lambda count, i=i, expected=expected: poll((i + _share(count, expected)) / len(chosen)),
             )  # fmt: skip
-            scorer.submit(sampled) if overlap_scoring else score(sampled)
+            scorer.submit(sampled) if overlap_scoring else score(sampled, wait_on)
             tokens += sum(len(completion.tokens) for group in sampled for completion in group.completions)
             groups += sampled
         scorer.wait()
@@ -124,22 +126,28 @@ def batches(problems: Sequence[Problem], size: int, count: int) -> Iterator[list
 
 
 class _BackgroundScorer:
-    """Scores one batch at a time in a thread of its own. Leaving the `with` block waits for the call that is running."""
+    """Scores one batch at a time in a thread of its own. Leaving the `with` block by an exception gives up the call that is running."""
 
     def __init__(self, score: Score) -> None:
         self._score = score
         self._pool = ThreadPoolExecutor(1, "held-out rewards")
         self._running: Future[object] | None = None
+        self._is_given_up = False
 
     def __enter__(self) -> _BackgroundScorer:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._is_given_up = kind is not None
         self._pool.shutdown()
+
+    def _poll(self) -> None:
+        if self._is_given_up:
+            raise CancelledError
 
     def submit(self, groups: list[Group]) -> None:
         self.wait()  # an error of the previous batch is raised here
-        self._running = self._pool.submit(self._score, groups)
+        self._running = self._pool.submit(self._score, groups, self._poll)
 
     def wait(self) -> None:
         """Wait for the running call. Raises its exception."""

@@ -18,7 +18,7 @@ from backend.run.export.run_weights import run_samples, run_weights
 from backend.run.run_inputs import read_inputs
 from backend.spec.exports import DEFAULT_FORMAT, format_named, target_for
 from backend.spec.faults import Mistake
-from backend.spec.regular_file import refuse_links
+from backend.spec.regular_file import require_plain_files
 from backend.spec.run_folder import RunFolder
 from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import run_config
@@ -76,7 +76,7 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
     format_ = format_named(export.format)
     target_for(export.to, format_)
     destination = DESTINATIONS[export.to](Place(run, export.name, export.folder, export.overwrite, export.keeps_equal))
-    refuse_links(run.path)  # a copy would take what they lead to, and an upload publish it
+    require_plain_files(run.path)  # a copy would take what they lead to, and an upload publish it
     config = run_config(run, find_checkpoint(run, export.checkpoint).step if export.checkpoint else None)
     trained = run_weights(run, config, export.checkpoint)
     check_kind(trained, format_)

@@ -90,8 +90,8 @@ class HeldOutComparison:
         stage, step = self._scoring.stage(config.iters), config.iters
         rewards: list[float] = []
 
-        def score(groups: list[Group]) -> None:
-            self._scoring.score(groups, step)
+        def score(groups: list[Group], wait: Callable[[], None]) -> None:
+            self._scoring.score(groups, step, poll=wait)
             rewards.extend(
                 math.nan if (r := completion.reward) is None else r
                 for group in groups

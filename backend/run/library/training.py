@@ -163,8 +163,10 @@ def _prepare_engine(settings: Config) -> None:
     """What has to be done before mlx is imported, if that is still to come."""
     relax_gpu_timeout(settings)
     from backend.engine.cpu import blas
+    from backend.models import transformers_scan
 
     blas.prepare()
+    transformers_scan.prepare()
 
 
 def _train(

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from pathlib import Path
 from types import FrameType
 
 from backend.run import stop_signals
+from backend.run.control import read_word, remove_word
 from backend.spec.disk_faults import DiskFault
 from backend.spec.run_folder import RunFolder
 
@@ -30,7 +30,7 @@ class SweepCommands:
         self._process = process
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="sweep commands", daemon=True)
-        process.control.unlink(missing_ok=True)  # for a process that is no more
+        remove_word(process.control)  # for a process that is no more
 
     def listen(self) -> None:
         """To be called in the main thread, as `signal.signal` requires."""
@@ -49,7 +49,7 @@ class SweepCommands:
 
     def end_turn(self) -> None:
         run, self.current = self.current, None
-        if run is not None and self._word and _read(run.control) == self._word:
+        if run is not None and self._word and read_word(run.control) == self._word:
             run.control.unlink(missing_ok=True)  # not read before the turn's end: it is for the next run
         elif self._word != "stop":
             self._word = ""
@@ -59,8 +59,9 @@ class SweepCommands:
 
     def _watch(self) -> None:
         while not self._ended.wait(POLL_S):
-            word = _read(self._process.control)
-            self._process.control.unlink(missing_ok=True)
+            word = read_word(self._process.control)
+            with contextlib.suppress(OSError):
+                remove_word(self._process.control)
             if word == "stop":
                 self._stop("the sweep was asked to stop")
             elif word in ("pause", "resume"):
@@ -76,10 +77,3 @@ class SweepCommands:
         if run is not None:
             with contextlib.suppress(DiskFault):  # a disk without room for a word: the next run's turn begins with it
                 run.say(word)
-
-
-def _read(control: Path) -> str:
-    try:
-        return control.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -11,13 +11,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from backend.engine.cpu.compiler import left_nothing
 from backend.run.checkpoints import checkpoint
 from backend.run.control import Stopped
 from backend.run.ending import RESTART, Ending, ending_of
 from backend.run.parts import SharedParts, load_parts
 from backend.run.run_inputs import RunInputs
-from backend.run.run_process import end_run, is_saved_or_whole, open_run, save_without_gpu
+from backend.run.run_process import broken_off_by_stops, end_run, open_run, save_without_gpu
 from backend.run.trackers.launch import RunTrackers
 from backend.run.trainer import Trainer
 from backend.spec.config import Config
@@ -128,7 +127,7 @@ class MemberRun:
             if saved is None:
                 raise Mistake("run", f"The checkpoints of {self.folder.name} were deleted while it waited.")
             parts.restore(saved, trainer.note)
-            trainer.parts = parts
+            trainer.take_parts(parts)
 
         self._guarded(load)
 
@@ -138,12 +137,8 @@ class MemberRun:
         assert trainer is not None
 
         def part() -> Ending:
-            try:
+            with broken_off_by_stops(trainer, self._obey_signal):
                 return work() or Ending(TURN_OVER, trainer.state.step, "", 0)
-            except RuntimeError as error:
-                if left_nothing(error) and self._stop_reason() and is_saved_or_whole(trainer):
-                    raise Stopped(self._stop_reason()) from error  # the terminal's signal has ended mlx's compiler too
-                raise
 
         rollout = trainer.parts.rollout if trainer.has_parts else None  # the end of a run drops its parts
         ending = ending_of(part, lambda: trainer.state.step)
@@ -152,6 +147,11 @@ class MemberRun:
         self.result.step = trainer.state.step
         if ending.kind != TURN_OVER:
             self._end(ending)
+
+    def _obey_signal(self) -> None:
+        """The sweep has the signals of its process."""
+        if reason := self._stop_reason():
+            raise Stopped(reason)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -23,7 +23,7 @@ from backend.spec.config import load
 from backend.spec.disk_faults import DiskFault, writing
 from backend.spec.faults import Mistake
 from backend.spec.private_files import make_private_folder
-from backend.spec.regular_file import refuse_links
+from backend.spec.regular_file import require_plain_files
 from backend.spec.run_folder import RunFolder
 from backend.spec.trackers import DEFAULT_PROJECT, missing_fault
 
@@ -46,7 +46,7 @@ def track(run: RunFolder, name: str, *, may_upload: bool = False, waits: bool = 
     """
     if fault := missing_fault(name):
         raise Mistake([fault])
-    refuse_links(run.path)
+    require_plain_files(run.path)
     with writing(run.trackers):
         make_private_folder(run.trackers)
         lock = _hold(run, name, waits)

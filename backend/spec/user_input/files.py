@@ -22,15 +22,18 @@ _KINDS = {
 _OTHER_ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
+def kind_of(mode: int) -> str:
+    """What a path leads to that is no regular file, in words, from its st_mode."""
+    return _KINDS.get(stat.S_IFMT(mode), "something else")
+
+
 def read_bytes(path: Path, setting: str, limit: int = TEXT_LIMIT) -> bytes:
     """A regular file's content. Raises Mistake, with the path and the cause, for a file that is missing, not readable, longer than
     `limit` bytes, or no file at all; a pipe or a device is never opened, since that can wait for ever."""
     try:
         kind = stat.S_IFMT(path.stat().st_mode)
         if kind != stat.S_IFREG:
-            raise Mistake(
-                setting, f"{shown(path)} cannot be read: it is {_KINDS.get(kind, 'something else')}, not a file."
-            )
+            raise Mistake(setting, f"{shown(path)} cannot be read: it is {kind_of(kind)}, not a file.")
         # Not blocking: between the two calls the file may have become a pipe.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
             content = stream.read(limit + 1)

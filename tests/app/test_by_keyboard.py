@@ -1,0 +1,241 @@
+"""Every page and dialog by keyboard alone: what Tab reaches, in which order, what it is called, that it leads on, and that the place is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PySide6.QtCore import QEvent, QObject, Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QTreeWidget, QVBoxLayout, QWidget
+
+from app import theme
+from app.message_boxes import QuestionBox
+from app.model.prefs import Prefs
+from app.model.processes import VerbProcess
+from app.model.session import Session
+from app.pages import PAGES
+from app.widgets.basic.base_table import BaseTable
+from app.widgets.basic.labels_and_buttons import button
+from app.widgets.charts.plot import Plot
+from app.widgets.form.preset_panel import PresetPanel
+from app.widgets.frame.preferences_dialog import PreferencesDialog
+from app.widgets.frame.sidebar import Sidebar
+from app.widgets.help.about_dialog import AboutDialog
+from app.widgets.help.glossary_dialog import GlossaryDialog
+from app.widgets.help.guide_view import GuideView
+from app.widgets.help.problem_dialog import ProblemDialog
+from app.widgets.help.text_dialog import TextDialog
+from app.widgets.monitor.steering_panel import SteeringPanel
+from app.widgets.picker.picker import Picker
+from app.widgets.rewards.consent_dialog import ConsentDialog
+from app.widgets.runs.clone_dialog import CloneDialog
+from app.widgets.runs.column_dialog import ColumnDialog
+from app.widgets.runs.export_panel import ExportPanel
+from app.widgets.runs.free_space_dialog import FreeSpaceDialog
+from app.window import FORM_PAGES, Window
+from backend.spec.rewards.allowed_code import CodeToAllow
+from backend.spec.rewards.user_code import read_code
+from tests.support import made_up_runs
+from tests.support.tab_walk import unnamed, walk_by_tab
+
+PAGE_KEYS = [page.key for page in PAGES]
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_what_has_the_focus_looks_it(qtbot, qapp: QApplication, mode: str) -> None:
+    """Primary buttons, tables, the sidebar and the guide looked the same with the keyboard's focus as without."""
+    theme.apply(qapp, mode)
+    around = QWidget()
+    qtbot.addWidget(around)
+    column = QVBoxLayout(around)
+    parts = [
+        button("Run", lambda: None, primary=True),
+        BaseTable(),
+        GuideView(),
+        Sidebar(PAGES[:1]).buttons["train"],
+        Plot("Reward"),
+    ]
+    for part in parts:
+        column.addWidget(part)
+    contents = QTreeWidget()
+    contents.setProperty("role", "contents")
+    column.addWidget(contents)
+    with qtbot.waitActive(around):
+        around.show()
+        around.activateWindow()
+    for part in (*parts, contents):
+        part.clearFocus()
+        without = around.grab().toImage()
+        part.setFocus(Qt.FocusReason.TabFocusReason)
+        assert around.grab().toImage() != without, type(part).__name__
+    theme.apply(qapp, "light")
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory, qapp: QApplication) -> Iterator[Window]:
+    """The window with a finished run, its pages made as they are shown."""
+    folder = tmp_path_factory.mktemp("keyboard")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_STUDIO_RUNS", str(folder / "runs"))
+        patch.setenv("GRPO_STUDIO_PREFS", str(folder / "prefs"))
+        run = made_up_runs.make_run(folder / "runs" / "made-up", steps=6)
+        session = Session(Prefs(folder / "prefs"))
+        session.restore()
+        window = Window(session)
+        window.resize(1280, 800)
+        window.show()
+        window.activateWindow()
+        QTest.qWaitForWindowActive(window)
+        session.open_run(run.path)
+        yield window
+        session.close_run()
+        if session._service is not None:
+            session._service.close()
+        window.deleteLater()
+
+
+class OtherWindows(QObject):
+    """Names the top-level windows that are shown while it is installed, besides menus and tool tips."""
+
+    def __init__(self, expected: QWidget) -> None:
+        super().__init__()
+        self.expected, self.shown = expected, list[str]()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.Show and isinstance(watched, QWidget):
+            kind = watched.windowType()
+            if (
+                watched.isWindow()
+                and watched is not self.expected
+                and kind in (Qt.WindowType.Window, Qt.WindowType.Widget)
+            ):
+                self.shown.append(f"{type(watched).__name__} {watched.accessibleName()}")
+        return False
+
+
+def open_page(window: Window, key: str) -> None:
+    """Show a page with the focus in the sidebar, and let it settle."""
+    window.activateWindow()
+    window.show_page(key)
+    QTest.qWait(50)
+    for _ in range(500):  # what is found when the dataset is read becomes a stop
+        if key in FORM_PAGES and window.session.dataset.state in ("none", "reading"):
+            QTest.qWait(20)
+    window.sidebar.buttons[key].setFocus(Qt.FocusReason.TabFocusReason)
+
+
+def test_a_page_that_opens_shows_no_window_of_its_own(window: Window, qapp: QApplication) -> None:
+    """Histogram, empty states and choices were windows on the screen for a moment, which took the keyboard from the main one."""
+    others = OtherWindows(window)
+    qapp.installEventFilter(others)
+    for key in PAGE_KEYS:
+        window.show_page(key)
+    qapp.removeEventFilter(others)
+    assert others.shown == []
+
+
+@pytest.mark.parametrize("key", PAGE_KEYS)
+def test_tab_goes_round_a_page_and_back_and_passes_everything(window: Window, key: str) -> None:
+    open_page(window, key)
+    walk = walk_by_tab(window)
+    assert walk.traps == [] and walk.unseen == []
+    assert walk.unreached(window) == [] and unnamed(walk.forward) == []
+    assert walk.backward[-1] is walk.forward[-1] is window.sidebar.buttons[key]
+    assert walk.backward[-2::-1] == walk.forward[:-1], "Shift+Tab goes the same way back"
+
+
+def picker(window: Window) -> QWidget:
+    page = window.pages["train"]
+    page.picking.open(page.form.fields["model"])
+    return window.findChildren(Picker)[-1]
+
+
+def consent(window: Window) -> QWidget:
+    file = Path(window.session.prefs.folder) / "mine.py"
+    file.write_text("import json\n")
+    return ConsentDialog([CodeToAllow(read_code(file), changed=False)], window)
+
+
+def runs_dialog(kind: type[QWidget], open_it: Callable[[Any], object]) -> Callable[[Window], QWidget]:
+    def opened(window: Window) -> QWidget:
+        page = window.pages["runs"]
+        page.refresh()
+        for _ in range(100):
+            if not page.model.rows:
+                QTest.qWait(20)
+        open_it(page)
+        return page.findChildren(kind)[-1]
+
+    return opened
+
+
+def steering(window: Window) -> QWidget:
+    return SteeringPanel(window)
+
+
+def window_dialog(kind: type[QWidget], method: str, *arguments: Any) -> Callable[[Window], QWidget]:
+    def opened(window: Window) -> QWidget:
+        getattr(window, method)(*arguments)
+        return window.findChildren(kind)[-1]
+
+    return opened
+
+
+def export(window: Window) -> QWidget:
+    panel = ExportPanel(window.session.run.folder, VerbProcess, window, lambda *_: None, lambda _: True)  # pyright: ignore[reportOptionalMemberAccess]
+    panel.open_beside()
+    return panel
+
+
+DIALOGS: dict[str, Callable[[Window], QWidget]] = {
+    "picker": picker,
+    "presets": window_dialog(PresetPanel, "show_presets"),
+    "preferences": window_dialog(PreferencesDialog, "show_preferences"),
+    "glossary": window_dialog(GlossaryDialog, "show_glossary"),
+    "shortcuts": window_dialog(TextDialog, "show_shortcuts"),
+    "about": window_dialog(AboutDialog, "show_about"),
+    "problem": window_dialog(ProblemDialog, "report_caught", "ValueError: an example", "Traceback"),
+    "question": lambda window: QuestionBox(
+        window, "Sure?", "It ends.", {"keep": "Keep", "stop": "Stop", "no": "Cancel"}
+    ),
+    "consent": consent,
+    "export": export,
+    "columns": runs_dialog(ColumnDialog, lambda page: page.choose_columns()),
+    "free space": runs_dialog(FreeSpaceDialog, lambda page: page.free_space()),
+    "clone": runs_dialog(CloneDialog, lambda page: page.clone(page.model.rows[0])),
+    "change settings": steering,
+}
+
+
+@pytest.mark.parametrize("name", DIALOGS)
+def test_tab_goes_round_a_dialog_and_escape_closes_it(
+    window: Window, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    run = window.session.run
+    assert run is not None
+    monkeypatch.setenv("GRPO_STUDIO_RUNS", str(run.folder.path.parent))
+    open_page(window, "train" if name == "picker" else "runs")
+    dialog = DIALOGS[name](window)
+    dialog.show()
+    dialog.activateWindow()
+    for _ in range(200):
+        focused = QApplication.focusWidget()
+        if focused is None or focused.window() is not dialog:
+            QTest.qWait(10)
+    walk = walk_by_tab(dialog)
+    assert walk.traps == [] and walk.unseen == []
+    assert walk.unreached(dialog) == [] and unnamed(walk.forward) == []
+    assert set(walk.backward) == set(walk.forward)
+    QTest.keyClick(QApplication.focusWidget(), Qt.Key.Key_Escape)
+    assert not dialog.isVisible()
+    dialog.deleteLater()
+
+
+def test_the_answer_no_has_the_focus_of_a_question_about_code(window: Window) -> None:
+    """Space would allow otherwise, and Return asks for no by itself."""
+    dialog = consent(window)
+    assert isinstance(dialog, ConsentDialog) and dialog.focusWidget() is dialog.decline and dialog.decline.isDefault()
+    dialog.deleteLater()

@@ -1,0 +1,140 @@
+"""A walk through a window by Tab alone: the stops in their order, and what stands in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from PySide6.QtCore import QPoint, QRect, Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QAbstractItemView,
+    QAbstractSlider,
+    QAbstractSpinBox,
+    QApplication,
+    QComboBox,
+    QLabel,
+    QLineEdit,
+    QPlainTextEdit,
+    QScrollBar,
+    QTextBrowser,
+    QTextEdit,
+    QToolButton,
+    QWidget,
+)
+
+from app.widgets.basic.segmented_control import Segments
+from app.widgets.charts.plot import Plot
+from app.widgets.frame.sidebar import Sidebar
+
+CONTROLS = (
+    QAbstractButton, QAbstractItemView, QAbstractSlider, QAbstractSpinBox, QComboBox, QLineEdit, QPlainTextEdit, QTextEdit,
+)  # fmt: skip
+PARTS_OF = (QComboBox, QAbstractItemView, QAbstractSpinBox, QLineEdit, QScrollBar, Segments, Sidebar, Plot)
+"""What has controls of its own inside: another key than Tab does what those do (arrows in a row of segments and in the sidebar, the menu of a
+chart, Delete in a line of text)."""
+MOST = 200
+"""Presses of Tab, more than any window has stops and links."""
+
+
+@dataclass
+class TabWalk:
+    """Stops of a window, from the one after the first focus on and round to it, and those of the way back."""
+
+    forward: list[QWidget] = field(default_factory=list)
+    backward: list[QWidget] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+    """Stops that were out of view or covered while they had the focus."""
+    traps: list[str] = field(default_factory=list)
+    """Stops that Tab did not leave."""
+
+    def unreached(self, window: QWidget) -> list[str]:
+        """Controls of the window that no stop reaches: not by Tab, not as a part of a stop, not by a shortcut of an action."""
+        reached = set(self.forward)
+        return [
+            described(widget)
+            for widget in window.findChildren(QWidget)
+            if isinstance(widget, CONTROLS)
+            and widget.window() is window
+            and widget.isVisibleTo(window)
+            and widget.isEnabled()
+            and widget not in reached
+            and not isinstance(widget, QScrollBar)
+            and not any(isinstance(parent, PARTS_OF) for parent in parents_of(widget))
+            and not has_shortcut(widget)
+        ]
+
+
+def walk_by_tab(window: QWidget) -> TabWalk:
+    """Press Tab until the first stop comes round again, then Shift+Tab from there."""
+    walk = TabWalk()
+    first = QApplication.focusWidget()
+    assert first is not None and first.window() is window, "the window has the keyboard"
+    for stops, key in ((walk.forward, Qt.Key.Key_Tab), (walk.backward, Qt.Key.Key_Backtab)):
+        stops += _stops(first, key, walk)
+    return walk
+
+
+def _stops(first: QWidget, key: Qt.Key, walk: TabWalk) -> list[QWidget]:
+    stops: list[QWidget] = []
+    first.setFocus(Qt.FocusReason.TabFocusReason)
+    while first not in stops:
+        before = QApplication.focusWidget()
+        if before is None or len(stops) > MOST:
+            walk.traps.append(described(stops[-1] if stops else first))
+            break
+        for _ in range(MOST if isinstance(before, QTextBrowser) else 1):  # which goes from link to link first
+            QTest.keyClick(before, key)
+            if QApplication.focusWidget() is not before:
+                break
+        after = QApplication.focusWidget()
+        if (after is before and after is not first) or after in stops:
+            walk.traps.append(described(before))
+            break
+        if after is not None:
+            QApplication.processEvents()
+            if not is_in_view(after):
+                walk.unseen.append(described(after))
+            stops.append(after)
+        if after is before:  # the only stop
+            break
+    return stops
+
+
+def is_in_view(widget: QWidget) -> bool:
+    """Whether some of a widget lies within all that is around it."""
+    around = [*parents_of(widget), widget.window()]
+    return widget.isVisible() and all(
+        QRect(widget.mapTo(parent, QPoint(0, 0)), widget.size()).intersects(parent.rect()) for parent in around
+    )
+
+
+def parents_of(widget: QWidget) -> list[QWidget]:
+    """The widgets around one, from the inside out, within its window."""
+    parents: list[QWidget] = []
+    while (parent := (parents[-1] if parents else widget).parentWidget()) is not None and not parent.isWindow():
+        parents.append(parent)
+    return parents
+
+
+def has_shortcut(widget: QWidget) -> bool:
+    """Whether an action with keys of its own does what this button does, and its tool tip tells them."""
+    action = widget.defaultAction() if isinstance(widget, QToolButton) else None
+    keys = action.shortcut().toString(action.shortcut().SequenceFormat.NativeText) if action else ""
+    return bool(action and keys and keys in widget.toolTip())
+
+
+def unnamed(stops: Sequence[QWidget]) -> list[str]:
+    """The stops for which a screen reader has no name: neither one of their own, nor a text, nor a label whose buddy they are."""
+    labels = stops[0].window().findChildren(QLabel) if stops else []
+    named = {label.buddy() for label in labels if label.text().strip()}
+    texts = {stop: stop.text() if isinstance(stop, QAbstractButton) else "" for stop in stops}
+    return [
+        described(stop) for stop in stops if not (stop.accessibleName() or texts[stop]).strip() and stop not in named
+    ]
+
+
+def described(widget: QWidget) -> str:
+    text = widget.text() if isinstance(widget, QAbstractButton) else ""
+    return f"{type(widget).__name__} {widget.accessibleName() or text or widget.objectName()}"
