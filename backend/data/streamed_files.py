@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 from backend.data.files import BATCH_ROWS, LINE_LIMIT, PATH, Row, first_line, json_object, ragged, refuse_equal_columns
 from backend.data.row_views import LazyRows
 from backend.spec.faults import Mistake
+from backend.spec.regular_file import open_regular
 from backend.spec.runs.start_progress import LOOKED, telling
 from backend.spec.user_input.paths import reason
 from backend.spec.user_input.text import shown
@@ -28,6 +29,8 @@ from backend.spec.user_input.text import shown
 OFFSET = "Q"
 """Type code of a place in a file: eight bytes."""
 FINDING = "Looking for the rows of"
+READ_AT_ONCE = 1 << 20
+"""Bytes of a file that one pass reads at once."""
 BOM = b"\xef\xbb\xbf"
 _AFTER_A_RETURN = re.compile(rb"(?<=\r)(?!\n)")
 
@@ -42,7 +45,7 @@ class LineRows(LazyRows):
         weakref.finalize(self, os.close, self._file)
         self._stamp = self._written()
         self._starts = array(OFFSET)
-        with open(path, "rb", buffering=1 << 20) as file:
+        with open_regular(path, READ_AT_ONCE) as file:
             columns = self._index(file)
         self._starts.append(self._stamp[1])  # where the last row ends
         super().__init__(columns)
@@ -61,7 +64,7 @@ class LineRows(LazyRows):
 
     def __iter__(self) -> Iterator[Row]:
         """All rows in one pass over the file, which takes half the time of asking for each. Raises Mistake, as `row` does."""
-        with open(self._path, "rb", buffering=1 << 20) as file:
+        with open_regular(self._path, READ_AT_ONCE) as file:
             file.seek(self._starts[0])
             for index in range(len(self)):
                 if index % LOOKED == 0:
@@ -127,7 +130,7 @@ class JsonlRows(LineRows):
             return json_object(line, f"line {self._line_number(index)} of {shown(self._path, PATH)}")
 
     def _line_number(self, index: int) -> int:
-        with self._path.open("rb") as file:
+        with open_regular(self._path) as file:
             starts = (start for start, _ in lines_of(file, self._path))
             return next((number for number, start in enumerate(starts, 1) if start == self._starts[index]), 0)
 

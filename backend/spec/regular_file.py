@@ -18,13 +18,13 @@ from backend.spec.user_input.files import kind_of
 from backend.spec.user_input.text import shown
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """A file opened for reading. Raises OSError as `open` does, and for whatever is not a regular file; never waits."""
+def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
+    """A file opened for reading; `buffering` as in `open`. Raises OSError as `open` does, and for whatever is not a regular file; never waits."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "It is not a file", str(path))
-    return os.fdopen(handle, "rb")
+    return os.fdopen(handle, "rb", buffering)
 
 
 def read_regular(path: Path) -> bytes:

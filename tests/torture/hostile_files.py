@@ -269,7 +269,7 @@ def put(folder: Path, rng: random.Random) -> str:
             (folder / "data").mkdir()
             (folder / "data" / "train-00000-of-00001.parquet").write_bytes(content(rng, ".parquet"))
         return str(folder)
-    odd = rng.randrange(9)
+    odd = rng.randrange(10)
     if odd == 0:
         place.symlink_to(place)
     elif odd == 1:
@@ -289,6 +289,8 @@ def put(folder: Path, rng: random.Random) -> str:
     elif odd == 7:
         os.mkfifo(folder / "train.jsonl")
         return str(folder)
+    elif odd == 9:
+        place.symlink_to(rng.choice(["/proc/kmsg", "/proc/self/environ", "/proc/self/mem"]))
     elif odd == 8:
         return rng.choice(
             [

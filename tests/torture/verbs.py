@@ -185,8 +185,11 @@ def draw(seed: int, place: Place, commands: Mapping[tuple[str, ...], click.Comma
 
 
 def _value(parameter: Any, rng: random.Random, place: Place) -> str:
-    is_number = parameter.type_descriptor.annotation in (int, float)
-    return rng.choice(place.numbers if is_number else place.texts)
+    return rng.choice(place.numbers if takes_number(parameter) else place.texts)
+
+
+def takes_number(parameter: Any) -> bool:
+    return parameter.type_descriptor.annotation in (int, float)
 
 
 def _sound(argument: Any, words: tuple[str, ...], place: Place) -> Path:
