@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from backend.spec import places
 from backend.spec.command import backend_command, backend_environment
+from backend.spec.faults import Mistake
+from backend.spec.user_input.paths import user_path
 
 if TYPE_CHECKING:
     from PySide6.QtWidgets import QApplication
@@ -40,8 +42,14 @@ UPDATES_MS = 5000
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
-    if options.runs_dir:
-        os.environ[places.RUNS_VARIABLE] = str(Path(options.runs_dir).expanduser().resolve())
+    try:
+        if options.runs_dir:
+            os.environ[places.RUNS_VARIABLE] = str(user_path(options.runs_dir, "runs-dir").resolve())
+        for folder in (places.runs_folder, places.preferences_folder):
+            folder()  # the environment may name one that no path is
+    except Mistake as mistake:
+        print(mistake, file=sys.stderr)
+        return 2
     if options.selftest:
         exec_selftest(options.report)
     if options.screenshot:

@@ -19,6 +19,7 @@ from backend.run.distributed.faults import LostRank
 from backend.run.distributed.launching.late_ending import write_late_ending
 from backend.run.distributed.orders import Orders, OrdersFolder, given_orders
 from backend.run.distributed.rank_process import backend_of, delete_own_files
+from backend.run.distributed.worker_signals import leave_stops_to_leader
 from backend.spec.command import shell_line
 from backend.spec.config import load, read
 from backend.spec.faults import Mistake
@@ -50,6 +51,7 @@ def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
             collectives.rank
         ):  # before anything is compiled; rank 0 shares its folder with the other programs of this machine
             kernel_folder.use_own_folder()
+            leave_stops_to_leader()
         channel = open_channel(collectives)
     except (Mistake, OSError) as error:
         mistake = error if isinstance(error, Mistake) else Mistake("hosts", f"The ranks cannot be connected: {error}.")

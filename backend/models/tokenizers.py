@@ -8,6 +8,7 @@ from typing import Any
 from backend.models.mlx_lm_import import import_mlx_lm
 from backend.models.model_folder import check_kinds
 from backend.models.template_probe import check_template
+from backend.models.tokenizer_limits import check_growth
 from backend.spec.faults import Mistake
 from backend.spec.user_input.text import shown
 
@@ -22,6 +23,7 @@ def load_tokenizer(folder: Path, setting: str = "model", eos_token_ids: Any = No
     from mlx_lm.utils import load_tokenizer as load
 
     check_kinds(folder, setting)
+    check_growth(folder, setting)
     try:
         tokenizer = load(folder, tokenizer_config_extra=NO_CODE, eos_token_ids=eos_token_ids)
     except Exception as error:  # transformers raises anything at all for files it cannot read

@@ -14,6 +14,7 @@ This module decides when a pause ends; what "save" and "stop" do is the trainer'
 
 from __future__ import annotations
 
+import shutil
 import signal
 import threading
 import time
@@ -23,9 +24,12 @@ from types import FrameType
 
 from backend.run import stop_signals
 from backend.spec.events import Diary
+from backend.spec.regular_file import open_regular
 from backend.spec.run_folder import RunFolder
 
 WORDS = ("pause", "resume", "save", "stop", "finish-step")
+LONGEST_WORD = 64
+"""Bytes that are read of a control file."""
 PAUSE_POLL_S = 0.1
 
 
@@ -41,11 +45,20 @@ class StopPending(Exception):
 
 
 def read_word(control: Path) -> str:
-    """The word in a control file, which stays there; "" without one."""
+    """The word in a control file, which stays there; "" without one, and for what is no file: a pipe would be waited for, for ever."""
     try:
-        return control.read_text(encoding="utf-8", errors="replace").strip()
+        with open_regular(control) as file:
+            return file.read(LONGEST_WORD).decode(errors="replace").strip()
     except OSError:
         return ""
+
+
+def remove_word(control: Path) -> None:
+    """Delete a control file, and whatever lies in its place. Raises OSError."""
+    if control.is_dir() and not control.is_symlink():
+        shutil.rmtree(control)
+    else:
+        control.unlink(missing_ok=True)
 
 
 class Control:
@@ -85,7 +98,7 @@ class Control:
     def discard_commands(self) -> None:
         """Delete what nobody is going to obey."""
         for leftover in (self.run.control, self.run.control_taken, self.run.change_request):
-            leftover.unlink(missing_ok=True)
+            remove_word(leftover)
 
     def also_look(self, look: Callable[[], None]) -> None:
         """Call this too wherever the run may stop."""
@@ -170,8 +183,8 @@ class Control:
             return "stop"
         try:
             self.run.control.rename(self.run.control_taken)
-            word = self.run.control_taken.read_text(encoding="utf-8", errors="replace").strip()
-            self.run.control_taken.unlink()
+            word = read_word(self.run.control_taken)
+            remove_word(self.run.control_taken)
         except OSError:
             return None
         if word not in WORDS:

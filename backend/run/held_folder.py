@@ -18,7 +18,7 @@ from typing import Literal
 
 from backend.run.control import Stopped
 from backend.spec import file_lock
-from backend.spec.events import Diary
+from backend.spec.events import Diary, JsonLines
 from backend.spec.run_folder import RunFolder
 
 LOOK_EVERY_S = 0.3
@@ -28,36 +28,54 @@ _LONGEST_PATH = 1024
 
 @dataclass(frozen=True, slots=True)
 class FolderPlace:
-    """What became of the folder. `path`: where it is now; of one that is deleted or taken, where it was."""
+    """What became of the folder. `path`: where it is now; of one that is deleted, taken or out of reach, where it was."""
 
-    state: Literal["here", "moved", "deleted", "taken"]
+    state: Literal["here", "moved", "deleted", "out of reach", "taken"]
     path: Path
 
 
 class HeldFolder:
     """`run` is a folder whose lock this process holds, `diary` the file that it alone appends to."""
 
-    def __init__(self, run: RunFolder, diary: Diary, warn: Callable[[str], None]) -> None:
+    def __init__(self, run: RunFolder, diary: Diary, completions: JsonLines, warn: Callable[[str], None]) -> None:
         self._run, self._diary, self._warn = run, diary, warn
+        self._logs = (diary, completions)
         self._folder = os.open(run.path, os.O_RDONLY)
         self._lock = _identity(run.lock)
         self._second_lock: int | None = None
         self._looked = time.monotonic()
 
     def look(self) -> None:
-        """Now and then look where the folder is. Raises Stopped where that is not as it was; `place` tells then."""
+        """Now and then look where the folder is, and whether what is appended to is still found by its name. Raises Stopped where the folder is
+        not as it was; `place` tells then. Raises DiskFault."""
         now = time.monotonic()
         if now - self._looked >= LOOK_EVERY_S:
             self._looked = now
             if (place := self.place()).state != "here":
                 raise Stopped(f"its folder was {place.state}")
+            self._put_back()
+
+    def _put_back(self) -> None:
+        for log in self._logs:
+            if not log.has_its_name():
+                log.take_name_back()
+                self._warn(
+                    f"{log.path.name} was deleted or replaced while the run trains. It was written again as the run knows it."
+                )
 
     def place(self) -> FolderPlace:
         """Where the folder is, and whether it is still this process's."""
-        about = os.fstat(self._folder)
+        try:
+            about = os.fstat(self._folder)
+        except OSError:  # of a disk that is gone, or of a folder that was deleted on a server
+            return FolderPlace("out of reach", self._run.path)
         if (found := _identity(self._run.path)) is None or found != (about.st_dev, about.st_ino):
-            now = _path_of(self._folder) if about.st_nlink else None
-            return FolderPlace("moved", now) if now is not None else FolderPlace("deleted", self._run.path)
+            if about.st_nlink and (now := _path_of(self._folder)) is not None:
+                return FolderPlace("moved", now)
+            is_deleted = not about.st_nlink or _disk_of(self._run.path.parent) == about.st_dev
+            return FolderPlace("deleted" if is_deleted else "out of reach", self._run.path)
+        if not self._run.config.exists() and not self._run.events.exists():
+            return FolderPlace("deleted", self._run.path)  # all that was in it
         return FolderPlace("taken" if self._is_taken() else "here", self._run.path)
 
     def _is_taken(self) -> bool:
@@ -66,7 +84,7 @@ class HeldFolder:
         # Deleted or replaced: what holds this process's lock is a file without a name. Whoever came meanwhile holds the new file, or has
         # ended again and left other lines in the diary.
         handle = file_lock.try_hold(self._run.lock)
-        if handle is None or self._run.events.stat().st_size != self._diary.size:
+        if handle is None or self._has_other_lines():
             if handle is not None:
                 os.close(handle)
             return True
@@ -77,6 +95,12 @@ class HeldFolder:
             "run.lock was deleted while the run trains. It was made again; no other process has taken the run over."
         )
         return False
+
+    def _has_other_lines(self) -> bool:
+        try:
+            return self._run.events.stat().st_size != self._diary.size
+        except OSError:
+            return False  # it was deleted too
 
     def close(self) -> None:
         os.close(self._folder)
@@ -91,6 +115,12 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return about.st_dev, about.st_ino
+
+
+def _disk_of(path: Path) -> int | None:
+    """The device's number; None where there is no such file."""
+    identity = _identity(path)
+    return identity[0] if identity else None
 
 
 def _path_of(folder: int) -> Path | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from backend.run.control import Control, Stopped
 from backend.spec.events import Diary, Event, JsonLines, parse_line, read_events
 from backend.spec.faults import Mistake
-from backend.spec.regular_file import open_regular
+from backend.spec.regular_file import open_regular, refuse_links
 from backend.spec.run_folder import RunFolder, make_run_folder
 from backend.spec.run_lock import hold_lock
 from backend.spec.user_input.files import read_bytes
@@ -121,9 +121,11 @@ class Replay:
 
 
 def replay(source: RunFolder, runs_dir: Path | None = None, name: str = "", speed: float = 1.0) -> Replay:
-    """Prepare a replay in a new folder of `runs_dir`. Raises Mistake where there is nothing to play or the speed is negative."""
+    """Prepare a replay in a new folder of `runs_dir`. Raises Mistake where there is nothing to play, the speed is negative, the name is none,
+    or the run's folder holds a link."""
     if speed < 0:
         raise Mistake("speed", f"The speed is a number above 0, or 0 for at once, not {speed:g}.")
+    refuse_links(source.path)  # a copy would take what they lead to
     Recorded(source).check()
     folder = make_run_folder(name or f"{source.name}-replay", runs_dir, reuse=bool(name))
     hold_lock(folder)  # until the process ends

@@ -196,7 +196,7 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: 
     → the ending as it became: `gpu_retries` is how often a GPU error may be answered by a RESTART, `goes_on` whether the loss of a rank is.
     """
     place = trainer.held.place()
-    if place.state in ("deleted", "taken"):
+    if place.state in ("deleted", "out of reach", "taken"):
         return _without_folder(trainer, place)
     if place.state == "moved" and ending.kind != "finished":
         with contextlib.suppress(Mistake):  # it was begun where the folder is no more
@@ -237,6 +237,11 @@ def _without_folder(trainer: Trainer, place: FolderPlace) -> Ending:
     name, step = place.path.name, trainer.state.step
     if place.state == "deleted":
         sentence = f"run: The folder of the run {name} was deleted while it trained, so step {step} could not be saved."
+    elif place.state == "out of reach":
+        sentence = (
+            f"run: The folder of the run {name} is out of reach, its disk unmounted perhaps, so step {step} could not be saved; resume the "
+            f"run once it is back."
+        )
     else:
         sentence = (
             f"run: Another process trains {name} since its run.lock was deleted; this one ended without writing to it."

@@ -73,7 +73,7 @@ class Trainer:
         self.gpu_errors = GpuErrorLog(run)
         self.keep_awake = KeepAwake(self.warn)
         self.slowdowns = SlowdownWatch(self.note)
-        self.held = HeldFolder(run, diary, self.warn)
+        self.held = HeldFolder(run, diary, self.completions, self.warn)
         self.control = Control(
             run, diary, look=self.held.look, before_pause=self.rest, after_pause=self.keep_awake.start, take_change=self.take_change,
             keep_words=is_restarted,

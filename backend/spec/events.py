@@ -32,6 +32,7 @@ from backend.spec.json_values import json_safe
 from backend.spec.regular_file import open_regular
 from backend.spec.user_input.paths import reason
 from backend.spec.user_input.text import shown
+from backend.spec.whole_file import replace_file
 
 VERSION = 1
 
@@ -98,6 +99,24 @@ class JsonLines:
         except DiskFault as fault:
             self._lost = fault
             raise
+
+    def has_its_name(self) -> bool:
+        """Whether the file is the one that its name leads to: an editor, or a program that keeps folders alike, may have put another there."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except OSError:
+            return False
+
+    def take_name_back(self) -> None:
+        """Write every line anew under the file's name, and go on there. Raises DiskFault."""
+        with writing(self.path):
+            replace_file(self.path, self._blocks())
+            old, self._file = self._file, self.path.open("ab+", buffering=0)
+            old.close()
+
+    def _blocks(self) -> Iterator[bytes]:
+        for start in range(0, self.size, TAIL_BLOCK):
+            yield os.pread(self._file.fileno(), min(TAIL_BLOCK, self.size - start), start)
 
     def close(self) -> None:
         # What fails here has failed in `append` or `sync` before.

@@ -52,7 +52,7 @@ def _hugging_face_home() -> Path:
 
 
 def _expanded(path: str) -> Path:
-    return Path(os.path.expandvars(path)).expanduser()
+    return Path(os.path.expanduser(os.path.expandvars(path)))  # as huggingface_hub does: never raises
 
 
 def snapshot_of(repo: Path) -> Path | None:

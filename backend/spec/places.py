@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
+from backend.spec.user_input.paths import possible_path, user_path
+
 RUNS_VARIABLE = "GRPO_STUDIO_RUNS"
 """Environment variable that moves the runs folder."""
 
@@ -46,22 +48,27 @@ def path_text(path: str) -> str:
 
 
 def runs_folder() -> Path:
-    """The default folder of runs: $GRPO_STUDIO_RUNS, else the platform's folder for application data."""
-    moved = os.environ.get(RUNS_VARIABLE)
-    return Path(moved).expanduser() if moved else _data_folder() / "runs"
+    """The default folder of runs: $GRPO_STUDIO_RUNS, else the platform's folder for application data. Raises Mistake for a variable that names
+    no path."""
+    return _named_by(RUNS_VARIABLE) or _data_folder() / "runs"
 
 
 def preferences_folder() -> Path:
-    """The folder of the window's preferences and stored forms: $GRPO_STUDIO_PREFS, else the platform's folder for application data."""
-    moved = os.environ.get(PREFS_VARIABLE)
-    return Path(moved).expanduser() if moved else _data_folder()
+    """The folder of the window's preferences and stored forms: $GRPO_STUDIO_PREFS, else the platform's folder for application data. Raises
+    Mistake, as `runs_folder` does."""
+    return _named_by(PREFS_VARIABLE) or _data_folder()
+
+
+def _named_by(variable: str) -> Path | None:
+    """The path that an environment variable names; None for one that is not set, or empty. Raises Mistake."""
+    named = os.environ.get(variable)
+    return user_path(named, variable) if named else None
 
 
 def _data_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "GRPO Studio"
-    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(data).expanduser() / "grpo-studio"
+    return (_named_by("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "grpo-studio"
 
 
 def lm_studio_home() -> Path:
@@ -70,8 +77,8 @@ def lm_studio_home() -> Path:
         pointer = (Path.home() / ".lmstudio-home-pointer").read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
         pointer = ""
-    if pointer:
-        return Path(pointer).expanduser()
+    if pointer and (named := possible_path(pointer)) is not None:
+        return named
     old = Path.home() / ".cache" / "lm-studio"
     return old if old.is_dir() else Path.home() / ".lmstudio"
 
@@ -84,4 +91,5 @@ def lm_studio_models() -> Path:
     except (OSError, ValueError, RecursionError):
         settings = {}
     folder = cast("dict[str, Any]", settings).get("downloadsFolder") if isinstance(settings, dict) else None
-    return Path(folder).expanduser() if isinstance(folder, str) and folder else home / "models"
+    named = possible_path(folder) if isinstance(folder, str) and folder else None
+    return home / "models" if named is None else named

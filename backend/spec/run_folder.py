@@ -14,7 +14,7 @@ from backend.spec.faults import Mistake
 from backend.spec.places import runs_folder
 from backend.spec.private_files import make_private_folder, restrict_to_user
 from backend.spec.user_input.files import is_file
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.paths import is_folder_name, user_path
 from backend.spec.user_input.text import shown
 from backend.spec.whole_file import replace_file
 
@@ -181,8 +181,11 @@ def default_run_name(model: str, train_type: str, train_mode: str, now: datetime
 
 def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = False) -> RunFolder:
     """Make a fresh folder for a run. Without `reuse`, a number is added where the name is taken; with it, an existing
-    folder is used unless it holds a diary. Raises Mistake when that is so or nothing can be written there."""
+    folder is used unless it holds a diary. Raises Mistake when that is so, for a name that leads elsewhere or that no folder can have, and
+    where nothing can be written."""
     parent = folder or runs_folder()
+    if not is_folder_name(name):
+        raise Mistake("run_name", f"A run cannot be called {shown(name, 40)}: that is no name of a folder.")
     for number in range(1, 1000):
         run = RunFolder(parent / (name if number == 1 else f"{name}-{number}"))
         try:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from backend.run.checkpoints import checkpoint
-from backend.run.control import Control, Stopped
+from backend.run.control import Control, Stopped, StopPending
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.events import Diary, read_events
 from backend.spec.run_folder import RunFolder
@@ -97,6 +97,33 @@ def test_an_unknown_command_is_noted_and_ignored(run: RunFolder, word: str | byt
     assert not control.stop_requested and not control.save_requested and words(run) == []
     (note,) = read_events(run.events)
     assert note["kind"] == "note" and note["level"] == "warning" and len(note["sentence"]) < 120
+
+
+@pytest.mark.parametrize("what", ["pipe", "endless", "folder"])
+def test_what_is_no_control_file_is_neither_waited_for_nor_in_the_way(run: RunFolder, what: str) -> None:
+    """A pipe that nobody writes hung the run, and a link to an endless file filled its memory."""
+    diary = Diary(run.events)
+    control = Control(run, diary)
+    for _ in range(2):
+        if what == "pipe":
+            os.mkfifo(run.control)
+        elif what == "endless":
+            run.control.symlink_to("/dev/zero")
+        else:
+            run.control.mkdir()
+            (run.control / "inside").touch()
+        control.look_for_stop()
+        control.obey()
+        assert not os.path.lexists(run.control) and not os.path.lexists(run.control_taken)
+    run.control.mkdir()
+    Control(run, diary)  # of the next process
+    assert not run.control.exists()
+    run.say("stop")
+    with pytest.raises(StopPending):
+        control.look_for_stop()
+    with pytest.raises(Stopped):
+        control.obey()
+    diary.close()
 
 
 def test_white_space_around_a_command_is_stripped(run: RunFolder) -> None:

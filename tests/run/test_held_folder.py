@@ -16,10 +16,11 @@ import pytest
 from backend.run import held_folder
 from backend.run.checkpoints import checkpoint
 from backend.run.clone import clone
+from backend.run.held_folder import FolderPlace, HeldFolder
 from backend.run.run_process import train
 from backend.spec import file_lock
 from backend.spec.config import load
-from backend.spec.events import read_events
+from backend.spec.events import Diary, JsonLines, read_events
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
@@ -76,6 +77,59 @@ def test_a_folder_that_is_deleted_ends_the_run_and_does_not_come_back(inputs: Pa
         ending.sentence == "run: The folder of the run mine was deleted while it trained, so step 3 could not be saved."
     )
     assert not run.path.exists()
+
+
+def test_a_folder_that_is_emptied_is_deleted_too(inputs: Path, run: RunFolder) -> None:
+    def empty() -> None:
+        for path in run.path.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    ending = trained(inputs, run, empty, save_every=1)
+    assert (ending.kind, ending.exit_code) == ("failed", 2) and "was deleted while it trained" in ending.sentence
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a_diary_that_loses_its_name_is_written_again(inputs: Path, run: RunFolder, how: str) -> None:
+    """As an editor or a program that keeps folders alike does it; the lines went into a file without a name."""
+
+    def lose() -> None:
+        for path in (run.events, run.completions):
+            text = path.read_bytes()
+            path.unlink()
+            if how == "replaced":
+                path.write_bytes(text[: len(text) // 2])
+
+    ending = trained(inputs, run, lose)
+    assert ending.kind == "finished" and small_run.steps(run) == [1, 2, 3, 4, 5, 6]
+    events = list(read_events(run.events))
+    assert [event["seq"] for event in events] == list(range(len(events))) and events[-1]["kind"] == "finished"
+    told = [event["sentence"] for event in events if "was deleted or replaced" in event.get("sentence", "")]
+    assert [sentence.split()[0] for sentence in told] == ["events.jsonl", "completions.jsonl"]
+    assert len(run.completions.read_bytes().splitlines()) == 6
+
+
+def test_a_folder_whose_disk_is_gone_is_not_said_to_be_deleted(
+    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.path.mkdir(parents=True)
+    diary, completions = Diary(run.events), JsonLines(run.completions)
+    held = HeldFolder(run, diary, completions, print)
+    run.path.rename(run.path.with_name("elsewhere"))
+    assert held.place().state == "moved"
+    with monkeypatch.context() as unmounted:
+        unmounted.setattr(held_folder, "_path_of", lambda handle: None)
+        assert held.place().state == "deleted"
+        unmounted.setattr(held_folder, "_disk_of", lambda path: None)
+        assert held.place() == FolderPlace("out of reach", run.path)
+    os.close(held._folder)  # every call fails, as on a network disk whose server has deleted the folder
+    assert held.place().state == "out of reach"
+    diary.close()
+    completions.close()
+    gone = FolderPlace("out of reach", run.path)
+    ending = trained(inputs, run, lambda: monkeypatch.setattr(HeldFolder, "place", lambda self: gone), save_every=1)
+    assert (ending.kind, ending.exit_code) == ("failed", 2)
+    assert "is out of reach, its disk unmounted perhaps, so step 3 could not be saved" in ending.sentence
+    assert len(ending.sentence) <= 200
 
 
 def test_a_lock_file_that_is_deleted_is_made_again(inputs: Path, run: RunFolder) -> None:

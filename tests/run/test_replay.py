@@ -17,7 +17,7 @@ from backend.__main__ import app
 from backend.run.replay import replay
 from backend.spec.events import Event, read_events
 from backend.spec.faults import Mistake
-from backend.spec.places import project_root
+from backend.spec.places import project_root, runs_folder
 from backend.spec.run_folder import RunFolder
 from backend.spec.runs import archive
 from tests.support.diaries import recording
@@ -135,9 +135,19 @@ def test_mistakes_are_told_in_a_sentence(tmp_path: Path) -> None:
     for arguments, sentence in [
         ((str(source.path), "--speed", "-1"), "The speed is a number above 0, or 0 for at once, not -1."),
         (("nothing-here",), "There is no run nothing-here"),
+        ((str(source.path), "--name", "../elsewhere"), "run_name: A run cannot be called ../elsewhere"),
+        ((str(source.path), "--name", "a\0b"), "run_name: A run cannot be called a\\x00b"),
+        ((str(source.path), "--name", "a\ud800b"), "run_name: A run cannot be called a\\ud800b"),
     ]:
         result = call(*arguments)
         assert result.exit_code == 2 and sentence in result.stderr
+    assert not (tmp_path / "elsewhere").exists() and not (runs_folder().parent / "elsewhere").exists()
+    link = source.path / "completions.jsonl"
+    link.unlink()
+    link.symlink_to("/etc/passwd")
+    with pytest.raises(Mistake, match="is a link"):
+        replay(source, tmp_path)
+    link.unlink()
     source.events.unlink()
     with pytest.raises(Mistake, match="has no diary yet"):
         replay(source, tmp_path)

@@ -243,6 +243,22 @@ def other_template(folder: Path, rng: random.Random) -> None:
     file.write_text(json.dumps(config))
 
 
+def other_growth(folder: Path, rng: random.Random) -> None:
+    """A tokenizer that makes texts longer, or much longer, before it cuts them or after it has put them together."""
+    file = folder / "tokenizer.json"
+    parts = json.loads(beginning(file))
+    pattern = rng.choice(
+        [{"String": "a"}, {"String": ""}, {"String": " "}, {"Regex": "a*"}, {"Regex": "."}, {"Regex": "(a+)+$"}, 3]
+    )
+    step = {"type": "Replace", "pattern": pattern, "content": rng.choice(["", "a", "aa", "a" * 5000])}
+    steps = [rng.choice([step, {"type": "Prepend", "prepend": "x" * rng.choice([1, 3000])}])] * rng.choice(
+        [1, 3, 40, 3000]
+    )
+    name = rng.choice(["normalizer", "decoder"])
+    parts[name] = rng.choice([{"type": "Sequence", f"{name}s": steps}, steps[0]])
+    file.write_text(json.dumps(parts))
+
+
 def other_index(folder: Path, rng: random.Random) -> None:
     files = [
         "model.safetensors",
@@ -271,6 +287,7 @@ def break_it(folder: Path, adapter: Path, rng: random.Random) -> None:
         (8, lambda: other_architecture(folder, rng)),
         (5, lambda: other_template(folder, rng)),
         (5, lambda: other_index(folder, rng)),
+        (5, lambda: other_growth(folder, rng)),
         (5, lambda: break_json(adapter / "adapter_config.json", rng)),
         (3, lambda: break_header(adapter / "adapters.safetensors", rng)),
         (

@@ -74,7 +74,6 @@ def refusals_for(network: bool, attributes: bool) -> Iterator[Refusal]:
     yield Refusal("socket", errno.EACCES, 0, families, unless=True)
     # Process 0 is the caller.
     yield from (Refusal(call, argument=0, values=(0,), unless=True) for call in ("prlimit64", "sched_setaffinity"))
-    yield Refusal("setpriority", argument=1, values=(0,), unless=True)
     yield Refusal("clone", argument=0, values=(0,), unless=True, mask=_NEW_NAMESPACE_FLAGS)
     yield Refusal("ioctl", argument=1, values=(_TIOCSTI, _TIOCLINUX))
 

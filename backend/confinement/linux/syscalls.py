@@ -71,6 +71,7 @@ FORBIDDEN = (
         "sched_setscheduler",
         "sched_setparam",
         "sched_setattr",
+        "setpriority",  # process 0 of PRIO_USER are all of the user's
     ),
     # what all processes of a user share: keys, System V's memory, semaphores and queues, POSIX's queues
     *("keyctl", "add_key", "request_key", "shmget", "shmat", "shmctl", "semget", "semctl", "semop", "semtimedop"),

@@ -12,7 +12,7 @@ import threading
 from types import FrameType
 
 from backend.run import stop_signals
-from backend.run.control import read_word
+from backend.run.control import read_word, remove_word
 from backend.spec.disk_faults import DiskFault
 from backend.spec.run_folder import RunFolder
 
@@ -30,7 +30,7 @@ class SweepCommands:
         self._process = process
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="sweep commands", daemon=True)
-        process.control.unlink(missing_ok=True)  # for a process that is no more
+        remove_word(process.control)  # for a process that is no more
 
     def listen(self) -> None:
         """To be called in the main thread, as `signal.signal` requires."""
@@ -60,7 +60,8 @@ class SweepCommands:
     def _watch(self) -> None:
         while not self._ended.wait(POLL_S):
             word = read_word(self._process.control)
-            self._process.control.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                remove_word(self._process.control)
             if word == "stop":
                 self._stop("the sweep was asked to stop")
             elif word in ("pause", "resume"):
