@@ -8,12 +8,17 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
+from backend.cli.exit_codes import STOPPED
 from backend.cli.run_log import say
+from backend.run.control import StopPending, do_nothing, look_for_stop_word, remove_word
 from backend.run.machine.gpu_timeout import relax_gpu_timeout
 from backend.spec.config import SETTINGS, TEXTS, Config, beside, dump, parse, read
 from backend.spec.disk_faults import DiskFault
@@ -49,14 +54,17 @@ class PreparedRun:
     """Sentences for its diary."""
 
 
-def check_settings(raw: Mapping[str, Any], runs_dir: Path | None = None) -> tuple[Config, RunInputs]:
-    """The settings, and what was read to check them. Raises Mistake with all faults of them and of what they point to."""
+def check_settings(
+    raw: Mapping[str, Any], runs_dir: Path | None = None, look: Callable[[], None] = do_nothing
+) -> tuple[Config, RunInputs]:
+    """The settings, and what was read to check them. `look` is called now and then where that takes long. Raises Mistake with all faults of the
+    settings and of what they point to."""
     settings = parse(raw)
     relax_gpu_timeout(settings)  # before the import below, which imports mlx
     from backend.run.preflight import preflight
-    from backend.spec.runs.start_progress import progress_told_to
+    from backend.spec.runs.start_progress import looking_on_the_way, progress_told_to
 
-    with progress_told_to(lambda sentence: say(sentence, sys.stderr)):
+    with progress_told_to(lambda line: say(line, sys.stderr)), looking_on_the_way(look):
         return settings, preflight(raw, runs_dir=runs_dir)
 
 
@@ -80,9 +88,9 @@ def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> Pre
 
 def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
     """A folder that the window has made, with config.yaml inside and no diary yet. Raises Mistake, also for reward files that were never
-    allowed here, unless `allow_code`.
+    allowed here, unless `allow_code`. Exits with STOPPED where the run is told to stop meanwhile.
 
-    Faults of its settings are written to the diary too, because the window sees nothing but the folder.
+    Faults of its settings, and a stop, are written to the diary too, because the window sees nothing but the folder.
     """
     folder = RunFolder(Path(os.path.realpath(user_path(str(path), "run"))))
     if not folder.config.is_file():
@@ -91,17 +99,28 @@ def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
         raise Mistake("run", f"The run {folder.name} has a diary already; resume it, or start another.")
     # From now on, so that nobody takes a process that goes through a large dataset for one that has ended.
     lock = hold_lock(folder)
+    remove_word(folder.control)  # of a process that is no more
     try:
         raw = with_adapter(read(folder.config), folder.path.parent)
         require_allowed(raw, allow=allow_code)
-        return PreparedRun(folder, *check_settings(raw, folder.path), lock=lock)
+        return PreparedRun(folder, *check_settings(raw, folder.path, partial(look_for_stop_word, folder)), lock=lock)
     except Mistake as mistake:
-        diary = Diary(folder.events)
-        sentence = " ".join(fault.sentence for fault in mistake.faults)
-        diary.write("failed", step=0, reason="failed", sentence=sentence)
-        diary.close()
-        os.close(lock)
+        _end_before_start(folder, lock, "failed", " ".join(fault.sentence for fault in mistake.faults))
         raise
+    except StopPending:
+        sentence = "Stopped before its first step, while its settings and data were checked."
+        _end_before_start(folder, lock, "stopped", sentence)
+        say(sentence, sys.stderr)
+        raise typer.Exit(STOPPED) from None
+
+
+def _end_before_start(folder: RunFolder, lock: int, kind: str, sentence: str) -> None:
+    """Write the diary's only line, and let go of the run."""
+    remove_word(folder.control)
+    diary = Diary(folder.events)
+    diary.write(kind, step=0, reason=kind, sentence=sentence)
+    diary.close()
+    os.close(lock)
 
 
 def apply_changes(raw: dict[str, Any], changes: list[str]) -> dict[str, Any]:

@@ -40,8 +40,9 @@ class Stopped(Exception):
     """Raised out of a step that is given up: the trainer then saves the last finished one."""
 
 
-class StopPending(Exception):
-    """A stop has come that is not obeyed yet: raised out of a wait that it ends, in whatever thread that is."""
+class StopPending(BaseException):
+    """A stop has come that is not obeyed yet: raised out of a wait that it ends, in whatever thread that is. No Exception: whatever those are
+    that come of reading somebody's data, they are taken for faults of the data."""
 
 
 def read_word(control: Path) -> str:
@@ -51,6 +52,12 @@ def read_word(control: Path) -> str:
             return file.read(LONGEST_WORD).decode(errors="replace").strip()
     except OSError:
         return ""
+
+
+def look_for_stop_word(run: RunFolder) -> None:
+    """Raises StopPending where the control file says so."""
+    if read_word(run.control) == "stop":
+        raise StopPending
 
 
 def remove_word(control: Path) -> None:
@@ -66,8 +73,8 @@ class Control:
     `finish_step_requested` too: to stop once the step in flight is done.
 
     `look` is called wherever the run may stop, and may raise Stopped. `take_change` is called where a change of settings is asked for,
-    and takes the request. `before_pause` and `after_pause` are called at the two ends of a pause. `keep_words`: the program before this
-    one, in the same process, has handed the run on, and a word that came in between is for this one.
+    and takes the request. `before_pause` and `after_pause` are called at the two ends of a pause. `keep_words`: the run
+    was locked for this process before, by it or by the program that handed the run on, and a word that is there is for this one.
     """
 
     def __init__(
@@ -134,8 +141,9 @@ class Control:
 
     def look_for_stop(self) -> None:
         """Raises StopPending where a stop has come. It takes no command, so any thread may call it, and a wait that only a stop should end."""
-        if self._signal is not None or read_word(self.run.control) == "stop":
+        if self._signal is not None:
             raise StopPending
+        look_for_stop_word(self.run)
 
     def obey_signal(self) -> None:
         """Raises Stopped where a stop signal has come that was not obeyed yet."""

@@ -67,6 +67,7 @@ def train(
     # An flock, which the kernel releases however this process ends. It is held before the checkpoint is read and the files
     # are truncated, so that two processes never append to one diary.
     inherited = inherited_lock(run)
+    keep_words = inherited is not None or lock is not None  # commands that came since the run was locked
     if lock is None:
         lock = hold_lock(run) if inherited is None else inherited
     trackers = RunTrackers(run)
@@ -75,9 +76,7 @@ def train(
         # Those of the program before this one, in this process, follow the run still.
         tracks = inherited is None
         while True:
-            trainer, saved = open_run(
-                config, run, echo, changes=changes, is_restarted=inherited is not None, notes=notes
-            )
+            trainer, saved = open_run(config, run, echo, changes=changes, keep_words=keep_words, notes=notes)
             if tracks:
                 trackers.start(config.report_to, trainer.note)
                 tracks = False
@@ -90,7 +89,7 @@ def train(
                 break
             trainer.close()
             notes.append(set_aside(damaged))
-            changes = None  # recorded already
+            changes, keep_words = None, True  # recorded already; meant for this process
         ending = end_run(trainer, ending, config.retry_on_gpu_error if may_restart else 0, goes_on=goes_on)
         if ending.kind == RESTART:
             hand_on_lock(os.dup(lock))
@@ -158,14 +157,14 @@ def open_run(
     echo: Callable[[Any], None] | None = None,
     *,
     changes: Mapping[str, Any] | None = None,
-    is_restarted: bool = False,
+    keep_words: bool = False,
     shared: SharedParts | None = None,
     notes: Sequence[str] = (),
 ) -> tuple[Trainer, checkpoint.Checkpoint | None]:
     """A trainer for a run whose lock this process holds, and the checkpoint to begin from, to which the run's files are cut back.
 
     It is the newest that is as it was written; what is newer is set aside, and that is said in the diary, after the warnings `notes`.
-    `changes` as in `train`; raises Mistake as it does, for a run of a newer version, and where no checkpoint is whole.
+    `keep_words` as in `Control`, `changes` as in `train`; raises Mistake as it does, for a run of a newer version, and where no checkpoint is whole.
     """
     check_format(run)
     saved, damaged = newest_whole(run)
@@ -178,7 +177,7 @@ def open_run(
         notes.append(sentence)
     settings = steering.config_at(saved.state.step if saved else 0)
     checkpoint.rotate(run, settings.keep_checkpoints)  # which a process that was killed may not have come to
-    trainer = Trainer(settings, run, Diary(run.events, echo), steering, is_restarted=is_restarted)
+    trainer = Trainer(settings, run, Diary(run.events, echo), steering, keep_words=keep_words)
     trainer.shared = shared
     for sentence in notes:
         trainer.warn(sentence)

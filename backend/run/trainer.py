@@ -40,6 +40,7 @@ from backend.run.token_data import recorded_tokens
 from backend.spec.config import Config
 from backend.spec.events import Diary, JsonLines, read_events
 from backend.spec.run_folder import RunFolder
+from backend.spec.runs.start_progress import looking_on_the_way
 from backend.spec.runs.steering import Change
 from backend.training.batch import completion_metrics
 from backend.training.variety import variety_metrics
@@ -58,10 +59,9 @@ class Trainer:
     """What the run has in common with others of this process, which has its signals for all of them then."""
 
     def __init__(
-        self, config: Config, run: RunFolder, diary: Diary, steering: Steering, *, is_restarted: bool = False
+        self, config: Config, run: RunFolder, diary: Diary, steering: Steering, *, keep_words: bool = False
     ) -> None:
-        """`config`: the settings of the checkpoint's step. `is_restarted`: the program before this one, in the same process, has handed
-        the run on (`backend.run.run_process`)."""
+        """`config`: the settings of the checkpoint's step. `keep_words`: as in `Control`."""
         self.config = config
         """The settings of the present step."""
         self.steering = steering
@@ -76,7 +76,7 @@ class Trainer:
         self.held = HeldFolder(run, diary, self.completions, self.warn)
         self.control = Control(
             run, diary, look=self.held.look, before_pause=self.rest, after_pause=self.keep_awake.start, take_change=self.take_change,
-            keep_words=is_restarted,
+            keep_words=keep_words,
         )  # fmt: skip
         self.room = RoomForSaving(run, diary, self.control)
         self.state = TrainingState()
@@ -226,7 +226,8 @@ class Trainer:
         self.keep_awake.start()
         maybe_set_recommended_wired_limit()  # on a Mac, keeps memory in use from being paged out; elsewhere it does nothing
         stages = self.steering.stage_configs()
-        parts = self.load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, self.shared, stages)
+        with looking_on_the_way(self.control.look_for_stop):
+            parts = self.load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, self.shared, stages)
         if saved is not None:
             parts.restore(saved, self.note)
             refresh_adapters(self.folder, saved, parts.policy, self.config)

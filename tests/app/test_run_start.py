@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
 from app.model.runs import start_log
 from app.model.runs.run import Run
@@ -120,3 +122,24 @@ def test_lines_that_every_run_prints_are_nobodys_last_words(folder: RunFolder) -
     assert problem_of("crashed", None, 4, folder).endswith(
         "Its last words: libc++abi: terminating due to an uncaught exception"
     )
+
+
+def test_a_stop_while_the_rows_are_checked_ends_the_run(folder: RunFolder, monkeypatch, qapp) -> None:
+    """It was obeyed when the check was over, minutes later."""
+    run = Run(folder)
+
+    def check(raw: object, runs_dir: object, look: Callable[[], None]) -> None:
+        look()
+        run.send("stop")
+        try:
+            look()
+        except Exception as error:  # as readers of data do
+            raise new_run.Mistake("data", "The rows cannot be read.") from error
+
+    monkeypatch.setattr(new_run, "check_settings", check)
+    with pytest.raises(typer.Exit) as ended:
+        new_run.prepared_run(folder.path)
+    run.poll()
+    assert ended.value.exit_code == 3 and run.state == "stopped" and not folder.is_locked()
+    assert not folder.control.exists()
+    run.close()

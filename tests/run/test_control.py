@@ -15,9 +15,13 @@ import pytest
 
 from backend.run.checkpoints import checkpoint
 from backend.run.control import Control, Stopped, StopPending
+from backend.run.run_process import train
 from backend.spec.command import backend_command, backend_environment
+from backend.spec.config import parse
 from backend.spec.events import Diary, read_events
 from backend.spec.run_folder import RunFolder
+from backend.spec.run_lock import hold_lock
+from backend.spec.runs.start_progress import tell
 from tests.support import small_run
 
 
@@ -198,6 +202,30 @@ def test_a_stopped_run_has_saved_its_last_finished_step(inputs: Path, run: RunFo
     saved = checkpoint.newest(run)
     assert saved and saved.state.step == ending.step == saved.state.updates == saved.state.cursor
     assert (run.adapters / "adapters.safetensors").exists() and not run.is_locked()
+
+
+def test_a_stop_while_a_run_loads_waits_for_nothing_that_says_how_far_it_has_come(inputs: Path, run: RunFolder) -> None:
+    def load(*_: Any) -> Any:
+        run.say("stop")
+        try:
+            tell("Reading rows.jsonl")
+        except Exception as error:  # as readers of data do
+            raise AssertionError("taken for a fault of the data") from error
+
+    settings = small_run.settings_for(inputs)
+    small_run.write_config(run.config, settings)
+    ending = train(parse(settings), run, command="a test", load=load)
+    assert (ending.kind, ending.step, ending.exit_code) == ("stopped", 0, 3) and words(run) == ["stop"]
+
+
+def test_a_word_that_came_since_the_run_was_locked_is_obeyed(inputs: Path, run: RunFolder) -> None:
+    """By `train --run`, which locks the run before it checks the data."""
+    settings = small_run.settings_for(inputs)
+    small_run.write_config(run.config, settings)
+    lock = hold_lock(run)
+    run.say("stop")
+    ending = train(parse(settings), run, command="a test", lock=lock)
+    assert (ending.kind, ending.step) == ("stopped", 0) and words(run) == ["stop"] and not run.is_locked()
 
 
 def test_a_requested_save_is_a_checkpoint_of_the_step_that_was_running(inputs: Path, run: RunFolder) -> None:

@@ -68,6 +68,20 @@ def progress_told_to(listener: Callable[[str], None]) -> Generator[None]:
         _listener.reset(token)
 
 
+@contextmanager
+def looking_on_the_way(look: Callable[[], None]) -> Generator[None]:
+    """Have `look` called in this thread after each line too, so that what it raises ends the work."""
+    listener = _listener.get()
+
+    def hear(line: str) -> None:
+        if listener is not None:
+            listener(line)
+        look()
+
+    with progress_told_to(hear):
+        yield
+
+
 def tell(doing: str) -> None:
     """Say that something begins which cannot tell how far it has come."""
     if (listener := _listener.get()) is not None:
