@@ -58,6 +58,9 @@ def test_the_window_spans_updates_and_forgets_older_steps() -> None:
     schedule.observe(5, {"a": 0.0})
     schedule.observe(6, {"a": 0.0})  # the ones are out of the window
     assert schedule.at(7) == [2.0 * 0.9 * 1.2, 1.0]
+    schedule.observe(7, {"a": 0.0})
+    schedule.observe(8, {"a": 0.5})  # and the zeros before it are not
+    assert schedule.at(9) == pytest.approx([2.0 * 0.9 * 1.2 * 1.2, 1.0])
 
 
 def test_the_weight_of_a_function_without_an_opinion_is_kept() -> None:
