@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:  # the process of the reward functions needs this module, and not the parser of rows
-    from backend.spec.completion_rows import Stop
+from backend.spec.completion_stops import Stop
 
 
 @dataclass(slots=True)

@@ -25,6 +25,8 @@ from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import locate_reward_file, not_in_file, parse_reward_file, rewards_in_file
 from backend.spec.user_input.text import shown
 
+DECORATORS = ("register_reward_function", "register_map_function")
+
 
 @dataclass(frozen=True, slots=True)
 class RewardFile:
@@ -106,7 +108,14 @@ def _run(tree: ast.Module, path: Path, module: ModuleType, setting: str) -> None
     try:
         exec(compile(tree, str(path), "exec", dont_inherit=True), vars(module))
     except BaseException as error:  # whatever a stranger's file raises, it is one that cannot be loaded
-        raise Mistake(setting, f"{shown(path.name, 40)} cannot be loaded: {describe_error(error, path)}.") from error
+        sentence = f"{shown(path.name, 40)} cannot be loaded: {describe_error(error, path)}."
+        raise Mistake(setting, sentence + _advice(error)) from error
+
+
+def _advice(error: BaseException) -> str:
+    """What to add where a decorator of ours was not imported; else nothing."""
+    name = error.name if isinstance(error, NameError) else ""
+    return f" Begin the file with “from backend.rewards import {name}”." if name in DECORATORS else ""
 
 
 def _notes(path: Path, functions: dict[str, RewardCallable]) -> dict[str, str]:

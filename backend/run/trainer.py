@@ -373,12 +373,15 @@ class Trainer:
         self.saver.move_to(folder)
 
     def close(self) -> None:
-        """Let the machine sleep, and close threads and files."""
+        """Let the machine sleep, close threads and files, and let go of the model."""
         self.keep_awake.stop()
         for part in (self.held, self.timer, self.saver):
             part.close()
         if self.has_parts:
             self.parts.close()
+            del (
+                self.parts
+            )  # what mlx has compiled of them may refer to the trainer, in a cycle that Python does not see
         for log in (self.diary, self.completions):
             log.close()
 

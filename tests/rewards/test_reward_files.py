@@ -192,6 +192,17 @@ def test_an_exception_while_loading_names_the_line_and_registers_nothing(write) 
         get_reward_function("half")
 
 
+def test_a_decorator_that_was_not_imported_is_told_with_the_line_that_is_missing(write) -> None:
+    path = write("""
+        @register_reward_function("half")
+        def half(completions): return [0] * len(completions)
+    """)
+    assert sentence_of(path) == (
+        "mine.py cannot be loaded: NameError: name 'register_reward_function' is not defined (mine.py, line 2). "
+        "Begin the file with “from backend.rewards import register_reward_function”."
+    )
+
+
 def test_a_file_that_calls_sys_exit_does_not_end_the_process(write) -> None:
     assert "SystemExit: 1 (mine.py, line 2)" in sentence_of(write("import sys\nsys.exit(1)\n"))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 
 from backend.run.checkpoints import checkpoint
 from backend.run.control import Control, Stopped, StopPending
+from backend.run.parts import load_parts
 from backend.run.run_process import train
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.config import parse
@@ -226,6 +229,23 @@ def test_a_word_that_came_since_the_run_was_locked_is_obeyed(inputs: Path, run: 
     run.say("stop")
     ending = train(parse(settings), run, command="a test", lock=lock)
     assert (ending.kind, ending.step) == ("stopped", 0) and words(run) == ["stop"] and not run.is_locked()
+
+
+def test_a_stopped_run_lets_go_of_its_model(inputs: Path, run: RunFolder) -> None:
+    """A program that trains another one afterwards would hold both."""
+    policies: list[weakref.ref[Any]] = []
+
+    def load(*given: Any) -> Any:
+        parts = load_parts(*given)
+        policies.append(weakref.ref(parts.policy))
+        return parts
+
+    settings = small_run.settings_for(inputs, iters=500)
+    small_run.write_config(run.config, settings)
+    ending = train(parse(settings), run, command="a test", load=load, echo=after(run, 1, "stop"))
+    assert ending.kind == "stopped" and ending.step >= 1
+    gc.collect()
+    assert [policy() for policy in policies] == [None]
 
 
 def test_a_requested_save_is_a_checkpoint_of_the_step_that_was_running(inputs: Path, run: RunFolder) -> None:

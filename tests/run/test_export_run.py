@@ -528,7 +528,8 @@ def test_a_missing_lm_studio_is_refused_and_not_created(
         (home / ".lmstudio" / "settings.json").write_text(json.dumps({"downloadsFolder": str(models)}))
     with pytest.raises(Mistake, match="LM Studio was not found") as caught:
         export(run, "lmstudio", "mine")
-    assert caught.value.faults[0].setting == "lm_studio" and str(models) in caught.value.faults[0].sentence
+    (fault,) = caught.value.faults
+    assert fault.setting == "lm_studio" and f"/{models.parent.name}/models;" in fault.sentence
     assert not models.parent.exists()
 
 

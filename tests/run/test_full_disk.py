@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from backend.spec.run_disk_use import run_bytes
 from backend.spec.run_folder import RunFolder
 from tests.support import small_run
 
-FULL = OSError(errno.ENOSPC, "No space left on device")
+FULL = partial(OSError, errno.ENOSPC, "No space left on device")
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def test_a_line_that_cannot_be_written_ends_the_run_with_a_sentence_and_resuming
         count += Path(file.name).name == name
         if Path(file.name).name == name and count == nth:
             write_all(file, data[:7])
-            raise FULL
+            raise FULL()
         write_all(file, data)
 
     with monkeypatch.context() as patch:
@@ -103,7 +104,7 @@ def test_where_the_last_line_cannot_be_written_either_the_ending_says_so_and_the
         count += self.path == run.events
         if self.path == run.events and count > 9:
             with events_module.writing(self.path):
-                raise FULL
+                raise FULL()
         append(self, value)
 
     with monkeypatch.context() as patch:
@@ -140,7 +141,7 @@ def test_a_model_that_cannot_be_written_leaves_the_old_one(
     (run.model / "config.json").write_text("old")
 
     def full(*_: Any) -> None:
-        raise FULL
+        raise FULL()
 
     with monkeypatch.context() as patch:
         patch.setattr(saving, "write_model", full)
