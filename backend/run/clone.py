@@ -30,7 +30,7 @@ from backend.spec.disk_faults import cause, is_of_mlx
 from backend.spec.events import Diary
 from backend.spec.faults import Fault, Mistake
 from backend.spec.other_programs.translation import translate
-from backend.spec.private_files import make_private_folder
+from backend.spec.private_files import restrict_to_user
 from backend.spec.regular_file import require_plain_files
 from backend.spec.run_folder import RunFolder
 from backend.spec.runs.changeable import STAGE_OWN
@@ -141,8 +141,8 @@ def clone(
     try:
         # Of one name for one clone: the next one clears what a killed one has left.
         with staging_folder(folder.path.parent, folder.path, "clone") as staging:
-            draft = RunFolder(staging / "new")
-            make_private_folder(draft.path)
+            draft = RunFolder(staging)  # itself, so that nothing is left of it once it has its name
+            restrict_to_user(draft.path)
             if reference == "clone":
                 after = _with_own_reference(parent, saved, after, draft, folder)
             changed = _changed(before, after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,16 @@ def test_a_clone_is_on_disk_before_it_has_its_name(
     synced = synced_before_renames(monkeypatch, tmp_path / "mine")
     made = clone(parent, "3", runs_dir=tmp_path, name="mine")
     assert synced >= {path.stat().st_ino for path in [made.path, *made.path.rglob("*")]}
+
+
+def test_once_a_clone_has_its_name_nothing_of_its_making_is_left(
+    parent: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was killed right then left an empty hidden folder."""
+    beside: list[str] = []
+    monkeypatch.setattr("backend.run.clone.sync", lambda folder: beside.extend(path.name for path in folder.iterdir()))
+    made = clone(parent, "3", runs_dir=tmp_path, name="mine")
+    assert beside == ["mine"] and stat.S_IMODE(made.path.stat().st_mode) == 0o700
 
 
 # ── lineage ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -31,7 +31,14 @@ from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import LOCK_VARIABLE
 from backend.spec.sweeps.sweep import SweepPlan
 from backend.spec.sweeps.sweep_file import parse_sweep
-from backend.spec.sweeps.sweep_results import SweepFolder, SweepResults, make_runs, make_sweep, read_results
+from backend.spec.sweeps.sweep_results import (
+    SweepFolder,
+    SweepResults,
+    make_runs,
+    make_sweep,
+    read_results,
+    write_results,
+)
 from backend.training.learner import Learner
 from tests.support import failing_gpu, small_run
 from tests.support.random_models import tiny_model
@@ -223,6 +230,15 @@ def test_full_runs_that_are_given_up_while_parked_are_stopped_and_keep_their_mod
     run = folder.run(given_up.run)
     assert list(read_events(run.events))[-1]["kind"] == "stopped"
     assert (run.model / "config.json").is_file()
+    (best,) = [each.runs[0] for each in results.configurations if each.runs[0].state == "finished"]
+    said, best.state, best.sentence = (
+        best.sentence,
+        "training",
+        "",
+    )  # the sweep was killed as this run's diary had ended
+    write_results(folder, results)
+    _, again = train(plan, folder)
+    assert (again.run(best.run).state, again.run(best.run).sentence) == ("finished", said) and said
 
 
 def test_full_runs_that_are_parked_when_the_sweep_stops_can_go_on(tmp_path: Path) -> None:

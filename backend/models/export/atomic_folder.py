@@ -36,10 +36,12 @@ def staging_folder(parent: Path, target: Path, made_by: str = "export") -> Itera
         try:
             yield folder
         finally:
-            # The model is in its place, or what went wrong is on its way up: what cannot be deleted now, the next export deletes.
+            # The model is in its place, or what went wrong is on its way up: what cannot be deleted now, the next export deletes. Where the
+            # folder itself was moved to its place, one of this name is another process's.
             with contextlib.suppress(OSError):
-                _clear_staging(folder, target)
-                folder.rmdir()
+                if file_lock.leads_to(folder, lock):
+                    _clear_staging(folder, target)
+                    folder.rmdir()
     finally:
         os.close(lock)
 

@@ -167,6 +167,7 @@ class Sweep:
         if not last or last[-1]["kind"] != "finished":
             return False
         run.result.state, run.result.step = "finished", last[-1]["step"]
+        run.result.sentence = str(last[-1].get("sentence", ""))
         self._read_value(run)
         return True
 
