@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from backend.spec import places
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.faults import Mistake
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.paths import resolved, user_path
 
 if TYPE_CHECKING:
     from PySide6.QtWidgets import QApplication
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     try:
         if options.runs_dir:
-            os.environ[places.RUNS_VARIABLE] = str(user_path(options.runs_dir, "runs-dir").resolve())
+            os.environ[places.RUNS_VARIABLE] = str(resolved(user_path(options.runs_dir, "runs-dir")))
         for folder in (places.runs_folder, places.preferences_folder):
             folder()  # the environment may name one that no path is
     except Mistake as mistake:

@@ -19,6 +19,7 @@ from backend.spec import places
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder
 from backend.spec.runs.steering import changed_values, read_changes
+from backend.spec.user_input.paths import resolved
 
 FORM = "form"
 """The cause of messages about what was done to the whole form."""
@@ -72,7 +73,7 @@ class FormSession(QObject):
 
     def load_config(self, path: Path) -> None:
         """Open a YAML file in the form. If it cannot be read, the form stays unchanged, and a message says why."""
-        path = Path(path).resolve()
+        path = resolved(Path(path))
         if self._load_form(path):
             self.prefs.remember(path)
             self.messages.say(f"Opened {path.name}{self._words_read()}", FORM, self.while_form_stays())

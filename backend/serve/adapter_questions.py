@@ -8,6 +8,7 @@ from typing import Any
 from backend.models.peft.importing import import_adapter as carry
 from backend.serve.question_call import QuestionCall
 from backend.spec.runs.adapter_source import imported_folder
+from backend.spec.user_input.paths import resolved
 
 
 def import_adapter(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
@@ -17,6 +18,6 @@ def import_adapter(request: dict[str, Any], call: QuestionCall) -> dict[str, Any
         call.check()
         call.report({"sentence": sentence, "done": done})
 
-    folder = Path(request["folder"]).resolve()
+    folder = resolved(Path(request["folder"]))
     imported = carry(folder, request["model"], imported_folder(folder), overwrite=True, progress=report)
     return {"path": str(imported.path), "sentences": imported.sentences()}

@@ -18,6 +18,7 @@ from backend.spec.checks import cross_setting_faults
 from backend.spec.exports import PUBLISHER
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder
+from backend.spec.user_input.paths import resolved
 
 
 class Destination(Protocol):
@@ -86,7 +87,7 @@ def in_lm_studio(place: Place) -> Destination:
 
 def in_folder(place: Place) -> Destination:
     """`folder`/name; without a folder the run's own fused/. Raises Mistake for a name that no folder can have."""
-    target = place.folder.expanduser().resolve() / safe_name(place.name) if place.folder else place.run.fused
+    target = resolved(place.folder.expanduser()) / safe_name(place.name) if place.folder else place.run.fused
     return OnDisk(target, atomic_folder.nearest_existing(target.parent), place.overwrite)
 
 
@@ -126,7 +127,7 @@ def lm_studio_root() -> Path:
     """
     root, home = places.lm_studio_models(), places.lm_studio_home()
     if root.is_dir() or (root == home / "models" and home.is_dir()):
-        return root.resolve()
+        return resolved(root)
     raise Mistake(
         "lm_studio",
         f"LM Studio was not found: there is no folder {root}; start LM Studio once, attach the disk that holds its "

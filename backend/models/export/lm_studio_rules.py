@@ -14,6 +14,7 @@ from backend.models.model_folder import read_object
 from backend.spec import places
 from backend.spec.faults import Fault, Mistake
 from backend.spec.safetensors import BrokenFile, read_header_and_metadata
+from backend.spec.user_input.paths import resolved
 
 INDEX = "model.safetensors.index.json"
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "*.tiktoken")
@@ -41,7 +42,7 @@ def warnings(folder: Path) -> list[Fault]:
 
 def _layout(folder: Path) -> Iterator[Fault]:
     """Inside LM Studio's models folder: <publisher>/<model>, no deeper, no hidden name."""
-    root, folder = places.lm_studio_models().resolve(), folder.resolve()
+    root, folder = resolved(places.lm_studio_models()), resolved(folder)
     if not folder.is_relative_to(root):
         return
     parts = folder.relative_to(root).parts

@@ -17,7 +17,7 @@ from backend.spec.distributed.hosts_file import HOSTS_LIMIT, Host, HostsFile, re
 from backend.spec.faults import Mistake
 from backend.spec.trust_record import TrustRecord
 from backend.spec.user_input.files import read_bytes
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.paths import resolved, user_path
 from backend.spec.user_input.text import shown
 
 _ENTRY = "hosts"
@@ -90,6 +90,6 @@ def require_hosts(name: str) -> None:
 
 
 def _read(name: str) -> HostsToAllow:
-    path = user_path(name, "hosts").resolve()
+    path = resolved(user_path(name, "hosts"))
     fingerprint = hashlib.sha256(read_bytes(path, "hosts", HOSTS_LIMIT)).hexdigest()
     return HostsToAllow(path, fingerprint, read_hosts(path), changed=False)

@@ -18,7 +18,7 @@ from backend.spec.places import runs_folder
 from backend.spec.run_folder import RunFolder, find_run
 from backend.spec.user_input.documents import read_json
 from backend.spec.user_input.files import is_file, is_folder
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.paths import resolved, user_path
 from backend.spec.user_input.text import shown
 from backend.spec.weight_choices import find_choice
 
@@ -75,12 +75,12 @@ def peft_folder(text: str) -> Path | None:
 def imported_folder(folder: Path) -> Path:
     """Where an adapter of peft goes when it is imported and no other place is named: beside it. Raises Mistake inside Hugging Face's cache,
     where a folder beside it would be taken for a newer revision, and for the root of a disk, which has nothing beside it."""
-    folder = folder.resolve()
+    folder = resolved(folder)
     if not folder.name:
         raise Mistake(
             "output", f"{shown(folder, PATH)} is the root of a disk, with no place beside it; name one with --output."
         )
-    if folder.is_relative_to(hub_cache().resolve()):
+    if folder.is_relative_to(resolved(hub_cache())):
         sentence = f"{shown(folder, PATH)} lies in Hugging Face's cache; copy it, or name another place with --output."
         raise Mistake("output", sentence)
     return folder.with_name(f"{folder.name}-mlx")

@@ -22,7 +22,7 @@ from backend.spec.faults import Mistake
 from backend.spec.private_files import make_private_folder
 from backend.spec.run_folder import RunFolder
 from backend.spec.user_input.documents import read_json
-from backend.spec.user_input.paths import is_folder_name
+from backend.spec.user_input.paths import is_folder_name, resolved
 from backend.spec.user_input.text import about_path, shown
 from backend.spec.whole_file import replace_file
 
@@ -239,7 +239,7 @@ class QueueFile:
 
     def _own(self, run: RunFolder) -> RunFolder:
         """The same run as an entry of this queue. Raises Mistake for a folder elsewhere."""
-        if run.path.resolve().parent != self.folder.resolve():
+        if resolved(run.path).parent != resolved(self.folder):
             raise Mistake("queue", f"{shown(run.path, 80)} is not in the folder of runs, {shown(self.folder, 80)}.")
         return RunFolder(self.folder / run.name)
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from backend.spec.faults import Mistake
 from backend.spec.hub_cache import hub_cache
+from backend.spec.user_input.paths import resolved
 from backend.spec.user_input.text import shown
 
 
 def is_own(path: Path, folder: Path) -> bool:
     """Whether `path`, its links followed, is in `folder`; for a snapshot of Hugging Face's cache also in the `blobs` beside the folder of
     snapshots, to which its files are links."""
-    home, target = folder.resolve(), path.resolve()
+    home, target = resolved(folder), resolved(path)
     blobs = home.parent.parent / "blobs"
     is_snapshot = home.parent.name == "snapshots" and not blobs.is_symlink()
     return target.is_relative_to(home) or (is_snapshot and target.parent == blobs)
@@ -27,7 +28,7 @@ def own_file(path: Path, folder: Path, setting: str) -> Path:
 
     Other programs' folders of models have links into Hugging Face's cache: what lies there was downloaded.
     """
-    if is_own(path, folder) or path.resolve().is_relative_to(hub_cache().resolve()):
+    if is_own(path, folder) or resolved(path).is_relative_to(resolved(hub_cache())):
         return path
     raise Mistake(
         setting, f"{shown(path, 100)} is a link that leads out of its folder; put what it leads to in its place."

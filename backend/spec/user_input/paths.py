@@ -50,6 +50,11 @@ def possible_path(text: str) -> Path | None:
         return None
 
 
+def resolved(path: Path) -> Path:
+    """`path.resolve()`, which before Python 3.13 raises RuntimeError for a link that leads to itself; that one stays as it is."""
+    return Path(os.path.realpath(path))
+
+
 def is_folder_name(value: object) -> TypeGuard[str]:
     """Whether a value names a folder directly inside another, and nothing outside of it."""
     if not isinstance(value, str) or value in ("", ".", "..") or "/" in value or "\0" in value:

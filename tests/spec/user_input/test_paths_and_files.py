@@ -10,7 +10,7 @@ import pytest
 
 from backend.spec.faults import Mistake
 from backend.spec.user_input.files import names_folder, read_bytes, read_text
-from backend.spec.user_input.paths import possible_path, user_path
+from backend.spec.user_input.paths import possible_path, resolved, user_path
 
 
 def sentence(call: object, *arguments: object) -> str:
@@ -86,3 +86,11 @@ def test_a_text_that_may_be_no_path_is_asked_about_without_a_failure(tmp_path: P
     for text in ("owner/name", "x" * 5000, "~nosuchuser/x", "a\0b", "\ud800", ""):
         assert text == "" or not names_folder(text)
     assert possible_path("~nosuchuser") is None is possible_path("x" * 300)
+
+
+def test_a_link_that_leads_to_itself_is_a_path_like_any_other(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    assert resolved(tmp_path / "loop" / "x") == tmp_path.resolve() / "loop" / "x"
+    assert resolved(tmp_path / "link" / "x") == tmp_path.resolve() / "folder" / "x"

@@ -31,7 +31,7 @@ from backend.spec.other_programs.into_trl.exported import TrlSettings, into_trl,
 from backend.spec.other_programs.into_trl.writing import LeftOut
 from backend.spec.settings.optimizer import OWN
 from backend.spec.user_input.own_files import own_file
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.paths import resolved, user_path
 from backend.spec.user_input.text import shown
 
 MARK = "grpo_config.yaml"
@@ -82,7 +82,7 @@ def export_trl(
 ) -> TrlFolder:
     """Write these settings as a folder for TRL, `parent`/`name`. Raises Mistake for what the user can mend; nothing is left behind then,
     and a folder that was there stays."""
-    parent = (parent or Path.cwd()).expanduser().resolve()
+    parent = resolved((parent or Path.cwd()).expanduser())
     target = parent / safe_name(name)
     _check(target, overwrite)
     model = trl_model(config)
