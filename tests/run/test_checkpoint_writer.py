@@ -17,9 +17,10 @@ from backend.generation.rollout import Rollout
 from backend.run.checkpoints import checkpoint
 from backend.run.checkpoints.checkpoint import TrainingState
 from backend.run.checkpoints.checkpoint_writer import CheckpointWriter, Snapshot, snapshot
+from backend.run.checkpoints.run_saver import RunSaver
 from backend.spec import whole_file
 from backend.spec.config import parse
-from backend.spec.events import JsonLines, read_events
+from backend.spec.events import Diary, JsonLines, read_events
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder
 from backend.training.learner import Learner
@@ -106,6 +107,19 @@ def test_a_failed_write_is_raised_by_wait_and_the_next_one_may_succeed(
     checkpoint_writer.begin(snapshot_of(1, {"x": mx.ones(2)}), [])
     assert checkpoint_writer.wait()
     checkpoint_writer.close()
+
+
+def test_the_seconds_that_saving_holds_a_run_up_are_counted_once(run: RunFolder) -> None:
+    """A clock that runs one second from look to look: beginning takes one, waiting for what is to be told another, and idle waits none."""
+    clock = iter(range(100, 200))
+    diary, completions = Diary(run.events), JsonLines(run.completions)
+    saver = RunSaver(run, diary, completions, 3, lambda: float(next(clock)))
+    saver.begin(lambda: snapshot_of(1, {"x": mx.ones(2)}))
+    saver.wait()
+    saver.wait()
+    assert saver.take_seconds() == 2.0 and saver.take_seconds() == 0.0 and saver.saved_step == 1
+    for part in (saver, diary, completions):
+        part.close()
 
 
 # ── in a run ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from backend.__main__ import app as command_line
 from backend.run.checkpoints import checkpoint
-from backend.run.checkpoints.checkpoint_integrity import newest_whole
+from backend.run.checkpoints.checkpoint_integrity import examine, newest_whole
 from backend.run.stop_signals import handlers_restored
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
@@ -133,7 +133,8 @@ def test_damage_is_noticed_and_the_one_before_is_taken(run: RunFolder, name: str
     saved, damaged = newest_whole(run)
     assert saved is not None and saved.state.step == STEPS - 1
     (only,) = damaged
-    assert only.path == last(run) and why in only.why
+    assert only.path == last(run) and why in only.why and examine(run, only.path) == only.why
+    assert examine(run, saved.path) == ""
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
 

@@ -174,6 +174,14 @@ def test_what_follows_a_step_stays_with_it_up_to_its_saving(tmp_path: Path) -> N
     assert run.events.read_text() == head
 
 
+def test_what_comes_before_the_first_step_is_no_end_of_one(tmp_path: Path) -> None:
+    """All of a diary is kept that has no line of the step, here because somebody has deleted it."""
+    run, text = RunFolder(tmp_path), '{"kind": "eval", "step": 0}\n{"kind": "checkpoint", "step": 2}\n'
+    run.events.write_text(text)
+    cut_back(run, TrainingState(step=2, events_bytes=len(text) - 5))
+    assert run.events.read_text() == text
+
+
 def test_a_run_goes_on_although_its_files_were_edited(tmp_path: Path, run: RunFolder) -> None:
     """The lengths that the checkpoint has recorded no longer fall between two lines; the lines say where its step ends."""
     raw = small_run.settings_for(tmp_path, iters=3, save_every=2)
