@@ -3,7 +3,7 @@ shown may have the keyboard."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QApplication, QStackedWidget, QWidget
 from shiboken6 import isValid
@@ -11,6 +11,7 @@ from shiboken6 import isValid
 from app import theme
 from app.model.session import Session
 from app.pages import PAGES
+from app.widgets.basic.tab_area import TabArea
 
 
 class PageStack(QStackedWidget):
@@ -72,3 +73,28 @@ class PageStack(QStackedWidget):
         if self.current_key:
             side = max(0, self.width() - theme.scaled(self._entries[self.current_key].widest)) // 2
             self.setContentsMargins(side, 0, side, 0)
+
+
+class PageArea(TabArea):
+    """Scrolls the pages where the window has less room than `least`, a size in pixels; in a larger one they have all of it.
+
+    What the area holds has no layout: Qt would make room for the height that the texts of a page would like at its width, and scroll in a
+    window in which the page fits well.
+    """
+
+    def __init__(self, pages: QWidget, least: QSize) -> None:
+        super().__init__()
+        holder = _Holder(pages)
+        holder.setMinimumSize(least)
+        self.setWidget(holder)
+
+
+class _Holder(QWidget):
+    def __init__(self, content: QWidget) -> None:
+        super().__init__()
+        self._content = content
+        content.setParent(self)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._content.resize(event.size())

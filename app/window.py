@@ -29,7 +29,7 @@ from app.message_boxes import ask
 from app.model.memory_parts import MemoryParts
 from app.model.session import Session
 from app.model.undo import History
-from app.page_stack import PageStack
+from app.page_stack import PageArea, PageStack
 from app.pages import PAGES
 from app.run_window import RunWindow
 from app.widgets.basic import icons
@@ -37,7 +37,6 @@ from app.widgets.basic.file_dialogs import keep_folders_in
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels_and_buttons import PlainLabel
 from app.widgets.basic.layout import on_screen
-from app.widgets.basic.tab_area import TabArea
 from app.widgets.form.field import UndoKeys
 from app.widgets.frame.drop_overlay import DropOverlay
 from app.widgets.frame.sidebar import Sidebar
@@ -96,10 +95,7 @@ class Window(RunWindow):
         across.setContentsMargins(0, 0, 0, 0)
         across.setSpacing(0)
         across.addWidget(self.sidebar)
-        self.page_stack.setMinimumSize(theme.scaled_size(QSize(*LEAST_PAGE)))
-        page_area = TabArea()
-        page_area.setWidget(self.page_stack)
-        across.addWidget(page_area, 1)
+        across.addWidget(PageArea(self.page_stack, theme.scaled_size(QSize(*LEAST_PAGE))), 1)
         central = QWidget()
         column = QVBoxLayout(central)
         column.setContentsMargins(0, 0, 0, 0)

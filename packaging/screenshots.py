@@ -81,9 +81,13 @@ def prepare(folder: Path, text: float) -> None:
     """Point home, runs and preferences at `folder` and Qt at no display. Call before anything of the window is imported."""
     for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
         os.environ.pop(name, None)
+    screen = (
+        folder / "screen.json"
+    )  # large enough for every size; Qt's own without a display is 800×800, and dialogs would be bounded by that
+    screen.write_text(json.dumps({"screens": [{"name": "screen", "x": 0, "y": 0, "width": 2600, "height": 1500}]}))
     os.environ |= {
         "HOME": str(folder / "home"),
-        "QT_QPA_PLATFORM": "offscreen",
+        "QT_QPA_PLATFORM": f"offscreen:configfile={screen}",
         "GRPO_STUDIO_RUNS": str(folder / "runs"),
         "GRPO_STUDIO_PREFS": str(folder / "prefs"),
         "HF_HUB_OFFLINE": "1",
@@ -116,7 +120,7 @@ def take_all(run: Path, sick: Path, out: Path) -> None:
     session.restore()
     window = Window(session)
     window.show()
-    window.resize(*SIZES[""])  # the screen without a display is smaller than any real one
+    window.resize(*SIZES[""])
     for mode in ("light", "dark"):
         window.set_theme(mode)
         window.show_page("train")

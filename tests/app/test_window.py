@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from PySide6.QtCore import QMimeData, QObject, QPoint, QPointF, Qt, QUrl, Signal
+from PySide6.QtCore import QMimeData, QObject, QPoint, QPointF, QSize, Qt, QUrl, Signal
 from PySide6.QtGui import QAction, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QFileOpenEvent, QImage
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QLabel, QStackedWidget
 from typer.testing import CliRunner
 
 import app.__main__ as start
@@ -24,6 +24,7 @@ from app.model.processes import ProcessOutcome
 from app.model.runs.run_control import RunControl
 from app.model.runs.run_state import LIVE
 from app.model.session import Session
+from app.page_stack import PageArea
 from app.pages import PAGES
 from app.widgets.basic import file_dialogs
 from app.widgets.basic.layout import FRAME
@@ -794,8 +795,19 @@ def test_a_screen_with_little_room_scrolls_a_page_and_does_not_crush_it(window: 
     assert window.rect().contains(corner), "what Tab reaches is scrolled to"
     window.resize(880, 600)
     qtbot.waitUntil(lambda: window.width() == 880)
-    area = window.page_stack.parentWidget()
-    assert area is not None
-    qtbot.waitUntil(
-        lambda: area.size() == window.page_stack.size()
-    )  # no scroll bars in the least window of a usual screen
+    (area,) = window.findChildren(PageArea)
+    qtbot.waitUntil(lambda: area.size() == window.page_stack.size())
+
+
+def test_a_page_has_the_windows_height_whatever_its_texts_would_like(qtbot) -> None:
+    """Dataset and Monitor had both scroll bars in a window of 880×600."""
+    stack, words = QStackedWidget(), QLabel("word " * 500)
+    words.setWordWrap(True)
+    stack.addWidget(words)
+    area = PageArea(stack, QSize(200, 100))
+    qtbot.addWidget(area)
+    area.resize(300, 150)
+    area.show()
+    assert words.heightForWidth(300) > 150 and area.viewport().size() == stack.size() == QSize(300, 150)
+    area.resize(150, 80)
+    assert stack.size() == QSize(200, 100)
