@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
     QDialog,
     QDialogButtonBox,
@@ -25,11 +25,11 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.model.presets import Preset
 from app.widgets.basic.labels_and_buttons import label, plain_tip
-from app.widgets.basic.layout import wrap_in_card
+from app.widgets.basic.layout import on_screen, wrap_in_card
 from app.widgets.form import value_text
 from backend.spec.setting import Setting
 
-SIZE = QSize(720, 480)
+SIZE = (720, 480)
 LIST_WIDTH = 176
 MAX_CHARS = 60
 """Most characters of a value in the table."""
@@ -51,6 +51,7 @@ class PresetPanel(QDialog):
 
     def __init__(self, presets: Sequence[Preset], values: dict[str, Any], parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self.resize(on_screen(self, *SIZE))
         self.setWindowTitle("Presets")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)  # else every dialog lives on as a child of the window
         self._presets, self._values = list(presets), values
@@ -73,9 +74,6 @@ class PresetPanel(QDialog):
     def chosen(self) -> Preset:
         """The selected preset."""
         return self._presets[max(0, self.list.currentRow())]  # −1 while nothing is selected
-
-    def sizeHint(self) -> QSize:
-        return theme.scaled_size(SIZE)
 
     def _lay_out(self) -> None:
         choices, changes = wrap_in_card(self.list), wrap_in_card(self.table)

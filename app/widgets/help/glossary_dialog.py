@@ -7,13 +7,13 @@ from html import escape
 from itertools import groupby
 from typing import Protocol
 
-from PySide6.QtCore import QSize
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QLineEdit, QTextBrowser, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic import icons
+from app.widgets.basic.layout import on_screen
 
-SIZE = QSize(680, 620)
+SIZE = (680, 620)
 
 
 class Term(Protocol):
@@ -37,6 +37,7 @@ class GlossaryDialog(QDialog):
 
     def __init__(self, find: Callable[[str], Sequence[Term]], parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self.resize(on_screen(self, *SIZE))
         self._find = find
         self.setWindowTitle("Glossary")
         self.search = QLineEdit(placeholderText="Find a word")
@@ -58,9 +59,6 @@ class GlossaryDialog(QDialog):
             column.addWidget(part)
         self._show("")
         self.search.setFocus()
-
-    def sizeHint(self) -> QSize:
-        return theme.scaled_size(SIZE)
 
     def _show(self, typed: str) -> None:
         terms = self._find(typed)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from datetime import date
 from pathlib import Path
 
-from PySide6.QtCore import QSize, Qt
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QPlainTextEdit, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.file_dialogs import save_file
 from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.layout import on_screen
 from backend.spec.disk_faults import DiskFault
 from backend.spec.whole_file import save_as
 
-SIZE = QSize(680, 560)
+SIZE = (680, 560)
 EXPLANATION = (
     "Nothing is sent. Read the report, take out what you would rather keep, and paste it into a message or an issue yourself. "
     "Your home folder, user name and access tokens were left out, and the paths and prompts of your settings."
@@ -32,6 +33,7 @@ class ProblemDialog(QDialog):
 
     def __init__(self, title: str, report: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self.resize(on_screen(self, *SIZE))
         self.setWindowTitle("Report a problem")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.text = QPlainTextEdit(report)
@@ -48,9 +50,6 @@ class ProblemDialog(QDialog):
         column.addWidget(self.text, 1)
         column.addWidget(self.done_label)
         column.addWidget(self._buttons())
-
-    def sizeHint(self) -> QSize:
-        return theme.scaled_size(SIZE)
 
     def copy(self) -> None:
         """Put the report, as edited, into the clipboard."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSize, Qt
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QTextBrowser, QVBoxLayout, QWidget
 
 from app import theme
+from app.widgets.basic.layout import on_screen
 
-SIZE = QSize(640, 560)
+SIZE = (640, 560)
 
 
 class TextDialog(QDialog):
@@ -19,6 +20,7 @@ class TextDialog(QDialog):
 
     def __init__(self, title: str, text: str, parent: QWidget | None = None, *, is_html: bool = False) -> None:
         super().__init__(parent)
+        self.resize(on_screen(self, *SIZE))
         self.setWindowTitle(title)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.text = QTextBrowser()
@@ -33,6 +35,3 @@ class TextDialog(QDialog):
         column.setContentsMargins(*(2 * theme.SPACE,) * 4)
         column.addWidget(self.text, 1)
         column.addWidget(buttons)
-
-    def sizeHint(self) -> QSize:
-        return theme.scaled_size(SIZE)
