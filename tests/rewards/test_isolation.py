@@ -22,7 +22,7 @@ from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.runner.reward_errors import RewardError
 from backend.rewards.runner.score import ScoreReport, score
 from backend.rewards.sandbox import process as process_module
-from backend.rewards.sandbox.answers import Untrusted, read_answer, read_loaded, read_scored
+from backend.rewards.sandbox.answers import Untrusted, read_answer, read_loaded, read_mapped, read_scored
 from backend.rewards.sandbox.process import ChildFailed, ScoringProcess
 from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource
 from backend.rewards.sandbox.wire import FIRST_CALL, IDLE
@@ -407,3 +407,10 @@ def test_working_folders_of_killed_trainers_are_deleted_and_others_are_not(
     assert held.exists() and (other / "home").exists() and mine.exists()
     os.close(handle)
     os.close(kept)
+
+
+def test_a_row_that_could_not_be_mapped_is_one_of_those_that_were_given() -> None:
+    assert read_mapped({"row": 2, "what": "KeyError: 'x'"}, 3).failed == (2, "KeyError: 'x'")
+    for row in (3, -1, True, None):
+        with pytest.raises(Untrusted):
+            read_mapped({"row": row, "what": "KeyError: 'x'"}, 3)

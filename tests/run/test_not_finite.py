@@ -14,7 +14,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
 from backend.run.checkpoints import checkpoint
-from backend.run.not_finite import likely_cause, write_inspection
+from backend.run.not_finite import likely_cause, weights_fault, write_inspection
 from backend.spec.config import Config, parse
 from backend.spec.events import read_events
 from backend.spec.run_folder import RunFolder
@@ -189,6 +189,12 @@ def test_the_summary_names_twenty_of_each_and_counts_all(tmp_path: Path) -> None
     assert "30 completions; not finite in 23 of them:" in lines and "25 gradients; not finite in 25 of them:" in lines
     assert sum(line.startswith("  completion ") for line in lines) == 20
     assert sum(line.startswith("  layers.") for line in lines) == 20
+
+
+@pytest.mark.parametrize(("names", "are"), [(["a"], "(a)"), (["a", "b", "c"], "(a and 2 more)")])
+def test_weights_that_are_refused_are_named_and_counted(inputs: Path, names: list[str], are: str) -> None:
+    (fault,) = weights_fault(parse(raw(inputs)), 3, names).faults
+    assert fault.sentence.startswith(f"The weights of step 3 are not finite {are}, so they are not saved.")
 
 
 def test_every_array_is_looked_at() -> None:

@@ -17,6 +17,7 @@ from backend.spec.other_programs.translation import (
     other_names,
     program_of,
     read_words,
+    settings_of,
     with_changes,
 )
 from backend.spec.other_programs.trl import TRL
@@ -369,3 +370,9 @@ def test_the_users_example_means_what_it_meant() -> None:
         "importance_sampling_level": "sequence", "reward_functions": ["exact_match", "by_type", "concise"],
         "reward_weights": [2.0, 1.5, 0.5], "reward_functions_file": "~/my_rewards.py",
     }  # fmt: skip
+
+
+def test_a_word_of_another_program_stands_for_our_settings_and_one_of_ours_for_itself() -> None:
+    assert settings_of("num_generations", TRL) == ("group_size",)
+    for ours in ("group_size", "beta", "learning_rate"):
+        assert settings_of(ours, TRL) == settings_of(ours) == (ours,)
