@@ -90,7 +90,7 @@ class Estimate:
         whose = "this machine can give" if self.limit == self.machine else "Memory limit allows"
         return Fault(
             "memory_limit",
-            f"At the very least the run needs {format_bytes(self.total)}, and {whose} {format_bytes(self.limit)}. {self.advice}{self._anyway}",
+            f"The run needs at least {format_bytes(self.total)}, and {whose} {format_bytes(self.limit)}. {self.advice}{self._anyway}",
         )
 
     @property
@@ -238,7 +238,7 @@ def _advice(config: Config, shape: ModelShape, machine: int, prompt: int | None,
         return "Choose a smaller model."
     condition, changed = min(tried, key=lambda change: change[1].total)
     condition = f"{condition[0].lower()}{condition[1:]}"
-    return f"Choose a smaller model; {condition} this one would still need {format_bytes(changed.total)}."
+    return f"Choose a smaller model; {condition} this one still needs {format_bytes(changed.total)}."
 
 
 def _possible_changes(config: Config, shape: ModelShape) -> Iterator[tuple[str, dict[str, Any]]]:
