@@ -6,11 +6,14 @@ them.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
+
+from backend.spec.regular_file import open_regular
 
 HEAD_BYTES = 1 << 16
 NAMES: dict[str, tuple[str, ...]] = {
@@ -26,10 +29,8 @@ NAMES: dict[str, tuple[str, ...]] = {
 def columns_of(path: Path) -> list[str]:
     """Names of the columns of a csv, jsonl or json file, in their order; empty where the first lines do not show them."""
     try:
-        if not path.is_file():  # a pipe would never answer
-            return []
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            head = file.read(HEAD_BYTES)
+        with open_regular(path) as file:  # a pipe would never answer, and neither would some files of /proc
+            head = codecs.getincrementaldecoder("utf-8-sig")().decode(file.read(HEAD_BYTES) or b"")
         if path.suffix.lower() == ".csv":
             rows: list[list[str]] = [row for row in csv.reader(head.splitlines()[:2]) if row]
             return rows[0] if rows else []
