@@ -11,7 +11,7 @@ from backend.spec.model_and_data_names import check_weights, model_source
 from backend.spec.run_folder import RunFolder, find_run
 from backend.spec.runs.steering import run_config
 from backend.spec.user_input.files import names_folder
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.text import shown_path
 from backend.spec.weight_choices import END, WeightChoice, find_choice
 
 
@@ -47,9 +47,9 @@ def _model(name: str, checkpoint: str) -> ChatSource:
     except Mistake as mistake:
         if names_folder(name):  # the sentence says what the folder lacks
             raise
-        sentence = f"There is no run or model {shown(name, 60)}: no run of that name or path, no folder, no owner/name id on Hugging Face."
+        sentence = f"There is no run or model {shown_path(name, 60)}: no run of that name or path, no folder, no owner/name id on Hugging Face."
         raise Mistake("model", sentence) from mistake
     if checkpoint:
-        raise Mistake("checkpoint", f"{shown(name, 100)} is a model and no run, so it has no checkpoints.")
+        raise Mistake("checkpoint", f"{shown_path(name, 100)} is a model and no run, so it has no checkpoints.")
     # Neither rows nor rewards: what is left are the settings of a prompt, at their defaults.
     return ChatSource(Path(name).name, parse({"model": name, "data": "-", "system_prompt": ""}))

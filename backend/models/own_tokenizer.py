@@ -14,7 +14,7 @@ from backend.spec.faults import Mistake
 from backend.spec.hub_cache import local_folder
 from backend.spec.user_input.files import is_file, is_folder
 from backend.spec.user_input.paths import user_path
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.text import shown, shown_path
 
 SETTING = "tokenizer"
 FILES = (
@@ -36,7 +36,7 @@ def tokenizer_folder(name: str) -> Path:
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise Mistake(
             SETTING,
-            f"There is no tokenizer {shown(name, 90)}: it is neither a folder nor an owner/name id on Hugging Face.",
+            f"There is no tokenizer {shown_path(name, 90)}: it is neither a folder nor an owner/name id on Hugging Face.",
         )
     from huggingface_hub import snapshot_download
 

@@ -21,7 +21,7 @@ from backend.spec.faults import Fault, Mistake
 from backend.spec.runs.adapter_source import SETTING, AdapterSource, adapter_settings, find_adapter
 from backend.spec.safetensors import BrokenFile, read_header
 from backend.spec.setting_groups import AdapterSettings, ModelSettings
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.text import shown, shown_path
 
 LABELS = {"train_type": "Fine-tune", "rank": "Rank", "scale": "Scale"}
 """What an adapter and its run must agree on → the setting's label."""
@@ -56,7 +56,7 @@ def _require_finite(source: AdapterSource, arrays: Mapping[str, mx.array], own: 
     for name in own:
         if not mx.all(mx.isfinite(arrays[name])).item():
             where = f"NaN or infinite numbers in {shown(name, 60)}"
-            raise Mistake(SETTING, f"The adapter {shown(source.text, 50)} has {where}; start from another.")
+            raise Mistake(SETTING, f"The adapter {shown_path(source.text, 50)} has {where}; start from another.")
 
 
 def _check(source: AdapterSource, config: AdapterSettings, own: Mapping[str, tuple[int, ...]]) -> None:
@@ -69,7 +69,7 @@ def _check(source: AdapterSource, config: AdapterSettings, own: Mapping[str, tup
     except BrokenFile as error:
         raise Mistake(SETTING, f"{shown(source.weights, PATH)} {error}.") from None
     if why := _misfit(stored, own):
-        raise Mistake(SETTING, f"The adapter {shown(source.text, 50)} does not fit this run: {why}.")
+        raise Mistake(SETTING, f"The adapter {shown_path(source.text, 50)} does not fit this run: {why}.")
 
 
 def _disagreements(source: AdapterSource, config: AdapterSettings) -> Iterable[Fault]:

@@ -14,7 +14,7 @@ from backend.spec.config import Config
 from backend.spec.faults import Fault, Mistake
 from backend.spec.user_input.files import exists, is_file, is_folder
 from backend.spec.user_input.paths import user_path
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.text import shown, shown_path
 
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 """The endings of a dataset's files, in the order in which a folder is searched for them."""
@@ -31,7 +31,7 @@ def model_source(name: str, setting: str) -> str:
     if exists(path) or name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise Mistake(
             setting,
-            f"There is no model {shown(name, 110)}: it is neither a folder nor an owner/name id on Hugging Face.",
+            f"There is no model {shown_path(name, 110)}: it is neither a folder nor an owner/name id on Hugging Face.",
         )
     _check_id(name, setting)
     return name
@@ -62,7 +62,7 @@ def check_data(name: str, setting: str = "data") -> None:
         if path.suffix.lower() not in DATA_SUFFIXES:
             raise of_no_known_type(path, setting)
     elif name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(DATA_SUFFIXES):
-        raise Mistake(setting, f"There is no file or folder {shown(name, 120)}.")
+        raise Mistake(setting, f"There is no file or folder {shown_path(name)}.")
     elif exists(path):
         raise Mistake(setting, f"{shown(path)} is neither a file nor a folder.")
     else:

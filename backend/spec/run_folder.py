@@ -15,7 +15,7 @@ from backend.spec.places import runs_folder
 from backend.spec.private_files import make_private_folder, restrict_to_user
 from backend.spec.user_input.files import is_file
 from backend.spec.user_input.paths import is_folder_name, user_path
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.text import shown, shown_path
 from backend.spec.whole_file import replace_file
 
 
@@ -166,7 +166,7 @@ def find_run(name: str | Path, folder: Path | None = None) -> RunFolder:
             return RunFolder(candidate.resolve())
     raise Mistake(
         "run",
-        f"There is no run {shown(str(name), 40)}: neither a run folder at that path nor one in {shown(folder or runs_folder(), 80)}.",
+        f"There is no run {shown_path(str(name), 40)}: neither a run folder at that path nor one in {shown(folder or runs_folder(), 80)}.",
     )
 
 

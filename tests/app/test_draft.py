@@ -14,6 +14,7 @@ from backend.spec.config import SETTINGS
 from backend.spec.faults import Mistake
 from backend.spec.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
 from backend.spec.rewards.catalog import DEFAULT_REWARDS
+from backend.spec.user_input.text import shown
 
 SEED_STYLE = """\
 train_mode: grpo
@@ -127,7 +128,7 @@ def test_a_broken_reward_file_is_one_problem_with_its_line(draft: Draft, tmp_pat
 
 def test_a_missing_path_is_a_problem_and_a_hub_id_is_not(draft: Draft, tmp_path: Path):
     with_model_and_data(draft).set("data", str(tmp_path / "absent.jsonl"))
-    assert sentences(draft, "data") == [f"There is no file or folder {tmp_path}/absent.jsonl."]
+    assert sentences(draft, "data") == [f"There is no file or folder {shown(tmp_path / 'absent.jsonl')}."]
     draft.update({"data": "someone/data", "model": str(tmp_path)})
     assert "config.json" in sentences(draft, "model")[0]
 

@@ -15,6 +15,7 @@ from app.widgets.rewards.reward_delegates import LABEL, MEAN, SCORES, SOURCE, US
 from app.widgets.rewards.reward_panel import RewardPanel
 from app.widgets.rewards.reward_table import NOT_FOUND
 from backend.spec.rewards.catalog import DEFAULT_REWARDS
+from backend.spec.user_input.text import fitted
 
 A, B, C, D, E = DEFAULT_REWARDS
 
@@ -125,7 +126,8 @@ def test_the_problem_of_a_file_without_reward_functions_says_what_to_do(draft: D
     file.write_text("def brevity(completions, **kwargs):\n    return []\n")
     draft.set("reward_functions_file", str(file))
     (sentence,) = [fault.sentence for fault in draft.problems() if fault.setting == "reward_functions_file"]
-    assert sentence == f"trl.py registers no reward function; name its functions among the reward functions instead, as {file}::brevity."  # fmt: skip
+    whole = f"trl.py registers no reward function; name its functions among the reward functions instead, as {file}::brevity."
+    assert sentence == fitted(whole)
     file.write_text("x = 1\n")
     (sentence,) = [fault.sentence for fault in draft.problems() if fault.setting == "reward_functions_file"]
     assert sentence == 'trl.py registers no reward function; put @register_reward_function("name") above each.'

@@ -36,6 +36,7 @@ from backend.spec import first_choices, places
 from backend.spec.run_folder import RunFolder, make_run_folder
 from backend.spec.run_lock import hold_lock
 from backend.spec.runs import archive
+from backend.spec.user_input.text import shown
 from tests.support import made_up_runs
 
 
@@ -691,7 +692,7 @@ def test_a_missing_demo_shows_a_message_and_the_defaults(session: Session, demo:
     messages: list[str] = []
     session.messages.said.connect(messages.append)
     session.restore()
-    assert messages == [f"There is no file {demo}. The form shows the defaults."]
+    assert messages == [f"There is no file {shown(demo)}. The form shows the defaults."]
 
 
 def test_a_later_launch_restores_the_form(session: Session):

@@ -16,6 +16,7 @@ from backend.rewards.runner.reward_errors import RewardError
 from backend.rewards.runner.score import score
 from backend.rewards.user_files import load_reward_file
 from backend.spec.faults import Mistake
+from backend.spec.user_input.text import shown
 from backend.types import Completion, Group, Problem
 
 LIBRARY = "mlx_lm_lora.trainer.grpo_reward_functions"
@@ -212,7 +213,7 @@ def test_a_file_that_registers_nothing_says_what_to_do(write) -> None:
 
 
 def test_files_that_cannot_be_opened_are_refused(tmp_path: Path, write) -> None:
-    assert f"There is no file {tmp_path / 'gone.py'}" in sentence_of(tmp_path / "gone.py")
+    assert f"There is no file {shown(tmp_path / 'gone.py')}" in sentence_of(tmp_path / "gone.py")
     (tmp_path / "folder.py").mkdir()
     assert "cannot be read" in sentence_of(tmp_path / "folder.py")
     assert ".py or .txt" in sentence_of(write("x = 1", "rewards.json"))

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from backend.__main__ import app as command_line
 from backend.run.checkpoints import checkpoint
-from backend.run.checkpoints.checkpoint_integrity import examine, newest_whole
+from backend.run.checkpoints.checkpoint_integrity import Damaged, examine, newest_whole, set_aside
 from backend.run.stop_signals import handlers_restored
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
@@ -107,6 +107,18 @@ def of_another_shape(run: RunFolder) -> None:
     mx.save_safetensors(str(last(run) / "optimizer.safetensors"), changed, metadata={"format": "mlx"})
 
 
+def without_optimizer_and_weights(run: RunFolder) -> None:
+    """Of a run with `save_only_model`."""
+    with_state(files={"adapters.safetensors": {}})(run)
+    for name in ("optimizer", "adapters"):
+        (last(run) / f"{name}.safetensors").unlink()
+
+
+def list_without_weights(run: RunFolder) -> None:
+    write(last(run) / "state.json", b"[]")
+    (last(run) / "adapters.safetensors").unlink()
+
+
 DAMAGES: dict[str, tuple[Callable[[RunFolder], None], str]] = {
     "cut": (lambda run: cut(last(run) / "adapters.safetensors"), "adapters.safetensors has not the length that it was written with"),
     "a bit of the weights": (lambda run: flip(last(run) / "adapters.safetensors"), "adapters.safetensors has not the bytes that it"),
@@ -121,6 +133,9 @@ DAMAGES: dict[str, tuple[Callable[[RunFolder], None], str]] = {
     "no score's type": (with_state(score={}), "does not hold the state of a run"),
     "no optimizer": (lambda run: (last(run) / "optimizer.safetensors").unlink(), "optimizer.safetensors is missing"),
     "no weights": (lambda run: (last(run) / "adapters.safetensors").unlink(), "its weights are missing"),
+    "no weights, none of an optimizer": (without_optimizer_and_weights, "its weights are missing"),
+    "list for a state, no weights": (list_without_weights, "does not hold the state of a run"),
+    "sums of text": (with_state(files={"adapters.safetensors": "x"}), "its files cannot be read"),
     "another run's": (of_another_run, "was saved by another run than the one in events.jsonl"),
 }  # fmt: skip
 
@@ -141,8 +156,51 @@ def test_damage_is_noticed_and_the_one_before_is_taken(run: RunFolder, name: str
 def test_what_is_whole_is_taken(run: RunFolder) -> None:
     saved, damaged = newest_whole(run)
     assert saved is not None and saved.state.step == STEPS and not damaged and not saved.filled_in
+    for folder in ("000009-copy", "0000010²"):  # numbers at the beginning only, or such as no program of ours writes
+        (run.checkpoints / folder).mkdir()
     with_state(files=None)(run)  # of an earlier version
-    assert newest_whole(run)[0] is not None
+    (last(run) / "optimizer.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # a file of no arrays
+    saved, damaged = newest_whole(run)
+    assert saved is not None and saved.state.step == STEPS and not damaged
+
+
+@pytest.mark.parametrize("diary", ["", '{"kind": "note", "t": 5.0}\n'])
+def test_without_the_time_of_its_start_a_checkpoint_is_not_of_another_run(run: RunFolder, diary: str) -> None:
+    """Neither where an earlier version has not recorded it, nor where the diary has lost its beginning."""
+    with_state(began=None)(run)
+    assert examine(run, last(run)) == ""
+    with_state(began=1.5)(run)
+    run.events.write_text(diary)
+    assert examine(run, last(run)) == ""
+    run.events.write_text('{"kind": "started", "t": 2.5}\n')
+    assert "was saved by another run" in examine(run, last(run))
+
+
+def test_a_run_that_was_killed_before_its_first_save_begins_again(tmp_path: Path) -> None:
+    run, lines = RunFolder(tmp_path), ['{"kind": "started", "t": 1.0}', '{"kind": "step", "step": 1}']
+    run.events.write_text("\n".join([*lines, ""]))
+    assert newest_whole(run) == (None, [])
+    run.events.write_text("\n".join([*lines, '{"kind": "checkpoint", "step": 1}', ""]))
+    with pytest.raises(Mistake, match="had saved checkpoints, and they are gone"):
+        newest_whole(run)
+
+
+def test_the_newest_two_are_named_where_none_is_whole(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "mine")
+    for step in (9, 10, 1_000_000):
+        (run.checkpoints / f"{step:06d}").mkdir(parents=True)
+    with pytest.raises(Mistake, match=r"mine is whole \(1000000: [^;]*; 000010: [^;]*\)\. They are left as they are"):
+        newest_whole(run)
+
+
+def test_what_is_set_aside_never_takes_the_place_of_what_was_before(tmp_path: Path) -> None:
+    names = ["damaged-000004", "damaged-000004-2", "damaged-000004-3"]
+    for name in names:
+        (tmp_path / "000004").mkdir()
+        sentence = set_aside(Damaged(tmp_path / "000004", "it is empty"))
+        assert sentence.startswith("The checkpoint of step 4 cannot be used: it is empty.")
+        assert sentence.endswith(f"is kept as checkpoints/{name}.")
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 @pytest.mark.parametrize("damage", [lambda run: flip(last(run) / "adapters.safetensors"), unrecorded(without_an_array), unrecorded(of_another_shape)],

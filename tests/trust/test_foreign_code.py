@@ -20,6 +20,7 @@ from backend.spec.run_folder import RunFolder
 from backend.spec.runs.queue import QueueFile
 from backend.spec.runs.steering import read_changes
 from backend.spec.trust_record import TrustRecord
+from backend.spec.user_input.text import fitted
 from tests.support import small_run
 from tests.support.trained_run import make_run
 
@@ -78,8 +79,8 @@ VERBS_ON_RUNS = {
 def test_no_verb_runs_a_foreign_reward_file(verb: str, theirs: Path) -> None:
     result = call(*(argument.format(theirs) for argument in VERBS_ON_RUNS[verb]))
     assert result.exit_code == 2, (result.output, result.exception)
-    assert f"The reward file {theirs / 'theirs.py'} was never allowed to run on this machine" in result.stderr
-    assert "--allow-code" in result.stderr
+    refusal = f"The reward file {theirs / 'theirs.py'} was never allowed to run on this machine inside the trainer. Read it first; "
+    assert fitted(f"{refusal}--allow-code runs it from now on.") in result.stderr
     assert not (theirs / "it-ran").exists()
 
 

@@ -27,7 +27,7 @@ from backend.spec.disk_faults import disk_errors_of
 from backend.spec.faults import Mistake
 from backend.spec.hub_cache import local_folder
 from backend.spec.user_input.files import is_file
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.text import shown, shown_path
 from backend.spec.whole_file import whole_folder
 
 ARRAYS, CONFIG = "adapters.safetensors", "adapter_config.json"
@@ -73,7 +73,7 @@ def import_adapter(
     if base is None:
         raise Mistake(
             "model",
-            f"The model {shown(name, 60) or 'of the adapter'} is not on this disk; name one that is with --model.",
+            f"The model {shown_path(name, 60) or 'of the adapter'} is not on this disk; name one that is with --model.",
         )
     model, config = open_model(base)
     origin = origin_of(base, name, model, config, adapter.layers, fetch)

@@ -19,7 +19,7 @@ from backend.spec.run_folder import RunFolder, find_run
 from backend.spec.user_input.documents import read_json
 from backend.spec.user_input.files import is_file, is_folder
 from backend.spec.user_input.paths import resolved, user_path
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.text import shown, shown_path
 from backend.spec.weight_choices import find_choice
 
 SETTING = "adapter"
@@ -95,7 +95,7 @@ def _run_of(text: str, runs_dir: Path | None) -> tuple[RunFolder, str]:
             continue
     where = shown(runs_dir or runs_folder(), PATH)
     raise Mistake(
-        SETTING, f"There is no adapter {shown(text, 50)}: no folder with {ARRAYS}, no file, and no run in {where}."
+        SETTING, f"There is no adapter {shown_path(text, 50)}: no folder with {ARRAYS}, no file, and no run in {where}."
     )
 
 

@@ -49,11 +49,16 @@ def shown(value: object, limit: int | None = None) -> str:
     limit = limit or (PATH_SHOWN if isinstance(value, PurePath) else SHOWN)
     try:
         if isinstance(value, PurePath):
-            return cut_in_the_middle(one_line(str(value)), limit)
+            return shown_path(str(value), limit)
         text = _text(value, 4 * limit + 1)
         return one_line(text, limit, is_cut=len(text) > 4 * limit)
     except BaseException:  # an object's own code may raise anything at all
         return f"a value of type {type(value).__name__.encode('ascii', 'replace').decode()}"[:limit]
+
+
+def shown_path(written: str, limit: int = PATH_SHOWN) -> str:
+    """As `shown` of a path, for text that may name one: as somebody wrote it, where a Path would drop the ./ that it may begin with."""
+    return cut_in_the_middle(one_line(cut_in_the_middle(written, 4 * LONGEST)), limit)
 
 
 def one_line(text: str, limit: int | None = None, is_cut: bool = False) -> str:
@@ -99,7 +104,7 @@ def fitted(sentence: str) -> str:
 
 def about_path(path: object, rest: str) -> str:
     """A sentence that begins with a path, which is cut in its middle where the sentence would be longer than SENTENCE."""
-    return cut_in_the_middle(one_line(str(path)), min(PATH_SHOWN, SENTENCE - len(rest))) + rest
+    return shown_path(str(path), min(PATH_SHOWN, SENTENCE - len(rest))) + rest
 
 
 def about_value(before: str, value: object, after: str, most: int = SHOWN) -> str:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from backend.chat.source import find_source
+from backend.models.own_tokenizer import tokenizer_folder
 from backend.spec.faults import Fault, Mistake
+from backend.spec.model_and_data_names import check_data, check_reference
+from backend.spec.run_folder import find_run
+from backend.spec.runs.adapter_source import find_adapter
 from backend.spec.user_input.text import LONGEST, SENTENCE, fitted, one_line, shown, visible
 
 
@@ -104,6 +111,17 @@ def test_a_list_that_contains_itself_ends() -> None:
 def test_a_long_path_keeps_its_name() -> None:
     text = shown(Path("/" + "long/" * 60 + "config.yaml"))
     assert len(text) == 120 and text.startswith("/long/") and text.endswith("/config.yaml") and text.count("…") == 1
+
+
+@pytest.mark.parametrize("call", [check_data, check_reference, find_adapter, find_run, find_source, tokenizer_folder])
+def test_a_long_path_to_nothing_keeps_its_name_as_it_was_written(call: Callable[[str], object]) -> None:
+    """It was once cut at its end, so that the sentence named a folder above it."""
+    for start in ("./", "/"):
+        with pytest.raises(Mistake) as told:
+            call(f"{start}{'long/' * 60}rows.jsonl")
+        (fault,) = told.value.faults
+        named = re.search(rf" {start}long/\S*…\S*/rows.jsonl[.:]", fault.sentence)
+        assert named is not None and len(fault.sentence) <= SENTENCE, fault
 
 
 def test_one_line_leaves_a_sentence_as_it_is() -> None:
