@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -73,8 +73,9 @@ class Head:
     about: int
 
 
-def read_head(path: Path) -> Head | None:
-    """The first rows of a large file; None for a file that is not large, or of a kind that only opens as a whole. Raises Mistake."""
+def read_head(path: Path, streamed: bool = False) -> Head | None:
+    """The first rows of a large file; None for a file that is not large, or of a kind that only opens as a whole. A parquet file that is `streamed`
+    is large where its rows are, however few bytes they pack to. Raises Mistake."""
     kind = path.suffix.lower()
     try:
         size = path.stat().st_size
@@ -82,6 +83,9 @@ def read_head(path: Path) -> Head | None:
             return _head_of_text(path, kind, size)
         if kind == ".parquet" and (size > LARGE_PARQUET or _rows_of_parquet(path) > LARGE_ROWS):
             return _head_of_parquet(path)
+        if kind == ".parquet" and streamed and size:
+            head = _head_of_parquet(path)
+            return head if len(head.rows) < head.about else None
     except UnicodeDecodeError:
         raise Mistake("data", f"{shown(path, PATH)} is not UTF-8 text.") from None
     except OSError as error:
@@ -123,9 +127,11 @@ def _head_of_parquet(path: Path) -> Head:
         file = pyarrow.parquet.ParquetFile(path)
         refuse_equal_columns(list(file.schema_arrow.names), path)
         rows: list[Row] = []
-        for batch in file.iter_batches(BATCH_ROWS):
-            rows += batch.to_pylist()
-            if len(rows) >= HEAD_ROWS:
+        size = 0
+        for part in chain.from_iterable(map(unpacked_parts, file.iter_batches(BATCH_ROWS))):
+            rows += part
+            size += sum(map(_bytes, part))
+            if len(rows) >= HEAD_ROWS or size > HEAD_BYTES:
                 break
         return Head(rows[:HEAD_ROWS], file.metadata.num_rows)
     except (MemoryError, Mistake):
@@ -277,18 +283,22 @@ def _unpacked(file: Any, path: Path) -> list[Row]:
         amount=lambda _: len(rows),
         looked=1,
     )
-    for batch in batches:
-        # A column that is a dictionary shares its values between rows until they are Python's: at most all of it in every row.
-        at_once = max(1, UNPACKED_FREE // max(1, batch.nbytes))
-        for start in range(0, batch.num_rows, at_once):
-            unpacked = batch.slice(start, at_once).to_pylist()
-            size += sum(_bytes(row) for row in unpacked)
-            if size > limit:
-                raise Mistake(
-                    "data", f"{shown(path, PATH)} unpacks to more than {UNPACKED:,} times its size; it is not read."
-                )
-            rows += unpacked
+    for part in chain.from_iterable(map(unpacked_parts, batches)):
+        size += sum(map(_bytes, part))
+        if size > limit:
+            raise Mistake(
+                "data", f"{shown(path, PATH)} unpacks to more than {UNPACKED:,} times its size; it is not read."
+            )
+        rows += part
     return rows
+
+
+def unpacked_parts(batch: Any) -> Iterator[list[Row]]:
+    """The rows of a batch of a parquet file, some at a time: a column that is a dictionary shares its values between rows until they are
+    Python's, at most all of it in every row."""
+    at_once = max(1, UNPACKED_FREE // max(1, batch.nbytes))
+    for start in range(0, batch.num_rows, at_once):
+        yield batch.slice(start, at_once).to_pylist()
 
 
 def _bytes(value: Any) -> int:

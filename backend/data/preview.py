@@ -10,12 +10,13 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from backend.data.files import Row, kind_of_path
 from backend.data.row_steps import MapRows
-from backend.data.row_views import Rows
+from backend.data.row_views import Rows, column_names, missing_columns
 from backend.data.rows import SPLITS, Splits, check_columns, read_splits
 from backend.spec.config import Config, keys_used_by, problems
 from backend.spec.dataset_columns import likeliest_column
@@ -142,11 +143,13 @@ def _names_or_none(look_up: Callable[[], Iterable[Any]]) -> list[str]:
         return []
 
 
-def columns_of(rows: Sequence[Row]) -> list[dict[str, str]]:
-    """Every column of the rows, in order of appearance: its name, kind of value and an example."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    head = rows[:INSPECTED_ROWS]
-    examples = {name: next((row[name] for row in head if row.get(name) not in (None, "", [])), None) for name in names}
+def columns_of(splits: Sequence[Rows]) -> list[dict[str, str]]:
+    """Every column of the splits, in order of appearance: its name, kind of value and an example."""
+    examples: dict[str, Any] = dict.fromkeys(name for rows in splits for name in column_names(rows))
+    for row in islice(chain.from_iterable(splits), INSPECTED_ROWS):
+        for name, cell in row.items():
+            if examples[name] is None and cell not in ("", []):
+                examples[name] = cell
     return [{"name": name, "kind": kind_of(cell), "example": cell_text(cell, 120)} for name, cell in examples.items()]
 
 
@@ -194,13 +197,16 @@ def column_faults(opened: LoadedDataset, config: Config) -> list[Fault]:
     return next((faults for faults in by_split if faults), [])
 
 
-def gaps(rows: Sequence[Row], config: ColumnSettings) -> dict[str, int | None]:
+def gaps(rows: Rows, config: ColumnSettings) -> dict[str, int | None]:
     """Rows without an answer, and rows that repeat the prompt of an earlier row; None where there is no such column."""
-    missing = sum(not cell_text(row.get(config.answer_feature), 64).strip() for row in rows)
-    repeated = len(rows) - len({_identity(row, config) for row in rows})
+    missing, prompts = 0, set[Any]()
+    for row in rows:
+        missing += not cell_text(row.get(config.answer_feature), 64).strip()
+        prompts.add(_identity(row, config))
+    absent = missing_columns(rows, (config.answer_feature, config.prompt_feature))
     return {
-        "unanswered": missing if any(config.answer_feature in row for row in rows) else None,
-        "repeated": repeated if any(config.prompt_feature in row for row in rows) else None,
+        "unanswered": None if config.answer_feature in absent else missing,
+        "repeated": None if config.prompt_feature in absent else len(rows) - len(prompts),
     }
 
 
@@ -225,7 +231,7 @@ def overview(config: Config, map_rows: MapRows | None = None) -> dict[str, Any]:
     except Mistake as mistake:
         return known | {"faults": [fault.to_dict() for fault in mistake.faults]}
     present = [split for split in SPLITS if opened.rows(split)]
-    columns = columns_of([row for split in present for row in opened.rows(split)])
+    columns = columns_of([opened.rows(split) for split in present])
     return known | {
         "splits": {split: _split(opened, split, config) for split in present},
         "columns": columns,

@@ -39,7 +39,7 @@ class Reading:
 
     def file(self, path: Path) -> Found:
         """The rows of a file. Raises Mistake."""
-        if self.head and (part := read_head(path)) is not None:
+        if self.head and (part := read_head(path, self.streamed)) is not None:
             return Found(part.rows, str(path), part.about)
         return Found(stream_file(path) if self.streamed else read_file(path), str(path))
 

@@ -18,7 +18,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from backend.data.files import BATCH_ROWS, LINE_LIMIT, PATH, Row, first_line, json_object, ragged, refuse_equal_columns
+from backend.data.files import (
+    BATCH_ROWS,
+    LINE_LIMIT,
+    PATH,
+    Row,
+    first_line,
+    json_object,
+    ragged,
+    refuse_equal_columns,
+    unpacked_parts,
+)
 from backend.data.row_views import LazyRows
 from backend.spec.faults import Mistake
 from backend.spec.regular_file import open_regular
@@ -240,6 +250,22 @@ class ParquetRows(LazyRows):
                 return self._batch.slice(index - self._first, 1).to_pylist()[0]
             except Exception as error:  # of any kind: dates out of Python's range, broken pages
                 self._group = -1
+                raise _unreadable(self._path, error) from None
+
+    def __iter__(self) -> Iterator[Row]:
+        """All rows in one pass, which takes a fraction of the time of asking for each. Raises Mistake, as `row` does."""
+        batches = self._file.iter_batches(BATCH_ROWS, use_threads=False)
+        while (batch := self._next_of(batches)) is not None:
+            parts = unpacked_parts(batch)
+            while part := self._next_of(parts):
+                yield from part
+
+    def _next_of(self, pieces: Iterator[Any]) -> Any:
+        """The next batch of the file or part of a batch; None after the last."""
+        with self._lock:
+            try:
+                return next(pieces, None)
+            except Exception as error:  # as in `row`
                 raise _unreadable(self._path, error) from None
 
     def _seek(self, index: int) -> None:

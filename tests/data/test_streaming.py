@@ -76,6 +76,8 @@ def test_parquet_streams_in_any_order_over_groups_and_batches(tmp_path: Path) ->
     assert list(streamed) == rows
     order = random.Random(0).sample(range(1000), 60)
     assert [streamed[i] for i in order] == [rows[i] for i in order]
+    passes = zip(streamed, streamed, (streamed[i] for i in reversed(range(1000))), strict=True)
+    assert list(passes) == list(zip(rows, rows, rows[::-1], strict=True)), "a pass disturbs another"
     path.write_bytes(path.read_bytes()[:-100])
     assert outcome(stream_file, path) == outcome(read_file, path)
 
