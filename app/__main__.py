@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from backend.spec import places
 from backend.spec.command import backend_command, backend_environment
+from backend.spec.environment import require_environment
 from backend.spec.faults import Mistake
 from backend.spec.user_input.paths import resolved, user_path
 
@@ -47,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
             os.environ[places.RUNS_VARIABLE] = str(resolved(user_path(options.runs_dir, "runs-dir")))
         for folder in (places.runs_folder, places.preferences_folder):
             folder()  # the environment may name one that no path is
+        require_environment()
     except Mistake as mistake:
         print(mistake, file=sys.stderr)
         return 2

@@ -101,7 +101,6 @@ def evaluate(
     from backend.run.evaluation.comparison import EvaluationChoices, evaluate_model
     from backend.run.evaluation.evaluate import EVAL_SEED
     from backend.run.evaluation.evaluated_model import find_evaluated
-    from backend.run.machine.gpu_errors import gpu_error
 
     evaluated = find_evaluated(model, settings, runs_dir, checkpoint)
     if settings is None:
@@ -127,10 +126,6 @@ def evaluate(
         except _StopRequested:
             tell("Stopped; nothing was written.", file=sys.stderr)
             raise typer.Exit(STOPPED) from None
-        except RuntimeError as error:
-            if (kind := gpu_error(error)) is None:
-                raise
-            raise Mistake("memory_limit", f"{kind.happened} {kind.advice}") from error
     path = None
     if folder is not None:
         evaluation = evaluation.model_copy(update={"name": free_name(folder, chosen_name)})

@@ -10,25 +10,28 @@ from typing import Any
 import typer
 
 from backend.cli.output import tell
+from backend.run.machine.gpu_errors import fault_of_gpu
 from backend.spec.disk_faults import fault_of
+from backend.spec.environment import require_environment
 from backend.spec.faults import Mistake
 
 FINISHED, BUG, MISTAKE, STOPPED = 0, 1, 2, 3
 
 
 def verb(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function a verb: a Mistake that it raises, or a full disk, is printed without a traceback, and the process exits with 2."""
+    """Make a function a verb: a Mistake that it raises, a full disk or too little memory is printed without a traceback, and the process exits with 2."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
+            require_environment()
             return function(*args, **kwargs)
         except Mistake as mistake:
             print_faults(mistake)
             raise typer.Exit(MISTAKE) from None
-        except (OSError, RuntimeError) as error:
-            # A full or broken disk, met by code that is not ours; everything else may be a bug.
-            if (fault := fault_of(error)) is None:
+        except (OSError, RuntimeError, MemoryError) as error:
+            # A full or broken disk, met by code that is not ours, and want of memory; everything else may be a bug.
+            if (fault := fault_of(error) or fault_of_gpu(error)) is None:
                 raise
             print_faults(fault)
             raise typer.Exit(MISTAKE) from None

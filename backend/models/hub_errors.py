@@ -20,6 +20,7 @@ from huggingface_hub.errors import (
 )
 
 from backend.spec.faults import Mistake
+from backend.spec.hub_cache import ENDPOINT_VARIABLE
 
 SETTING = {"model": "model", "dataset": "data"}
 """The setting that names a repository of this type."""
@@ -88,9 +89,9 @@ def _explain_answer(error: HfHubHTTPError, name: str) -> str:
 
 
 def host() -> str:
-    """Hugging Face, or the host that HF_ENDPOINT names instead."""
+    """Hugging Face, or the host that HF_ENDPOINT names instead, at any place of a sentence."""
     netloc = urlsplit(constants.ENDPOINT).netloc
-    return "Hugging Face" if netloc == "huggingface.co" else f"The Hub at {netloc}"
+    return "Hugging Face" if netloc == "huggingface.co" else f"{netloc} ({ENDPOINT_VARIABLE})"
 
 
 def _explain_silence(error: Exception, repo_id: str, repo_type: str) -> str:

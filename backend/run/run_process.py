@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -316,5 +317,7 @@ def save_without_gpu(trainer: Trainer) -> None:
         take_back_updates(trainer)
         if trainer.saver.saved_step != trainer.state.step and trainer.has_whole_step:
             trainer.save_without_gpu()
-    except (Mistake, RuntimeError):
-        traceback.print_exc()  # in log.txt; the run is not lost
+    except Mistake as mistake:
+        sys.stderr.write(f"{mistake}\n")  # in log.txt; the run is not lost
+    except (RuntimeError, MemoryError):
+        traceback.print_exc()

@@ -21,8 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TextIO
 
 from backend.child_process import claim_stdout, json_line
+from backend.run.machine.gpu_errors import fault_of_gpu
 from backend.serve.question_call import Cancelled, QuestionCall
 from backend.serve.questions import QUESTIONS, Question
+from backend.spec.disk_faults import fault_of
 from backend.spec.faults import Fault, Mistake
 from backend.spec.json_values import json_safe
 
@@ -107,6 +109,8 @@ def _run_handler(question: Question, request: dict[str, Any], call: QuestionCall
     except Mistake as mistake:
         return {"faults": [fault.to_dict() for fault in mistake.faults]}
     except Exception as error:
+        if (fault := fault_of(error) or fault_of_gpu(error)) is not None:
+            return {"faults": [each.to_dict() for each in fault.faults]}
         sentence = f"Something went wrong inside GRPO Studio ({type(error).__name__}: {error})."
         return {"faults": [Fault("", sentence).to_dict()], "traceback": traceback.format_exc()}
 

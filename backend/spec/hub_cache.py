@@ -1,16 +1,39 @@
-"""What Hugging Face's libraries have cached on this machine: which folder it is in. Nothing here asks the Hub."""
+"""What the environment tells Hugging Face's libraries: in which folder they cache what they download, and which address the Hub has. Nothing here
+asks the Hub."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from backend.spec.faults import Mistake
 from backend.spec.user_input.files import is_folder
 from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.text import shown
 
 RepoType = Literal["model", "dataset"]
+ENDPOINT_VARIABLE = "HF_ENDPOINT"
+
+
+def require_hub_address() -> None:
+    """Raises Mistake where the environment names a Hub that no web address is: huggingface_hub parses it while it is imported, and ends that import in a
+    traceback."""
+    address = os.environ.get(ENDPOINT_VARIABLE)
+    if not address:
+        return
+    try:
+        parts = urlsplit(address)
+        port = parts.port  # raises ValueError for one that is no number up to 65535
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
+    except ValueError:
+        is_address = False
+    if not is_address or any(letter.isspace() or not letter.isprintable() for letter in address):
+        raise Mistake(
+            ENDPOINT_VARIABLE,
+            f"{shown(address, 70)} is no web address; write one that begins with https://, or unset the variable.",
+        )
 
 
 def hub_cache() -> Path:

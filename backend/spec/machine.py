@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import resource
 import sys
 from functools import cache
 from pathlib import Path
+
+from backend.spec.faults import Mistake
 
 TREAT_CPU_AS = "GRPO_STUDIO_TREAT_CPU_AS"
 """The environment variable that makes a CPU take the choices of a GPU (`backend.engine.device`)."""
@@ -19,6 +22,18 @@ USABLE_SHARE = 0.75
 """Share of the memory that a run may use; the rest is for the system and other programs."""
 
 GB_36 = 36 << 30
+
+
+LEAST_ADDRESS_SPACE = 3 << 29
+"""Bytes that `ulimit -v` must allow. The smallest model takes five sixths of it, and with less, libraries crash or wait for ever, without a word."""
+
+
+def require_address_space() -> None:
+    """Raises Mistake where the system lets a process have too little memory for Python, mlx and their libraries."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if allowed != resource.RLIM_INFINITY and allowed < LEAST_ADDRESS_SPACE:
+        allows = f"The system lets this process have {allowed / 2**30:.2g} GB of address space (ulimit -v)"
+        raise Mistake("memory_limit", f"{allows}; {LEAST_ADDRESS_SPACE / 2**30:.2g} GB is the least that works.")
 
 
 def treats_cpu_as_gpu() -> bool:

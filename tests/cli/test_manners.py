@@ -16,6 +16,7 @@ import backend.__main__ as start
 from backend import __version__
 from backend.__main__ import app
 from backend.cli import completions, help_page
+from backend.spec.command import backend_command
 from backend.spec.config import SETTINGS
 from backend.spec.exports import FORMATS, TARGETS
 from backend.spec.run_folder import make_run_folder
@@ -85,6 +86,24 @@ def test_examples_are_understood(line: str) -> None:
 def test_the_nearest_word_is_suggested(arguments: list[str], words: str) -> None:
     result = call(*arguments)
     assert result.exit_code == 2 and words in result.stderr
+
+
+@pytest.mark.parametrize("verb", [["check", "x.yaml"], ["runs"], ["where"]])
+def test_every_verb_refuses_a_hub_without_an_address(verb: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hugging Face's libraries ended in a traceback, wherever they were imported first."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://[::1")
+    result = call(*verb)
+    assert result.exit_code == 2 and result.stderr.startswith("HF_ENDPOINT: http://[::1 is no web address;")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS sets no limit on the address space")
+def test_too_little_address_space_is_told_before_a_library_waits_for_ever() -> None:
+    run = shlex.join(backend_command("runs"))
+    done = subprocess.run(["sh", "-c", f"ulimit -v 1000000; exec {run}"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "memory_limit: The system lets this process have 0.95 GB of address space (ulimit -v); 1.5 GB is the least that works.\n"
+    )
 
 
 # ── completion ───────────────────────────────────────────────────────────────────────────────────────────────────────

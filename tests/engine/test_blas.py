@@ -84,6 +84,22 @@ def test_without_openblas_mlx_works_and_the_package_is_named():
 
 
 @linux
+@with_openblas
+def test_its_working_memory_is_taken_before_a_limit_leaves_none():
+    """A product that found no room for it tried again for ever."""
+    limit = "import mmap, resource; resource.setrlimit(resource.RLIMIT_AS, (900 * 2**20,) * 2)"
+    fill = (
+        "import mlx.core as mx",
+        "taken = []",
+        "try:",
+        "    while True: taken.append(mmap.mmap(-1, 2**24))",
+        "except OSError: pass",
+        "taken.pop()",
+    )
+    assert output_of(limit, PREPARE, *fill, MULTIPLY).startswith("BLAS is OpenBLAS ")
+
+
+@linux
 def test_a_second_call_returns_the_same_sentence():
     first, second = output_of(PREPARE, "import mlx.core", "print(blas.prepare())").splitlines()
     assert first == second

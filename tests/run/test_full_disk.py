@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import re
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from backend.cli.new_run import new_run
 from backend.models import saving
+from backend.run import control as controls
 from backend.run import ending as endings
 from backend.run import room_for_saving
+from backend.run.control import Control
 from backend.run.preflight import check
+from backend.run.room_for_saving import LOOK_EVERY_S, RESERVED_FILES, RoomForSaving
 from backend.spec import disk_space
 from backend.spec import events as events_module
 from backend.spec.config import parse
+from backend.spec.disk_faults import LONGEST_PLACE
 from backend.spec.disk_space import Room
-from backend.spec.events import JsonLines, read_events
+from backend.spec.events import Diary, JsonLines, read_events
 from backend.spec.faults import Mistake
 from backend.spec.memory.model_shape import shape_of
-from backend.spec.run_disk_use import run_bytes
+from backend.spec.run_disk_use import RESERVE, run_bytes
 from backend.spec.run_folder import RunFolder
+from backend.spec.user_input.text import shown
 from tests.support import small_run
 
 FULL = partial(OSError, errno.ENOSPC, "No space left on device")
@@ -86,7 +93,8 @@ def test_a_line_that_cannot_be_written_ends_the_run_with_a_sentence_and_resuming
         patch.setattr(events_module, "write_all", full)
         ending = small_run.train_here(settings(inputs), run)
     assert (ending.kind, ending.exit_code) == ("failed", 2)
-    assert ending.sentence == f"disk: {run.path / name} cannot be written: the disk is full."
+    place = shown(run.path / name, LONGEST_PLACE)
+    assert ending.sentence == f"disk: {place} cannot be written: the disk is full." and place.endswith(f"/run/{name}")
     last = list(read_events(run.events))[-1]
     assert (last["kind"], last["sentence"]) == ("failed", ending.sentence) and "traceback" not in last
     assert small_run.train_here(settings(inputs), run).kind == "finished"
@@ -146,7 +154,8 @@ def test_a_model_that_cannot_be_written_leaves_the_old_one(
     with monkeypatch.context() as patch:
         patch.setattr(saving, "write_model", full)
         ending = small_run.train_here(raw, run)
-    assert (ending.exit_code, ending.sentence) == (2, f"disk: {run.model} cannot be written: the disk is full.")
+    place = shown(run.model, LONGEST_PLACE)
+    assert (ending.exit_code, ending.sentence) == (2, f"disk: {place} cannot be written: the disk is full.")
     assert os.listdir(run.model) == ["config.json"] and not (run.path / ".model").exists()
     assert small_run.train_here(raw, run).kind == "finished"
     assert json.loads((run.model / "config.json").read_text()) and (run.model / "model.safetensors").exists()
@@ -178,9 +187,8 @@ def test_a_run_waits_for_room_and_goes_on_by_itself(
     rooms(monkeypatch, plenty, none, none, none, plenty)
     assert small_run.train_here(settings(inputs), run).kind == "finished"
     lacks, again = notes(run)
-    assert (
-        lacks == f"The disk of {run.path} has 3 MB free, and 16.8 MB are needed. The run is paused until there is room."
-    )
+    where = shown(run.path, LONGEST_PLACE)
+    assert lacks == f"The disk of {where} has 3 MB free, and 16.8 MB are needed. The run is paused until there is room."
     assert again == "There is room on the disk again; the run goes on."
     assert [event.get("sentence") for event in read_events(run.events) if event.get("phase") == "paused"] == [lacks]
     assert run.completions.read_bytes() == unbroken.completions.read_bytes()
@@ -209,6 +217,56 @@ def test_where_the_system_does_not_say_how_much_is_free_nothing_is_done(
     rooms(monkeypatch, None)
     assert small_run.train_here(settings(inputs, iters=2), run := RunFolder(tmp_path / "run")).kind == "finished"
     assert not notes(run)
+
+
+def waiting(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, *free: Room | None
+) -> tuple[RoomForSaving, Control, list[float]]:
+    """The room that a run waits for, its control, and when the disk was looked at, by a clock that goes on by half a second each time that
+    it is read. The disk has these rooms at its looks."""
+    run.path.mkdir(parents=True)
+    seconds, left, looks = itertools.count(0.0, 0.5), list(free), []
+
+    def look(path: Path) -> Room | None:
+        looks.append(next(seconds))
+        return left.pop(0)
+
+    monkeypatch.setattr(controls, "PAUSE_POLL_S", 0.0)
+    monkeypatch.setattr(room_for_saving, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr(room_for_saving, "room_on", look)
+    diary = Diary(run.events)
+    control = Control(run, diary)
+    return RoomForSaving(run, diary, control), control, looks
+
+
+def test_a_run_waits_until_the_checkpoint_fits_beside_the_reserve_and_looks_seldom(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the byte and to the file."""
+    none = Room(RESERVE + 999, None), Room(1000, None), Room(10**12, RESERVED_FILES - 1)
+    enough = Room(RESERVE + 1000, RESERVED_FILES)
+    room, _, looks = waiting(run, monkeypatch, *none, enough, enough, None)
+    room.wait(lambda: 1000)
+    assert len(looks) == 4 and len(notes(run)) == 2
+    assert all(later - earlier >= LOOK_EVERY_S for earlier, later in itertools.pairwise(looks))
+    room.wait(lambda: 1000)
+    room.wait(lambda: 1000)
+    assert len(notes(run)) == 2
+
+
+def test_one_who_resumes_or_stops_the_run_is_not_asked_again_before_there_was_room(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none, plenty = Room(10**12, 3), Room(10**12, None)
+    room, control, _ = waiting(run, monkeypatch, none, none, plenty, none, plenty, none)
+    control.diary.followers.append(lambda event: run.say("resume") if event.get("phase") == "paused" else None)
+    for asked in (1, 1, 1, 2, 2):
+        room.wait()
+        assert len(notes(run)) == asked
+    assert all("has room for 3 more files only" in note for note in notes(run))
+    control.stop_requested = True
+    room.wait()
+    assert len(notes(run)) == 2
 
 
 # ── before a run ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import typer
 
+from backend.cli.exit_codes import verb
 from backend.run.checkpoints import checkpoint
 from backend.run.machine.gpu_errors import BUFFERS, DISCARDED, INTERACTIVITY, MEMORY, OTHER, TIMEOUT, gpu_error
+from backend.run.trainer import Trainer
+from backend.spec.disk_faults import DiskFault
+from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder
 from backend.training.learner import Learner
@@ -51,6 +57,27 @@ def test_want_of_memory_is_told_as_such_whoever_wanted_it() -> None:
     assert kind is MEMORY and "Gradient checkpointing" in kind.advice and "a smaller Group" in kind.advice
 
 
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (MemoryError(), "memory_limit: There was not enough memory."),
+        (RuntimeError(failing_gpu.OUT_OF_MEMORY), "memory_limit: There was not enough memory."),
+        (RuntimeError(failing_gpu.IGNORED), "gpu: macOS discarded the GPU's work"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/a/file"),
+            "disk: /a/file cannot be used: the disk is full.",
+        ),
+    ],
+)
+def test_a_verb_says_so_too(error: Exception, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(typer.Exit) as ended:
+        verb(fail)()
+    assert ended.value.exit_code == 2 and capsys.readouterr().err.startswith(says)
+
+
 def test_a_run_without_memory_is_saved_and_says_what_helps(
     tmp_path: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +94,21 @@ def test_a_run_without_memory_is_saved_and_says_what_helps(
     assert ending.sentence.startswith("There was not enough memory for the arrays of a step.")
     saved = checkpoint.newest(run)
     assert saved is not None and saved.state.step == 2
+
+
+@pytest.mark.parametrize("error", [MemoryError(), DiskFault("The disk is full.")], ids=["memory", "disk"])
+def test_where_it_cannot_be_saved_either_the_ending_is_the_same(
+    error: Exception, tmp_path: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Learner, "learn", lambda *_: np.ones(1 << 50))
+    monkeypatch.setattr(Trainer, "save_without_gpu", fail)
+    ending = small_run.train_here(small_run.settings_for(tmp_path, iters=5), run)
+    assert (ending.kind, ending.exit_code) == ("failed", 2)
+    assert ending.sentence.startswith("There was not enough memory for the arrays of a step.")
+    assert [event["kind"] for event in read_events(run.events)][-1] == "failed"
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
 from backend.run.checkpoints import checkpoint
-from backend.run.not_finite import likely_cause, weights_fault, write_inspection
+from backend.run.not_finite import ends_run, likely_cause, weights_fault, write_inspection
 from backend.spec.config import Config, parse
 from backend.spec.events import read_events
+from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder
 from backend.training.learner import Learner
 from backend.training.not_finite import (
@@ -175,7 +176,7 @@ def test_only_tokens_that_are_trained_on_count() -> None:
 
 def test_scores_up_to_the_largest_count() -> None:
     check_scores(of([], scores={"a": -1e30, "b": None}, reward=None))
-    for scores, reward in (({"a": 2e30}, 1.0), ({"a": 1.0}, math.inf), ({"a": 1.0}, math.nan)):
+    for scores, reward in (({"a": 2e30}, 1.0), ({"a": -2e30}, 1.0), ({"a": 1.0}, math.inf), ({"a": 1.0}, math.nan)):
         with pytest.raises(NotFinite):
             check_scores(of([], scores=scores, reward=reward))
 
@@ -183,15 +184,25 @@ def test_scores_up_to_the_largest_count() -> None:
 def test_the_summary_names_twenty_of_each_and_counts_all(tmp_path: Path) -> None:
     found = NotFinite("gradient", "layers.0")
     found.gradients = [GradientNorm(f"layers.{n}", math.nan, 1.0, 1, 4) for n in range(25)]
-    found.tokens = {row: {"learned_logp": [math.nan]} for row in range(23)}
+    found.tokens = {row: {"learned_logp": [-1.0, math.nan]} for row in range(23)}
     write_inspection(tmp_path / "step", "A sentence.", found, [group for _ in range(30) for group in of([-1.0])])
     lines = (tmp_path / "step" / "summary.txt").read_text().splitlines()
+    assert not any("Optimizer update" in line for line in lines), "there was none yet"
     assert "30 completions; not finite in 23 of them:" in lines and "25 gradients; not finite in 25 of them:" in lines
     assert sum(line.startswith("  completion ") for line in lines) == 20
     assert sum(line.startswith("  layers.") for line in lines) == 20
 
 
-@pytest.mark.parametrize(("names", "are"), [(["a"], "(a)"), (["a", "b", "c"], "(a and 2 more)")])
+def test_completions_are_written_as_a_person_reads_them(tmp_path: Path) -> None:
+    (group,) = of([-1.0])
+    group.completions[0].text = "Größe ≈ 3"
+    write_inspection(tmp_path / "step", "A sentence.", NotFinite("reward", "of length is nan"), [group])
+    assert "Größe ≈ 3" in (tmp_path / "step" / "completions.jsonl").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("names", "are"), [(["a"], "(a)"), (["a", "b"], "(a and 1 more)"), (["a", "b", "c"], "(a and 2 more)")]
+)
 def test_weights_that_are_refused_are_named_and_counted(inputs: Path, names: list[str], are: str) -> None:
     (fault,) = weights_fault(parse(raw(inputs)), 3, names).faults
     assert fault.sentence.startswith(f"The weights of step 3 are not finite {are}, so they are not saved.")
@@ -203,11 +214,21 @@ def test_every_array_is_looked_at() -> None:
         ("step", mx.array(3, mx.uint64)),
         ("odd", mx.array([1.0, math.inf])),
         ("none", mx.zeros((0, 2))),
+        ("numpy", np.array([1.0, math.nan])),
+        ("fine numpy", np.ones(3)),
     ]
-    assert not_finite_arrays(arrays) == ["odd"]
-    worst, fine = gradient_norms({"fine": mx.array([3.0, -4.0]), "odd": mx.array([2.0, math.nan])})
-    assert (worst.name, worst.not_finite, worst.largest) == ("odd", 1, 2.0)
-    assert (fine.norm, fine.largest) == (5.0, 4.0)
+    assert sorted(not_finite_arrays(arrays)) == ["numpy", "odd"]
+
+
+def test_gradients_are_told_the_worst_first() -> None:
+    """By their numbers that are not finite, then by their norms: one that overflows is the largest."""
+    told = gradient_norms({
+        "flat": mx.array([0.5]), "fine": mx.array([3.0, -4.0]), "overflows": mx.array([3e38, 3e38]),
+        "odd": mx.array([0.5, math.nan, 0.25]), "worst": mx.array([math.inf, 0.5, -math.inf]),
+    })  # fmt: skip
+    assert [each.name for each in told] == ["worst", "odd", "overflows", "fine", "flat"]
+    assert [(each.not_finite, each.largest) for each in told[:2]] == [(2, 0.5), (1, 0.5)]
+    assert told[2].norm == math.inf and (told[3].norm, told[3].largest, told[3].size) == (5.0, 4.0, 2)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +237,13 @@ def test_every_array_is_looked_at() -> None:
         ({"dtype": "float16"}, False, "dtype", "float32"),
         ({}, True, "model", "dtype=float32"),
         ({"learning_rate": 0.5}, False, "learning_rate", "learning_rate=0.0001"),
-        ({"beta": 20.0}, False, "beta", "beta=0.04"),
+        (
+            {"train_type": "full", "learning_rate": 1e-4, "max_grad_norm": 0.0},
+            False,
+            "learning_rate",
+            "learning_rate=1e-05",
+        ),
+        ({"beta": 1.0}, False, "beta", "beta=0.04"),
         ({"max_grad_norm": 0.0}, False, "max_grad_norm", "max_grad_norm=1"),
         ({"learning_rate": 1e-3, "max_grad_norm": 0.0}, False, "learning_rate", "learning_rate=0.0001"),
     ],
@@ -227,3 +254,18 @@ def test_the_most_likely_cause_has_a_value_to_go_on_with(
     config: Config = parse(raw(inputs, **changes))
     found, advice = likely_cause(config, "gradient", is_first=is_first)
     assert found == setting and proposed in advice
+
+
+@pytest.mark.parametrize(
+    ("step", "update", "setting"),
+    [(1, 0, "model"), (1, 1, "model"), (1, 2, "learning_rate"), (2, 0, "learning_rate"), (2, 1, "learning_rate")],
+)
+def test_the_model_is_suspected_until_an_update_is_applied(
+    inputs: Path, run: RunFolder, step: int, update: int, setting: str
+) -> None:
+    """`update` is the one that the number was found in, 0 before the step's first."""
+    found = NotFinite("log-probability", "nan at token 1 of a completion")
+    found.update = update
+    with pytest.raises(Mistake) as told, ends_run(parse(raw(inputs)), run, step, of([-1.0])):
+        raise found
+    assert told.value.faults[0].setting == setting

@@ -3,6 +3,7 @@ blocks another."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -35,6 +36,14 @@ def stumble(fields: dict[str, Any], call: QuestionCall) -> Any:
     return 1 / 0
 
 
+def hungry(fields: dict[str, Any], call: QuestionCall) -> Any:
+    raise MemoryError
+
+
+def on_a_full_disk(fields: dict[str, Any], call: QuestionCall) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device", "/a/file")
+
+
 def unsayable(fields: dict[str, Any], call: QuestionCall) -> Any:
     return {"a set": {1}}
 
@@ -52,6 +61,8 @@ ASKED = {
     "echo": Question(HERE + "echo"),
     "refuse": Question(HERE + "refuse"),
     "stumble": Question(HERE + "stumble"),
+    "hungry": Question(HERE + "hungry"),
+    "on a full disk": Question(HERE + "on_a_full_disk"),
     "unsayable": Question(HERE + "unsayable"),
     "patient": Question(HERE + "patient"),
     "lasting": Question(HERE + "patient", own_thread=True),
@@ -79,6 +90,18 @@ def test_a_mistake_becomes_faults():
     assert answers_to(ask(1, "refuse")) == [
         {"id": 1, "faults": [{"setting": "data", "sentence": "There is no file rows.csv."}]}
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("hungry", "There was not enough memory. Closing other programs helps."),
+        ("on a full disk", "/a/file cannot be used: the disk is full."),
+    ],
+)
+def test_what_the_machine_lacks_is_a_fault_and_no_bug(name: str, sentence: str):
+    (answer,) = answers_to(ask(1, name))
+    assert [fault["sentence"] for fault in answer["faults"]] == [sentence] and "traceback" not in answer
 
 
 @pytest.mark.parametrize("name", ["stumble", "unsayable", "absent"])

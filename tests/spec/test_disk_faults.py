@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import io
+import itertools
 import os
 import resource
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import pytest
 from backend.spec import whole_file
 from backend.spec.disk_faults import DiskFault, fault_of
 from backend.spec.disk_space import Room, room_on
-from backend.spec.events import Diary, JsonLines, read_events
+from backend.spec.events import TAIL_BLOCK, Diary, JsonLines, read_events, write_all
 from backend.spec.whole_file import remove_folder, replace_file, save_as, whole_folder
 
 
@@ -91,9 +94,28 @@ def test_what_could_not_be_cut_off_at_once_is_cut_off_before_the_next_line(tmp_p
     assert rows.path.read_bytes() == b'{"n": 1}\n{"n": 3}\n' and rows.size == 18
 
 
+def test_a_disk_that_takes_a_part_at_a_time_gets_every_byte_once() -> None:
+    class Slow(io.RawIOBase):
+        """Takes three bytes, or none, or says that it would block."""
+
+        taken, says = b"", itertools.cycle([3, 0, None])
+
+        def write(self, data: Any, /) -> int | None:
+            count = next(self.says)
+            self.taken += bytes(data[: count or 0])
+            return count
+
+    file = Slow()
+    write_all(file, b'{"n": 1234}\n')
+    assert file.taken == b'{"n": 1234}\n'
+
+
 def test_half_a_line_of_a_killed_process_is_cut_off_when_the_file_is_opened(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    for content, whole in ((b'{"n": 1}\n{"n', b'{"n": 1}\n'), (b'{"n"', b""), (b"a" * 200_000, b""), (b"", b"")):
+    for content, whole in (
+        (b'{"n": 1}\n{"n', b'{"n": 1}\n'), (b'{"n"', b""), (b"a" * 200_000, b""), (b"", b""),
+        (b'{"n": 1}\n' + b"x" * (TAIL_BLOCK - 1), b'{"n": 1}\n'),  # the newline is the first byte of the last block
+    ):  # fmt: skip
         path.write_bytes(content)
         rows = JsonLines(path)
         assert path.read_bytes() == whole and rows.size == len(whole)
@@ -109,11 +131,14 @@ def test_a_sync_that_failed_once_is_never_believed_again(tmp_path: Path, monkeyp
         rows.sync()
 
 
-def test_a_file_that_cannot_be_replaced_stays_and_leaves_no_draft(tmp_path: Path, size_limit: None) -> None:
+@pytest.mark.parametrize("write", [replace_file, save_as])
+def test_a_file_that_cannot_be_replaced_stays_and_leaves_no_draft(
+    write: Callable[[Path, str], None], tmp_path: Path, size_limit: None
+) -> None:
     path = tmp_path / "about.json"
-    replace_file(path, "old")
+    write(path, "old")
     with pytest.raises(DiskFault, match=r"about\.json cannot be written"):
-        replace_file(path, "x" * 9000)
+        write(path, "x" * 9000)
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["about.json"]
 
 
@@ -141,6 +166,16 @@ def test_drafts_of_processes_that_are_gone_are_deleted_by_the_next_writer(tmp_pa
     assert sorted(os.listdir(tmp_path)) == sorted([f".about.json.{os.getppid()}", f".other.json.{gone}", "about.json"])
 
 
+def test_a_draft_that_another_process_deletes_at_the_same_time_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = tmp_path / ".about.json.4194305"
+    draft.write_text("half")
+    monkeypatch.setattr(whole_file, "is_alive", lambda number: draft.unlink())
+    replace_file(tmp_path / "about.json", "new")
+    assert os.listdir(tmp_path) == ["about.json"]
+
+
 @pytest.mark.parametrize("target", ["theirs", "is not there"])
 def test_a_link_in_the_place_of_the_draft_is_not_followed(target: str, tmp_path: Path) -> None:
     """Its name can be guessed by whoever can write in the folder."""
@@ -153,7 +188,10 @@ def test_a_link_in_the_place_of_the_draft_is_not_followed(target: str, tmp_path:
     assert sorted(os.listdir(tmp_path)) == ["about.json", "theirs"]
 
 
-def test_the_rights_of_a_replaced_file_are_those_asked_for(tmp_path: Path) -> None:
+def test_the_rights_of_a_replaced_file_are_those_asked_for_and_else_those_of_any_new_file(tmp_path: Path) -> None:
+    replace_file(tmp_path / "file", "x")
+    (tmp_path / "other").write_text("x")
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "other").stat().st_mode
     for mode in (0o600, 0o755):
         replace_file(tmp_path / "file", "x", mode=mode)
         assert (tmp_path / "file").stat().st_mode & 0o777 == mode
@@ -186,8 +224,23 @@ def test_a_folder_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest
                 if broken is nothing:
                     full()
         assert os.listdir(tmp_path) == ["model"] and os.listdir(final) == ["a"], name
+    with pytest.raises(DiskFault), whole_folder(final) as draft:
+        shutil.rmtree(draft)  # as somebody may who tidies up
+    assert os.listdir(tmp_path) == ["model"] and os.listdir(final) == ["a"]
     remove_folder(final)
     assert os.listdir(tmp_path) == []
+
+
+def test_the_first_folder_of_its_name_brings_the_folders_above_it_and_leaves_nothing_where_it_fails(
+    tmp_path: Path,
+) -> None:
+    final = tmp_path / "new" / "model"
+    with pytest.raises(DiskFault, match=r"/model cannot be written: the disk is full"), whole_folder(final):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert os.listdir(final.parent) == []
+    with whole_folder(final) as draft:
+        (draft / "a").write_text("x")
+    assert os.listdir(final) == ["a"]
 
 
 @pytest.mark.parametrize(

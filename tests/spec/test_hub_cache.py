@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from backend.spec.hub_cache import hub_cache, is_dataset_cached, local_folder
+from backend.spec.faults import Mistake
+from backend.spec.hub_cache import hub_cache, is_dataset_cached, local_folder, require_hub_address
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")
@@ -69,3 +70,24 @@ def test_a_dataset_is_cached_once_the_hub_or_the_datasets_library_kept_it(
     assert is_dataset_cached("owner/MySums") and not is_dataset_cached("owner/Sums")
     (tmp_path / "hub" / "datasets--owner--Sums" / "snapshots").mkdir(parents=True)
     assert is_dataset_cached("owner/Sums")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["mirror.test", "ftp://mirror.test", "http://", "http://[::1", "http://mirror.test:99999", "https://mirror.test:x",
+     "http://mirror .test", "file:///etc/hosts", "http://mirror.test\x1b[2J"],
+)  # fmt: skip
+def test_a_hub_that_no_web_address_is_is_refused_by_the_name_of_the_variable(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    with pytest.raises(Mistake) as raised:
+        require_hub_address()
+    (fault,) = raised.value.faults
+    assert fault.setting == "HF_ENDPOINT" and " is no web address; " in fault.sentence and fault.sentence.isprintable()
+
+
+@pytest.mark.parametrize("address", ["", "http://127.0.0.1:8000", "https://mirror.test/hub/", "http://[::1]:8000"])
+def test_a_hub_of_ones_own_may_have_any_web_address(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    require_hub_address()

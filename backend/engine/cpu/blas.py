@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import sys
 from functools import cache
 
@@ -36,7 +37,21 @@ def prepare() -> str:
         library = ctypes.CDLL(LIBRARY, mode=ctypes.RTLD_GLOBAL)
     except OSError:
         return f"BLAS is the slow one that came with mlx, because {LIBRARY} is not installed (Debian: libopenblas0-pthread)."
+    _reserve_memory(library)
     return f"BLAS is {_version(library)}."
+
+
+def _reserve_memory(library: ctypes.CDLL) -> None:
+    """Under a limit of the address space (ulimit -v), let OpenBLAS take its working memory while there is room. It keeps it for all later products,
+    from any thread; a product that finds no room for it tries again for ever."""
+    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+        return
+    try:
+        take, give_back = library.blas_memory_alloc, library.blas_memory_free
+    except AttributeError:
+        return
+    take.restype, give_back.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+    give_back(take(0))
 
 
 def _version(library: ctypes.CDLL) -> str:

@@ -19,6 +19,7 @@ from backend.run.machine.gpu_timeout import relax_gpu_timeout
 from backend.run.stop_signals import handlers_restored
 from backend.spec.config import Config, beside, dump, load, parse, read
 from backend.spec.diary_ends import has_finished
+from backend.spec.environment import require_environment
 from backend.spec.faults import Mistake
 from backend.spec.rewards.allowed_code import allow_named
 from backend.spec.run_folder import RunFolder, default_run_name, find_run, make_run_folder
@@ -57,6 +58,7 @@ def train(
     program's. Raises Mistake for anything that can be mended: before the first step, with nothing left behind; as RunFailed after it, with everything
     saved. Raises RuntimeError for a bug of ours, whose traceback is on stderr and in the run's diary.
     """
+    require_environment()
     raw = _raw(config) | ({} if name is None else {"run_name": name})
     own = OwnFunctions.of(reward_functions or [])
     with _new_folder(raw, runs_dir) as folder:
@@ -91,6 +93,7 @@ def resume(
     `run`: its folder or its name. A run that was trained with callables needs those of the same names again, in `reward_functions`, and one
     with an optimizer or a schedule of the program the same again. Raises as `train`.
     """
+    require_environment()
     folder = find_run(os.fspath(run))
     check_format(folder)
     settings = load(folder.config)

@@ -15,6 +15,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from backend.spec.faults import Mistake
+
 
 @dataclass(frozen=True, slots=True)
 class GpuError:
@@ -91,3 +93,13 @@ def gpu_error(error: BaseException) -> GpuError | None:
         return None
     text = str(error)
     return next((kind for pattern, kind in _PATTERNS if pattern.match(text)), None)
+
+
+def fault_of_gpu(error: BaseException) -> Mistake | None:
+    """The same as a fault, for what is no run: a verb, a question of the window. None for what may be a bug."""
+    kind = gpu_error(error)
+    if kind is None:
+        return None
+    if kind.is_memory:  # the advice is about the steps of a run
+        return Mistake("memory_limit", "There was not enough memory. Closing other programs helps.")
+    return Mistake("gpu", f"{kind.happened} {kind.advice}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from backend.spec.faults import Mistake
 from backend.spec.user_input.paths import possible_path, reason
@@ -12,6 +13,8 @@ from backend.spec.user_input.text import shown
 
 TEXT_LIMIT = 16 * 2**20
 """Bytes of a text file, where the caller knows no better limit."""
+PART = 2**20
+"""Bytes that are read at a time."""
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
@@ -36,7 +39,7 @@ def read_bytes(path: Path, setting: str, limit: int = TEXT_LIMIT) -> bytes:
             raise Mistake(setting, f"{shown(path)} cannot be read: it is {kind_of(kind)}, not a file.")
         # Not blocking: between the two calls the file may have become a pipe.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
-            content = stream.read(limit + 1)
+            content = _read(stream, limit + 1)
     except FileNotFoundError:
         raise Mistake(setting, f"There is no file {shown(path)}.") from None
     except OSError as error:
@@ -46,6 +49,15 @@ def read_bytes(path: Path, setting: str, limit: int = TEXT_LIMIT) -> bytes:
     if len(content) > limit:
         raise Mistake(setting, f"{shown(path)} cannot be read: it is larger than {_size(limit)}.")
     return content
+
+
+def _read(stream: BinaryIO, most: int) -> bytes:
+    """Up to `most` bytes, a part at a time: Python asks for the memory of all that it may read before it reads."""
+    parts = list[bytes]()
+    while most > 0 and (part := stream.read(min(most, PART))):
+        parts.append(part)
+        most -= len(part)
+    return b"".join(parts)
 
 
 def read_text(path: Path, setting: str, limit: int = TEXT_LIMIT) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,18 @@ def test_a_file_beyond_the_limit_is_not_read(tmp_path: Path) -> None:
     file.write_bytes(b"x" * 1025)
     assert sentence(read_bytes, file, "data", 1024).endswith("it is larger than 1 KB.")
     assert len(read_bytes(file, "data", 1025)) == 1025
+
+
+def test_a_small_file_takes_little_memory_whatever_the_limit(tmp_path: Path) -> None:
+    """Where memory was scarce, a tokenizer of some kilobytes could not be read: half a gigabyte was asked for."""
+    file = tmp_path / "file"
+    file.write_bytes(b"x" * 3 * 2**20)
+    tracemalloc.start()
+    try:
+        assert len(read_bytes(file, "data", 2**29)) == 3 * 2**20
+        assert tracemalloc.get_traced_memory()[1] < 20 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_text_is_utf_8_with_or_without_a_mark(tmp_path: Path) -> None:
