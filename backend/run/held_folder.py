@@ -20,6 +20,7 @@ from backend.run.control import Stopped
 from backend.spec import file_lock
 from backend.spec.events import Diary, JsonLines
 from backend.spec.run_folder import RunFolder
+from backend.spec.whole_file import replace_file
 
 LOOK_EVERY_S = 0.3
 _LONGEST_PATH = 1024
@@ -40,6 +41,7 @@ class HeldFolder:
     def __init__(self, run: RunFolder, diary: Diary, completions: JsonLines, warn: Callable[[str], None]) -> None:
         self._run, self._diary, self._warn = run, diary, warn
         self._logs = (diary, completions)
+        self._settings = run.config.read_bytes() if run.config.is_file() else None
         self._folder = os.open(run.path, os.O_RDONLY)
         self._lock = _identity(run.lock)
         self._second_lock: int | None = None
@@ -62,6 +64,11 @@ class HeldFolder:
                 self._warn(
                     f"{log.path.name} was deleted or replaced while the run trains. It was written again as the run knows it."
                 )
+        if self._settings is not None and not self._run.config.exists():  # no run can be resumed without it
+            replace_file(self._run.config, [self._settings])
+            self._warn(
+                f"{self._run.config.name} was deleted while the run trains. It was written again as it was before."
+            )
 
     def place(self) -> FolderPlace:
         """Where the folder is, and whether it is still this process's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,15 @@ import pytest
 
 from backend.generation.rollout import Rollout
 from backend.run.checkpoints import checkpoint
-from backend.run.checkpoints.checkpoint import TrainingState
-from backend.run.checkpoints.checkpoint_writer import CheckpointWriter, Snapshot, snapshot
+from backend.run.checkpoints import checkpoint_writer as writer_module
+from backend.run.checkpoints.checkpoint import Checkpoint, TrainingState
+from backend.run.checkpoints.checkpoint_writer import (
+    CheckpointWriter,
+    Snapshot,
+    publish_adapters,
+    refresh_adapters,
+    snapshot,
+)
 from backend.run.checkpoints.run_saver import RunSaver
 from backend.spec import whole_file
 from backend.spec.config import parse
@@ -62,6 +70,7 @@ def test_a_checkpoint_has_the_arrays_of_its_snapshot_whatever_the_updates_meanwh
 ) -> None:
     go, threads = slowed(monkeypatch)
     checkpoint_writer, lines = CheckpointWriter(run, keep=3), JsonLines(run.events)
+    assert not checkpoint_writer.is_done
     weights = {"layer.lora_a": mx.arange(6.0).reshape(2, 3).T, "layer.lora_b": mx.ones((2, 2)) * 3}
     held = dict(weights)
     for step in (1, 2):
@@ -94,6 +103,41 @@ def test_lazy_arrays_are_evaluated_before_the_writer_gets_them(run: RunFolder) -
     assert saved and saved.weights()["x"].tolist() == [2, 2, 2] and saved.optimizer()["step"].item() == 2
 
 
+def snapshot_from(*arrays: dict[str, mx.array], is_sharded: bool = False, **settings: Any) -> Snapshot:
+    """A snapshot of weights, an optimizer's state and, where a third is given, the weights of a reference."""
+    mx.eval(*arrays)
+    weights, optimizer, *reference = arrays
+    learner: Any = SimpleNamespace(state_arrays=lambda: optimizer)
+    policy: Any = SimpleNamespace(trainable=lambda: weights, is_sharded=is_sharded)
+    if reference:
+        policy.reference_arrays = lambda: reference[0]
+        settings |= {"sync_ref_model": True, "beta": 0.1}
+    config = parse({"model": "m", "data": "d", "train_type": "full", **settings})
+    return snapshot(TrainingState(step=1), policy, learner, config)
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_a_snapshot_copies_nothing_and_is_independent_of_mlx_where_processes_share_the_model(is_sharded: bool) -> None:
+    arrays = [{"x": mx.ones(3) * number} for number in (1, 2, 3)]
+    taken = snapshot_from(*arrays, is_sharded=is_sharded)
+    for held, array in zip((taken.weights, taken.optimizer, taken.reference), arrays, strict=True):
+        assert held is not None and np.array_equal(np.array(held["x"]), np.array(array["x"]))
+        assert isinstance(held["x"], np.ndarray) if is_sharded else held["x"] is array["x"]
+
+
+def test_a_snapshot_has_neither_optimizer_nor_reference_unless_the_settings_ask_for_them() -> None:
+    taken = snapshot_from({"x": mx.ones(3)}, {"m": mx.ones(3)}, save_only_model=True)
+    assert taken.optimizer is None and taken.reference is None and taken.adapter_config is None
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_snapshot_with_an_array_that_is_not_finite_is_refused(which: int) -> None:
+    arrays = [{f"array {number}": mx.ones(3)} for number in range(3)]
+    arrays[which] = {f"array {which}": mx.array([1.0, mx.nan])}
+    with pytest.raises(Mistake, match=f"array {which}"):
+        snapshot_from(*arrays)
+
+
 def test_a_failed_write_is_raised_by_wait_and_the_next_one_may_succeed(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +164,39 @@ def test_the_seconds_that_saving_holds_a_run_up_are_counted_once(run: RunFolder)
     assert saver.take_seconds() == 2.0 and saver.take_seconds() == 0.0 and saver.saved_step == 1
     for part in (saver, diary, completions):
         part.close()
+
+
+def test_published_adapters_are_renewed_where_they_are_not_those_of_the_checkpoint_and_whole(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "adapter_config", lambda policy, config: {"fine_tune_type": config.train_type})
+    saved = Checkpoint(run.path / "000001", TrainingState(step=1))
+    saved.path.mkdir()
+    (saved.path / "adapters.safetensors").write_bytes(b"of step 1")
+    published = [run.adapters / "adapters.safetensors", run.adapters / "adapter_config.json"]
+    policy: Any = None
+
+    def refresh(train_type: str = "lora") -> None:
+        refresh_adapters(run, saved, policy, parse({"model": "m", "data": "d", "train_type": train_type}))
+
+    refresh("full")
+    assert not run.adapters.exists()
+    for damage in (lambda: None, published[0].unlink, published[1].unlink, lambda: published[0].write_bytes(b"older")):
+        damage()
+        refresh()
+        assert published[0].read_bytes() == b"of step 1" and json.loads(published[1].read_text()) == {
+            "fine_tune_type": "lora"
+        }
+    written = [file.stat().st_ino for file in published]
+    refresh()
+    assert [file.stat().st_ino for file in published] == written, "nothing is written that is there"
+
+
+def test_adapters_of_a_run_whose_folder_is_gone_do_not_bring_it_back(tmp_path: Path) -> None:
+    (tmp_path / "arrays").write_bytes(b"x")
+    with pytest.raises(Mistake, match="its folder is not there any more"):
+        publish_adapters(RunFolder(tmp_path / "gone"), tmp_path / "arrays", {})
+    assert not (tmp_path / "gone").exists()
 
 
 # ── in a run ─────────────────────────────────────────────────────────────────────────────────────────────────────────

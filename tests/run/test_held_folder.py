@@ -108,6 +108,20 @@ def test_a_diary_that_loses_its_name_is_written_again(inputs: Path, run: RunFold
     assert len(run.completions.read_bytes().splitlines()) == 6
 
 
+def test_settings_that_are_deleted_are_written_again_so_that_the_run_can_be_resumed(
+    inputs: Path, run: RunFolder
+) -> None:
+    settings: list[bytes] = []
+
+    def delete() -> None:
+        settings.append(run.config.read_bytes())
+        run.config.unlink()
+
+    assert trained(inputs, run, delete).kind == "finished"
+    assert [run.config.read_bytes()] == settings
+    assert "config.yaml was deleted" in " ".join(event.get("sentence", "") for event in read_events(run.events))
+
+
 def test_a_folder_whose_disk_is_gone_is_not_said_to_be_deleted(
     inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,7 +130,7 @@ def publish_adapters(run: RunFolder, arrays: Path, about: Mapping[str, Any]) -> 
     """
     folder = run.adapters
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)  # without parents: a run's folder that is gone must not come back half
     copy_file(arrays, folder / "adapters.safetensors")
     replace_file(folder / "adapter_config.json", json.dumps(about, indent=2) + "\n")
 
