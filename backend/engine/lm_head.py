@@ -213,13 +213,13 @@ def _frozen_head(
     @score.vjp
     def score_vjp(_primals: Any, cotangents: Any, outputs: Any) -> mx.array:
         # outputs: logp, entropy, then ∂ logp / ∂ h (and ∂ entropy / ∂ h). The cotangents of those gradients are not read
-        # (strict=False), because nothing differentiates twice.
+        # (strict=False), because nothing differentiates twice; nor is that of an entropy without a gradient.
         grads_NH = outputs[2:]
         scaled = [cotangent_N[:, None] * grad for cotangent_N, grad in zip(cotangents, grads_NH, strict=False)]
         return sum(scaled[1:], scaled[0]).astype(hidden_NH.dtype)
 
     logp_N, entropy_N, *_ = score(hidden_NH)  # pyright: ignore[reportGeneralTypeIssues]
-    return TokenScores(logp_N, entropy_N if entropy_gradient else mx.stop_gradient(entropy_N))
+    return TokenScores(logp_N, entropy_N)
 
 
 # ── a head that is trained ───────────────────────────────────────────────────────────────────────────────────────────
@@ -273,7 +273,7 @@ def _trained_head(
         return (mx.concatenate(d_hidden), *d_weights)
 
     logp_N, entropy_N = score(hidden_NH, *weights)  # pyright: ignore[reportGeneralTypeIssues]
-    return TokenScores(logp_N, entropy_N if entropy_gradient else mx.stop_gradient(entropy_N))
+    return TokenScores(logp_N, entropy_N)
 
 
 def _head_vjp(project: Callable[..., mx.array], inputs: list[mx.array], grad_NV: mx.array) -> list[mx.array]:

@@ -37,9 +37,9 @@ def replace_file(path: Path, content: str | Iterable[bytes], *, mode: int | None
                 os.fsync(file.fileno())  # before the rename: a power cut must not leave an empty file of the new name
             draft.replace(path)
         finally:
-            # A failure here would hide the one that is being reported.
+            # As a rule it was renamed; another failure here would hide the one that is being reported.
             with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
+                draft.unlink()
         sync(path.parent)  # a rename is data of the folder
 
 

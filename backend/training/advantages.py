@@ -91,7 +91,7 @@ def advantage_values(
         "reward": _mean(totals),
         "reward_std": _std(totals),
         # Groups without a signal: every completion scored the same. The NaN of an unscored group does not count.
-        "frac_reward_zero_std": sum(abs(std) <= 1e-8 for std in stds) / len(stds),
+        "frac_reward_zero_std": sum(std <= 1e-8 for std in stds) / len(stds),
     }
     if group_size > 1:
         metrics["reward_std_within_groups"] = _mean([_std(group) for group in _in_groups(totals, group_size)])
@@ -119,8 +119,8 @@ def _leave_one_out(values: list[float], totals: list[float], group_size: int) ->
     """RLOO (arXiv:2402.14740): R_i − mean of the others = (R_i − mean of the group) · n/(n − 1), n the scored completions of
     the group; 0 where n is 1."""
     counts = [sum(not math.isnan(x) for x in group) for group in _in_groups(totals, group_size) for _ in group]
-    # 0.0 * x, not 0.0: an unscored completion stays NaN.
-    return [x * n / (n - 1) if n > 1 else 0.0 * x for x, n in zip(values, counts, strict=True)]
+    # One scored completion alone is its group's mean, so its x is 0 already; an unscored one stays NaN.
+    return [x * n / (n - 1) if n > 1 else x for x, n in zip(values, counts, strict=True)]
 
 
 def _normalize_then_sum(

@@ -134,7 +134,7 @@ def pack(groups: Sequence[Group], *, pad_id: int, mask_truncated_completions: bo
         group_B=mx.array([index for index, _, _ in rows], mx.int32),
         row_B=mx.arange(len(rows), dtype=mx.int32),
         log_held_BT=_padded([c.log_held for _, _, c in rows], longest, 0, mx.float32)
-        if rows and rows[0][2].log_held
+        if any(c.log_held for _, _, c in rows)
         else None,
     )
 

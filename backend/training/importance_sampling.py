@@ -15,9 +15,9 @@ def importance_ratio(
     old_logp_BT: mx.array,
     sampling_logp_BT: mx.array,
     mask_BT: mx.array,
-    mode: str = "sequence_mask",
+    mode: str,
     clip_min: float | None = None,
-    clip_max: float | None = 3.0,
+    clip_max: float | None = None,
 ) -> tuple[mx.array, dict[str, mx.array]]:
     """π_old / π_sampler, `is_ratio` of `policy_loss`, and metrics.
 

@@ -583,13 +583,13 @@ def _on_policy_rows(t: Tokens, sampling_logps: mx.array | None) -> Scalar:
     if t.settings.off_policy_mask_threshold is None:
         return 1.0
     # Only A < 0: the push away from a text grows without bound (`clipped`), here for a text the policy no longer writes.
-    logp_BT = mx.stop_gradient(t.logp_BT)
-    drift_BT = mx.stop_gradient(-t.log_ratio_BT)
+    drift_BT = -t.log_ratio_BT
     if sampling_logps is not None:
-        drift_BT = _masked(sampling_logps, t.mask_BT) - logp_BT
+        drift_BT = _masked(sampling_logps, t.mask_BT) - t.logp_BT
         # NaN: a token that the sampler could not score counts as on-policy.
         drift_BT = mx.where(mx.isnan(drift_BT), 0.0, drift_BT)
     drift_B1 = (drift_BT * t.mask_BT).sum(axis=1, keepdims=True) / lengths(t.mask_BT)
+    # A comparison: no gradient flows back through the drift.
     return ((t.advantage >= 0) | (drift_B1 <= t.settings.off_policy_mask_threshold)).astype(mx.float32)
 
 

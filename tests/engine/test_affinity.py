@@ -41,7 +41,7 @@ def both_threads() -> list[int]:
 
 def test_the_detected_mlx_thread_is_the_one_that_multiplies():
     (mlx_thread,) = affinity._mlx_threads()
-    python_threads = {thread.native_id for thread in threading.enumerate()}
+    python_threads = {threading.get_native_id(), *(thread.native_id for thread in threading.enumerate())}
     others = [
         int(task.name) for task in affinity.TASKS.iterdir() if int(task.name) not in python_threads | {mlx_thread}
     ]

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backend.engine import attention as attention_module
 from backend.engine.attention import PromptKV, blocked_attention, decode_attention
 from backend.spec.memory.chunking import ATTENTION_BYTES, SMALLEST_BLOCK, attention_block
 
@@ -102,7 +103,7 @@ CASES = {
     "one head of keys": Case(each=2, key_heads=1),
     "wide values": Case(each=2, keys=8, values=24),
     "narrow values": Case(each=2, keys=24, values=8, lengths=(3, 5)),
-    "a prompt longer than a block": Case(each=2, tokens=9, prompt=40, lengths=(33, 40)),
+    "a prompt longer than a block": Case(each=2, tokens=5, prompt=40, lengths=(33, 40)),
 }
 
 
@@ -200,6 +201,16 @@ def test_all_scores_are_never_in_memory_at_once() -> None:
     assert peak(LONG.plain()) > scores, "else this shows nothing"
 
 
+@pytest.mark.parametrize(("prompt", "keys"), [(5, 12), (0, 7)])
+def test_a_block_is_chosen_for_all_heads_and_every_key_they_attend_to(
+    prompt: int, keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, asked = Case(prompts=2, each=3, heads=4, prompt=prompt), []
+    monkeypatch.setattr(attention_module, "attention_block", lambda *sizes, gpu: asked.append(sizes) or 3)
+    case.ours()(*case.arrays())
+    assert asked == [(2 * 3 * 4, 7, keys)]
+
+
 @settings(deadline=None, derandomize=True)
 @given(heads=st.integers(1, 300), queries=st.integers(1, 9000), keys=st.integers(1, 20000), gpu=st.booleans())
 def test_blocks_are_of_equal_size_and_fit_their_share_of_memory(heads: int, queries: int, keys: int, gpu: bool) -> None:
@@ -228,3 +239,7 @@ def test_decode_attention_is_the_plain_attention(key_heads: int, dtype: mx.Dtype
     plain = mx.fast.scaled_dot_product_attention(*exact, scale=0.3, mask=mask)
     assert out.dtype == dtype and out.shape == (3, 4, 1, 12)
     assert error(out, plain) < (1e-6 if dtype == mx.float32 else 1e-2)
+    # and of scores whose exponentials overflow float32
+    far = decode_attention(100 * queries, keys, values, 3.0, mask)
+    plain = mx.fast.scaled_dot_product_attention(100 * exact[0], *exact[1:], scale=3.0, mask=mask)
+    assert error(far, plain) < (1e-4 if dtype == mx.float32 else 1e-2)

@@ -138,12 +138,13 @@ def test_no_decay_strength_gives_a_nan_or_an_overflow(by_channel: bool) -> None:
 @pytest.mark.parametrize("beta", [1.0, 1.9])
 def test_repeated_keys_keep_their_precision(beta: float) -> None:
     """A row of equal tokens has equal keys. The powers of A, which a Neumann series of (I + A)⁻¹ would add up, then reach 10¹⁷ and
-    more, though the inverse has no number above β. β up to 2 is Olmo Hybrid's `allow_neg_eigval`."""
+    more, though the inverse has no number above β. β up to 2 is Olmo Hybrid's `allow_neg_eigval`. How far rounding errors grow depends on
+    the BLAS kernels of the processor: 1e-5 with those for AVX-512, 2.4e-5 with those for AVX2."""
     case = Case(tokens=64, strength=1e-3)
     q, k, v, log_decay, _, state = case.arrays()
     k = mx.broadcast_to(k[:, :1], k.shape)
     arrays = [q, k, v, log_decay, mx.full(v.shape[:3], beta), state]
-    assert_close(results(gated_delta_rule, arrays), results(recurrence, arrays), 2e-5)
+    assert_close(results(gated_delta_rule, arrays), results(recurrence, arrays), 1e-4)
 
 
 def test_a_token_sees_nothing_after_it_and_padding_gets_no_gradient() -> None:

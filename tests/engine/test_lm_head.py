@@ -71,6 +71,23 @@ def test_the_entropy_has_a_gradient_exactly_where_it_is_asked_for(kind: str) -> 
         assert not np.array(mx.grad(lambda x, chunk=chunk: entropy(x, False, chunk))(hidden_NH)).any()
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_logits_whose_exponentials_overflow_float32_are_scored(temperature: float) -> None:
+    rng = np.random.default_rng(0)
+    logits_NV, target = 200 * rng.normal(size=(6, 50)), np.arange(6)
+    logits_NV[target, target] = logits_NV.max(axis=-1) - [0, 1, 2, 3, 300, 600]
+    scaled_NV = logits_NV / temperature
+    logp_NV = scaled_NV - np.logaddexp.reduce(scaled_NV, axis=-1, keepdims=True)
+    entropy_N = -(np.exp(logp_NV) * logp_NV).sum(-1)
+    hidden_NV = mx.array(logits_NV, mx.float32)
+    for with_gradient in (True, False):
+        scores = token_logps(
+            lambda x: x, None, hidden_NV, mx.array(target), temperature=temperature, with_gradient=with_gradient
+        )
+        np.testing.assert_allclose(scores.logp_N, logp_NV[target, target], rtol=1e-5, atol=2e-4)
+        np.testing.assert_allclose(scores.entropy_N, entropy_N, atol=2e-4)
+
+
 def test_without_a_chunk_size_all_tokens_are_projected_at_once() -> None:
     head, seen = nn.Linear(8, 50, bias=False), []
 

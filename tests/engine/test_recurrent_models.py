@@ -179,7 +179,8 @@ def test_rwkv7_learns_on_metal(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(old, new)
     np.testing.assert_array_equal(new, expected)
     for name, grad in plain.items():
-        np.testing.assert_array_equal(grads[name], grad, err_msg=name)
+        # Not bit for bit: the order of its sums is the processor's.
+        np.testing.assert_allclose(grads[name], grad, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_deepseek_v41_s_hyper_connections_learn_on_metal(monkeypatch: pytest.MonkeyPatch) -> None:

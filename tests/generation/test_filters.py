@@ -108,6 +108,26 @@ def test_top_k_leaves_a_few_thousand_values_of_a_vocabulary_to_sort(V: int) -> N
     assert max(left) <= 2048 or V > 2048 * (2048 // 20)
 
 
+@pytest.mark.parametrize(
+    ("V", "k", "cut"),
+    [
+        (151_936, 20, (1766, 86, 3)),  # as the module's first paragraph tells
+        (100_277, 20, (1453, 69, 1)),  # blocks alone: 673 maxima, but 2,980 candidates
+        (4099, 20, (369, 11, 2)),
+        (4096, 1024, (2048, 2, 0)),  # both just short enough
+        (2048, 20, None),  # short enough as it is
+        (128_256, 20, None),  # 1,336 maxima and 1,920 candidates by blocks alone
+        (248_320, 20, None),  # no cut is small enough
+        (208_916, 20, None),  # 2,048 blocks of 102 and 20 values: 2,060 candidates
+        (4099, 2049, None),
+    ],
+)
+def test_a_row_is_cut_unevenly_only_where_that_leaves_a_gpu_one_launch_each(
+    V: int, k: int, cut: tuple[int, int, int] | None
+) -> None:
+    assert filters._uneven_cut(V, k) == cut
+
+
 @pytest.mark.usefixtures("_on_the_cpu")
 @pytest.mark.parametrize("sampling", SAMPLINGS[::4], ids=str)
 def test_a_whole_vocabulary_samples_what_a_sort_samples(sampling: Sampling) -> None:
@@ -137,6 +157,31 @@ def test_a_nucleus_counts_masses_that_float32_would_lose() -> None:
     for floor in (filters.nucleus_floor, lambda mass, top_p: filters.least_inside(mass, mass, top_p)):
         assert floor(mass_BV, 1 - 1e-6).item() == pytest.approx(1e-8)
         assert floor(mass_BV, 1 - 1e-4).item() == 1
+
+
+@pytest.mark.usefixtures("_on_the_cpu")
+@pytest.mark.parametrize("choices", ["cpu", "gpu"])
+@pytest.mark.parametrize("V", [1, 5, 2304, 4099])
+def test_the_largest_values_and_the_sum_of_each_row_are_numpy_s(
+    V: int, choices: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether or not a row is read in blocks."""
+    monkeypatch.setenv(TREAT_CPU_AS, choices)
+    rows = np.random.default_rng(V).normal(0, 1, (3, V)).astype(np.float32)
+    rows[0].sort()  # the largest stand at the end, where blocks may leave some out
+    values_BV = mx.array(rows)
+    np.testing.assert_array_equal(filters.row_max(values_BV), rows.max(axis=1, keepdims=True))
+    np.testing.assert_allclose(filters.row_sum(values_BV), rows.sum(axis=1, keepdims=True, dtype=np.float64), atol=1e-3)
+    for k in {min(k, V) for k in (1, 20, 1500, V)}:
+        np.testing.assert_array_equal(filters.largest(values_BV, k), np.sort(rows)[:, -k:])
+
+
+@pytest.mark.usefixtures("_on_the_cpu")
+@pytest.mark.parametrize("zeros", [0, 300], ids=["sorted", "histogram"])
+def test_a_nucleus_ends_where_its_share_is_reached_exactly(zeros: int) -> None:
+    mass_BV = mx.array([[0.25, *[0.0] * zeros, 0.5, 0.25], [*[0.0] * zeros, 0.5, 0.125, 0.375]])
+    assert filters.nucleus_floor(mass_BV, 0.5).tolist() == [[0.5], [0.5]]
+    assert filters.nucleus_floor(mass_BV, 0.875).tolist() == [[0.25], [0.375]]
 
 
 # ── a CPU's choices ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -170,6 +215,13 @@ def test_beside_a_single_row_its_number_is_a_scalar(monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TREAT_CPU_AS, "gpu")
+
+
+@pytest.mark.usefixtures("_as_on_a_gpu")
+def test_a_gpu_makes_no_histogram_of_masses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Additions into one are in another order in every run there, and Metal has no float64."""
+    monkeypatch.setattr(filters, "_floor_by_histogram", None)
+    assert filters.nucleus_floor(mx.array([[0.25, *[0.0] * 300, 0.5, 0.25]]), 0.4).item() == 0.5
 
 
 @pytest.mark.usefixtures("_as_on_a_gpu")

@@ -19,7 +19,7 @@ from backend.generation import sampler
 from backend.generation.cached_sequence import CachedSequence
 from backend.generation.grammar import CompiledGrammar, Grammar, HeldOutputs, check_grammar
 from backend.generation.rollout import Rollout
-from backend.generation.sampler import Sampling, keyed_uniforms, sample_tokens
+from backend.generation.sampler import GREEDY, HeldTokens, Sampling, keyed_uniforms, sample_tokens
 from backend.models.policy import Policy, load_policy
 from backend.run.preflight import check
 from backend.spec.config import parse
@@ -125,13 +125,22 @@ def test_log_probabilities_are_the_policy_s_and_the_shares_those_of_the_allowed_
 
 
 def test_a_grammar_that_allows_what_the_policy_never_says_is_sampled_without_underflow() -> None:
-    """exp(−200) is 0 in float32: against the policy's own peak nothing would be left to draw from."""
+    """exp(−200) is 0 in float32: against the policy's own peak nothing would be left to draw from. Greedy reports temperature 1."""
     logits = mx.zeros((2, 40)).at[:, 7].add(200.0)
     mask = mx.array(np.array([[1 << 3 | 1 << 5, 0], [1 << 7, 0]], np.uint32))
-    token_B, logp_B, _, log_held_B = sample_tokens(logits, mx.array([0.9, 0.9]), Sampling(), mask_BM=mask)
-    assert token_B.tolist() == [5, 7]
-    np.testing.assert_allclose(logp_B, [-200, 0], atol=1e-4)
-    np.testing.assert_allclose(log_held_B, [np.log(2) - 200, 0], atol=1e-4)
+    for how, token in ((Sampling(), 5), (GREEDY, 3)):
+        token_B, logp_B, _, log_held_B = sample_tokens(logits, mx.array([0.9, 0.9]), how, mask_BM=mask)
+        assert token_B.tolist() == [token, 7]
+        np.testing.assert_allclose(logp_B, [-200, 0], atol=1e-4)
+        np.testing.assert_allclose(log_held_B, [np.log(2) - 200, 0], atol=1e-4)
+
+
+def test_a_grammar_that_allows_everything_takes_nothing() -> None:
+    """Rounding would give some rows a share above 1."""
+    logits_BV = mx.array(np.random.default_rng(0).normal(0, 2, (60, 320)), mx.float32)
+    mask_BM = mx.full((60, 10), 2**32 - 1, mx.uint32)
+    held = sample_tokens(logits_BV, mx.full(60, 0.5), Sampling(0.9), mask_BM=mask_BM)
+    assert isinstance(held, HeldTokens) and -1e-5 < held.log_held_B.min().item() <= held.log_held_B.max().item() <= 0
 
 
 @pytest.mark.parametrize("how", [Sampling(), Sampling(0.9, 0.7), Sampling(1.1, 0.9, 9, 0.02)], ids=["free", "p", "pk"])

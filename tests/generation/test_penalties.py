@@ -105,7 +105,7 @@ def test_tokens_and_log_probabilities_are_those_of_a_loop_over_tokens(
 
 @pytest.mark.parametrize("sampling", [SAMPLED, *FILTERED], ids=str)
 def test_learning_has_the_log_probabilities_that_were_sampled(policies: Any, sampling: Sampling) -> None:
-    """To 1e-5 in float32, through micro-batches and chunks of the vocabulary head. Without the penalties they are far off."""
+    """To 2e-5 in float32, through micro-batches and chunks of the vocabulary head. Without the penalties they are far off."""
     policy, config = policies(**SETTINGS)
     groups = Rollout(policy, 12).sample(problems(), 3, sampling, seed=2, first_number=0)
     for group in groups:
@@ -124,7 +124,7 @@ def test_learning_has_the_log_probabilities_that_were_sampled(policies: Any, sam
             float(mx.abs(logp_BT - (part.batch.sampling_logp_BT + part.batch.log_kept_BT)).max())
             for part, logp_BT in zip(parts, logps, strict=True)
         )
-    assert gap[True] < 1e-5 < 0.3 < gap[False]
+    assert gap[True] < 2e-5 < 0.3 < gap[False]
     if not sampling.has_filters:
         assert grpo_learner(policy, config, 1).learn(pack(groups, pad_id=0))["sampling/logp_gap/max"] < 1e-5
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -18,7 +18,7 @@ from mlx_lm.generate import generate_step
 from backend.generation import rollout as rollout_module
 from backend.generation import scheduler as scheduler_module
 from backend.generation.drawing import Drawing
-from backend.generation.kv_rows import KVRows
+from backend.generation.kv_rows import KVRows, Prefilled, WaitingQueue
 from backend.generation.outputs import REASONS, Outputs
 from backend.generation.rollout import DECODE_CHUNK, Rollout
 from backend.generation.sampler import GREEDY, SampledTokens, Sampling, keyed_uniforms, sample_tokens
@@ -660,6 +660,59 @@ def test_after_compaction_the_columns_last_for_the_chunk_of_the_youngest_row() -
     assert scheduler.rows.capacity >= 63 + DECODE_CHUNK
 
 
+@pytest.mark.parametrize(
+    ("lengths", "generated", "ended", "columns", "is_copied"),
+    [
+        (
+            [65 - DECODE_CHUNK, 20, 20],
+            [49, 10, 10],
+            [],
+            128,
+            True,
+        ),  # 64 columns do not last for the youngest row's chunk
+        ([64 - DECODE_CHUNK, 20, 20], [49, 10, 10], [], 64, False),  # they do to the last
+        # Three quarters are enough for the living rows, to the last; and one too few.
+        ([256 - DECODE_CHUNK, 192 - DECODE_CHUNK, *[30] * 4], [10] * 6, [0], 192, True),
+        ([256 - DECODE_CHUNK, 193 - DECODE_CHUNK, *[30] * 4], [10] * 6, [0], 256, False),
+    ],
+)
+def test_columns_are_added_and_dropped_as_living_rows_need_them(
+    lengths: list[int], generated: list[int], ended: list[int], columns: int, is_copied: bool
+) -> None:
+    """Each change copies all rows, so nothing else does while as many rows are decoded."""
+    scheduler = scheduler_of(lengths, generated, ended, max_tokens=50)
+    before = scheduler.rows.keys[0]
+    assert scheduler.schedule()
+    assert len(scheduler.rows) == len(lengths) and scheduler.rows.capacity == columns
+    assert (scheduler.rows.keys[0] is not before) == is_copied
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "alive", "waiting", "admitted"),
+    [(16, 15, 9, 0), (16, 14, 9, 2), (16, 14, 1, 1), (8, 7, 9, 1), (16, 0, 9, 9), (1, 0, 9, 1), (16, 3, 0, 0)],
+)
+def test_waiting_completions_are_admitted_once_an_eighth_of_the_rows_is_free(
+    max_rows: int, alive: int, waiting: int, admitted: int
+) -> None:
+    scheduler = scheduler_of([5], [1], [], max_tokens=50)
+    scheduler.max_rows, scheduler.queue = max_rows, cast(Any, SimpleNamespace(waiting=waiting))
+    assert scheduler._admission_count(alive) == admitted
+
+
+def queue_of(tokens: int, count: int) -> WaitingQueue:
+    """Completions of one prompt of so many tokens."""
+    cache = [mx.zeros((1, 1, tokens, 4))]
+    prefilled = Prefilled(mx.zeros((1, 5)), cache, cache, np.zeros(1, np.int64))
+    return WaitingQueue([[3] * tokens], count, lambda prompts: prefilled)
+
+
+def test_an_admitted_row_has_columns_for_its_first_chunk() -> None:
+    """58 tokens of a prompt, and seven that follow the one from its prefill: one more than 64."""
+    queue, outputs = queue_of(58, 2), Outputs(2, 8, None, [2], [])
+    scheduler = Scheduler(queue, outputs, np.zeros((2, 8)), Drawing(Sampling()), lambda: None, 2, ON_CPU)
+    assert scheduler.schedule() and scheduler.rows.capacity >= 58 + 7
+
+
 def test_row_counts_are_one_two_three_or_four_times_a_power_of_two() -> None:
     """Every other row count would be one more trace of the compiled step."""
     sizes = []
@@ -669,3 +722,6 @@ def test_row_counts_are_one_two_three_or_four_times_a_power_of_two() -> None:
         sizes.append(len(scheduler.rows))
     assert sorted(set(sizes)) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48]
     assert all(size >= living for living, size in enumerate(sizes, 1))
+    scheduler = scheduler_of([5] * 64, generated=[1] * 64, ended=list(range(9, 64)), max_tokens=50)
+    scheduler.queue, scheduler.max_rows = queue_of(5, 1), 64
+    assert scheduler.schedule() and len(scheduler.rows) == 12, "nine living rows, an admitted one and two that ended"

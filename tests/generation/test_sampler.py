@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from backend.engine.cpu import vector_exp
+from backend.engine.penalties import Penalties
 from backend.generation.sampler import GREEDY, Sampling, keyed_uniforms, sample_tokens
+from backend.spec.config import parse
 from backend.spec.machine import TREAT_CPU_AS
 
 GRID = 40_000
@@ -17,6 +19,7 @@ FILTERS = [
     Sampling(temperature=0.5),
     Sampling(temperature=2.0),
     Sampling(top_k=3),
+    Sampling(top_k=1),
     Sampling(top_p=0.7),
     Sampling(min_p=0.2),
     Sampling(temperature=0.8, top_p=0.95, top_k=20),
@@ -90,7 +93,7 @@ def test_a_filter_that_leaves_one_token_always_samples_it(index: int) -> None:
     """Whether the only token left is the first, the last or between, the extreme uniforms must find it."""
     values = np.zeros(24)
     values[index] = 3.0
-    for sampling in (Sampling(top_k=1), Sampling(top_p=0.01), Sampling(min_p=0.9)):
+    for sampling in (Sampling(top_k=1), Sampling(top_p=0.01), Sampling(min_p=0.9), Sampling(min_p=1.0)):
         assert set(sampled(values, sampling, 1000)[0].tolist()) == {index}
         ends, _, _ = sample_tokens(
             mx.array(np.stack([values] * 2), mx.float32), mx.array([0.0, 1 - 2.0**-24]), sampling
@@ -180,9 +183,13 @@ def test_the_log_probability_is_the_tempered_one_before_any_filter() -> None:
 
 
 @pytest.mark.parametrize("sampling", FILTERS, ids=str)
-def test_log_kept_is_the_share_of_the_policy_s_mass_that_the_filters_kept(sampling: Sampling) -> None:
+@pytest.mark.parametrize("choices", ["cpu", "gpu"])
+def test_log_kept_is_the_share_of_the_policy_s_mass_that_the_filters_kept(
+    sampling: Sampling, choices: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """logp − log_kept is the log-probability that the token was sampled with. Read at the last token's edge, it was NaN wherever the last
     token of the vocabulary was filtered, and the importance correction did nothing."""
+    monkeypatch.setenv(TREAT_CPU_AS, choices)
     for seed in range(5):
         values = logits(seed=seed)
         policy = np.exp(values / sampling.temperature) / np.exp(values / sampling.temperature).sum()
@@ -211,7 +218,18 @@ def test_bfloat16_logits_are_computed_in_float32() -> None:
     assert logp_B.item() == pytest.approx(expected[token_B.item()], abs=2e-6)
 
 
-def test_greedy_takes_the_likeliest_and_reports_temperature_one() -> None:
+def test_settings_that_are_left_out_sample_from_the_policy_itself() -> None:
+    assert Sampling() == Sampling(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
+    assert not Sampling().has_filters and not Sampling(temperature=0.5).has_filters
+    assert all(Sampling(**one).has_filters for one in ({"top_p": 0.99}, {"top_k": 1}, {"min_p": 0.01}))
+    config = parse({"model": "none", "data": "none", "temperature": 0.7, "repetition_penalty": 1.5})
+    assert Sampling.of(config).temperature == 0.7 and Sampling.greedy(config).temperature == 0
+    assert Sampling.of(config).penalties == Sampling.greedy(config).penalties == Penalties(*config.penalties)
+
+
+@pytest.mark.parametrize("choices", ["cpu", "gpu"])
+def test_greedy_takes_the_likeliest_and_reports_temperature_one(choices: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TREAT_CPU_AS, choices)
     values = logits()
     tokens, logps = sampled(values, GREEDY, 10)
     assert set(tokens.tolist()) == {int(values.argmax())}

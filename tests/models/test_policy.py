@@ -21,6 +21,7 @@ from backend.models.policy import Policy, load_policy
 from backend.models.saving import adapter_config, save_model
 from backend.spec.config import Config, parse
 from backend.spec.faults import Mistake
+from backend.spec.user_input.text import shown_path
 from tests.support import random_models
 from tests.support.adapters import save_adapters
 
@@ -328,7 +329,7 @@ def test_a_missing_model_is_refused_by_name(models: Path, tmp_path: Path) -> Non
     missing = tmp_path / "gone"
     for name in (str(missing), "./gone", "a/b/c", "justaname"):
         sentence = refused("model", model=name)
-        assert sentence.startswith(f"There is no model {name}:")
+        assert sentence.startswith(f"There is no model {shown_path(name, 110)}:")
     assert "config.json is missing" in refused("model", model=tmp_path)
     assert "config.json is missing" in refused(
         "reference_model_path", model=folder_of(models), reference_model_path=str(tmp_path)

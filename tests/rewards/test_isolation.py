@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -19,13 +20,15 @@ import pytest
 
 from backend.rewards.resolve import resolve
 from backend.rewards.runner.inputs import TrainerState
+from backend.rewards.runner.returned_scores import LARGEST
 from backend.rewards.runner.reward_errors import RewardError
 from backend.rewards.runner.score import ScoreReport, score
+from backend.rewards.runner.user_traceback import LoadError, UserError, UserFrame
 from backend.rewards.sandbox import process as process_module
-from backend.rewards.sandbox.answers import Untrusted, read_answer, read_loaded, read_mapped, read_scored
+from backend.rewards.sandbox.answers import Failure, Untrusted, read_answer, read_loaded, read_mapped, read_scored
 from backend.rewards.sandbox.process import ChildFailed, ScoringProcess
 from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource
-from backend.rewards.sandbox.wire import FIRST_CALL, IDLE
+from backend.rewards.sandbox.wire import FIRST_CALL, IDLE, LONGEST_TEXT
 from backend.rewards.sandbox.working_folders import FOLDER_PREFIX, make_working_folder, remove_abandoned
 from backend.spec import file_lock
 from backend.spec.faults import Mistake
@@ -62,13 +65,18 @@ def scored(scorer: ProcessScorer, *groups: Group, timeout_s: float = 20.0) -> Sc
     return scorer.score(list(groups), 0, [1.0] * len(names), timeout_s, STATE)
 
 
+def rewards(scorer: ProcessScorer, group: Group) -> list[float | None]:
+    scored(scorer, group)
+    return [completion.reward for completion in group.completions]
+
+
 def failure(scorer: ProcessScorer, timeout_s: float = 20.0) -> str:
     group = make_group("a", "b")
     with pytest.raises(RewardError) as caught:
         scored(scorer, group, timeout_s=timeout_s)
     assert [completion.scores for completion in group.completions] == [{}, {}], "no completion is changed"
     (fault,) = caught.value.faults
-    assert "“What is 2 + 2?”" in fault.sentence and "completion “" in fault.sentence and "\n" not in fault.sentence
+    assert "“What is 2 + 2?”" in fault.sentence and "completion “a”" in fault.sentence and "\n" not in fault.sentence
     return fault.sentence
 
 
@@ -110,7 +118,7 @@ def test_scores_logs_and_rewards_are_those_of_the_trainers_own_process(scorer, t
     assert reports[1].columns == here.columns == {"length": [1, 3, 2]} and reports[1].metrics == here.metrics == {
         "steps": 3.0
     }
-    assert reports[1].unscored == here.unscored == 0 and [row["types_of"] for row in there] == [1.0] * 3
+    assert [row["types_of"] for row in there] == [1.0] * 3
     assert mine.load()[0][1].is_async and mine.load()[0][0].line == 4
 
 
@@ -156,7 +164,7 @@ def test_each_end_is_one_sentence_and_the_next_step_is_scored(scorer, code: str)
     mine = scorer(f"def bad(completions): {code}\ndef good(completions): return [1.0] * len(completions)\n", "bad")
     assert ENDS[code] in failure(mine)
     good = scorer("def good(completions): return [1.0] * len(completions)\n", "good")
-    assert scored(good, make_group("a")).unscored == 0
+    assert rewards(good, make_group("a")) == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -222,8 +230,7 @@ def test_what_an_async_function_keeps_for_the_next_step_ends_without_a_word(
     """Python said of its task that it was destroyed, with a traceback, at the end of every run."""
     mine = scorer(SERVED, "served")
     for _ in range(2):
-        report = scored(mine, make_group("a", "b"))
-        assert report.unscored == 0
+        assert rewards(mine, make_group("a", "b")) == [0.5, 0.5]
     process.stop(1.0)
     assert capsys.readouterr().err == ""
 
@@ -287,7 +294,7 @@ def test_what_a_function_spoils_in_its_process_changes_no_score(scorer) -> None:
     )
     mine = scorer(f"def f(completions):\n    {spoils}", "f")
     for _ in range(2):
-        assert scored(mine, make_group("a", "b")).unscored == 0
+        assert rewards(mine, make_group("a", "b")) == [1.0, 1.0]
     began = time.monotonic()
     mine.process.stop(1.0)
     assert time.monotonic() - began < 3, "what it has registered for the end is not waited for"
@@ -359,6 +366,24 @@ def test_every_field_of_an_answer_is_checked(change: dict[str, Any]) -> None:
         read_scored(GOOD | change, 1, 2)
 
 
+def test_an_answer_at_its_limits_is_taken() -> None:
+    answer = {"scores": [[-LARGEST, LARGEST]], "seconds": [0], "columns": {}, "metrics": {"m": -5}}
+    scored = read_scored(answer | {"printed": "x" * LONGEST_TEXT}, 1, 2)
+    assert (scored.scores, scored.seconds, scored.metrics) == ([[-LARGEST, LARGEST]], [0.0], {"m": -5.0})
+    assert len(scored.printed) == LONGEST_TEXT and scored.failure is None
+
+
+ERROR = {"sentence": "raised", "file": "/a.py", "line": 0, "frames": [{"line": 3, "function": "f", "code": "1 / 0"}]}
+
+
+def test_a_failure_has_its_function_completion_and_lines() -> None:
+    failed = {"function": 1, "what": "was\x1b rude", "completion": 2, "has_line": True, "is_timeout": False}
+    error = UserError("raised", "/a.py", 0, (UserFrame(3, "f", "1 / 0"),))
+    failure = Failure(1, "was  rude", 2, has_line=True, error=error)
+    assert read_scored({"failure": failed | {"error": ERROR}}, 2, 3).failure == failure
+    assert read_scored({"failure": failed}, 2, 3).failure == replace(failure, error=None)
+
+
 @pytest.mark.parametrize(
     "line",
     [b"", b"[]", b"{}", b'{"id": 2}', b'{"id": 1, "x": NaN}', b"\xff", b"[" * 100_000, b'{"id": ' + b"9" * 5000 + b"}"],
@@ -383,8 +408,20 @@ def test_every_field_of_a_description_is_checked(change: dict[str, Any]) -> None
     for stages in ([[FUNCTION | change]], [[]], [[FUNCTION], []]):
         with pytest.raises(Untrusted):
             read_loaded({"stages": stages}, [["f"]], files)
+    of_no_file = read_loaded({"stages": [[FUNCTION | {"file": ""}]]}, [["f"]], files)[0][0]
+    assert of_no_file.file is None and of_no_file.name == "f"
     with pytest.raises(Untrusted):
-        read_loaded({"stages": [[FUNCTION, FUNCTION]]}, [["f", "g"]], files)
+        read_loaded({"stages": [[FUNCTION, FUNCTION], [FUNCTION]]}, [["f", "g"], ["f"]], files)
+
+
+def test_why_the_functions_cannot_be_loaded_is_one_sentence_or_more() -> None:
+    fault = {"setting": "reward_functions", "sentence": "There is no function f."}
+    with pytest.raises(LoadError, match=r"There is no function f\.") as caught:
+        read_loaded({"faults": [fault], "user_error": ERROR}, [["f"]], [])
+    assert caught.value.user_error.frames == (UserFrame(3, "f", "1 / 0"),)
+    for faults in ([], [fault | {"setting": "model"}], [fault | {"sentence": None}]):
+        with pytest.raises(Untrusted):
+            read_loaded({"faults": faults, "user_error": ERROR}, [["f"]], [])
 
 
 def test_working_folders_of_killed_trainers_are_deleted_and_others_are_not(
@@ -407,6 +444,13 @@ def test_working_folders_of_killed_trainers_are_deleted_and_others_are_not(
     assert held.exists() and (other / "home").exists() and mine.exists()
     os.close(handle)
     os.close(kept)
+
+
+def test_every_row_is_mapped_to_one_or_to_none() -> None:
+    assert read_mapped({"rows": [{"a": 1}, None]}, 2).rows == [{"a": 1}, None]
+    for rows in ([{"a": 1}], [{"a": 1}, 2], None):
+        with pytest.raises(Untrusted):
+            read_mapped({"rows": rows}, 2)
 
 
 def test_a_row_that_could_not_be_mapped_is_one_of_those_that_were_given() -> None:

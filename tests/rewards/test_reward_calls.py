@@ -22,6 +22,7 @@ from backend.spec.rewards.catalog import (
     with_absolute_file,
 )
 from backend.spec.rewards.entry import RewardCall, read_call, split_names
+from backend.spec.user_input.text import shown
 from tests.support.scoring import make_group
 
 
@@ -204,6 +205,10 @@ def test_wrong_arguments_are_found_from_the_text_and_again_when_resolving(text: 
         "soft_overlong_punishment(cache=none)",
         "soft_overlong_punishment(max_completion_length=512, cache=64)",
         "soft_overlong_punishment(cache=64)",
+        "soft_overlong_punishment(max_completion_length=1, cache=1)",
+        "cosine_scaled(min_value_wrong=-0.5, max_value_wrong=-0.5, min_value_correct=1, max_value_correct=1)",
+        "length_target(target=1)",
+        "repetition_penalty(ngram_size=100, max_penalty=0)",
         r'regex_match(pattern=r"^\d+\b")',
     ],
 )
@@ -322,7 +327,7 @@ def test_plain_functions_of_a_file_are_listed_and_checked_without_running_it(wri
     assert sentences("mine.py::brevty", "mine.py::brevity(limits=3)", "gone.py::f", "mine.md::f", base=tmp_path) == [
         "mine.py has no function brevty; the nearest is brevity, and it has brevity, judged, helper, nested, registered.",
         "brevity has no parameter limits; the nearest is limit, and its parameters are limit.",
-        f"There is no file {tmp_path / 'gone.py'}.",
+        f"There is no file {shown(tmp_path / 'gone.py')}.",
         "mine.md should be a Python file that ends in .py or .txt.",
     ]
 

@@ -37,6 +37,8 @@ def test_linear_weights_reach_their_final_value_at_the_last_step_and_keep_it() -
         [0.0, 3.0, 0.1],
     ]
     assert schedule.at(0) == schedule.at(1) and schedule.at(6) == schedule.at(99) == schedule.at(5)
+    shortest = WeightSchedule("linear", [1.0], [3.0], steps=2)
+    assert [shortest.at(1), shortest.at(2)] == [[1.0], [3.0]]
 
 
 def test_an_adaptive_weight_rises_where_a_function_struggles_and_falls_where_it_succeeds() -> None:
@@ -61,6 +63,14 @@ def test_the_window_spans_updates_and_forgets_older_steps() -> None:
     schedule.observe(7, {"a": 0.0})
     schedule.observe(8, {"a": 0.5})  # and the zeros before it are not
     assert schedule.at(9) == pytest.approx([2.0 * 0.9 * 1.2 * 1.2, 1.0])
+
+
+def test_adaptive_weights_change_every_ten_steps_by_the_last_ten() -> None:
+    schedule, weights = adaptive(), []
+    for step in range(1, 21):
+        schedule.observe(step, {"a": 0.29 if step != 10 else 1.0, "b": 0.5})  # a: 0.361 at first, then 0.29
+        weights.append(schedule.at(step + 1))
+    assert weights == [[2.0, 1.0]] * 19 + [[2.0 * 1.2, 1.0]]
 
 
 def test_the_weight_of_a_function_without_an_opinion_is_kept() -> None:
@@ -90,6 +100,9 @@ def test_success_is_a_score_above_the_middle_of_the_range_so_far() -> None:
     # the range is that of the whole run: a step of equal scores is compared with earlier ones
     again = graded(hit=[0.0, 0.0], penalty=[0.0, 0.0], mixed=[1.0, 1.0], mute=[0.0, 0.0])
     assert schedule.observe_scores(2, again) == {"hit": 0.0, "penalty": 1.0, "mixed": 1.0}
+    # and 0 is in it, returned or not
+    assert adaptive([1], ["a"]).observe_scores(1, graded(a=[2.0, 1.25])) == {"a": 1.0}
+    assert adaptive([1], ["a"]).observe_scores(1, graded(a=[-2.0, -0.75])) == {"a": 0.5}
 
 
 def test_the_weight_of_a_function_that_returned_only_zero_is_kept() -> None:

@@ -85,6 +85,7 @@ def test_a_well_formed_completion_earns_every_r1_reward_in_full(text: str) -> No
         ("<think></think><answer>4</answer>", (2, 0.5, 0, 0, 0.5)),
         ("<think>a</think><answer> </answer>", (0, 0, 0, 0, 0.5)),
         ("<think>a</reasoning><answer>4</answer>", (2, 0.5, 0, 0, 0.375)),
+        ("</think><think>a</think><answer>4</answer>", (2, 0.5, 0, 0.5, 0.375)),  # closed once more before it opens
         ("<think>a</think><think>b</think><answer>4</answer>", (2, 0.5, 0, 0.5, 0.25)),
         (PERFECT + "x" * 501, (2, 0.5, 0, 0.5, 0)),  # never below 0
     ],
@@ -201,20 +202,18 @@ def test_reward_is_the_weighted_sum_over_functions_with_an_opinion() -> None:
     assert [c.reward for c in first.completions + second.completions] == [2.0, 9.0, 6.0]
     assert first.completions[0].scores == {"length": 1.0, "picky": None}
     assert list(report.seconds) == ["length", "picky"] and all(s >= 0 for s in report.seconds.values())
-    assert report.unscored == 0
 
 
 def test_a_completion_without_any_opinion_has_no_reward() -> None:
     group = make_group("a", "b")
-    report = score([group], [reward_function("mute", lambda completions: [None, 1.0])], [3.0], 5.0)
+    score([group], [reward_function("mute", lambda completions: [None, 1.0])], [3.0], 5.0)
     assert [completion.reward for completion in group.completions] == [None, 3.0]
-    assert report.unscored == 1
 
 
 def test_a_score_of_zero_is_an_opinion() -> None:
     group = make_group("a")
-    report = score([group], [reward_function("harsh", lambda completions: [0])], [3.0], 5.0)
-    assert group.completions[0].reward == 0.0 and report.unscored == 0
+    score([group], [reward_function("harsh", lambda completions: [0])], [3.0], 5.0)
+    assert group.completions[0].reward == 0.0
 
 
 def test_a_function_is_called_once_with_the_completions_of_all_groups() -> None:
@@ -234,7 +233,7 @@ def test_types_is_none_when_no_problem_has_a_type() -> None:
 
 def test_a_step_without_completions_calls_nothing() -> None:
     report = score([], [reward_function("mine", lambda: 1 / 0)], [1.0], 5.0)
-    assert report.seconds == {} and report.unscored == 0
+    assert report.seconds == report.columns == report.metrics == {}
 
 
 def test_columns_and_token_ids_are_passed_by_name() -> None:
@@ -284,6 +283,10 @@ def test_numbers_of_every_library_are_scores(call) -> None:
     assert scores == [1.0, 0.0] and all(type(number) is float for number in scores)
 
 
+def test_scores_up_to_1e30_are_taken_either_way() -> None:
+    assert scored(lambda completions: [1e30, -1e30]) == [1e30, -1e30]
+
+
 def test_an_async_function_is_awaited() -> None:
     async def mine(completions, **_):
         await asyncio.sleep(0.001)
@@ -314,6 +317,7 @@ def raises(completions):
         (lambda completions: [1, math.nan], "returned nan as a score"),
         (lambda completions: [1, -math.inf], "returned -inf as a score"),
         (lambda completions: [1, 10**400], "returned inf as a score"),
+        (lambda completions: [1, -1.1e30], "returned -1.1e+30 as a score, which is too large for 32 bits"),
     ],
 )
 def test_a_failing_function_stops_the_run_in_one_sentence(call, words: str) -> None:
@@ -323,6 +327,7 @@ def test_a_failing_function_stops_the_run_in_one_sentence(call, words: str) -> N
 def test_the_sentence_quotes_the_first_wrong_completion_shortened() -> None:
     sentence = failure(lambda completions: [0, math.nan], "fine", "bad\n" + "x" * 10_000_000)
     assert "“bad xxx" in sentence and "fine" not in sentence and len(sentence) < 400
+    assert "“first”" in failure(lambda completions: None, "first", "second"), "all are without a score"
 
 
 def test_a_failure_leaves_every_completion_as_it_was() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from backend.run.checkpoints import checkpoint
-from backend.run.checkpoints.checkpoint import TrainingState, all_checkpoints, newest
+from backend.run.checkpoints.checkpoint import TrainingState, all_checkpoints, first_start, newest, state_of
 from backend.run.machine.gpu_errors import MEMORY, gpu_error
 from backend.spec import whole_file
 from backend.spec.faults import Mistake
@@ -47,10 +49,17 @@ def test_a_checkpoint_loads_as_it_was_saved(run: RunFolder, is_full_model: bool)
     name = "model.safetensors" if is_full_model else "adapters.safetensors"
     assert sorted(file.name for file in path.iterdir()) == sorted([name, "optimizer.safetensors", "state.json"])
     newest_one = newest(run)
-    assert newest_one and newest_one.state == state and newest_one.path == path
+    assert newest_one and newest_one.state == state and newest_one.path == path and newest_one.has_optimizer
     for saved, loaded in ((WEIGHTS, newest_one.weights()), (MOMENTS, newest_one.optimizer())):
         assert saved.keys() == loaded.keys()
         assert all(loaded[key].dtype == saved[key].dtype and mx.array_equal(loaded[key], saved[key]) for key in saved)
+
+
+def test_a_checkpoint_may_have_a_reference_and_no_optimizer(run: RunFolder) -> None:
+    checkpoint.save(run, TrainingState(step=1), WEIGHTS, None, WEIGHTS, is_full_model=False, keep=3)
+    saved = newest(run)
+    assert saved and not saved.has_optimizer and saved.has_reference
+    assert all(mx.array_equal(array, WEIGHTS[name]) for name, array in saved.reference().items())
 
 
 def test_an_incomplete_folder_is_no_checkpoint(run: RunFolder) -> None:
@@ -61,6 +70,49 @@ def test_an_incomplete_folder_is_no_checkpoint(run: RunFolder) -> None:
     for step, text in ((5, ""), (6, "[]"), (7, '{"step": 7')):
         (save(run, step, keep=9) / "state.json").write_text(text)
     assert steps(run) == [1]
+
+
+def test_a_run_begins_with_nothing_done_counted_or_scored() -> None:
+    """As does whatever an earlier version has not recorded. Step 0 is still to be evaluated."""
+    assert {name: value for name, value in asdict(TrainingState()).items() if value} == {"evaluated": -1}
+
+
+@pytest.mark.parametrize(
+    "name, right, wrong",
+    [
+        ("step", [3], [None, 1.5, True, "3", [3]]),
+        ("elapsed_s", [3, 1.5], [None, False, "3"]),
+        ("score", [None, 3, -1.5], [True, "", {}]),
+        ("score_metric", ["", "kl"], [None, True, 3]),
+        ("best_is_lowest", [True, False], [None, "x", 1]),
+        ("bonus", [[], [None, 1, 0.5]], [None, {}, "x", [0.5, "x"]]),
+        ("reward_weights", [[], [{}, {"a": 1}]], [None, {}, [{}, 0.5]]),
+    ],
+)
+def test_a_state_has_values_of_the_types_of_its_fields_or_is_none(
+    name: str, right: list[Any], wrong: list[Any]
+) -> None:
+    for value in right:
+        state, _ = state_of({"step": 3, name: value})
+        assert state is not None and getattr(state, name) == value
+    for value in wrong:
+        assert state_of({"step": 3, name: value})[0] is None, value
+
+
+def test_what_an_earlier_version_did_not_record_is_named() -> None:
+    """Less what cannot have had another value then."""
+    state, missing = state_of({name: value for name, value in asdict(TrainingState(step=3)).items() if name != "gain"})
+    assert state == TrainingState(step=3) and missing == ("gain",)
+    _, missing = state_of({"step": 3})
+    assert "cursor" in missing and "began" not in missing and "step" not in missing
+    assert state_of({"cursor": 3})[0] is None, "no state without a step"
+
+
+def test_the_first_start_of_a_run_is_that_of_its_first_process(run: RunFolder) -> None:
+    assert first_start(run) is None
+    events = [("note", 1.0), ("started", 2.0), ("step", 3.0), ("started", 4.0)]
+    run.events.write_text("".join(json.dumps({"kind": kind, "t": t}) + "\n" for kind, t in events))
+    assert first_start(run) == 2.0
 
 
 def test_unknown_keys_of_a_later_version_s_state_are_ignored(run: RunFolder) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from backend.generation.sampler import Sampling
+from backend.generation.sampler import GREEDY, Sampling
 from backend.run.control import Stopped
-from backend.run.evaluation.evaluate import FORWARD_ROWS, batches, held_out_rewards, sample_of
+from backend.run.evaluation.evaluate import FORWARD_ROWS, batches, greedy_accuracy, held_out_rewards, sample_of
 from backend.run.scoring_stages import MLX
 from backend.spec.events import read_events
 from backend.spec.run_folder import RunFolder
@@ -107,6 +107,7 @@ def test_an_error_in_a_reward_function_ends_the_evaluation(where: int, sampled: 
     log: list[str] = []
 
     def fails(groups: list[Group], poll: Any) -> None:
+        poll()  # which raises nothing, for nobody has stopped the evaluation
         if groups[0].problem.index == where:
             raise ZeroDivisionError("in this batch")
         scorer(log)(groups, poll)
@@ -210,13 +211,56 @@ def test_an_evaluation_reports_what_a_step_does_but_for_learning(tmp_path: Path)
 
 
 def test_an_evaluation_of_one_completion_a_prompt_reports_no_spread_within_groups() -> None:
-    one = held_out_rewards(
-        Sampled([]), PROBLEMS, scorer([], 0), ["r"], [1.0], sampling=SAMPLING, group_size=1, batch_size=2, count=-1
-    )
-    assert "frac_reward_zero_std" not in one and "reward_std_within_groups" not in one and one["reward"] == 3
+    for problems in (PROBLEMS, PROBLEMS[3:4]):
+        one = held_out_rewards(
+            Sampled([]), problems, scorer([], 0), ["r"], [1.0], sampling=SAMPLING, group_size=1, batch_size=2, count=-1
+        )
+        assert "frac_reward_zero_std" not in one and "reward_std_within_groups" not in one and one["reward"] == 3
+    two = held_out(scorer([], 0), [])
+    assert two["frac_reward_zero_std"] == 1 and two["reward_std_within_groups"] == 0
 
 
-@pytest.mark.parametrize(("count", "read"), [(1, 1), (4, 4), (16, 4), (32, 8), (33, 7), (128, 32), (200, 29)])
+def test_progress_within_a_batch_goes_by_the_lengths_of_the_completions_before() -> None:
+    """Without any, nobody knows how long completions are; a batch that is longer than expected waits at its end."""
+
+    class Uneven(Sampled):
+        def sample(self, problems: Sequence[Problem], group_size: int, *more: Any) -> list[Group]:
+            tokens = [[1] * (problem.index + 1) for problem in problems]
+            *_, poll = more
+            for count in counts[problems[0].index]:
+                poll(count)
+            made = [[Completion(one, [], "0", "eos") for _ in range(group_size)] for one in tokens]
+            return [Group(problem, group) for problem, group in zip(problems, made, strict=True)]
+
+    counts = {0: (1, 6), 2: (3, 12), 4: (2, 5)}
+    done: list[float] = []
+    held_out_rewards(
+        Uneven([]), PROBLEMS[:5], scorer([], 0), ["r"], [1.0],
+        sampling=SAMPLING, group_size=2, batch_size=2, count=-1, poll=done.append,
+    )  # fmt: skip
+    # 6 tokens in the first two groups, then 14: the second batch expects 6, and the last, of one group, 5.
+    assert done == pytest.approx([0, 0, (1 + 3 / 6) / 3, 2 / 3, (2 + 2 / 5) / 3, 1])
+
+
+def test_greedy_accuracy_is_of_all_problems_by_one_completion_each() -> None:
+    asked: list[tuple[int, int, Sampling]] = []
+
+    class Greedy(Sampled):
+        def sample(self, problems: Sequence[Problem], group_size: int, *more: Any) -> list[Group]:
+            asked.append((len(problems), group_size, more[0]))
+            return super().sample(problems, group_size, *more, lambda tokens: None)
+
+    done: list[float] = []
+    right = greedy_accuracy(
+        Greedy([]), PROBLEMS, lambda groups: [group.problem.index % 3 == 0 for group in groups], batch_size=3, poll=done.append
+    )  # fmt: skip
+    assert asked == [(3, 1, GREEDY), (3, 1, GREEDY), (1, 1, GREEDY)]
+    assert right == pytest.approx(3 / 7) and done == pytest.approx([3 / 7, 6 / 7, 1])
+
+
+@pytest.mark.parametrize(
+    ("count", "read"), [(1, 1), (4, 4), (5, 3), (16, 4), (32, 8), (33, 7), (128, 32), (132, 27), (200, 29)]
+)
 def test_the_model_reads_a_bounded_sample_of_an_evaluation(count: int, read: int) -> None:
     """One completion of a group, an eighth of all within limits, and groups from the beginning to the end."""
     groups = [Group(PROBLEMS[0], [Completion([n], [0.0], str(n), "eos") for n in (i, -1)]) for i in range(count)]

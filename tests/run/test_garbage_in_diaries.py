@@ -14,11 +14,9 @@ import pytest
 from app.model.completions.step_index import CompletionIndex
 from app.model.runs.run_state import RunState
 from backend.run.checkpoints import checkpoint
-from backend.run.checkpoints.checkpoint import TrainingState
-from backend.run.checkpoints.cut_back import cut_back
 from backend.run.planned_end import MetricWatch
 from backend.spec.completion_rows import parse_group_row
-from backend.spec.diary_ends import TAIL_BYTES, first_and_last_events, has_finished
+from backend.spec.diary_ends import first_and_last_events, has_finished
 from backend.spec.events import Diary, Follower, read_events
 from backend.spec.health.examination import examine
 from backend.spec.health.watch import Watch
@@ -135,51 +133,6 @@ def test_every_reader_goes_on(recorded: RunFolder) -> None:
                 where = f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place else ""
                 raised.setdefault(f"reader {number}: {error!r} in {where}", seed)
     assert not raised, "\n".join(f"seed {seed}: {what}" for what, seed in raised.items())
-
-
-def lines_of_step(step: int) -> bytes:
-    """A step and what follows it: far more than is read of a diary's end at once."""
-    phase = b'{"kind": "phase", "phase": "rollout", "done": 1, "of": 2}\n'
-    return b'{"kind": "step", "step": %d, "metrics": {}}\n' % step + phase * (2 * TAIL_BYTES // len(phase))
-
-
-@pytest.mark.parametrize("step, edit, is_by_lines", [
-    (2, lambda diary: diary, False),
-    (3, lambda diary: diary[:-1] + b"x", True),  # as long as before, but no line ends there
-    (2, lambda diary: diary.replace(lines_of_step(1), b""), True),  # moved up, so that step 3 lies at the recorded length
-], ids=["unchanged", "as long as before", "an earlier step is missing"])  # fmt: skip
-def test_a_diary_is_cut_by_its_lines_where_the_recorded_length_no_longer_fits(
-    step: int, edit: Callable[[bytes], bytes], is_by_lines: bool, tmp_path: Path
-) -> None:
-    run, diary = RunFolder(tmp_path), b"".join(map(lines_of_step, (1, 2, 3)))
-    run.events.write_bytes(edit(diary))
-    sentence = cut_back(run, TrainingState(step=step, events_bytes=step * len(lines_of_step(1))))
-    assert bool(sentence) == is_by_lines
-    steps = [event["step"] for event in read_events(run.events) if event["kind"] == "step"]
-    assert steps[-1] == step and run.events.read_bytes().endswith(b"\n")
-
-
-def test_what_follows_a_step_stays_with_it_up_to_its_saving(tmp_path: Path) -> None:
-    """An evaluation belongs to the step before it; the sampling after its checkpoint to the next one, which comes again."""
-    kept = [
-        '"kind": "step", "step": 2',
-        '"kind": "eval", "step": 2',
-        '"kind": "note"',
-        '"kind": "phase", "phase": "saving"',
-    ]
-    later = ['"kind": "phase", "phase": "sampling"', '"kind": "checkpoint", "step": 2', '"kind": "step", "step": 3']
-    run, (head, tail) = RunFolder(tmp_path), ("".join(f"{{{line}}}\n" for line in lines) for lines in (kept, later))
-    run.events.write_text(head + tail)
-    assert cut_back(run, TrainingState(step=2, events_bytes=len(head) + 5))
-    assert run.events.read_text() == head
-
-
-def test_what_comes_before_the_first_step_is_no_end_of_one(tmp_path: Path) -> None:
-    """All of a diary is kept that has no line of the step, here because somebody has deleted it."""
-    run, text = RunFolder(tmp_path), '{"kind": "eval", "step": 0}\n{"kind": "checkpoint", "step": 2}\n'
-    run.events.write_text(text)
-    cut_back(run, TrainingState(step=2, events_bytes=len(text) - 5))
-    assert run.events.read_text() == text
 
 
 def test_a_run_goes_on_although_its_files_were_edited(tmp_path: Path, run: RunFolder) -> None:

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backend.rewards.scorer import begin_scorer
+from backend.rewards.runner.inputs import TrainerState
+from backend.rewards.runner.score import ScoreReport
+from backend.rewards.scorer import ThreadScorer, reward_source
 from backend.run.checkpoints import checkpoint
 from backend.run.preflight import check
 from backend.run.scoring_stages import ScoringStages
 from backend.spec.config import Config, parse
 from backend.spec.events import read_events
+from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder
 from backend.types import Completion, Group, Problem
 from tests.support import small_run
@@ -64,7 +67,7 @@ def settings(inputs: Path, rewards: list[str], **changes: Any) -> dict[str, Any]
 
 
 def stages_of(config: Config, steps: int) -> ScoringStages:
-    return ScoringStages(config, begin_scorer(config), steps)
+    return ScoringStages(config, ThreadScorer(reward_source(config), config.reward_timeout), steps)
 
 
 def metrics(run: RunFolder) -> list[dict[str, Any]]:
@@ -161,6 +164,41 @@ def test_a_stage_without_weights_weighs_each_function_1(inputs: Path) -> None:
         assert scoring.steps == 1 and scoring.stage(1).weights.at(1) == [1.0, 1.0]
 
 
+def test_every_step_has_a_stage_and_a_change_keeps_them(inputs: Path) -> None:
+    """The stage of a step before the first and of those after the last, as of an evaluation, is the nearest."""
+    config = parse(settings(inputs, ["low", "high"], reward_weights=[0.5, 0.25], stages=STAGES))
+    scoring = stages_of(config, 1000)
+
+    def by_step() -> list[tuple[list[str], list[float], int]]:
+        stages = [scoring.stage(step) for step in (0, 1, 2, 3, 5, 6, 7)]
+        return [(stage.names, stage.weights.at(1), stage.index) for stage in stages]
+
+    first, second = (["low"], [1.0], 0), (["high", "low"], [2.0, -1.0], 1)
+    expected = [first] * 3 + [second] * 2 + [(["low", "high"], [0.5, 0.25], 2)] * 2
+    assert by_step() == expected and scoring.steps == 6
+    scoring.change(config, 1000)
+    assert by_step() == expected and scoring.steps == 6
+
+
+@pytest.mark.parametrize(("step", "finished"), [(0, 0), (1, 0), (5, 4)])
+def test_the_functions_of_a_stage_get_its_weights_and_how_far_the_run_is(step: int, finished: int) -> None:
+    """And what they log goes to the completion that it is about."""
+    raw = {"model": "m", "data": "d", "reward_functions": ["r1_int"], "reward_weights": [3.0], "reward_timeout": 7.0}
+    config = parse(raw | {"max_completion_length": 33})
+    seen: list[Any] = []
+
+    class Recording(ThreadScorer):
+        def score(self, groups: list[Group], *more: Any) -> ScoreReport:
+            seen.append(more[:-1])
+            return ScoreReport({}, {"note": ["a", "b", "c", "d"]}, {"mine": 0.5})
+
+    scoring = ScoringStages(config, Recording(reward_source(config), config.reward_timeout), 9)
+    groups = groups_of([[1]] * 4, 2, ["r1_int"])
+    assert scoring.score(groups, step, 2.5) == scoring.score(groups, step) == {"mine": 0.5}
+    assert seen == [(0, [3.0], 7.0, TrainerState(finished, 9, epoch, 33)) for epoch in (2.5, 0.0)]
+    assert [completion.logged["note"] for group in groups for completion in group.completions] == ["a", "b", "c", "d"]
+
+
 # ---- changing weights ------------------------------------------------------------------------------------------
 
 
@@ -187,6 +225,38 @@ def test_adaptive_weights_survive_a_resume(inputs: Path, run: RunFolder, tmp_pat
     train_interrupted(raw, run, 4, 11)  # with some success rates collected, and with a weight changed
     assert_same_run(run, uninterrupted)
     assert [step["reward_weights/seldom"] for step in metrics(run)] == weights
+
+
+def test_a_changed_run_keeps_its_adaptive_factors_and_a_changed_schedule_begins_anew() -> None:
+    """A checkpoint has the state of the schedule that it was written under; that of another one is of no use, and no mistake."""
+
+    def scoring_with(schedule: str, names: list[str]) -> tuple[Config, ScoringStages]:
+        raw = {"model": "m", "data": "d", "reward_functions": names, "reward_weight_schedule": schedule}
+        config = parse(raw | {"reward_weights": [2.0, 1.0]})
+        return config, stages_of(config, 30)
+
+    names = ["r1_int", "r1_count_xml"]
+    config, scoring = scoring_with("adaptive", names)
+    keys = {f"reward_weights/{name}" for name in scoring.stage(1).names}
+    groups = groups_of([[0, 1], [0, 0], [0, 1], [1, 0]], 4, scoring.stage(1).names)  # 1 in 4 succeeds, and 2 in 4
+    before = [scoring.update_weights(groups, step) for step in range(1, 11)]
+    assert all(metrics.keys() == keys and [*metrics.values()] == [2.0, 1.0] for metrics in before)
+    assert scoring.stage(11).weights.at(11) == [2.4, 1.0]
+    scoring.change(config, 20)
+    assert scoring.stage(11).weights.at(11) == [2.4, 1.0] and scoring.steps == 20
+
+    _, resumed = scoring_with("adaptive", names)
+    resumed.restore(scoring.state())
+    assert resumed.stage(11).weights.at(11) == [2.4, 1.0]
+    _, constant = scoring_with("constant", names)
+    assert constant.update_weights(groups, 1) == {}
+    constant.restore(scoring.state())
+    _, adaptive = scoring_with("adaptive", names)
+    adaptive.restore(constant.state())
+    assert constant.stage(1).weights.at(1) == adaptive.stage(1).weights.at(1) == [2.0, 1.0]
+    _, other = scoring_with("adaptive", names[::-1])
+    with pytest.raises(Mistake, match="are of other reward functions"):
+        other.restore(scoring.state())
 
 
 # ---- baselines -------------------------------------------------------------------------------------------------
@@ -246,12 +316,13 @@ def test_a_group_has_a_gradient_when_two_scored_completions_differ() -> None:
     """A scored and an unscored completion were once taken for a difference."""
     for rows, has_gradient in (
         ([[1, 0], [None, 1]], True),
+        ([[1, 0], [3, 0], [2, 0]], True),  # the last is the mean of the three
         ([[1, 0], [None, None]], False),
         ([[None, None], [None, None]], False),
         ([[1, 1], [3, 0]], False),
     ):
-        scoring = scoring_of([1, 2], 2)
-        assert scoring.has_nonzero_advantage(groups_of(rows, 2, scoring.stage(1).names)[0], 1) == has_gradient
+        scoring = scoring_of([1, 2], len(rows))
+        assert scoring.has_nonzero_advantage(groups_of(rows, len(rows), scoring.stage(1).names)[0], 1) == has_gradient
     apart: list[list[float | None]] = [[1, 1], [3, 0], [1, 0.5]]
     scoring = scoring_of([1, 2], 3, multi_objective_aggregation="normalize_then_sum")
     assert scoring.has_nonzero_advantage(groups_of(apart, 3, scoring.stage(1).names)[0], 1)

@@ -32,6 +32,7 @@ from backend.spec.faults import Fault, Mistake
 from backend.spec.places import demo_config, project_root, resources
 from backend.spec.rewards.catalog import DEFAULT_REWARDS
 from backend.spec.setting import Setting, Use
+from backend.spec.user_input.text import about_path
 
 SOUND = {"model": "owner/model", "data": "owner/rows"}
 
@@ -247,6 +248,19 @@ def test_raw_settings_that_are_invalid_count_as_defaults_when_a_reference_is_ask
     assert needs_reference(raw)
 
 
+def test_what_several_settings_come_to() -> None:
+    pieces = {"batch_size": 2, "gradient_accumulation_steps": 3, "steps_per_generation": 5, "num_iterations": 7}
+    config = parse(SOUND | pieces)
+    assert (config.prompts_per_step, config.updates_per_step) == (30, 35)
+    assert config.prompts_per_evaluation_batch == 30
+    assert parse(SOUND | pieces | {"eval_batch_size": 4}).prompts_per_evaluation_batch == 4
+    assert not config.penalises and not config.holds_output
+    for penalty in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        assert parse(SOUND | {penalty: 0.5}).penalises, penalty
+    for held in ({"output_regex": "a+"}, {"output_schema": "{}"}):
+        assert parse(SOUND | held).holds_output
+
+
 def test_menus_have_the_documented_values() -> None:
     optimizers = "adam adamw muon sgd lion adafactor rmsprop adagrad adadelta adamax"
     for key, values in {
@@ -399,17 +413,32 @@ def test_no_reward_function_means_the_defaults() -> None:
         ({"reward_weights": [1, 2]}, "reward_weights", "There are 2 reward weights for 5 reward functions (r1_accuracy"),
         ({"reward_weights": [0, 0, 0, 0, 0]}, "reward_weights", "Every reward weight is 0"),
         ({"reward_weights": [1, 1, 1, 1, math.nan]}, "reward_weights", "must be a finite number, not nan."),
+        ({"reward_weights": [1, 1, 1, 1, -1_000_001]}, "reward_weights", "must lie within ±1,000,000, not -1e+06."),
+        ({"batch_size": 101, "gradient_accumulation_steps": 10, "steps_per_generation": 10, "group_size": 100}, "batch_size", "have 1,010,000 completions"),
+        ({"eval_batch_size": 10_001, "num_generations_eval": 100}, "eval_batch_size", "have 1,000,100 completions"),
+        ({"eval_batch_size": 250_001}, "eval_batch_size", "have 1,000,004 completions"),
+        ({"best_metric": "eval/reward", "steps_per_eval": 0}, "best_metric", "this run has none"),
         ({"max_completion_length": 2048}, "max_completion_length", "leaves no room for a prompt within Max Seq (2048"),
         ({"num_layers": 0}, "num_layers", "nothing would be trained"),
         ({"train_type": "full", "quantization": 4}, "quantization", "Full fine-tuning has no gradient"),
+        ({"train_type": "full", "dtype": "float16"}, "dtype", "float32 or bfloat16"),
+        ({"train_type": "full", "adapter": "mine"}, "adapter", "has no adapter to start from"),
+        ({"use_rslora": True}, "use_rslora", "give LoRA alpha"),
         ({"train_type": "dora", "quantization": 6}, "quantization", "DoRA cannot be trained on 6-bit"),
         ({"lm_studio_name": "mine", "fuse": False}, "lm_studio_name", "turn Fuse on"),
         ({"lm_studio_name": "a/b"}, "lm_studio_name", "may not contain '/'"),
         ({"run_name": "../up"}, "run_name", "may not contain '/'"),
         ({"run_name": ".."}, "run_name", "must not begin with a dot"),
-        ({"run_name": "é" * 61}, "run_name", "longer than 120 bytes"),
+        ({"run_name": "é" * 60 + "n"}, "run_name", "longer than 120 bytes"),
         ({"lr_schedule": "cosine", "lr_final": 1.0}, "lr_final", "The final rate (1) is above the learning rate (1e-05)."),
+        ({"lr_schedule": "exponential", "lr_final": 0}, "lr_final", "never reaches 0"),
+        ({"optimizer": "sgd", "optimizer_bits": 8}, "optimizer_bits", "The state of sgd is not built in 8 bits"),
+        ({"optimizer": "own", "optimizer_bits": 8}, "optimizer_bits", "set 32"),
+        ({"optimizer": "own", "hosts": "hosts.json"}, "optimizer", "in one process"),
+        ({"lr_schedule": "own", "hosts": "hosts.json"}, "lr_schedule", "in one process"),
+        ({"lr_schedule": "own", "stages": [{"iters": 1, "lr_final": 1e-6}]}, "stages", "A stage has lr_final"),
         ({"stop": ["", "x"]}, "stop", "may not be empty"),
+        ({"stop": ["x"] * 1001}, "stop", "has more than 1,000 entries"),
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "tokenize is not an option to choose"),
         ({"temperature": 0}, "temperature", "Temp must be above 0, not 0."),
         ({"group_size": 1}, "group_size", "Group must be at least 2, not 1."),
@@ -425,6 +454,34 @@ def test_an_invalid_setting_is_one_fault(raw: dict[str, Any], key: str, says: st
     assert says in one_sentence(raw, key)
 
 
+AGREEING: list[dict[str, Any]] = [
+    {"batch_size": 100, "gradient_accumulation_steps": 10, "steps_per_generation": 10, "group_size": 100},
+    {"eval_batch_size": 10_000, "num_generations_eval": 100},
+    {"reward_weights": [1_000_000, -1_000_000, 0, 0, 0]},
+    {"best_metric": "reward", "steps_per_eval": 0},
+    *({"reward_functions": ["r1_int", "f.py::f"], key: ours} for key, ours in [("stop_when", ["my_own > 1"]), ("best_metric", "my_own")]),
+    *({"reward_functions_file": "f.py", key: ours} for key, ours in [("stop_when", ["my_own > 1"]), ("best_metric", "my_own")]),
+    {"max_completion_length": 2047},
+    {"stop": ["x"] * 1000},
+    {"dtype": "float16"},
+    {"train_type": "full", "use_rslora": True},
+    {"train_type": "dora", "quantization": "4"},
+    {"quantization": "6"},
+    {"run_name": "é" * 60},
+    {"lr_schedule": "cosine", "learning_rate": 1e-4, "lr_final": 1e-4},
+    {"lr_schedule": "cosine", "lr_final": 0},
+    {"optimizer": "lion", "optimizer_bits": 8},
+    {"lr_schedule": "own", "stages": [{"iters": 1}]},
+    {"sampling_correction": "token_mask"},
+    {"sampling_correction": "token_mask", "sampling_correction_min": 3, "sampling_correction_max": 3},
+    {"reward_weight_schedule": "linear", "reward_weights_final": [1, 0, 0, 0, 0]},
+]  # fmt: skip
+
+
+def test_settings_that_only_just_agree_are_valid() -> None:
+    assert [(raw, faults) for raw in AGREEING if (faults := sentences(raw))] == []
+
+
 def test_full_fine_tuning_needs_neither_layers_nor_fusing() -> None:
     assert not sentences({"train_type": "full", "num_layers": 0, "lm_studio_name": "mine", "fuse": False})
 
@@ -434,6 +491,7 @@ def test_an_invalid_field_hides_no_other_fault() -> None:
     limited = {key: about for key, about in SETTINGS.items() if about.low is not None}
     raw: dict[str, Any] = {key: beyond(about, about.low or 0, -1) for key, about in limited.items()}
     raw |= {
+        "train_mode": "x",
         "model": "",
         "unknown": 1,
         "reward_weights": [1.0],
@@ -442,7 +500,16 @@ def test_an_invalid_field_hides_no_other_fault() -> None:
         "optimizer": "x",
     }
     settings = [fault.setting for fault in problems(raw)]
-    assert set(settings) == {*limited, "model", "unknown", "reward_weights", "lm_studio_name", "data", "optimizer"}
+    assert set(settings) == {
+        *limited,
+        "train_mode",
+        "model",
+        "unknown",
+        "reward_weights",
+        "lm_studio_name",
+        "data",
+        "optimizer",
+    }
     assert len(settings) == len(set(settings))
     order = [key for key in SETTINGS if key in settings]
     assert settings == ["unknown", *order], "in the form's order, what is not in the form first"
@@ -518,10 +585,12 @@ def _another(about: Setting) -> Any:
     ],
 )
 def test_a_file_without_settings_is_one_fault(tmp_path: Path, text: str | bytes, says: str) -> None:
+    file = written(tmp_path, text)
     with pytest.raises(Mistake) as caught:
-        read(written(tmp_path, text))
+        read(file)
     (fault,) = caught.value.faults
-    assert fault.setting == "config" and says in fault.sentence and str(tmp_path) in fault.sentence
+    _, _, rest = fault.sentence.partition(file.name)
+    assert fault.setting == "config" and says in rest and fault.sentence == about_path(file, rest)
     assert fault.sentence.endswith(".") and "\n" not in fault.sentence
 
 
@@ -559,6 +628,25 @@ def test_absolute_and_missing_paths_stay_as_they_are(tmp_path: Path) -> None:
         "stages": ["none", {"iters": 3}],
     }
     assert beside(tmp_path, raw) == raw
+
+
+def test_files_of_reward_functions_are_relative_to_the_file(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.touch()
+    for written in (["mine.py::f(a=1)", "r1_int"], "mine.py::f(a=1), r1_int"):
+        there = {"reward_functions": [f"{mine}::f(a=1)", "r1_int"]}
+        assert beside(tmp_path, {"reward_functions": written}) == there
+        assert beside(tmp_path, {"stages": [{"reward_functions": written}]}) == {"stages": [there]}
+    for written in (None, 3, [3], "r1_int"):
+        assert beside(tmp_path, {"reward_functions": written}) == {"reward_functions": written}
+
+
+def test_a_schema_that_stands_in_the_file_is_no_path(tmp_path: Path) -> None:
+    (tmp_path / "{}").touch()
+    assert beside(tmp_path, {"data": "{}", "output_schema": "{}"}) == {
+        "data": str(tmp_path / "{}"),
+        "output_schema": "{}",
+    }
 
 
 def test_the_example_yaml_of_mlx_lora_studio_loads(tmp_path: Path) -> None:
@@ -629,6 +717,13 @@ def test_dumped_settings_load_to_the_same_settings(raw: dict[str, Any], tmp_path
     assert again == (config.model_copy(update={"iters": SETTINGS["iters"].default}) if config.epochs else config)
     assert ("\niters:" in text) == (config.epochs == 0), "epochs take the place of iters in the file"
     assert all(f"# {title}\n" in text for title in SECTIONS.values())
+
+
+def test_a_dumped_file_is_in_the_forms_order_and_its_letters_are_as_typed() -> None:
+    config = parse(SOUND | {"system_prompt": "Réponds en français."})
+    text = dump(config)
+    assert list(yaml.safe_load(text)) == list(SETTINGS) and "Réponds en français." in text
+    assert dump(config.model_dump()) == text
 
 
 LIMITS = {

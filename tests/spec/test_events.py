@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from backend.spec import diary_ends
 from backend.spec.disk_faults import DiskFault
-from backend.spec.events import Diary, Event, Follower, JsonLines, parse_line, read_events, truncate_file
+from backend.spec.events import (
+    TAIL_BLOCK,
+    Diary,
+    Event,
+    Follower,
+    JsonLines,
+    parse_line,
+    read_events,
+    truncate_file,
+)
 from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from backend.spec.runs import archive
@@ -95,6 +104,27 @@ def test_a_reopened_diary_continues_its_sequence_numbers(path: Path) -> None:
     first.close()
     assert Diary(path).write("started")["seq"] == 5
     assert [event["seq"] for event in read_events(path)] == list(range(6))
+
+
+def test_a_diary_without_sequence_numbers_goes_on_with_the_number_of_its_lines(path: Path) -> None:
+    put(path, line(kind="started") + line(kind="step", step=1) + line(kind="step", step=2))
+    assert Diary(path).seq == 3
+
+
+def test_a_file_that_lost_its_name_is_written_again_with_its_whole_lines(path: Path) -> None:
+    """Here somebody has deleted it, after half a line that could not be cut off."""
+    rows = JsonLines(path)
+    assert rows.has_its_name()
+    for number in range(3):
+        rows.append({"step": number, "pad": "x" * TAIL_BLOCK})
+    whole = path.read_bytes()
+    put(path, b'{"half": "a li')
+    path.unlink()
+    assert not rows.has_its_name()
+    rows.take_name_back()
+    assert rows.has_its_name() and path.read_bytes() == whole
+    rows.append({"step": 3})
+    assert path.read_bytes() == whole + line(step=3) and rows.size == path.stat().st_size
 
 
 def test_after_a_resume_every_step_appears_once_in_both_files(path: Path) -> None:
@@ -229,6 +259,15 @@ def test_a_file_of_the_same_length_with_other_content_restarts_the_reader(path: 
     path.unlink()
     diary_of(path, 12, t0=0.5)
     assert len(follower.read()) == 12 and follower.restarted
+
+
+def test_a_file_of_one_line_that_is_replaced_restarts_the_reader(path: Path) -> None:
+    """The two lines differ at their beginning only."""
+    put(path, line(seq=0, kind="started"))
+    follower = Follower(path)
+    follower.read()
+    path.write_bytes(line(seq=1, kind="started"))
+    assert [event["seq"] for event in follower.read()] == [1] and follower.restarted
 
 
 def test_a_file_truncated_to_the_readers_offset_goes_on(path: Path) -> None:

@@ -76,9 +76,10 @@ def test_each_way_of_scaling_computed_by_hand() -> None:
 
 def test_leave_one_out_compares_with_the_other_scored_completions() -> None:
     # Rewards 1, 2, 0 and none: 1 − (2 + 0)/2, 2 − (1 + 0)/2, 0 − (1 + 2)/2. The one without a score is no fourth completion.
-    rewards = [[1.0], [2.0], [0.0], [None], [5.0], [None], [None], [None]]
+    # Of the second group one is scored, of the third two.
+    rewards = [[1.0], [2.0], [0.0], [None], [5.0], [None], [None], [None], [None], [2.0], [5.0], [None]]
     values, _ = advantages(rewards, 4, scale_rewards="none", baseline="leave_one_out")
-    assert values.tolist() == pytest.approx([0, 1.5, -1.5, 0, 0, 0, 0, 0])
+    assert values.tolist() == pytest.approx([0, 1.5, -1.5, 0, 0, 0, 0, 0, 0, -3, 3, 0])
 
 
 def test_normalize_then_sum_computed_by_hand() -> None:
@@ -91,6 +92,18 @@ def test_normalize_then_sum_computed_by_hand() -> None:
     s = z - 0.5 * big
     assert actual.tolist() == pytest.approx([-s / (s * math.sqrt(2) + 1e-4), s / (s * math.sqrt(2) + 1e-4)])
     assert metrics["reward"] == pytest.approx((10 + 2) / 2)  # the charts keep showing rewards, not z-scores
+
+
+def test_normalize_then_sum_counts_scores_that_hardly_differ_for_less() -> None:
+    # The second function has a std of 1e-4 in the first group, so the 1e-4 added to it halves its z-scores.
+    least = math.sqrt(2) * 1e-4
+    actual, _ = advantages(
+        [[0.0, least], [2.0, 0.0], [0.0, 5.0], [2.0, 5.0]], 2, multi_objective_aggregation="normalize_then_sum"
+    )
+    z, half = 1 / (math.sqrt(2) + 1e-4), 0.5 / math.sqrt(2)
+    sums = [half - z, z - half, -z, z]
+    std = math.sqrt(sum(x**2 for x in sums) / 3)
+    assert actual.tolist() == pytest.approx([x / (std + 1e-4) for x in sums])
 
 
 def test_normalize_then_sum_skips_missing_scores_and_ignores_scale_rewards() -> None:
@@ -120,6 +133,21 @@ def test_equal_rewards_give_advantages_of_exactly_0() -> None:
         for size in (3, 5, 6, 7):
             actual, metrics = advantages([[value]] * size, size)
             assert actual.tolist() == [0] * size and metrics["frac_reward_zero_std"] == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"scale_rewards": "batch"},
+        {"baseline": "leave_one_out"},
+        {"multi_objective_aggregation": "normalize_then_sum"},
+    ],
+    ids=str,
+)
+def test_a_single_completion_has_no_signal(options: dict[str, str]) -> None:
+    actual, metrics = advantages([[3.0, 2.0]], 1, **options)
+    assert actual.tolist() == [0] and metrics["reward"] == 5 and metrics["frac_reward_zero_std"] == 1
 
 
 def test_arrays_and_lists_with_none_are_the_same() -> None:

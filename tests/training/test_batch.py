@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from backend.spec.completion_rows import Stop
 from backend.training.additive_metrics import merge
 from backend.training.batch import Batch, completion_metrics, pack
-from backend.training.importance_sampling import importance_ratio
+from backend.training.importance_sampling import importance_ratio, logp_gap
 from backend.training.losses import Settings, policy_terms, token_weights
 from backend.types import Completion, Group, Problem
 
@@ -59,7 +59,20 @@ def test_pack_pads_on_the_right() -> None:
     assert batch.length_B.tolist() == [2, 1, 4, 0]
     assert batch.advantage_B.tolist() == [0.5, -0.5, 0, 2]
     assert (batch.group_B.tolist(), batch.row_B.tolist()) == ([0, 0, 1, 1], [0, 1, 2, 3])
-    assert batch.mask_BT.dtype == mx.float32 and batch.weight_BT is batch.old_logp_BT is batch.ref_logp_BT is None
+    assert batch.mask_BT.dtype == mx.float32
+    assert batch.weight_BT is batch.old_logp_BT is batch.ref_logp_BT is batch.log_held_BT is None
+
+
+def test_what_filters_and_a_grammar_left_of_the_policy_goes_with_each_token() -> None:
+    completions = (
+        completion([]),  # of no tokens, so it tells nothing of the grammar
+        Completion([4, 5], [-2.0, -1.0], "", "eos", log_kept=[-0.5, -0.75], log_held=[-0.25, -0.5]),
+        Completion([6], [-3.0], "", "eos", log_kept=[-1.0], log_held=[-1.0]),
+    )
+    batch = pack([group([1], *completions)], pad_id=PAD)
+    assert batch.log_held_BT is not None and batch.log_held_BT.tolist() == [[0, 0], [-0.25, -0.5], [-1, 0]]
+    assert batch.log_kept_BT.tolist() == [[0, 0], [-0.5, -0.75], [-1, 0]]
+    assert batch.sampling_logp_BT.tolist() == [[0, 0], [-1.5, -0.25], [-2, 0]]
 
 
 def test_array_names_end_in_their_axes() -> None:
@@ -256,6 +269,15 @@ def test_a_token_the_sampler_could_not_score_is_not_corrected() -> None:
     assert {float(x) for x in nothing.values()} == {0}
     with pytest.raises(ValueError, match="mode is token_"):
         importance_ratio(old, sampling, mask, "row_mask")
+
+
+def test_the_gap_is_between_two_policies_before_any_filter() -> None:
+    # The sampler's policy gave the tokens −0.5 − 0.25 and −1 − 1.5. The third token it could not score, the fourth is padding.
+    policy, sampling = mx.array([[-1.0, -2.0, -9.0, -9.0]]), mx.array([[-0.5, -1.0, float("nan"), -7.0]])
+    kept, mask = mx.array([[-0.25, -1.5, 0.0, 0.0]]), mx.array([[1.0, 1.0, 1.0, 0.0]])
+    gap = {name: float(x) for name, x in logp_gap(policy, sampling, kept, mask).items()}
+    assert gap == {"sampling/logp_gap/mean": 0.375, "sampling/logp_gap/max": 0.5}
+    assert {float(x) for x in logp_gap(policy, sampling, kept, 0 * mask).values()} == {0}
 
 
 def test_only_the_length_limit_truncates_a_completion() -> None:

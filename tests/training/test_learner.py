@@ -15,7 +15,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.optimizers import SGD as SGD_OF_MLX
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm import load
 
 from backend.engine.device import on_gpu
@@ -29,6 +30,7 @@ from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.training.held_out import STANDARD_ERROR
 from backend.training.not_finite import NotFinite
+from backend.training.optimizers.own import OwnUpdates
 from backend.types import Completion, Group, Problem
 from tests.support import random_models
 
@@ -376,6 +378,49 @@ def test_a_gradient_that_is_not_finite_raises_before_anything_changes(model: Pat
     assert all(np.array_equal(np.array(x), memory[name]) for name, x in learner.state_arrays().items())
 
 
+def test_weights_and_moments_are_whole_but_while_an_update_is_made(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number that is not finite is found before anything is touched; what fails half-way leaves nothing that may be saved."""
+    config = config_of(model, **SGD)
+    policy = load_policy(config)
+    learner = grpo_learner(policy, config, 1)
+    ones, first = tree_map(mx.ones_like, policy.parameters()), min(policy.trainable())
+    unit = tree_unflatten([
+        (name, mx.zeros_like(x).at[0, 0].add(float(name == first))) for name, x in policy.trainable().items()
+    ])  # fmt: skip
+    infinite = tree_map(lambda x: x * math.inf, ones)
+    for gradient, loss, told in ((infinite, 0.5, "gradient: a norm of inf"), (unit, math.nan, "loss: nan")):
+        with pytest.raises(NotFinite, match=told) as caught:
+            learner._apply(gradient, mx.array(loss))
+        assert caught.value.update == 1 and learner.updates == 0 and learner.is_whole
+    metrics = [learner._apply(gradient, mx.array(0.5)) for gradient in (unit, ones)]
+    assert [each["grad_clipped"] for each in metrics] == [0, 1] and metrics[0]["grad_norm"] == 1
+    assert learner.updates == 2 and learner.is_whole
+    monkeypatch.setattr(type(policy), "set_parameters", lambda self, parameters: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        learner._apply(unit, mx.array(0.5))
+    assert learner.updates == 2 and not learner.is_whole
+
+
+def test_the_optimizer_of_a_program_runs_in_python_at_every_update(model: Path) -> None:
+    """It may count there, or look at its numbers: a compiled update would be traced once."""
+    seen: list[float] = []
+
+    class Looking(SGD_OF_MLX):
+        def apply_gradients(self, gradients: Any, parameters: Any) -> Any:
+            seen.append(max(x.max().item() for _, x in tree_flatten(gradients)))
+            return super().apply_gradients(gradients, parameters)
+
+    config = config_of(model, **SGD, max_grad_norm=0)
+    policy = load_policy(config)
+    learner = grpo_learner(policy, config, 3, own=OwnUpdates(Looking, keeps_rate=True, compiles=False))
+    for size in (1.0, 2.0):
+        told = learner._apply(tree_map(lambda x, size=size: mx.full(x.shape, size), policy.parameters()), mx.array(0.5))
+        assert told["learning_rate"] == pytest.approx(config.learning_rate), "its own"
+    assert seen == [1.0, 2.0]
+
+
 # ── metrics ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -526,6 +571,14 @@ def test_seq_step_size_is_the_logit_chunk_of_efficient_long_context_alone(model:
         for on in (True, False)
     ]
     assert chunks[0] == 16 < chunks[1]
+
+
+def test_activations_are_recomputed_as_the_settings_say_unless_the_memory_plan_decides(model: Path) -> None:
+    policy = load_policy(config_of(model))
+    for on in (True, False):
+        config = config_of(model, grad_checkpoint=on)
+        learners = [grpo_learner(policy, config, 1, recompute=planned) for planned in (None, True, False)]
+        assert [learner.recompute for learner in learners] == [on, True, False]
 
 
 @pytest.mark.parametrize(

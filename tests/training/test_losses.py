@@ -23,6 +23,7 @@ from backend.training.losses import (
     entropy_quantile,
     policy_loss,
     policy_terms,
+    token_values,
     token_weights,
 )
 
@@ -134,6 +135,12 @@ def test_token_weights_by_loss(loss_type: str, loss: float) -> None:
     assert float(actual) == pytest.approx(loss)
 
 
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_a_batch_of_one_token_gives_it_the_whole_weight_and_one_of_none_gives_none(loss_type: str) -> None:
+    for mask in ([1.0, 0.0], [0.0, 0.0]):
+        assert token_weights(rows(mask), loss_type=loss_type, max_completion_length=1).tolist() == [mask]
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_on_policy_every_loss_is_the_policy_gradient(loss_type: str, level: str) -> None:
@@ -185,6 +192,24 @@ def test_the_off_policy_mask_drops_negative_rows_but_keeps_their_kl() -> None:
     assert float(loss) == pytest.approx(float(metrics["kl"])) != 0
 
 
+@pytest.mark.parametrize("against", ["the sampler", "the old policy"])
+def test_the_drift_of_a_row_is_the_mean_over_its_tokens_and_may_equal_the_threshold(against: str) -> None:
+    drift = rows([0.25, 0.75], [0.5, 0.75], [0.25, 9.0], [2.0, 3.0])
+    logps, mask = mx.full((4, 2), -8.0), rows([1, 1], [1, 1], [1, 0], [1, 1])
+    old, sampler = (None, logps + drift) if against == "the sampler" else (logps + drift, None)
+    _, _, gradient = loss_and_gradient(
+        logps,
+        old,
+        None,
+        mx.array([-1.0, -1.0, -1.0, 0.5]),
+        mask,
+        epsilon=0.9,
+        off_policy_mask_threshold=0.5,
+        sampling_logps=sampler,
+    )
+    np.testing.assert_array_equal(gradient != 0, np.array([[1, 1], [0, 0], [1, 0], [1, 1]]) == 1)
+
+
 def test_the_importance_correction_scales_the_term_and_not_the_kl() -> None:
     logps = rows([-1.0, -1.0])
     arguments = (logps, None, logps - 1, mx.array([1.0]), mx.ones((1, 2)))
@@ -195,21 +220,50 @@ def test_the_importance_correction_scales_the_term_and_not_the_kl() -> None:
 
 
 def test_vespo_has_the_importance_correction_inside_its_weight_only() -> None:
-    # log w = 0.1 + 0.2 from the policy, log ½ from the correction; φ = e^{3 + 2·log w − 3w}.
-    log_w = 0.3 + math.log(0.5)
-    for correction in (rows([0.5, 1.0]), rows([0.5])):
+    # Row 1: log w = 0.1 + 0.2 from the policy, log ½ from the correction; φ = e^{3 + 2·log w − 3w}. Row 2 has one token, log w =
+    # −0.3 + log 2, and A < 0: φ = e^{2 + 3·log w − 2w}.
+    first, second = 0.3 + math.log(0.5), -0.3 + math.log(2)
+    phi = math.exp(3 + 2 * first - 3 * math.exp(first)), math.exp(2 + 3 * second - 2 * math.exp(second))
+    for correction in (rows([0.5, 1.0], [2.0, 9.0]), rows([0.5], [2.0])):
         loss, metrics = policy_loss(
-            rows([-0.9, -0.8]),
-            rows([-1.0, -1.0]),
+            rows([-0.9, -0.8], [-1.3, -9.0]),
+            rows([-1.0, -1.0], [-1.0, -1.0]),
             None,
-            mx.array([1.0]),
-            mx.ones((1, 2)),
+            ADVANTAGES,
+            MASK,
             loss_type="vespo",
             is_ratio=correction,
         )
-        phi = math.exp(3 + 2 * log_w - 3 * math.exp(log_w))
-        assert float(metrics["vespo/phi_seq_mean"]) == pytest.approx(phi, rel=1e-5)
-        assert float(loss) == pytest.approx(phi * (0.9 + 0.8) / 2, rel=1e-5)  # and not once more outside of it
+        assert float(metrics["vespo/phi_seq_mean"]) == pytest.approx(sum(phi) / 2, rel=1e-5)
+        # And not once more outside of it.
+        assert float(loss) == pytest.approx((phi[0] * (0.9 + 0.8) - phi[1] * 1.3) / 3, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("log_ratios", "correction", "log_w"),
+    [
+        ([30.0, -25.0], 1.0, 20 - 20),
+        ([15.0, 15.0], 1.0, 20),
+        ([-30.0, 0.0], 1.0, math.log(1e-8)),
+        ([-5.0, -5.0], math.exp(30), -10 + 20),
+        ([5.0, 5.0], 0.0, 10 + math.log(1e-8)),
+    ],
+    ids=["tokens", "largest", "smallest", "largest correction", "smallest correction"],
+)
+def test_vespos_ratio_is_bounded_as_trls(log_ratios: list[float], correction: float, log_w: float) -> None:
+    # With k = 1 and λ = 0 the weight φ is the ratio w itself.
+    _, metrics = policy_loss(
+        rows(log_ratios),
+        mx.zeros((1, 2)),
+        None,
+        mx.array([1.0]),
+        mx.ones((1, 2)),
+        loss_type="vespo",
+        is_ratio=rows([correction]),
+        vespo_k_pos=1.0,
+        vespo_lambda_pos=0.0,
+    )
+    assert float(metrics["vespo/phi_seq_mean"]) == pytest.approx(math.exp(log_w), rel=1e-4)
 
 
 # ── entropy ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -246,14 +300,15 @@ def test_the_quantile_is_linear_over_the_tokens_that_count() -> None:
 
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_the_entropy_bonus_is_the_mean_entropy_whatever_the_loss(loss_type: str) -> None:
-    arguments = (mx.zeros((2, 4)), None, None, ADVANTAGES, ENTROPY_MASK)
     settings: dict[str, Any] = {"loss_type": loss_type, "max_completion_length": 4, "entropy_coef": 0.1}
-    loss, metrics = policy_loss(*arguments, entropies=ENTROPIES, **settings)
-    assert float(metrics["policy_loss"] - loss) == pytest.approx(0.1 * 0.35, rel=1e-5)
-    assert float(metrics["entropy_coef"]) == pytest.approx(0.1)
-    assert float(metrics["entropy"]) == pytest.approx(0.35)
-    gradient = mx.grad(lambda x: policy_loss(*arguments, entropies=x, **settings)[0])(ENTROPIES)
-    np.testing.assert_allclose(np.array(gradient), -0.1 / 6 * np.array(ENTROPY_MASK), rtol=1e-5)
+    for mask, mean in ((ENTROPY_MASK, 0.35), (rows([0, 0, 1, 0], [0, 0, 0, 0]), 0.3)):
+        arguments = (mx.zeros((2, 4)), None, None, ADVANTAGES, mask)
+        loss, metrics = policy_loss(*arguments, entropies=ENTROPIES, **settings)
+        assert float(metrics["policy_loss"] - loss) == pytest.approx(0.1 * mean, rel=1e-5)
+        assert float(metrics["entropy_coef"]) == pytest.approx(0.1)
+        assert float(metrics["entropy"]) == pytest.approx(mean)
+        gradient = mx.grad(lambda x, call=arguments: policy_loss(*call, entropies=x, **settings)[0])(ENTROPIES)
+        np.testing.assert_allclose(np.array(gradient), -0.1 * np.array(mask / mask.sum()), rtol=1e-5)
 
 
 # ── invariances ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -459,6 +514,9 @@ def test_kl_is_measured_at_beta_0_when_the_reference_is_given() -> None:
     assert float(loss) == float(without) and (gradient == gradient_without).all()
     far = (*call[:2], logps + 200, *call[3:])  # a KL beyond float32 times 0 would be NaN
     assert math.isfinite(float(policy_loss(*far)[0]))
+    later = (call[0], logps + 0.5, *call[2:])  # corrected by the ratio, as at another weight
+    at_0, at_1 = (float(policy_loss(*later, beta=beta)[1]["kl"]) for beta in (0, 1))
+    assert at_0 == at_1 == pytest.approx(math.exp(-0.5) * math.exp(-1))
 
 
 @pytest.mark.parametrize("table", ["LOSSES", "LEVELS", "KL_ESTIMATORS"])
@@ -483,3 +541,36 @@ def test_clip_metrics_count_the_ratio_that_delta_has_capped() -> None:
     # As in TRL: a ratio of 1.5 capped at 1.1 lies within 1 ± 0.2.
     arguments = (mx.log(rows([1.5])), mx.zeros((1, 1)), None, mx.array([1.0]), mx.ones((1, 1)))
     assert [float(policy_loss(*arguments, delta=delta)[1]["clip_ratio_high"]) for delta in (None, 1.1)] == [1, 0]
+
+
+@pytest.mark.parametrize("settings", [{"epsilon": 0.0}, {"loss_type": "cispo", "epsilon_high": 1.0}], ids=str)
+def test_a_ratio_at_the_limit_itself_does_not_count_as_clipped(settings: dict[str, Any]) -> None:
+    _, metrics = policy_loss(mx.zeros((2, 2)), None, None, ADVANTAGES, MASK, **settings)
+    assert not any(float(metrics[name]) for name in metrics if "clip" in name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "clipped"),
+    [
+        ({}, [[1, 0], [1, 0]]),
+        ({"loss_type": "cispo", "epsilon_high": 1.2}, [[1, 0], [0, 0]]),
+        ({"loss_type": "sapo"}, [[0, 0], [0, 0]]),
+    ],
+    ids=["grpo", "cispo", "sapo"],
+)
+def test_what_is_recorded_of_a_token_is_what_the_loss_made_of_it(
+    settings: dict[str, Any], clipped: list[list[int]]
+) -> None:
+    # The least certain three quarters carry the policy term, all tokens but the second.
+    values = token_values(
+        mx.log(RATIOS),
+        mx.zeros((2, 2)),
+        ADVANTAGES,
+        rows([1, 1], [1, 1]),
+        Settings(top_entropy_quantile=0.75, **settings),
+        entropies=rows([0.9, 0.1], [0.8, 0.7]),
+        is_ratio=rows([0.25], [2.0]),
+    )
+    np.testing.assert_allclose(np.array(values.ratio_BT), np.array(RATIOS), rtol=1e-6)
+    np.testing.assert_array_equal(np.array(values.clipped_BT), clipped)
+    np.testing.assert_allclose(np.array(values.advantage_BT), [[0.25, 0], [-2, -2]])

@@ -35,6 +35,12 @@ def test_completions_of_like_length_stay_together() -> None:
     assert plan_micro_batches(rows(10, *[100] * 8, groups=2)) == [[0, 1, 2, 3, 4, 5, 6, 7]]
 
 
+def test_completions_of_one_bucket_are_never_separated_for_their_length() -> None:
+    """However much padding one of them costs the others."""
+    assert len(plan_micro_batches(rows(10, LENGTH_BUCKET, *[1] * 100))) == 1
+    assert len(plan_micro_batches(rows(10, LENGTH_BUCKET + 1, *[1] * 100))) == 2
+
+
 def test_a_few_long_completions_do_not_pad_the_short_ones() -> None:
     """Eight rows padded to 500 would be 4,000 tokens; split they are 500 and 140."""
     many = rows(10, 500, *[20] * 7)
@@ -52,6 +58,7 @@ def test_a_long_prompt_is_not_read_twice_to_save_less_padding() -> None:
 
 def test_a_limit_keeps_the_rows_of_a_prompt_together() -> None:
     assert plan_micro_batches(rows(50, *[64] * 8, groups=4), most_rows=4) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert plan_micro_batches(rows(50, 64, 60, 63, 59, groups=2), most_rows=2) == [[0, 1], [2, 3]]
     assert plan_micro_batches(rows(50, *[64] * 4, groups=2), token_budget=2 * 64 + 50) == [[0, 1], [2, 3]]
     assert plan_micro_batches(rows(50, *[64] * 4, groups=2), token_budget=1) == [[0], [1], [2], [3]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,15 @@ from backend.types import Completion, Group, Problem
 from tests.support import random_models
 
 G, PROMPT, COMPLETION = 4, 40, 8
+MANY = {"gradient_accumulation_steps": 3}
 BUDGET = G * COMPLETION
 """Tokens of a problem's completions without their prompt."""
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_models.tiny_model(tmp_path_factory.mktemp("models") / "qwen3")
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}  # not 1, to which any number would broadcast
+    return random_models.tiny_model(tmp_path_factory.mktemp("models") / "qwen3", own=heads)
 
 
 def config_of(model: Path, **settings: Any) -> Config:
@@ -89,6 +92,9 @@ def test_prefilling_pays_where_a_prompt_and_its_completions_exceed_the_budget(mo
     both = PROMPT + G * COMPLETION
     assert SharedPrefix.pays(parts, both - 1)
     assert not SharedPrefix.pays(parts, both)
+    _, parts = micro_batches_of(config_of(model, **MANY), groups(5, PROMPT, 5), BUDGET)
+    assert len(parts) == 3 and SharedPrefix.pays(parts, both - 1), "one that is too large is enough"
+    assert not SharedPrefix.pays(parts, both)
 
 
 def test_prefilling_pays_where_more_than_a_third_of_the_prompts_would_be_read_again(model: Path) -> None:
@@ -97,6 +103,15 @@ def test_prefilling_pays_where_more_than_a_third_of_the_prompts_would_be_read_ag
     assert len(parts) == 4 and not SharedPrefix.pays(parts, 10**6), "no prompt in two parts"
     _, parts = micro_batches_of(config, groups(*[5] * 4), 2 * COMPLETION)
     assert len(parts) >= 8 and SharedPrefix.pays(parts, 10**6), "each prompt in two parts"
+
+
+def test_prefilling_does_not_pay_where_it_saves_just_what_it_costs() -> None:
+    def part(*numbers: int) -> Any:
+        rows = SimpleNamespace(prompt_PK=np.zeros((len(numbers), PROMPT)), completion_BT=np.zeros((G, COMPLETION)))
+        return SimpleNamespace(groups=list(numbers), rows=rows)
+
+    assert not SharedPrefix.pays([part(0, 1, 2), part(0)], 10**6), "one prompt of three is read again"
+    assert SharedPrefix.pays([part(0, 1), part(0)], 10**6), "one of two"
 
 
 @pytest.mark.parametrize("prompts", ["prefilled", "per_micro_batch", "per_row"])
@@ -112,8 +127,6 @@ def test_the_prompt_mode_follows_from_the_model_and_from_dropout(model: Path, pr
 
 
 # ── the same step ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-MANY = {"gradient_accumulation_steps": 3}
 
 
 @pytest.mark.parametrize(

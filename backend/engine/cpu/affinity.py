@@ -74,7 +74,8 @@ def _mlx_threads() -> list[int]:
     """mlx's CPU thread id, in a list: the thread that is not Python's and wakes up for every operation. Empty where /proc lacks
     the files that this module reads, as in some sandboxes."""
     mx.eval(mx.array(0) + 1)  # mlx starts its thread with the first operation
-    python_threads = {thread.native_id for thread in threading.enumerate()}
+    # This thread's id is asked for: in a fork, Python still gives the one that it had before.
+    python_threads = {threading.get_native_id(), *(thread.native_id for thread in threading.enumerate())}
     others = [int(task.name) for task in TASKS.iterdir() if int(task.name) not in python_threads]
     before = {task: _voluntary_switches(task) for task in others}
     # mlx has no call that names its thread. An idle one sleeps (a voluntary switch) after each of these operations; threads of

@@ -113,7 +113,7 @@ def _tags(text: str) -> tuple[str, str, str, str]:
 def _in_order(text: str) -> bool:
     thought, end_of_thought, _, _ = _tags(text)
     start = text.find(thought)
-    end = text.find(end_of_thought, max(start, 0))
+    end = text.find(end_of_thought, start)
     if not 0 <= start < end < _last_answer(text):
         return False
     return bool(text[start + len(thought) : end].strip() and extract_answer(text))

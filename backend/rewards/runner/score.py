@@ -24,13 +24,11 @@ from backend.types import Group
 class ScoreReport:
     """Results of scoring a step beside the scores.
 
-    `seconds` of each function, by name; `unscored`, the number of completions on which no function had an opinion. Logged by
-    functions: `columns`, each with one value for each completion in the order of the groups, and `metrics`, one
-    number each.
+    `seconds` of each function, by name. Logged by functions: `columns`, each with one value for each completion in the
+    order of the groups, and `metrics`, one number each.
     """
 
     seconds: dict[str, float]
-    unscored: int
     columns: dict[str, list[Any]] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -52,7 +50,7 @@ def score(
     """
     samples = samples_of(groups)
     if not samples:
-        return ScoreReport({}, 0)
+        return ScoreReport({})
     step = ScoringStep(functions, samples, timeout_s, trainer_state or TrainerState(), ThreadCaller(poll))
     try:
         outcomes = step.outcomes()
@@ -60,9 +58,9 @@ def score(
         function = functions[failed.function].description
         raise reward_error(function, failed.what, samples[failed.completion], failed.has_line) from failed.__cause__
     names = [function.name for function in functions]
-    unscored = fill_scores(samples, names, [scores for scores, _ in outcomes], weights)
+    fill_scores(samples, names, [scores for scores, _ in outcomes], weights)
     seconds = {name: seconds for name, (_, seconds) in zip(names, outcomes, strict=True)}
-    return ScoreReport(seconds, unscored, step.logs.columns, step.logs.metrics)
+    return ScoreReport(seconds, step.logs.columns, step.logs.metrics)
 
 
 def samples_of(groups: Iterable[Group]) -> list[Sample]:
@@ -72,12 +70,11 @@ def samples_of(groups: Iterable[Group]) -> list[Sample]:
 
 def fill_scores(
     samples: Sequence[Sample], names: Sequence[str], scores: Sequence[Scores], weights: Sequence[float]
-) -> int:
-    """Fill in every completion's `scores` and `reward`. → how many have no reward. `scores`: one list for each of `names`."""
+) -> None:
+    """Fill in every completion's `scores` and `reward`. `scores`: one list for each of `names`."""
     for (_, completion), row in zip(samples, zip(*scores, strict=True), strict=True):
         completion.scores = dict(zip(names, row, strict=True))
         completion.reward = total_reward(row, weights)
-    return sum(completion.reward is None for _, completion in samples)
 
 
 def total_reward(scores: Iterable[float | None], weights: Iterable[float]) -> float | None:

@@ -85,14 +85,14 @@ class ProcessScorer:
     ) -> ScoreReport:
         samples = samples_of(groups)
         if not samples:
-            return ScoreReport({}, 0)
+            return ScoreReport({})
         functions = self.load(poll)[stage]
         scored = self.ask(groups, stage, range(len(functions)), timeout_s, state, poll=poll)
         if scored.failure is not None:
             raise failed_on(functions, scored.failure, samples, network=self.process.network)
         names = [function.name for function in functions]
-        unscored = fill_scores(samples, names, scored.scores, weights)
-        return ScoreReport(dict(zip(names, scored.seconds, strict=True)), unscored, scored.columns, scored.metrics)
+        fill_scores(samples, names, scored.scores, weights)
+        return ScoreReport(dict(zip(names, scored.seconds, strict=True)), scored.columns, scored.metrics)
 
     def ask(
         self,

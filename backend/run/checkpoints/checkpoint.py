@@ -225,7 +225,7 @@ def state_of(saved: dict[str, Any]) -> tuple[TrainingState | None, tuple[str, ..
 def _fits(value: Any, type_: Any) -> bool:
     """Whether a value of JSON has the type that a field of TrainingState is annotated with."""
     if value is None:
-        return "None" in type_
+        return type_.endswith("| None")
     if type_ in ("str", "bool"):
         return isinstance(value, str if type_ == "str" else bool)
     if type_.startswith("list"):

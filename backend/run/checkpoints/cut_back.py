@@ -56,13 +56,13 @@ def _end_of_step(path: Path, step: int) -> int:
     with path.open("rb") as file:
         for line in file:
             offset += len(line)
-            event = parse_line(line)
-            kind = event.get("kind", "") if event is not None else ""
-            if event is not None and kind == "step":
+            event = parse_line(line) or {}
+            kind = event.get("kind")
+            if kind == "step":
                 is_behind = (event.get("step") or 0) <= step
             if is_behind and kind in ("step", *OF_THE_STEP):
                 end = offset
-                is_behind = not (event is not None and event.get("phase") == "saving" and end)
+                is_behind = event.get("phase") != "saving"
     return end or offset
 
 

@@ -73,8 +73,8 @@ def scored_groups(
     group_size: int,
     batch_size: int,
     seed: int = EVAL_SEED,
-    poll: Callable[[float], None] = lambda done: None,
-    overlap_scoring: bool = True,
+    poll: Callable[[float], None],
+    overlap_scoring: bool,
 ) -> list[Group]:
     """`group_size` completions of every problem, scored, in order; `batch_size` problems are sampled together.
 

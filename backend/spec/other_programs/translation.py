@@ -8,7 +8,7 @@ the program that the file is written for decides.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, cast
 
@@ -50,9 +50,9 @@ class Translation:
 
     values: Raw
     faults: list[Fault]
-    program: OtherProgram | None = None
-    words: list[WordRead] = field(default_factory=list[WordRead])
-    is_mixed: bool = False
+    program: OtherProgram | None
+    words: list[WordRead]
+    is_mixed: bool
     """Whether words of several programs stand in it, so that it is written for none of them."""
 
 
@@ -218,8 +218,9 @@ def _rename(to: Rewriting, program: OtherProgram | None) -> None:
 
 
 def _told(word: str, fate: Word, to: Rewriting, values: Raw, raw: Mapping[str, Any]) -> WordRead | None:
-    """What was made of one word; None for one that has a fault, or that asks for nothing."""
-    if any(fault.setting == word for fault in to.faults):
+    """What was made of one word; None for one that has a fault itself, or whose settings all have."""
+    faulty = {fault.setting for fault in to.faults}
+    if word in faulty or (isinstance(fate, Translated) and faulty.issuperset(fate.settings)):
         return None
     remark = to.remarks.get(word, "")
     if isinstance(fate, WithoutEffect):

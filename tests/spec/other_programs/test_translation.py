@@ -303,6 +303,8 @@ def test_a_file_belongs_to_the_only_program_whose_own_words_stand_in_it() -> Non
     assert program_of({"train": None, "iters": 5}) is None
     assert program_of({"group_size": 8, "gradient_accumulation_steps": 4, "learning_rate": 1e-5}) is None
     assert program_of({"num_generations": 8, "lora_parameters": {}}) is None
+    assert read_words({"num_generations": 8, "lora_parameters": {}}).is_mixed
+    assert not read_words({"num_generations": 8}).is_mixed
     assert program_of(dict.fromkeys(SETTINGS, 1)) is None, "no key of ours is a mark"
 
 
@@ -334,6 +336,11 @@ def test_a_change_by_a_word_of_the_files_program_replaces_that_line(
     assert {key: translation.values.get(key) for key in ours} == ours
 
 
+def test_a_change_by_another_word_for_one_setting_of_the_file_replaces_its_line() -> None:
+    translation = with_changes({"num_generations": 8, "no_cuda": True}, {"use_cpu": False})
+    assert (translation.values, translation.faults) == ({"group_size": 8}, [])
+
+
 def test_account_names_the_program_and_says_what_became_of_each_word() -> None:
     lines = account(read_words({"num_generations": 8, "ddp_backend": "nccl", "beta": 0.0}))
     assert lines[0].startswith("This is a file for TRL.")
@@ -347,9 +354,38 @@ def test_account_names_the_program_and_says_what_became_of_each_word() -> None:
     )
 
 
+def test_each_word_is_told_by_what_was_made_of_it() -> None:
+    raw = {
+        "per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "num_generations": 8, "group_size": 8,
+        "model_name_or_path": "owner/Model", "use_adaptive_entropy": True, "bf16": True, "use_cpu": False,
+    }  # fmt: skip
+    as_here = ("as here", "it asks for what is so here anyway")
+    assert {word.word: (word.fate, word.sentence) for word in read_words(raw).words} == {
+        "per_device_train_batch_size": ("translated", "batch_size: 1; 8 × 4 completions an update are 4 prompts of 8"),
+        "gradient_accumulation_steps": ("translated", "gradient_accumulation_steps: 4"),
+        "num_generations": as_here,
+        "model_name_or_path": ("translated", "model: owner/Model"),
+        "use_adaptive_entropy": ("translated", "entropy_adaptive: true"),
+        "bf16": ("translated", "dtype: bfloat16"),
+        "use_cpu": as_here,
+    }
+    adam = {"optimizer": "adam", "optimizer_config": {"adam": {}}}
+    told = {word.word: word for word in read_words(THEIRS | adam).words}["optimizer_config"]
+    assert told.fate == "without effect" and told.sentence.startswith("Adam corrects its bias here always")
+
+
+def test_a_word_with_a_fault_is_neither_told_nor_translated() -> None:
+    """That of a contradiction said that it asks for what is so here anyway."""
+    translation = read_words({"num_generations": 8, "group_size": 4, "ddp_backend": "nccl", "think_end_tag": "x"})
+    assert {fault.setting for fault in translation.faults} == {"group_size", "think_end_tag"}
+    assert translation.values == {} and [word.word for word in translation.words] == ["ddp_backend"]
+
+
 def test_names_are_those_of_one_setting_alone() -> None:
     assert NAMES["num_generations"] == "group_size" and "lr_scheduler_type" not in NAMES
     assert "num_generations" in other_names("group_size") and "generation_kwargs" not in other_names("temperature")
+    assert "warmup_steps" in other_names("lr_warmup_ratio"), "one of two settings"
+    assert "datasets" not in other_names("train_split"), "one of three"
     assert not set(NAMES) - set(FOREIGN_WORDS)
 
 
@@ -374,5 +410,6 @@ def test_the_users_example_means_what_it_meant() -> None:
 
 def test_a_word_of_another_program_stands_for_our_settings_and_one_of_ours_for_itself() -> None:
     assert settings_of("num_generations", TRL) == ("group_size",)
-    for ours in ("group_size", "beta", "learning_rate"):
+    assert settings_of("ddp_backend", TRL) == ("ddp_backend",), "a word without effect"
+    for ours in ("group_size", "beta", "learning_rate", "max_prompt_length"):
         assert settings_of(ours, TRL) == settings_of(ours) == (ours,)

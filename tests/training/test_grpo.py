@@ -1,0 +1,202 @@
+"""The algorithm's own bookkeeping, without a model: what the settings make of it, and how the metrics of micro-batches become a step's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from backend.spec.config import Config, parse
+from backend.training.batch import pack
+from backend.training.collectives import ALONE
+from backend.training.grpo import Grpo, entropies_of_all, grpo
+from backend.types import Completion, Group, Problem
+from tests.support.rank_threads import on_ranks
+
+FORWARD: Any = SimpleNamespace(ranks=ALONE)
+
+
+def config_of(**settings: Any) -> Config:
+    return parse({"model": "none", "data": "none", "beta": 0.0} | settings)
+
+
+def algorithm_of(dtype: mx.Dtype = mx.float32, **settings: Any) -> Grpo:
+    policy: Any = SimpleNamespace(split_model=SimpleNamespace(dtype=dtype), reference=None)
+    return grpo(policy, config_of(**settings))
+
+
+def micro_batch(gaps: list[list[float]], *, mask: float = 1.0, kept: float = 0.0, held: float = 0.0) -> Any:
+    """Rows whose policy lies `gaps` nats above what sampled, before filters and grammar took their shares."""
+    rows = [
+        Completion(
+            [5] * len(row), [-2.0] * len(row), "", "eos", log_kept=[kept] * len(row) if kept else [],
+            log_held=[held] * len(row) if held else [],
+        )
+        for row in gaps
+    ]  # fmt: skip
+    batch = pack([Group(Problem(0, "", [], [1], ""), rows)], pad_id=0)
+    widest = max(map(len, gaps))
+    old_logp_BT = mx.array([[-2.0 + gap for gap in row] + [0.0] * (widest - len(row)) for row in gaps])
+    return SimpleNamespace(batch=replace(batch, old_logp_BT=old_logp_BT, mask_BT=batch.mask_BT * mask))
+
+
+# ── from the settings ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "value"),
+    [
+        ({"dropout": 0.1}, "has_dropout", True),
+        ({"dropout": 0.1, "train_type": "full"}, "has_dropout", False),
+        ({}, "has_dropout", False),
+        ({"neftune_noise_alpha": 0.5}, "has_noise", True),
+        ({}, "has_noise", False),
+        ({"entropy_coef": 0.01}, "needs_entropy_gradient", True),
+        ({}, "needs_entropy_gradient", False),
+        ({"batch_size": 3, "group_size": 4}, "rows_per_micro_batch", 12),
+    ],
+    ids=str,
+)
+def test_what_the_settings_make_of_the_algorithm(settings: dict[str, Any], name: str, value: Any) -> None:
+    """Full fine-tuning has no adapters, whose inputs are all that is dropped."""
+    assert getattr(algorithm_of(**settings), name) == value
+
+
+def test_tokens_are_recorded_where_it_was_asked_for() -> None:
+    assert algorithm_of(record_tokens=True).token_records is not None
+    assert algorithm_of().token_records is None and algorithm_of().take_token_records() == {}
+
+
+def test_a_change_of_the_settings_reaches_the_algorithm() -> None:
+    algorithm = algorithm_of(batch_size=3, group_size=4, entropy_coef=0.1)
+    algorithm.bonus.value = 0.3
+    config = config_of(batch_size=2, group_size=4, epsilon=0.125, entropy_coef=0.2)
+    algorithm.change(config, {"batch_size"})
+    assert (algorithm.rows_per_micro_batch, algorithm.loss.epsilon, algorithm.bonus.value) == (8, 0.125, 0.3)
+    algorithm.change(config, {"entropy_coef"})
+    assert algorithm.bonus.value == 0.2
+
+
+def test_a_correction_that_was_not_asked_for_is_told() -> None:
+    assert algorithm_of().notes() == []
+    (sentence,) = algorithm_of(mx.bfloat16).notes()
+    assert "bfloat16" in sentence
+
+
+# ── before and after an update ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_tokens_at_the_entropy_threshold_count_for_the_bonus() -> None:
+    """Of the entropies 1, 2, 2, 2 and 5 the upper half begins at 2, and four tokens have at least that; a sixth is masked."""
+    algorithm = algorithm_of(top_entropy_quantile=0.5, entropy_coef=0.1)
+    parts: Any = [
+        SimpleNamespace(batch=SimpleNamespace(mask_BT=mx.array(mask)), entropy_N=mx.array(entropies))
+        for entropies, mask in (([[1.0, 2.0], [2.0, 5.0]], [[1.0, 1.0], [1.0, 1.0]]), ([[2.0, 9.0]], [[1.0, 0.0]]))
+    ]
+    forward: Any = SimpleNamespace(ranks=ALONE, scores=lambda model, part, with_gradient: part)
+    totals = algorithm.batch_totals(parts, forward)
+    assert {name: x.item() for name, x in totals.items()} == {"entropy_threshold": 2.0, "entropy_tokens": 4.0}
+
+
+def test_every_rank_has_the_entropies_of_the_tokens_that_count() -> None:
+    entropy_BT, mask_BT = mx.array([[1.0, 2.0, 3.0]]), mx.array([[1.0, 0.0, 1.0]])
+    mx.eval(entropy_BT, mask_BT)  # a thread cannot compute what another has begun
+
+    def counted(ranks: Any) -> list[float]:
+        own = ([entropy_BT], [mask_BT]) if ranks.rank == 0 else ([], [])
+        entropy_1N, mask_1N = entropies_of_all(ranks, *own)
+        return np.array(entropy_1N)[np.array(mask_1N) > 0].tolist()
+
+    assert on_ranks(2, counted) == [[1.0, 3.0]] * 2
+    assert counted(ALONE) == [1.0, 3.0]
+
+
+def test_an_update_that_measured_no_entropy_leaves_the_bonus_alone() -> None:
+    algorithm = algorithm_of(entropy_adaptive=True, entropy_target=9.0)
+    algorithm.after_update(1, {})
+    assert algorithm.state() == [0.0, None]
+    algorithm.after_update(2, {"entropy": 3.0})
+    assert algorithm.state() == [0.005, 3.0]
+
+
+# ── the step's metrics of the sampler ────────────────────────────────────────────────────────────────────────────────
+
+GAPS = [[[0.5, 0.1, 0.3]], [[-0.2], [0.2, 0.4]]], [[[0.05, -0.6]]]
+"""Of two optimizer batches of a rollout: the first in two micro-batches, of one and of two rows."""
+RATIO, DIFFERENCE = "sampling/importance_sampling_ratio", "sampling/sampling_logp_difference"
+
+
+@pytest.mark.parametrize(
+    ("settings", "measured"),
+    [({}, [*GAPS[0], *GAPS[1]]), ({"ratio_against": "reference", "beta": 0.1}, GAPS[0])],
+    ids=["every batch", "against the reference the first alone"],
+)
+def test_metrics_of_the_sampler_are_over_the_tokens_of_a_rollout_once(
+    settings: dict[str, Any], measured: list[list[list[float]]]
+) -> None:
+    """Each batch is learnt from twice; completions without a token that is trained on count in no extreme."""
+    algorithm = algorithm_of(steps_per_generation=2, num_iterations=2, **settings)
+    batches = [[micro_batch(gaps) for gaps in parts] for parts in GAPS]
+    batches[0].append(micro_batch([[9.0]], mask=0.0))
+    metrics = algorithm.step_metrics(batches * 2, FORWARD)
+    gaps = np.array([gap for part in measured for row in part for gap in row])
+    assert metrics == pytest.approx({
+        f"{RATIO}/min": np.exp(gaps.min()), f"{RATIO}/mean": np.exp(gaps).mean(), f"{RATIO}/max": np.exp(gaps.max()),
+        f"{DIFFERENCE}/mean": np.abs(gaps).mean(), f"{DIFFERENCE}/max": np.abs(gaps).max(),
+        "sampling/logp_gap/mean": np.abs(gaps).mean(), "sampling/logp_gap/max": np.abs(gaps).max(),
+    }, rel=1e-5)  # fmt: skip
+
+
+def test_ratios_of_whole_completions_are_averaged_over_completions() -> None:
+    algorithm = algorithm_of(sampling_correction="sequence_truncate")
+    metrics = algorithm.step_metrics([[micro_batch(gaps) for gaps in GAPS[0]]], FORWARD)
+    rows = [row for part in GAPS[0] for row in part]
+    assert metrics[f"{RATIO}/mean"] == pytest.approx(np.mean([np.exp(sum(row)) for row in rows]), rel=1e-5)
+    assert metrics[f"{DIFFERENCE}/mean"] == pytest.approx(np.mean([abs(gap) for row in rows for gap in row]), rel=1e-5)
+
+
+def test_without_a_token_that_counts_nothing_is_measured() -> None:
+    metrics = algorithm_of().step_metrics([[micro_batch([[0.5]], mask=0.0)]], FORWARD)
+    assert metrics.keys() > {f"{RATIO}/mean", f"{RATIO}/min"} and np.isnan(list(metrics.values())).all()
+    assert algorithm_of().step_metrics([[]], FORWARD) == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "has_gap"),
+    [
+        ({}, True),
+        ({"dropout": 0.1}, False),
+        ({"dropout": 0.1, "steps_per_generation": 2}, True),
+        ({"neftune_noise_alpha": 5.0}, False),
+        ({"neftune_noise_alpha": 5.0, "steps_per_generation": 2}, False),
+    ],
+    ids=str,
+)
+def test_the_gap_is_measured_where_the_learner_s_pass_is_the_policy_that_sampled(
+    settings: dict[str, Any], has_gap: bool
+) -> None:
+    """Dropout is off in a pass before the updates, which two batches need; noise is not."""
+    metrics = algorithm_of(**settings).step_metrics([[micro_batch([[0.5]])]], FORWARD)
+    assert ("sampling/logp_gap/mean" in metrics) == has_gap
+
+
+@pytest.mark.parametrize(
+    ("settings", "held", "log_ratio"),
+    [
+        ({"output_regex": "a"}, -0.3, -0.3),
+        ({"output_regex": "a", "sampling_correction": "sequence_truncate"}, -0.3, -0.7),
+        ({"output_regex": "a", "sampling_correction": "none"}, -0.3, -0.7),
+        ({"sampling_correction": "sequence_truncate"}, 0.0, -0.7),
+        ({}, 0.0, -0.7),
+    ],
+    ids=str,
+)
+def test_automatic_corrects_for_the_grammar_alone(settings: dict[str, Any], held: float, log_ratio: float) -> None:
+    """What grammar and filters kept is 0.7 nats less than all, 0.3 of them the grammar's."""
+    part = micro_batch([[0.0]], kept=-0.7, held=held)
+    metrics = algorithm_of(**settings).step_metrics([[part]], FORWARD)
+    assert metrics[f"{RATIO}/mean"] == pytest.approx(np.exp(log_ratio), rel=1e-5)
