@@ -220,12 +220,14 @@ class MonitorPage(QWidget):
     def _show_verdict(self) -> None:
         run = self._run
         is_silent = run is not None and bool(run.silence)
-        self.verdict.setVisible(is_silent or (run is not None and run.state not in ("starting", "running", "stopping")))
         if run is None:
+            self.verdict.hide()
             return
         show = self._show_silent if is_silent else getattr(self, f"_show_{run.state}", None)
         if show is not None:
             show(run)
+        # Filled first: each part that appears in a shown card lays out the page and all charts anew.
+        self.verdict.setVisible(is_silent or run.state not in ("starting", "running", "stopping"))
         # The card has new buttons, which Qt puts at the end of the tab order.
         for widget, following in pairwise([*self.charts.tools, *self.verdict.buttons(), self.grid]):
             QWidget.setTabOrder(widget, following)

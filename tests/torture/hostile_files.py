@@ -45,7 +45,9 @@ MOST_READ = 10_000_000
 
 
 def beginning(file: Path) -> bytes:
-    """What a torture takes of a file into its own memory."""
+    """What a torture takes of a file into its own memory. Raises OSError, also for what was made a pipe before: it would wait for a writer."""
+    if file.is_fifo():
+        raise OSError(f"{file} is a pipe")
     with file.open("rb") as stream:
         return stream.read(MOST_READ)
 

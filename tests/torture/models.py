@@ -226,9 +226,10 @@ def add_pickle(folder: Path, rng: random.Random) -> None:
     body = f"cbuiltins\nopen\n(V{folder.parent / RUN_MARK}\nVw\ntR.".encode()
     for name in ("pytorch_model.bin", "model.pt", "vocab.pkl", "model.safetensors.pkl"):
         (folder / name).write_bytes(body)
-    if rng.random() < 0.5:
+    is_left_out, is_pickle = rng.random() < 0.5, rng.random() < 0.5
+    if is_left_out or is_pickle:  # unlinked first: it may have been made a pipe
         (folder / "model.safetensors").unlink()
-    if rng.random() < 0.5:
+    if is_pickle:
         (folder / "model.safetensors").write_bytes(body)
 
 

@@ -1,0 +1,32 @@
+"""CPU time as a usual core would take it, whatever the core at hand is and does beside."""
+
+from __future__ import annotations
+
+import time
+
+COUNT_TO = 50_000
+COUNT_MS = 1.7
+"""How long a core of a usual computer takes to count that far. A core that shares its arithmetic with a busy neighbour takes twice as long, from
+one moment to the next, and CPU time does not tell."""
+
+
+def slowness() -> float:
+    """How many times as long as on a usual core this thread's work takes just now; at least 1."""
+    began, total = time.thread_time(), 0
+    for number in range(COUNT_TO):
+        total += number
+    return max(1.0, (time.thread_time() - began) * 1e3 / COUNT_MS)
+
+
+class Work:
+    """`with Work() as work:` measures the CPU seconds that this thread would take on a usual core, as `work.seconds`."""
+
+    seconds = 0.0
+
+    def __enter__(self) -> Work:
+        self._slowness, self._began = slowness(), time.thread_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        took = time.thread_time() - self._began
+        self.seconds = took / max(self._slowness, slowness())
