@@ -150,7 +150,11 @@ def test_tab_goes_round_a_page_and_back_and_passes_everything(window: Window, ke
 def picker(window: Window) -> QWidget:
     page = window.pages["train"]
     page.picking.open(page.form.fields["model"])
-    return window.findChildren(Picker)[-1]
+    picker = window.findChildren(Picker)[-1]
+    for _ in range(500):  # a selected entry can be starred and used
+        if not picker.model.rows:
+            QTest.qWait(20)
+    return picker
 
 
 def consent(window: Window) -> QWidget:
