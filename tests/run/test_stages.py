@@ -63,7 +63,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(inputs: Path, rewards: list[str], **changes: Any) -> dict[str, Any]:
     about = {"reward_functions": rewards, "reward_weights": [], "reward_functions_file": str(inputs / "rewards.py")}
-    return small_run.settings_for(inputs, **about | {"learning_rate": 1e-3} | changes)
+    return small_run.settings_for(inputs, layers=1, **about | {"learning_rate": 1e-3} | changes)
 
 
 def stages_of(config: Config, steps: int) -> ScoringStages:
@@ -112,36 +112,45 @@ STAGES: list[dict[str, Any]] = [
 ]
 
 
-def test_stages_switch_at_their_step_and_decide_the_length_of_the_run(inputs: Path, run: RunFolder) -> None:
-    raw = settings(inputs, ["low", "high"], reward_weights=[0.5, 0.25], stages=STAGES, iters=1000)
-    assert small_run.train_here(raw, run).step == 6
-    (started,) = [event for event in read_events(run.events) if event["kind"] == "started"]
+@pytest.fixture(scope="module")
+def staged(inputs: Path) -> dict[str, Any]:
+    """Settings of a run with stages, whose learning rate falls to 0."""
+    falls = {"lr_schedule": "linear", "lr_warmup_steps": 0, "lr_decay_fraction": 1.0, "lr_final": 0.0}
+    return settings(inputs, ["low", "high"], reward_weights=[0.5, 0.25], stages=STAGES, iters=1000, **falls)
+
+
+@pytest.fixture(scope="module")
+def whole(staged: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The run with stages, without a break."""
+    run = RunFolder(tmp_path_factory.mktemp("staged") / "run")
+    assert small_run.train_here(staged, run).kind == "finished"
+    return run
+
+
+def test_stages_switch_at_their_step_and_decide_the_length_of_the_run(whole: RunFolder) -> None:
+    (started,) = [event for event in read_events(whole.events) if event["kind"] == "started"]
+    assert small_run.steps(whole) == [1, 2, 3, 4, 5, 6]
     assert started["iterations"] == 6
     expected = [{"low": 1.0}] * 2 + [{"high": 2.0, "low": -1.0}] * 3 + [{"low": 0.5, "high": 0.25}]
-    for line, weights in zip(lines(run), expected, strict=True):
+    for line, weights in zip(lines(whole), expected, strict=True):
         for completion in line["completions"]:
             assert completion["rewards"].keys() == weights.keys()
             assert completion["reward"] == pytest.approx(
                 sum(weights[name] * x for name, x in completion["rewards"].items())
             )
-    for step_metrics, weights in zip(metrics(run), expected, strict=True):
+    for step_metrics, weights in zip(metrics(whole), expected, strict=True):
         assert {name.split("/")[1] for name in step_metrics if name.startswith("rewards/")} == weights.keys()
 
 
 def test_a_run_resumed_at_the_border_of_two_stages_and_within_one_equals_the_uninterrupted_one(
-    inputs: Path, run: RunFolder, tmp_path: Path
+    staged: dict[str, Any], whole: RunFolder, run: RunFolder
 ) -> None:
-    uninterrupted = RunFolder(tmp_path / "uninterrupted")
-    raw = settings(inputs, ["low", "high"], stages=STAGES, num_iterations=2, lr_schedule="cosine", lr_final=0.0)
-    assert small_run.train_here(raw, uninterrupted).kind == "finished"
-    train_interrupted(raw, run, 2, 3)
-    assert_same_run(run, uninterrupted)
+    train_interrupted(staged, run, 2, 3)
+    assert_same_run(run, whole)
 
 
-def test_the_learning_rate_schedule_spans_all_stages(inputs: Path, run: RunFolder) -> None:
-    falls = {"lr_schedule": "linear", "lr_warmup_steps": 0, "lr_decay_fraction": 1.0, "lr_final": 0.0, "iters": 1000}
-    assert small_run.train_here(settings(inputs, ["low", "high"], stages=STAGES, **falls), run).kind == "finished"
-    assert [step["learning_rate"] for step in metrics(run)] == pytest.approx([1e-3 * (1 - i / 6) for i in range(6)])
+def test_the_learning_rate_schedule_spans_all_stages(whole: RunFolder) -> None:
+    assert [step["learning_rate"] for step in metrics(whole)] == pytest.approx([1e-3 * (1 - i / 6) for i in range(6)])
 
 
 @pytest.mark.parametrize(
@@ -217,11 +226,11 @@ def test_linear_weights_end_at_reward_weights_final(inputs: Path, run: RunFolder
 def test_adaptive_weights_survive_a_resume(inputs: Path, run: RunFolder, tmp_path: Path) -> None:
     """`seldom` succeeds in 1 of 4 completions: after ten steps its weight is 1.2 times as large."""
     uninterrupted = RunFolder(tmp_path / "uninterrupted")
-    about = {"reward_weight_schedule": "adaptive", "iters": 13, "group_size": 4, "max_completion_length": 3}
+    about = {"reward_weight_schedule": "adaptive", "iters": 12, "group_size": 4, "max_completion_length": 1}
     raw = settings(inputs, ["seldom", "low"], reward_weights=[0.5, 1.0], **about)
     assert small_run.train_here(raw, uninterrupted).kind == "finished"
     weights = [step["reward_weights/seldom"] for step in metrics(uninterrupted)]
-    assert weights == pytest.approx([0.5] * 10 + [0.6] * 3)
+    assert weights == pytest.approx([0.5] * 10 + [0.6] * 2)
     train_interrupted(raw, run, 4, 11)  # with some success rates collected, and with a weight changed
     assert_same_run(run, uninterrupted)
     assert [step["reward_weights/seldom"] for step in metrics(run)] == weights
@@ -369,6 +378,7 @@ DYNAMIC: dict[str, Any] = {
     "beta": 0.02,
     "save_every": 1,
     "keep_checkpoints": 9,
+    "max_completion_length": 3,
 }
 
 
@@ -412,7 +422,9 @@ def test_random_numbers_belong_to_the_position_in_the_stream_whatever_the_round(
     """The first step's completions are those that the same positions give without dynamic sampling."""
     plain = RunFolder(tmp_path / "plain")
     small_run.train_here(settings(inputs, ["even_prompts"], **DYNAMIC | {"iters": 1}), run)
-    small_run.train_here(settings(inputs, ["even_prompts"], batch_size=8, iters=1, beta=0.02), plain)
+    small_run.train_here(
+        settings(inputs, ["even_prompts"], batch_size=8, iters=1, beta=0.02, max_completion_length=3), plain
+    )
     texts = {line["prompt"]: [completion["text"] for completion in line["completions"]] for line in lines(plain)}
     assert len(texts) == 8
     for line in lines(run):
@@ -467,15 +479,15 @@ def test_several_batches_and_iterations_of_a_rollout(inputs: Path, run: RunFolde
         "steps_per_generation": 2,
         "num_iterations": 2,
         "batch_size": 2,
-        "iters": 3,
+        "iters": 2,
         "epsilon": 1e-4,
         "group_size": 4,
     }
     raw = settings(inputs, ["low"], **about)
     assert small_run.train_here(raw, uninterrupted).kind == "finished"
     saved = checkpoint.newest(uninterrupted)
-    assert saved and (saved.state.updates, saved.state.cursor) == (12, 12)
-    assert [line["step"] for line in lines(uninterrupted)] == [1] * 4 + [2] * 4 + [3] * 4
+    assert saved and (saved.state.updates, saved.state.cursor) == (8, 8)
+    assert [line["step"] for line in lines(uninterrupted)] == [1] * 4 + [2] * 4
     assert all(step["clip_ratio_total"] > 0 for step in metrics(uninterrupted))
     train_interrupted(raw, run, 1)
     assert_same_run(run, uninterrupted)

@@ -30,7 +30,7 @@ Echo = Callable[[dict[str, Any]], None]
 SETTINGS: dict[str, Any] = {
     "iters": 6, "group_size": 4, "num_iterations": 2, "learning_rate": 1e-3, "epsilon": 1e-3, "dropout": 0.1,
     "lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 1e-5, "save_every": 1, "keep_checkpoints": 9, "steps_per_eval": 2,
-    "validation_split": 0.25, "val_batches": 1, "max_completion_length": 5, "top_k": 0,
+    "validation_split": 0.25, "val_batches": 1, "max_completion_length": 4, "top_k": 0,
 }  # fmt: skip
 CHANGED: dict[str, Any] = {
     "learning_rate": 3e-3, "beta": 0.2, "temperature": 1.3, "epsilon": 0.2, "epsilon_high": 0.3, "reward_weights": [2.0],
@@ -42,7 +42,7 @@ CHANGED: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("inputs")
-    return small_run.settings_for(folder, **small_run.low_half(folder) | SETTINGS)
+    return small_run.settings_for(folder, layers=1, **small_run.low_half(folder) | SETTINGS)
 
 
 def trained(raw: dict[str, Any], run: RunFolder, echo: Echo | None = None) -> RunFolder:
@@ -230,13 +230,13 @@ def test_a_finished_run_goes_on_to_a_later_end(raw: dict[str, Any], run: RunFold
     """With a constant learning rate it equals the run that was as long from the beginning, but for the evaluation of its old end."""
     constant = raw | {"lr_schedule": "constant", "steps_per_eval": 0}
     trained(constant | {"iters": 2}, run)
-    ending = train(parse(constant | {"iters": 2}), run, command="a test", changes={"iters": 4})
-    assert (ending.kind, ending.step) == ("finished", 4)
-    assert events(run, "started")[-1]["iterations"] == summary(run).iterations == 4
-    assert_equals(run, trained(constant | {"iters": 4}, RunFolder(tmp_path / "long")))
-    with pytest.raises(Mistake, match="Iterations must be at least 4, which are done"):
-        train(parse(constant | {"iters": 2}), run, command="a test", changes={"iters": 3})
-    assert [change.settings["iters"] for change in read_changes(run)] == [(2, 4)]
+    ending = train(parse(constant | {"iters": 2}), run, command="a test", changes={"iters": 3})
+    assert (ending.kind, ending.step) == ("finished", 3)
+    assert events(run, "started")[-1]["iterations"] == summary(run).iterations == 3
+    assert_equals(run, trained(constant | {"iters": 3}, RunFolder(tmp_path / "long")))
+    with pytest.raises(Mistake, match="Iterations must be at least 3, which are done"):
+        train(parse(constant | {"iters": 2}), run, command="a test", changes={"iters": 2})
+    assert [change.settings["iters"] for change in read_changes(run)] == [(2, 3)]
 
 
 def test_a_run_shortened_to_the_steps_it_has_done_is_evaluated_at_its_end(raw: dict[str, Any], run: RunFolder) -> None:
@@ -283,12 +283,12 @@ def test_a_change_of_the_step_in_which_a_run_is_stopped_is_told_once(
 
 def test_a_change_asked_for_at_the_very_end_is_answered_and_leaves_nothing(raw: dict[str, Any], run: RunFolder) -> None:
     def echo(event: dict[str, Any]) -> None:
-        if event["kind"] == "checkpoint" and event["step"] == 6:
+        if event["kind"] == "checkpoint" and event["step"] == 2:
             request_change(run, {"learning_rate": 1e-4})
         if event["kind"] == "finished":
             run.say("stop")
 
-    trained(raw, run, echo)
+    trained(raw | {"iters": 2}, run, echo)
     (answer,) = (event for event in events(run, "note") if event.get("answers") == "change")
     assert answer["sentence"] == "The change was not made: the run had come to its end."
     assert not run.change_request.exists() and not run.control.exists() and not run.changes.exists()
