@@ -48,15 +48,33 @@ def bare(events: list[Event]) -> list[Event]:
     ]
 
 
-@pytest.mark.parametrize(("name", "state"), [("healthy-grpo", "finished"), ("lr-1", "failed"), ("crashed", "crashed"), ("half-written", "crashed")])  # fmt: skip
+ENDS = {"healthy-grpo": "finished", "lr-1": "failed", "crashed": "crashed", "half-written": "crashed"}
+"""Recorded runs, and the state that each was left in."""
+PLAY_ALL = """
+import sys
+from backend.__main__ import app
+for source in sys.argv[2:]:
+    app()(["replay", source, "--speed", "0", "--runs-dir", sys.argv[1]], standalone_mode=False)
+"""
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the replay of each of these runs, and the runs themselves in `recorded`. One process has played all of them: it has to be
+    over before any counts as ended."""
+    folder = tmp_path_factory.mktemp("replayed")
+    sources = [str(recorded(folder, name).path) for name in ENDS]
+    program = [sys.executable, "-c", PLAY_ALL, str(folder), *sources]
+    subprocess.run(program, check=True, cwd=project_root(), capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize(("name", "state"), ENDS.items())
 def test_a_replay_ends_as_the_original_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, state: str
+    replayed: Path, monkeypatch: pytest.MonkeyPatch, name: str, state: str
 ) -> None:
     monkeypatch.setattr(archive, "STARTUP_GRACE_S", 0.0)
-    source = recorded(tmp_path, name)
-    program = [sys.executable, "-m", "backend", "replay", str(source.path), "--speed", "0", "--runs-dir", str(tmp_path)]
-    subprocess.run(program, check=True, cwd=project_root(), capture_output=True)
-    copy = RunFolder(tmp_path / f"{name}-replay")
+    source, copy = RunFolder(replayed / "recorded" / name), RunFolder(replayed / f"{name}-replay")
     assert archive.summary(copy).state == archive.summary(source).state == state
     assert bare(list(read_events(copy.events))) == bare(list(read_events(source.events)))
     assert copy.completions.read_bytes() == source.completions.read_bytes()

@@ -97,6 +97,7 @@ def kill(rank: int, number: int = signal.SIGKILL) -> Callable[[list[int]], None]
     return lambda pids: os.kill(pids[rank], number)
 
 
+@pytest.mark.proof
 def test_two_ranks_train_to_the_end(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     assert bench.launch() == LaunchEnd("finished", 0)
     assert bench.events()[-1]["kind"] == "finished" and bench.events("started")[0]["ranks"] == 2
@@ -130,11 +131,14 @@ def test_without_it_the_run_goes_on(bench: Bench) -> None:
     assert not bench.events("failed")
 
 
-def test_the_last_one_goes_on_alone(bench: Bench) -> None:
+def test_the_last_one_goes_on_alone(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     thread = bench.when_step(3, kill(1))
     end = bench.launch(2, steps=12, goes_on=True)
     thread.join()
-    assert end.exit_code == 0 and [event["ranks"] for event in bench.events("started")] == [2, 1]
+    assert end == LaunchEnd("finished", 0) and bench.events()[-1]["kind"] == "finished"
+    assert [event["ranks"] for event in bench.events("started")] == [2, 1]
+    assert "rank 0 has ended" in capfd.readouterr().out, "what rank 0 prints is the launcher's output"
+    assert (bench.run.path / "ranks" / "rank-1.log").read_text() == "this worker works\n"
 
 
 @pytest.mark.proof
