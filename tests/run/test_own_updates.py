@@ -59,7 +59,7 @@ class Averaging(Optimizer):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("own") / "model"
-    tiny_model(folder)
+    tiny_model(folder, layers=1)
     return str(folder)
 
 

@@ -36,8 +36,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def raw(inputs: Path) -> dict[str, Any]:
     about = {
         "learning_rate": 1e-2,
-        "iters": 4,
-        "save_every": 2,
+        "iters": 2,
+        "save_every": 1,
+        "max_completion_length": 3,
         "keep_checkpoints": 9,
         "reward_functions": ["low_half"],
     }
@@ -75,7 +76,7 @@ def starts(raw: dict[str, Any], run: RunFolder, adapter: object, **changes: Any)
 
 def test_a_run_starts_from_the_arrays_that_are_named(raw: dict[str, Any], first: RunFolder, run: RunFolder) -> None:
     """At step 0 its checkpoint is theirs; the reference stays the base model, so the KL is not 0."""
-    named = {first.path: "4", f"{first.path}@2": "2", first.adapters: "4", find_checkpoint(first, "2").arrays: "2"}
+    named = {first.path: "2", f"{first.path}@1": "1", first.adapters: "2", find_checkpoint(first, "1").arrays: "1"}
     for number, (adapter, step) in enumerate(named.items()):
         begun = starts(raw, RunFolder(run.path / str(number)), adapter, iters=1)
         assert same(arrays(find_checkpoint(begun, "0").arrays), arrays(find_checkpoint(first, step).arrays))
@@ -85,10 +86,10 @@ def test_a_run_starts_from_the_arrays_that_are_named(raw: dict[str, Any], first:
 
 
 def test_a_start_equals_a_cold_clone(raw: dict[str, Any], first: RunFolder, run: RunFolder, tmp_path: Path) -> None:
-    begun = starts(raw, run, f"{first.path}@2")
-    cloned = clone(first, "2", warm=False, name="cold", runs_dir=tmp_path)
+    begun = starts(raw, run, f"{first.path}@1")
+    cloned = clone(first, "1", warm=False, name="cold", runs_dir=tmp_path)
     assert small_run.train_here(yaml.safe_load(cloned.config.read_text()), cloned).kind == "finished"
-    assert same(arrays(find_checkpoint(begun, "4").arrays), arrays(find_checkpoint(cloned, "4").arrays))
+    assert same(arrays(find_checkpoint(begun, "2").arrays), arrays(find_checkpoint(cloned, "2").arrays))
     assert begun.completions.read_text() == cloned.completions.read_text()
 
 
@@ -106,7 +107,7 @@ def test_a_run_that_was_killed_does_not_need_the_adapter_again(
     shutil.rmtree(lent)
     shutil.rmtree(find_checkpoint(run, "1").path)  # as a kill in step 1 leaves it
     starts(raw, run, lent)
-    assert same(arrays(find_checkpoint(run, "4").arrays), arrays(find_checkpoint(whole, "4").arrays))
+    assert same(arrays(find_checkpoint(run, "2").arrays), arrays(find_checkpoint(whole, "2").arrays))
     assert run.completions.read_text() == whole.completions.read_text()
 
 
@@ -140,9 +141,9 @@ def test_settings_that_the_adapter_decides_are_taken_from_it_where_the_file_leav
         == f"{first.path}@{find_adapter('first@best', first.path.parent).weights.parent.name.lstrip('0')}"
     )
     assert with_adapter(raw | {"adapter": "first", "rank": 3}, first.path.parent)["rank"] == 3
-    made = new_run(bare | {"adapter": "first@2"}, first.path.parent, "second")
+    made = new_run(bare | {"adapter": "first@1"}, first.path.parent, "second")
     made.inputs.scorer.close()  # pyright: ignore
-    assert load(made.folder.config).adapter == f"{first.path}@2" and made.settings.rank == 2
+    assert load(made.folder.config).adapter == f"{first.path}@1" and made.settings.rank == 2
     assert runs_with_adapters(first.path.parent) == ["first"]
 
 
@@ -156,7 +157,7 @@ def test_settings_that_the_adapter_decides_are_taken_from_it_where_the_file_leav
         ({"lora_keys": ["self_attn.q_proj"]}, "adapter", "which this run does not train (Layers, Target modules)"),
         ({"train_type": "full"}, "adapter", "Full fine-tuning has no adapter to start from"),
         ({"adapter": "nowhere"}, "adapter", "There is no adapter nowhere: no folder with adapters.safetensors"),
-        ({"adapter": "{first}@9"}, "adapter", "has no checkpoint 9; choose one of end, best, 4, 2."),
+        ({"adapter": "{first}@9"}, "adapter", "has no checkpoint 9; choose one of end, best, 2, 1."),
     ],
 )  # fmt: skip
 def test_an_adapter_that_does_not_fit_is_refused_in_a_sentence(
