@@ -284,10 +284,14 @@ def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     halving = {"first_rung": 2, "keep": 0.5}
     settings = base(tmp_path, iters=4)
     plan, folder = sweep_of(tmp_path, TWO, base=settings, halving=halving)
-    stopped, results = train(plan, folder, echo=_stop_after(folder, 3))
+    stopped, results = train(plan, folder, echo=_stop_after(folder, 5))
     assert stopped.kind == "stopped" and stopped.exit_code == 3 and results.state == "stopped"
     assert {run.state for each in results.configurations for run in each.runs} == {"stopped"}
-    assert all(small_run.kinds(folder.run(member.run))[-1] == "stopped" for member in plan.members())
+    for member in plan.members():
+        assert small_run.kinds(folder.run(member.run))[-1] == "stopped"
+        assert small_run.steps(folder.run(member.run)) == [1, 2], (
+            "a run that has learned nothing has no moments to keep"
+        )
     _same_as_uninterrupted(plan, folder, tmp_path)
 
 
