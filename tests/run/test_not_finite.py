@@ -35,7 +35,7 @@ from tests.support import small_run
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
-    small_run.settings_for(folder, layers=1)
+    small_run.settings_for(folder)
     return folder
 
 

@@ -23,7 +23,7 @@ from tests.support import small_run
 def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("inputs")
     about = {"iters": 12, "validation_split": 0.25, "val_batches": 1, "max_completion_length": 3}
-    return small_run.settings_for(folder, layers=1, **small_run.low_half(folder), **about)
+    return small_run.settings_for(folder, **small_run.low_half(folder), **about)
 
 
 def step(**metrics: Any) -> dict[str, Any]:

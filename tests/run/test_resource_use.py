@@ -97,7 +97,7 @@ def test_what_the_system_does_not_tell_is_left_out(monkeypatch: pytest.MonkeyPat
 
 
 def test_every_step_says_what_it_used(tmp_path: Path, run: RunFolder) -> None:
-    small_run.train_here(small_run.settings_for(tmp_path, layers=1, iters=2), run)
+    small_run.train_here(small_run.settings_for(tmp_path, iters=2), run)
     steps = [event["metrics"] for event in read_events(run.events) if event["kind"] == "step"]
     assert all(0.01 < step["process/memory_gb"] < 50 and 0 < step["process/cpu_cores"] < 200 for step in steps)
     assert all(step["machine/swap_gb"] >= 0 for step in steps)

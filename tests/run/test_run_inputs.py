@@ -66,7 +66,7 @@ def test_train_reads_the_dataset_and_executes_the_reward_file_once(
     files_read: list[Path] = []
     read_file = sources.read_file
     monkeypatch.setattr(sources, "read_file", lambda path: files_read.append(path) or read_file(path))
-    raw = small_run.settings_for(tmp_path, layers=1, iters=1, **rewards(reward_file))
+    raw = small_run.settings_for(tmp_path, iters=1, **rewards(reward_file))
     run = RunFolder(tmp_path / "runs" / "mine")
     if prepared:
         small_run.prepare(run, raw)
@@ -86,7 +86,7 @@ def test_stages_share_one_execution_of_each_reward_file(tmp_path: Path, reward_f
         {"iters": 1, "reward_functions": ["length", "r1_int_reward_func"]},
         {"iters": 1, "reward_functions": [f"{reward_file}::plain"]},
     ]
-    raw = small_run.settings_for(tmp_path, layers=1, stages=stages, **rewards(reward_file))
+    raw = small_run.settings_for(tmp_path, stages=stages, **rewards(reward_file))
     functions = begin_scorer(parse(raw)).load()
     assert [[function.name for function in stage] for stage in functions] == [
         ["length"],
@@ -97,7 +97,7 @@ def test_stages_share_one_execution_of_each_reward_file(tmp_path: Path, reward_f
 
 
 def test_a_resumed_run_reads_its_inputs_itself(tmp_path: Path, reward_file: Path) -> None:
-    parts = load_parts(parse(small_run.settings_for(tmp_path, layers=1, **rewards(reward_file))), lambda sentence: None)
+    parts = load_parts(parse(small_run.settings_for(tmp_path, **rewards(reward_file))), lambda sentence: None)
     parts.background_tokenizer.close()
     assert parts.scoring.stage(1).names == ["length"] and executions(reward_file) == 1
 
@@ -107,7 +107,7 @@ def test_a_resumed_run_reads_its_inputs_itself(tmp_path: Path, reward_file: Path
 
 def test_preflight_raises_every_fault_that_check_returns(tmp_path: Path) -> None:
     raw = small_run.settings_for(
-        tmp_path, layers=1, model="./nowhere", data="./no_rows.jsonl", reward_functions=["r1_itn", "r1_int"]
+        tmp_path, model="./nowhere", data="./no_rows.jsonl", reward_functions=["r1_itn", "r1_int"]
     )
     faults = check(raw)
     assert [fault.setting for fault in faults] == ["model", "data", "reward_functions"]
@@ -118,7 +118,7 @@ def test_preflight_raises_every_fault_that_check_returns(tmp_path: Path) -> None
 
 def test_check_refuses_what_no_layer_is_called(tmp_path: Path) -> None:
     """A short name once passed it, and failed when the weights were loaded."""
-    raw = small_run.settings_for(tmp_path, layers=1, train_type="lora", lora_keys=["q_proj", "w_proj"])
+    raw = small_run.settings_for(tmp_path, train_type="lora", lora_keys=["q_proj", "w_proj"])
     (fault,) = check(raw)
     assert fault.setting == "lora_keys" and fault.sentence.startswith("No layer of this model is called w_proj;")
     assert not check(raw | {"lora_keys": ["q_proj", "v_proj"]})
@@ -126,7 +126,7 @@ def test_check_refuses_what_no_layer_is_called(tmp_path: Path) -> None:
 
 def test_loading_refuses_a_missing_column_without_preflight(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match=r"^answer_feature: There is no column solution; "):
-        load_parts(parse(small_run.settings_for(tmp_path, layers=1, answer_feature="solution")), lambda sentence: None)
+        load_parts(parse(small_run.settings_for(tmp_path, answer_feature="solution")), lambda sentence: None)
 
 
 # ── slow paths ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -135,7 +135,7 @@ def test_loading_refuses_a_missing_column_without_preflight(tmp_path: Path) -> N
 def test_the_diary_notes_why_an_architecture_takes_a_slow_path(tmp_path: Path) -> None:
     tiny_model(tmp_path / "mamba", "mamba")
     run = RunFolder(tmp_path / "run")
-    raw = small_run.settings_for(tmp_path, layers=1, model=str(tmp_path / "mamba"), iters=1, max_completion_length=2)
+    raw = small_run.settings_for(tmp_path, model=str(tmp_path / "mamba"), iters=1, max_completion_length=2)
     assert small_run.train_here(raw, run).kind == "finished"
     (slow,) = [note for note in notes(run) if note.startswith("Completions are decoded one group at a time: ")]
     assert slow.endswith(".")
@@ -145,10 +145,7 @@ def test_the_diary_notes_why_an_architecture_takes_a_slow_path(tmp_path: Path) -
 
 def test_the_diary_has_no_note_where_every_path_is_the_fast_one(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
-    assert (
-        small_run.train_here(small_run.settings_for(tmp_path, layers=1, iters=1, num_iterations=2), run).kind
-        == "finished"
-    )
+    assert small_run.train_here(small_run.settings_for(tmp_path, iters=1, num_iterations=2), run).kind == "finished"
     assert notes(run) == []
 
 
@@ -166,7 +163,7 @@ def test_slow_paths_of_every_part_are_noted_once(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(step_parts, "load_policy", load_with_slow_path)
     monkeypatch.setattr(TokenizedPrompts, "_apply_to_batch", lambda self, chats: [chats[1], 2][3])  # raises IndexError
     run = RunFolder(tmp_path / "run")
-    raw = small_run.settings_for(tmp_path, layers=1, iters=1, validation_split=0.5, steps_per_eval=1)
+    raw = small_run.settings_for(tmp_path, iters=1, validation_split=0.5, steps_per_eval=1)
     assert small_run.train_here(raw, run).kind == "finished"
     slow = [note for note in notes(run) if "slow" in note or "takes longer" in note]
     assert slow == [

@@ -52,7 +52,7 @@ def raw(inputs: Path) -> dict[str, Any]:
         "iters": 5,
         "max_completion_length": 4,
     }
-    return small_run.settings_for(inputs, layers=1, **small_run.low_half(inputs), **about)
+    return small_run.settings_for(inputs, **small_run.low_half(inputs), **about)
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(inputs: Path, rewards: list[str], **changes: Any) -> dict[str, Any]:
     about = {"reward_functions": rewards, "reward_weights": [], "reward_functions_file": str(inputs / "rewards.py")}
-    return small_run.settings_for(inputs, layers=1, **about | {"learning_rate": 1e-3} | changes)
+    return small_run.settings_for(inputs, **about | {"learning_rate": 1e-3} | changes)
 
 
 def stages_of(config: Config, steps: int) -> ScoringStages:

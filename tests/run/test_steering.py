@@ -42,7 +42,7 @@ CHANGED: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("inputs")
-    return small_run.settings_for(folder, layers=1, **small_run.low_half(folder) | SETTINGS)
+    return small_run.settings_for(folder, **small_run.low_half(folder) | SETTINGS)
 
 
 def trained(raw: dict[str, Any], run: RunFolder, echo: Echo | None = None) -> RunFolder:

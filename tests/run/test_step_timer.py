@@ -73,7 +73,7 @@ def test_peak_memory_is_measured_by_phase_and_overall() -> None:
 
 def test_phases_add_up_to_steps_and_steps_to_the_time_between_their_events(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
-    raw = small_run.settings_for(tmp_path, layers=1, iters=5, save_every=3, beta=0.1, group_size=4)
+    raw = small_run.settings_for(tmp_path, iters=5, save_every=3, beta=0.1, group_size=4)
     assert small_run.train_here(raw, run).kind == "finished"
     steps = [event for event in read_events(run.events) if event["kind"] == "step"]
     for event in steps:
@@ -98,7 +98,6 @@ def test_a_run_sets_the_wired_limit_once_where_the_device_recommends_one(
     monkeypatch.setattr(mx, "device_info", lambda *_: {"max_recommended_working_set_size": 12_345})
     monkeypatch.setattr(mx, "set_wired_limit", limits.append)
     assert (
-        small_run.train_here(small_run.settings_for(tmp_path, layers=1, iters=1), RunFolder(tmp_path / "run")).kind
-        == "finished"
+        small_run.train_here(small_run.settings_for(tmp_path, iters=1), RunFolder(tmp_path / "run")).kind == "finished"
     )
     assert limits == [12_345]

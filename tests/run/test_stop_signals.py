@@ -74,7 +74,7 @@ def test_what_is_whole_or_absent_at_any_moment_is_stopped_at_once_and_once() -> 
 @pytest.fixture
 def child(tmp_path: Path, run: RunFolder) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A run in a session of its own with a terminal of its own, and the other end of that terminal."""
-    small_run.write_config(run.config, small_run.settings_for(tmp_path, layers=1, iters=100_000))
+    small_run.write_config(run.config, small_run.settings_for(tmp_path, iters=100_000))
     ours, theirs = pty.openpty()
     # setsid gives the session no terminal yet; the first one that its leader opens becomes it.
     leader = "import os, sys; os.open(sys.argv[1], os.O_RDWR); os.execv(sys.argv[2], sys.argv[2:])"
@@ -113,7 +113,7 @@ def test_closing_the_terminal_saves_everything(child: tuple[subprocess.Popen[byt
 @pytest.mark.skipif(not on_cpu() or shutil.which(COMPILER) is None, reason="mlx compiles with g++ on a CPU alone")
 def test_ctrl_c_that_ends_the_compiler_too_is_a_stop(tmp_path: Path, run: RunFolder) -> None:
     """A terminal sends SIGINT to every process of the run, and mlx takes a compiler that it has ended for one that has succeeded."""
-    small_run.write_config(run.config, small_run.settings_for(tmp_path, layers=1))
+    small_run.write_config(run.config, small_run.settings_for(tmp_path))
     programs, kernels = tmp_path / "bin", tmp_path / "kernels"  # a folder without any compiled before
     programs.mkdir()
     kernels.mkdir()
@@ -151,7 +151,7 @@ def slow(prompts, completions, answer, types=None):
 def test_no_reward_function_keeps_a_run_from_stopping(tmp_path: Path, run: RunFolder, asks: str) -> None:
     """Its limit is a minute by default; a system that shuts down, and a person, do not wait so long."""
     (tmp_path / "slow.py").write_text(SLOW)
-    settings = small_run.settings_for(tmp_path, layers=1) | {
+    settings = small_run.settings_for(tmp_path) | {
         "reward_functions": ["slow"], "reward_weights": [], "reward_functions_file": str(tmp_path / "slow.py"),
     }  # fmt: skip
     asked: list[float] = []
@@ -191,9 +191,7 @@ def test_between_updates_it_is_a_stop_where_no_finished_step_is_lost(
         return apply(self, *arguments)
 
     monkeypatch.setattr(Learner, "_apply", interrupted)
-    settings = small_run.settings_for(tmp_path, layers=1, num_iterations=2, train_type="full") | small_run.low_half(
-        tmp_path
-    )
+    settings = small_run.settings_for(tmp_path, num_iterations=2, train_type="full") | small_run.low_half(tmp_path)
     ending = small_run.train_here(settings, run)
     assert ending.kind == kind and (COMPILER_ENDED in ending.sentence) == (kind == "failed")
     assert len(updates) == at_update and not run.model.exists() and checkpoint.newest(run) is None

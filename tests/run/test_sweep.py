@@ -56,7 +56,7 @@ def base(folder: Path, **changes: Any) -> dict[str, Any]:
         "lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 0.0, "save_every": 2, "steps_per_eval": 2, "validation_split": 0.25,
         "max_completion_length": 4,
     }  # fmt: skip
-    return small_run.settings_for(folder, layers=1, **whole | small_run.low_half(folder) | changes)
+    return small_run.settings_for(folder, **whole | small_run.low_half(folder) | changes)
 
 
 def sweep_of(folder: Path, over: dict[str, Any], *, runs: str = "swept", **more: Any) -> tuple[SweepPlan, SweepFolder]:

@@ -27,9 +27,7 @@ CLIPPING: dict[str, Any] = {
 
 def trained(folder: Path, name: str, **changes: Any) -> RunFolder:
     run = RunFolder(folder / "runs" / name)
-    small_run.train_here(
-        small_run.settings_for(folder, layers=1, **CLIPPING | small_run.low_half(folder) | changes), run
-    )
+    small_run.train_here(small_run.settings_for(folder, **CLIPPING | small_run.low_half(folder) | changes), run)
     return run
 
 

@@ -722,7 +722,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunFolder]:
     """A run without a tracker, and the folder of its model and rows."""
     place = tmp_path_factory.mktemp("plain")
     run = RunFolder(place / "run")
-    small_run.train_here(small_run.settings_for(place, layers=1, **small_run.low_half(place)), run)
+    small_run.train_here(small_run.settings_for(place, **small_run.low_half(place)), run)
     return place, run
 
 

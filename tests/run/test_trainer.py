@@ -96,7 +96,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(inputs: Path, reward: str | list[str] = "share", **changes: Any) -> dict[str, Any]:
     names = [reward] if isinstance(reward, str) else reward
     rewards = {"reward_functions": names, "reward_weights": [], "reward_functions_file": str(inputs / "rewards.py")}
-    return small_run.settings_for(inputs, layers=1, **rewards | changes)
+    return small_run.settings_for(inputs, **rewards | changes)
 
 
 def events(run: RunFolder, kind: str) -> list[dict[str, Any]]:

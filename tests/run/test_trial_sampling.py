@@ -23,7 +23,7 @@ def test_a_trial_loads_the_model_alone_and_only_once(tmp_path: Path, monkeypatch
     monkeypatch.setattr(
         trial_sampling, "load_policy", lambda config: loaded.append(config) or policy_module.load_policy(config)
     )
-    config = parse(small_run.settings_for(tmp_path, layers=1, ratio_against="reference", beta=0.1))
+    config = parse(small_run.settings_for(tmp_path, ratio_against="reference", beta=0.1))
     sampler = TrialSampler()
     first, again = (sampler.sample(config, Pick("first", 2), 2, 0) for _ in range(2))
     assert [config.needs_reference for config in loaded] == [False]
@@ -39,7 +39,7 @@ def test_the_model_is_loaded_anew_where_what_loads_it_has_changed(
     monkeypatch.setattr(
         trial_sampling, "load_policy", lambda config: loaded.append(config) or policy_module.load_policy(config)
     )
-    raw, sampler = small_run.settings_for(tmp_path, layers=1), TrialSampler()
+    raw, sampler = small_run.settings_for(tmp_path), TrialSampler()
     for changes in ({}, {"temperature": 0.5}, {"dtype": "bfloat16"}, {"tokenizer": raw["model"]}):
         sampler.sample(parse(raw | changes), Pick("first", 1), 2, 0)
     assert [(config.dtype, bool(config.tokenizer)) for config in loaded] == [
@@ -49,7 +49,7 @@ def test_the_model_is_loaded_anew_where_what_loads_it_has_changed(
 
 def test_a_trial_samples_with_the_adapter_that_the_run_starts_from(tmp_path: Path) -> None:
     """As the run's first step would: another adapter, or one that was written since, gives other completions, and none the base's."""
-    raw = small_run.settings_for(tmp_path, layers=1)
+    raw = small_run.settings_for(tmp_path)
     adapter = tmp_path / "adapters.safetensors"
     sampler = TrialSampler()
 

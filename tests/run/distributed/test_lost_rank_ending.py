@@ -71,7 +71,7 @@ class LosingParts:
 def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("inputs")
     changes = {"iters": 3, "num_iterations": 2, "save_every": 100, "learning_rate": 1e-2, "max_completion_length": 4}
-    return small_run.settings_for(folder, layers=1, **small_run.low_half(folder) | changes)
+    return small_run.settings_for(folder, **small_run.low_half(folder) | changes)
 
 
 def trained(raw: dict[str, Any], run: RunFolder, losing: LosingParts | None = None, *, goes_on: bool = False) -> Ending:

@@ -58,7 +58,7 @@ RARE = "def rare(completions, completion_ids, **_):\n    return [float(sum(ids) 
 
 
 def settings(folder: Path, **changes: Any) -> dict[str, Any]:
-    return small_run.settings_for(folder, layers=1, **small_run.low_half(folder)) | SETTINGS | changes
+    return small_run.settings_for(folder, **small_run.low_half(folder)) | SETTINGS | changes
 
 
 def stop_after(run: RunFolder, step: int) -> Callable[[], None]:
