@@ -32,7 +32,7 @@ def syscalls(warm: WarmProcess, tmp_path_factory: pytest.TempPathFactory) -> Sys
 
 
 def test_a_run_that_was_killed_equals_one_that_was_not(warm: WarmProcess, tmp_path: Path) -> None:
-    outcome = Killer(tmp_path, warm).case(101, "run")
+    outcome = Killer(tmp_path, warm).case(198, "run")
     assert outcome.kills
     assert not outcome.faults
 
