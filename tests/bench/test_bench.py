@@ -350,6 +350,7 @@ def test_contenders_take_turns_and_warm_up_rounds_do_not_count(models: Path, mon
     assert Result.of(json.loads(json.dumps(results[0].as_dict()))) == results[0]
 
 
+@pytest.mark.proof
 def test_a_contender_runs_in_a_process_of_its_own(models: Path):
     case = TINY.changed(work="rollout")
     (result,) = measure(case, ("ours",), 2, 0, models, lambda sentence: None)

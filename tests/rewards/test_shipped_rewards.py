@@ -270,7 +270,7 @@ def test_arithmetic_reads_500_characters_and_numbers_of_4096_bits() -> None:
     assert (value("3^3000"), value("3^-3000")) == (None, None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(alphabet="0123456789+-*/%^().=eE ", max_size=40))
 def test_arithmetic_never_fails_and_never_hangs(text: str) -> None:
     number = value(text)
@@ -424,7 +424,7 @@ PIECES = ["<think>", "</think>", "a", "\n", "<answer>", "think"]
 TRL_THINK = re.compile(r"<think>(?!.*<think>).*?</think>", re.DOTALL)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), st.sampled_from(["", " ", "\n\n"]))
 def test_think_format_is_trls_with_white_space_free_before_it(text: str, before: str) -> None:
     # The regular expression that it replaces, which backtracks, on text without leading white space.
@@ -548,9 +548,9 @@ def test_diversity_knows_the_groups_by_their_prompts() -> None:
 
 def test_diversity_of_64_huge_completions_takes_bounded_time() -> None:
     began = time.perf_counter()
-    texts = [" ".join(str(n * k) for n in range(20_000)) for k in range(1, 65)]
+    texts = [" ".join(str(n * k) for n in range(10_000)) for k in range(1, 65)]
     assert all(score is not None and 0 <= score <= 1 for score in scores_of("diversity", texts))
-    assert time.perf_counter() - began < 8
+    assert time.perf_counter() - began < 4
 
 
 @pytest.mark.parametrize(
