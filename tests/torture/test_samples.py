@@ -52,7 +52,9 @@ def test_every_call_is_a_case_and_has_its_number(syscalls: Syscalls) -> None:
         (Call("write", "runs/mine/checkpoints/.000002/optimizer.safetensors"), "EIO"),
         pytest.param(Call("rename", "runs/mine/checkpoints/000002"), "kill before", marks=pytest.mark.proof),
         # The model is in LM Studio, and the run does not know it yet.
-        (Call("rmdir", ".lmstudio/.grpo-studio-tortured/reference"), "kill before"),
+        pytest.param(
+            Call("rmdir", ".lmstudio/.grpo-studio-tortured/reference"), "kill before", marks=pytest.mark.proof
+        ),
     ],
     ids=str,
 )
