@@ -128,25 +128,28 @@ def sample(rollout: Rollout, case: Case) -> list[Group]:
 SMALLER = Case("", prompts=3, group_size=4, prompt=24, completion=16, vocab=320, hidden=64, layers=1)
 
 
-def test_groups_are_decoded_in_one_batch(models: Path):
+@pytest.fixture(scope="module")
+def fast(models: Path) -> Work:
+    """Sampling with every technique."""
+    return sampling_work(SMALLER, model_folder(SMALLER, models))
+
+
+def test_groups_are_decoded_in_one_batch(models: Path, fast: Work):
     folder = model_folder(SMALLER, models)
-    fast = sampling_work(SMALLER, folder)
     slow = sampling_work(SMALLER, folder, SWITCHES["groups decoded together"])
     assert slow.passes == SMALLER.prompts * SMALLER.completion and slow.compiled_rows == 0
     assert fast.passes < 6, "the prefill, and a trace for each number of rows"
     assert fast.compiled_rows >= SMALLER.rows * (SMALLER.completion - 1)
 
 
-def test_a_prompt_is_prefilled_once_for_its_group_when_sampling(models: Path):
-    folder = model_folder(SMALLER, models)
-    fast, slow = (sampling_work(SMALLER, folder, off) for off in (nullcontext, SWITCHES["one prefill a prompt"]))
+def test_a_prompt_is_prefilled_once_for_its_group_when_sampling(models: Path, fast: Work):
+    slow = sampling_work(SMALLER, model_folder(SMALLER, models), SWITCHES["one prefill a prompt"])
     saved = (SMALLER.group_size - 1) * SMALLER.prompts * SMALLER.prompt
     assert slow.tokens - fast.tokens == saved
 
 
-def test_a_decoding_step_is_traced_and_not_run_from_python(models: Path):
-    folder = model_folder(SMALLER, models)
-    fast, slow = (sampling_work(SMALLER, folder, off) for off in (nullcontext, SWITCHES["compiled decoding"]))
+def test_a_decoding_step_is_traced_and_not_run_from_python(models: Path, fast: Work):
+    slow = sampling_work(SMALLER, model_folder(SMALLER, models), SWITCHES["compiled decoding"])
     assert slow.passes >= SMALLER.completion, "the prefill, then a pass for each further token"
     assert fast.passes < 6, "the prefill, and a trace for each number of rows"
 
@@ -350,6 +353,7 @@ def test_contenders_take_turns_and_warm_up_rounds_do_not_count(models: Path, mon
     assert Result.of(json.loads(json.dumps(results[0].as_dict()))) == results[0]
 
 
+@pytest.mark.proof
 def test_a_contender_runs_in_a_process_of_its_own(models: Path):
     case = TINY.changed(work="rollout")
     (result,) = measure(case, ("ours",), 2, 0, models, lambda sentence: None)

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -27,6 +28,12 @@ VERBS = app()
 
 def call(*arguments: str) -> Result:
     return CliRunner().invoke(VERBS, list(arguments), env={"COLUMNS": "120"})
+
+
+@pytest.fixture(scope="module")
+def program() -> Any:
+    """What typer makes of the verbs."""
+    return typer.main.get_command(VERBS)
 
 
 def verbs() -> set[str]:
@@ -70,12 +77,11 @@ def test_examples_stand_on_the_verbs_page(verb: str) -> None:
 
 
 @pytest.mark.parametrize("line", sorted({line for lines in help_page.EXAMPLES.values() for line in lines}))
-def test_examples_are_understood(line: str) -> None:
+def test_examples_are_understood(line: str, program: Any) -> None:
     """Their options and targets exist (one said `--to lm-studio`)."""
     verb, *words = shlex.split(line)
-    command = typer.main.get_command(VERBS)
-    context = command.make_context("backend", [verb], resilient_parsing=True)
-    options = command.get_command(context, verb).make_context(verb, words, parent=context).params  # pyright: ignore
+    context = program.make_context("backend", [verb], resilient_parsing=True)
+    options = program.get_command(context, verb).make_context(verb, words, parent=context).params
     assert options.get("to", "folder") in (TRACKERS if verb == "track" else TARGETS)
 
 
@@ -117,9 +123,8 @@ def test_runs_are_completed_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("verb", ["export", "evaluate", "generate", "chat"])
-def test_checkpoints_are_completed(verb: str) -> None:
-    program = typer.main.get_command(VERBS)
-    command = program.get_command(program.make_context("backend", [verb], resilient_parsing=True), verb)  # pyright: ignore
+def test_checkpoints_are_completed(verb: str, program: Any) -> None:
+    command = program.get_command(program.make_context("backend", [verb], resilient_parsing=True), verb)
     option = next(parameter for parameter in command.params if parameter.name == "checkpoint")
     context = command.make_context(verb, [], resilient_parsing=True)
     assert [item.value for item in option.shell_complete(context, "b")] == ["best"]

@@ -13,6 +13,7 @@ from backend.__main__ import app
 from backend.spec.distributed.machine_report import LinkSpeed, MachineFinding, MachineReport
 from backend.spec.places import demo_config
 
+VERBS = app()
 REPORT = MachineReport("ring", link=LinkSpeed(latency_s=0.002, bytes_per_second=1e6))
 
 
@@ -20,7 +21,7 @@ def estimate(monkeypatch: pytest.MonkeyPatch, folder: Path, report: MachineRepor
     monkeypatch.setattr("backend.run.distributed.check.machine_check.check_machines", lambda *about: report)
     file = folder / "hosts.json"
     file.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * hosts))
-    return CliRunner().invoke(app(), ["estimate", str(demo_config()), "--hosts", str(file), *more])
+    return CliRunner().invoke(VERBS, ["estimate", str(demo_config()), "--hosts", str(file), *more])
 
 
 def test_a_step_s_loss_is_told_and_computed_from_the_measured_link(

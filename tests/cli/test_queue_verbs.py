@@ -14,9 +14,11 @@ from backend.spec import places
 from backend.spec.run_folder import RunFolder, all_runs
 from tests.support import small_run
 
+VERBS = app()
+
 
 def typed(*arguments: object, code: int = 0) -> str:
-    done = CliRunner().invoke(app(), list(map(str, arguments)))
+    done = CliRunner().invoke(VERBS, list(map(str, arguments)))
     assert done.exit_code == code, done.output
     return done.output
 

@@ -212,13 +212,13 @@ def test_closing_ends_the_background_thread(tokenizer: Any) -> None:
 
 def test_the_diary_notes_rows_found_too_long_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts_module, "FIRST_ROWS", 2)
-    rows = [{"prompt": "word " * (200 if n % 5 == 4 else 1), "answer": ""} for n in range(40)]
+    rows = [{"prompt": "word " * (200 if n % 5 == 4 else 1), "answer": ""} for n in range(20)]
     (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    raw = small_run.settings_for(tmp_path, data=str(tmp_path / "some.jsonl"), iters=20)
+    raw = small_run.settings_for(tmp_path, data=str(tmp_path / "some.jsonl"), iters=10)
     run = RunFolder(tmp_path / "run")
     assert small_run.train_here(raw, run).kind == "finished"
     notes = [event["sentence"] for event in read_events(run.events) if event["kind"] == "note"]
-    assert any(sentence.startswith("8 of 40 rows of the train split are left out") for sentence in notes)
+    assert any(sentence.startswith("4 of 20 rows of the train split are left out") for sentence in notes)
 
 
 def test_epochs_count_the_rows_that_fit_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,12 +69,12 @@ def test_a_folder_becomes_one_commit_and_progress_counts_its_bytes(hub: UploadHu
 
 
 def test_killed_at_random_moments_and_started_again_it_makes_one_sound_commit(hub: UploadHub, folder: Path):
-    """Ten kills by SIGKILL, of which one falls after the commit has arrived."""
+    """Six kills by SIGKILL, of which one falls after the commit has arrived."""
     hub.part_size = 60_000
     hub.on_moment = lambda number: None
     upload(Upload("someone/rehearsal", folder), TOKEN, quiet)
     moments, numbers = hub.moments, random.Random(11)
-    for kill_at in [*sorted(numbers.sample(range(1, moments), 9)), moments - 2]:
+    for kill_at in [*sorted(numbers.sample(range(1, moments), 5)), moments - 2]:
         for content in (hub.repos["models"], hub.commits, hub.objects, hub.stored):
             content.clear()
         hub.moments = 0

@@ -157,9 +157,14 @@ ENDS = {
     "__import__('socket').create_connection(('192.0.2.1', 80))": "(mine.py, line 2) (reward_network is off), on",
     "input()": "raised EOFError: EOF when reading a line (mine.py, line 2)",
 }
+ENDS_LIKE_ANOTHER = ("os.abort()", "os.closerange(3, 200)")
+"""By a signal, and without the pipe, as the one after it; `make proofs` tries them."""
 
 
-@pytest.mark.parametrize("code", list(ENDS))
+@pytest.mark.parametrize(
+    "code",
+    [pytest.param(code, marks=pytest.mark.proof if code in ENDS_LIKE_ANOTHER else ()) for code in ENDS],
+)
 def test_each_end_is_one_sentence_and_the_next_step_is_scored(scorer, code: str) -> None:
     mine = scorer(f"def bad(completions): {code}\ndef good(completions): return [1.0] * len(completions)\n", "bad")
     assert ENDS[code] in failure(mine)
@@ -171,7 +176,7 @@ def test_each_end_is_one_sentence_and_the_next_step_is_scored(scorer, code: str)
     "code",
     [
         "re.match(r'(a+)+$', 'a' * 40 + 'b')",
-        "pow(3, 10 ** 9)",
+        pytest.param("pow(3, 10 ** 9)", marks=pytest.mark.proof),
         "time.sleep(1000)",
         "raise type('Slow', (Exception,), {'__str__': lambda self: time.sleep(1000)})",
         "[signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64)), time.sleep(1000)]",
@@ -191,7 +196,7 @@ async def good(completions):
     return [1.0] * len(completions)
 async def keeps(completions):
     await asyncio.sleep(0.01)
-    while True: pass
+    time.sleep(1000)
 async def shrugs(completions):
     while True:
         try: await asyncio.sleep(60)
@@ -305,7 +310,7 @@ def test_what_a_function_spoils_in_its_process_changes_no_score(scorer) -> None:
     [
         ("class Odd(BaseException): pass\nraise Odd('no')\n", "mine.py cannot be loaded: Odd: no (mine.py, line 3)."),
         ("os._exit(5)\n", "mine.py ended the process it ran in (exit code 5) while it was being loaded."),
-        ("re.match(r'(a+)+$', 'a' * 40 + 'b')\n", "mine.py was still running after 0.3 s (reward_timeout) while it was being loaded."),
+        ("time.sleep(1000)\n", "mine.py was still running after 0.3 s (reward_timeout) while it was being loaded."),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_loaded_is_one_sentence(scorer, text: str, words: str) -> None:

@@ -22,7 +22,7 @@ from backend.types import Completion, Group, Problem
 ARGUMENTS = {"keyword": "(word=so)", "regex_match": "(pattern='a')"}
 ENTRIES = [entry.name + ARGUMENTS.get(entry.name, "") for entry in builtin_rewards()]
 WORDS = ["so", "we", "add", "7", "numbers", "and", "get"]
-ROUNDS, WARM_UP = 16, 3
+ROUNDS, WARM_UP = 12, 3
 
 
 @contextmanager

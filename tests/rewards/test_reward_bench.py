@@ -24,11 +24,13 @@ from backend.spec.run_folder import RunFolder
 from backend.training.advantages import advantages
 from tests.support import small_run
 
-HEAD = "import os, re\nfrom backend.rewards import register_reward_function\n"
+VERBS = app()
+HEAD = "import ctypes, os\nfrom backend.rewards import register_reward_function\n"
 LENGTH = '@register_reward_function("length")\ndef length(completions, **kw):\n    return [float(len(c)) for c in completions]\n'
 BROKEN = '@register_reward_function("broken")\ndef broken(completions, **kw):\n    return [share(c) for c in completions]\n\ndef share(c):\n    return 1 / 0\n'
 GONE = '@register_reward_function("gone")\ndef gone(completions, **kw):\n    os._exit(3)\n'
-HANGS = '@register_reward_function("hangs")\ndef hangs(completions, **kw):\n    re.match(r"(a+)+$", "a" * 40 + "b")\n'
+HANGS = '@register_reward_function("hangs")\ndef hangs(completions, **kw):\n    ctypes.PyDLL(None).sleep(1000)\n'
+"""`hangs` keeps the interpreter's lock, and no processor busy."""
 
 
 @pytest.fixture
@@ -92,13 +94,14 @@ def test_an_error_has_the_lines_of_the_users_file_and_no_others(sandbox: Sandbox
     [
         ("x = 1\ndef f(:\n", "mine.py has a syntax error on line 2", 2),
         ("import json\nraise ValueError('no')\n", "mine.py cannot be loaded: ValueError: no (mine.py, line 2).", 2),
-        (
+        pytest.param(
             "import os\nos._exit(1)\n",
             "mine.py ended the process it ran in (exit code 1) while it was being loaded.",
             None,
+            marks=pytest.mark.proof,
         ),
         (
-            "while True:\n    pass\n",
+            "import time\ntime.sleep(1000)\n",
             "mine.py was still running after 0.5 s (reward_timeout) while it was being loaded.",
             0,
         ),
@@ -302,7 +305,7 @@ def test_pasted_text_is_lines_or_one_completion() -> None:
 
 
 def backend(*arguments: object) -> Result:
-    return CliRunner().invoke(app(), [str(argument) for argument in arguments])
+    return CliRunner().invoke(VERBS, [str(argument) for argument in arguments])
 
 
 def test_sampled_completions_that_were_kept_get_the_same_scores_again(tmp_path: Path) -> None:

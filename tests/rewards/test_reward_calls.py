@@ -109,7 +109,7 @@ def _is_keyword(name: str) -> bool:
     return keyword.iskeyword(name) or name == "name"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     names, st.dictionaries(names, values, max_size=3), st.sampled_from(["", "a.b-c_1"]), st.sampled_from(["", "x y.py"])
 )

@@ -16,7 +16,7 @@ from backend.rewards.runner.score import score
 from backend.types import Completion, Problem
 from tests.support.scoring import make_group
 
-HUGE = "long \x1b[31m\n\u202e" * 10_000
+HUGE = "long \x1b[31m\n\u202e" * 2_000
 
 
 def sample(prompt: str, completion: str) -> tuple[Problem, Completion]:

@@ -184,9 +184,15 @@ def test_a_child_that_died_is_replaced_and_the_comparison_repeated(
 
 
 def test_the_math_verify_child_ends_when_its_parent_is_killed() -> None:
+    # The child compares as text: to import sympy takes a second, and its loop is the same.
+    its_code = (
+        "from backend.rewards.functions import math_verify_process as process\n"
+        "process.comparison = lambda: lambda right, given: right == given\nprocess.main()\n"
+    )
     code = (
-        "import os, signal; from backend.rewards.functions.math_equality import _math_verify; _math_verify.ask('1/2', '0.5');"
-        "print(_math_verify.child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        f"import os, signal, sys; from backend.rewards.functions import math_equality as m; m._command = lambda: [sys.executable, '-c', {its_code!r}];"
+        "math_verify = m._MathVerify(); math_verify.ask('1/2', '0.5');"
+        "print(math_verify.child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=backend_environment())
     assert ran.returncode == -signal.SIGKILL
@@ -264,7 +270,7 @@ def test_arithmetic_reads_500_characters_and_numbers_of_4096_bits() -> None:
     assert (value("3^3000"), value("3^-3000")) == (None, None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(alphabet="0123456789+-*/%^().=eE ", max_size=40))
 def test_arithmetic_never_fails_and_never_hangs(text: str) -> None:
     number = value(text)
@@ -418,7 +424,7 @@ PIECES = ["<think>", "</think>", "a", "\n", "<answer>", "think"]
 TRL_THINK = re.compile(r"<think>(?!.*<think>).*?</think>", re.DOTALL)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), st.sampled_from(["", " ", "\n\n"]))
 def test_think_format_is_trls_with_white_space_free_before_it(text: str, before: str) -> None:
     # The regular expression that it replaces, which backtracks, on text without leading white space.
@@ -542,9 +548,9 @@ def test_diversity_knows_the_groups_by_their_prompts() -> None:
 
 def test_diversity_of_64_huge_completions_takes_bounded_time() -> None:
     began = time.perf_counter()
-    texts = [" ".join(str(n * k) for n in range(20_000)) for k in range(1, 65)]
+    texts = [" ".join(str(n * k) for n in range(10_000)) for k in range(1, 65)]
     assert all(score is not None and 0 <= score <= 1 for score in scores_of("diversity", texts))
-    assert time.perf_counter() - began < 8
+    assert time.perf_counter() - began < 4
 
 
 @pytest.mark.parametrize(
@@ -600,7 +606,7 @@ def test_huge_and_hostile_texts_are_scored_in_bounded_time(entry: str, monkeypat
         assert scores[0] == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=3), st.sampled_from(["4", "B", "1/2", "Paris"]))
 def test_any_text_gets_a_finite_score_or_none_from_each(texts: list[str], answer: str) -> None:
     state = TrainerState(max_completion_length=512)

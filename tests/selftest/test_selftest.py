@@ -24,6 +24,7 @@ from backend.selftest.check import Check, CheckResult, CheckSkipped, run_checks
 from backend.selftest.workbench import Workbench
 from backend.spec.command import backend_command, backend_environment, window_command
 
+VERBS = app()
 CHECKS = {check.name: check for check in (*engine_checks.ENGINE_CHECKS, *process_checks.PROCESS_CHECKS)}
 ENGINE = [check.name for check in engine_checks.ENGINE_CHECKS]
 
@@ -189,7 +190,7 @@ def test_the_report_names_neither_user_nor_home_nor_token(results: list[CheckRes
     ],
 )
 def test_options_that_make_no_sense_are_refused(arguments: list[str], words: str) -> None:
-    result = CliRunner().invoke(app(), arguments)
+    result = CliRunner().invoke(VERBS, arguments)
     assert result.exit_code == 2 and words in result.stderr
 
 

@@ -756,9 +756,9 @@ def main(count: int, seed: int) -> int:
     """Try `count` cases; returns how many failed."""
     report = Report(NAME)
     longest, slowest, kinds = "", 0.0, dict[str, int]()
+    _load()
     with tempfile.TemporaryDirectory(prefix="configs-") as folder:
         place = make_place(Path(folder))
-        _load()
         for told in forked_cases(range(seed, seed + count), place):
             longest, slowest = max(longest, told["longest"], key=len), max(slowest, told["seconds"])
             if told["failure"]:

@@ -16,6 +16,8 @@ from tests.support.small_run import write_config
 from tests.support.trained_run import make_run
 from tests.torture import agreement, verbs
 
+VERBS = app()
+
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> agreement.Place:
@@ -99,7 +101,7 @@ def test_a_refused_run_leaves_no_folder(words: tuple[str, ...], place: verbs.Pla
     )
     paths = ("parent", "settings.yaml", "sweep.yaml", "nosuch.yaml", "runs/new")
     before = {path for path in root.rglob("*") if "cache" not in path.parts}
-    result = CliRunner().invoke(app(), [str(root / word) if word in paths else word for word in words])
+    result = CliRunner().invoke(VERBS, [str(root / word) if word in paths else word for word in words])
     assert result.exit_code == 2, result.output
     assert not verbs.wrong(result)
     assert {path for path in root.rglob("*") if "cache" not in path.parts} == before

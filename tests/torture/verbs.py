@@ -34,6 +34,7 @@ from backend.spec.user_input.text import visible
 from tests.support.small_run import settings_for, train_here, write_config
 from tests.torture.report import Report
 
+VERBS = app()
 LIMIT_S = 5.0
 LONGEST_LINE = 200
 LEFT_OUT = {"serve", "bench", "hub", "demo", "rank"}
@@ -155,7 +156,7 @@ def verbs() -> dict[tuple[str, ...], click.Command]:
                 continue
             walk(each, (*words, name))
 
-    walk(typer.main.get_command(app()), ())
+    walk(typer.main.get_command(VERBS), ())
     return found
 
 
@@ -230,7 +231,7 @@ def case(words: list[str], place: Place) -> str:
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, 4 * LIMIT_S)  # the machine may be busy
     try:
-        result = CliRunner().invoke(app(), words, input=LINES.format(words[-1]).encode(errors="surrogatepass"))
+        result = CliRunner().invoke(VERBS, words, input=LINES.format(words[-1]).encode(errors="surrogatepass"))
         found = wrong(result)
     except Slow:
         result, found = None, [f"did not end: {traceback.format_exc(limit=-4)}"]

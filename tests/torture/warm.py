@@ -43,7 +43,7 @@ IMPORTED = (
     *("backend.run.evaluation.evaluated_model", "backend.run.export.export_run", "backend.run.sweep.sweep", "backend.run.sweep.inputs"),
     *("backend.cli.sweep", "backend.cli.evaluate", "backend.cli.evaluation_table", "backend.cli.export"),
     *("backend.cli.clone", "backend.cli.resume", "backend.cli.train", "backend.cli.progress", "backend.cli.restart"),
-    *("mlx_lm.utils", "mlx_lm.models.qwen3", "mlx_lm.models.llama", "mlx.optimizers", "datasets", "transformers"),
+    *("mlx_lm.utils", "mlx_lm.models.qwen3", "mlx_lm.models.llama", "mlx.optimizers", "transformers"),
     *("backend.cli.queue", "backend.cli.help_page", "transformers.models.qwen3.configuration_qwen3"),
     *("tokenizers", "jinja2.sandbox", "rich.console", "rich.progress", "backend.models.export.gguf.gguf_file"),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from tests.torture import run_folders
 
 
 def test_a_sample_of_broken_run_folders_is_read() -> None:
-    assert run_folders.main(count=12, seed=20_000) == 0
+    assert run_folders.main(count=8, seed=20_000) == 0
 
 
 def test_a_reader_that_fails_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

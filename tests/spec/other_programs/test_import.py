@@ -12,6 +12,7 @@ from backend.__main__ import app
 from backend.spec.config import load, problems, read
 from backend.spec.other_programs.imported import import_file
 
+VERBS = app()
 HERE = Path(__file__).parent
 
 TRL_FILE = """\
@@ -28,7 +29,7 @@ use_vllm: true
 
 
 def call(*words: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app(), list(words))
+    result = CliRunner().invoke(VERBS, list(words))
     return result.exit_code, result.stdout, result.stderr
 
 
