@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,22 +19,23 @@ from app.window import Window
 from backend.spec.config import parse
 from backend.spec.memory.estimate import estimate
 from backend.spec.suggested_models import SUGGESTED_MODELS
+from tests.support.windows import SilentService
 
 
 @pytest.fixture
-def window(tmp_path: Path, qapp: QApplication, qtbot) -> Iterator[Window]:
+def window(tmp_path: Path, qapp: QApplication, qtbot) -> Window:
     theme.apply(qapp, "light")
-    window = Window(Session(Prefs(tmp_path / "prefs")))
-    window.session.restore()
+    session = Session(Prefs(tmp_path / "prefs"))
+    session._service = SilentService()
+    window = Window(session)
+    session.restore()
     qtbot.addWidget(window, before_close_func=lambda window: setattr(window.session, "run", None))
     window.resize(1000, 640)
     window.show_page("train")
     with qtbot.waitActive(window):
         window.show()
         window.activateWindow()
-    yield window
-    if window.session._service is not None:
-        window.session._service.close()
+    return window
 
 
 def same(first: QIcon, second: QIcon) -> bool:

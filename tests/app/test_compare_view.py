@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QApplication, QWidget
+from pytestqt.qtbot import QtBot
 
 from app import theme
 from app.model.runs import run_comparison
@@ -30,11 +33,32 @@ from backend.spec.runs.run_record import read_record
 from tests.support import made_up_runs
 
 
-@pytest.fixture
-def archive(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs for all tests, which change only copies of them."""
+    folder = tmp_path_factory.mktemp("compared")
     for name, steps, rate in (("slow", 60, 1e-6), ("fast", 30, 1e-4), ("third", 12, 1e-5)):
-        made_up_runs.make_run(tmp_path / "runs" / name, steps=steps, learning_rate=rate)
-    return tmp_path / "runs"
+        made_up_runs.make_run(folder / name, steps=steps, learning_rate=rate)
+    return folder
+
+
+@pytest.fixture
+def archive(runs: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(runs, tmp_path / "runs"))
+
+
+@pytest.fixture(scope="module")
+def unchanged(request: pytest.FixtureRequest, qapp: QApplication, runs: Path) -> Iterator[CompareView]:
+    """One view for the tests that only look at it: drawing its charts is most of what they take."""
+    theme.apply(qapp, "light")
+    shown = CompareView()
+    shown.resize(1100, 760)
+    shown.show()
+    compare(QtBot(request), shown, runs, "slow", "fast")
+    yield shown
+    shown.close_runs()
+    shown.close()
+    shown.deleteLater()
 
 
 @pytest.fixture
@@ -49,7 +73,7 @@ def view(qtbot, qapp, archive: Path):
     shown.close_runs()
 
 
-def compare(qtbot, view: CompareView, archive: Path, *names: str) -> None:
+def compare(qtbot: QtBot, view: CompareView, archive: Path, *names: str) -> None:
     view.compare([read_record(RunFolder(archive / name)) for name in names])
     qtbot.waitUntil(lambda: view.comparison is not None and not view.comparison.is_reading, timeout=5000)
     view.refresh()
@@ -61,22 +85,22 @@ def plot(view: CompareView, title: str):
     return next(plot for plot in view.grid.plots if plot.title == title)
 
 
-def test_each_run_has_a_curve_of_its_own_colour_in_every_chart(view: CompareView) -> None:
-    reward = plot(view, "Reward")
+def test_each_run_has_a_curve_of_its_own_colour_in_every_chart(unchanged: CompareView) -> None:
+    reward = plot(unchanged, "Reward")
     assert [(trace.label, trace.colour, len(trace.x)) for trace in reward.traces] == [
         ("A", "reward:0", 60),
         ("B", "reward:1", 30),
     ]
     assert [trace.pen.color() for trace in reward.traces] == [theme.reward_colour(0), theme.reward_colour(1)]
-    titles = [plot.title for plot in view.grid.plots]
+    titles = [plot.title for plot in unchanged.grid.plots]
     assert titles[:2] == ["Reward", "Held-out reward: Reward"] and "Rewards per function: Accuracy" in titles
     assert len(titles) == len(set(titles))
 
 
-def test_every_chart_has_its_place_in_the_guide(view: CompareView) -> None:
+def test_every_chart_has_its_place_in_the_guide(unchanged: CompareView) -> None:
     asked: list[str] = []
-    view.guide_requested.connect(asked.append)
-    for each in view.grid.plots:
+    unchanged.guide_requested.connect(asked.append)
+    for each in unchanged.grid.plots:
         each.explanation_requested.emit()
         assert place_about(each) == asked[-1]
     assert asked[0] == "charts.md#chart-reward" and "charts.md#chart-rewards-per-function" in asked
@@ -116,8 +140,8 @@ def test_the_axis_can_be_tokens_or_time(qtbot, view: CompareView, archive: Path)
     assert plot(view, "Reward")._step_label.text() == "186,000 tokens"
 
 
-def test_the_tables_show_what_differs_and_what_was_reached(view: CompareView) -> None:
-    settings, results = view.tables()
+def test_the_tables_show_what_differs_and_what_was_reached(unchanged: CompareView) -> None:
+    settings, results = unchanged.tables()
     assert settings == [["Setting", "A  slow", "B  fast"], ["Learning Rate", "1e-06", "0.0001"]]
     assert [row[:3] for row in results] == [
         ["Run", "State", "Steps"],
@@ -129,7 +153,7 @@ def test_the_tables_show_what_differs_and_what_was_reached(view: CompareView) ->
         "60",
         "20",
     ]
-    assert view.results.table[1][1] == "Finished"
+    assert unchanged.results.table[1][1] == "Finished"
 
 
 def test_equal_settings_are_said_to_be_equal(qtbot, view: CompareView, archive: Path) -> None:
@@ -139,13 +163,13 @@ def test_equal_settings_are_said_to_be_equal(qtbot, view: CompareView, archive: 
     assert view.same.isVisible()
 
 
-def test_both_tables_are_copied_and_saved(view: CompareView, tmp_path: Path) -> None:
-    view.export.menu(view).actions()[0].trigger()
+def test_both_tables_are_copied_and_saved(unchanged: CompareView, tmp_path: Path) -> None:
+    unchanged.export.menu(unchanged).actions()[0].trigger()
     text = QGuiApplication.clipboard().text()
     assert "| Learning Rate | 1e-06 | 0.0001 |" in text and "| A  slow | finished | 60 |" in text
-    view.export.save(tmp_path / "tables.csv", as_csv)
+    unchanged.export.save(tmp_path / "tables.csv", as_csv)
     assert "Learning Rate,1e-06,0.0001" in (tmp_path / "tables.csv").read_text()
-    assert as_markdown(view.tables()[0]) in text
+    assert as_markdown(unchanged.tables()[0]) in text
 
 
 def test_a_live_run_is_followed(qtbot, view: CompareView, archive: Path) -> None:

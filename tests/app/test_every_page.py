@@ -21,7 +21,7 @@ from app.window import Window
 from backend.spec.config import SETTINGS
 from tests.support.diaries import recording
 from tests.support.latency import BLOCK_LIMIT_MS
-from tests.support.windows import active_window
+from tests.support.windows import SilentService, active_window
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,20 +31,22 @@ PAGE_KEYS = [page.key for page in PAGES]
 @pytest.fixture(scope="module")
 def window(tmp_path_factory: pytest.TempPathFactory, qapp: QApplication) -> Iterator[Window]:
     """One window for all: making its pages is most of what these tests take."""
-    window = Window(Session(Prefs(tmp_path_factory.mktemp("pages") / "prefs")))
-    window.session.restore()
+    session = Session(Prefs(tmp_path_factory.mktemp("pages") / "prefs"))
+    session._service = SilentService()
+    window = Window(session)
+    session.restore()
     window.resize(1280, 800)
     window.show()
     yield window
-    window.session.close_run()
-    if window.session._service is not None:
-        window.session._service.close()
+    session.close_run()
     window.deleteLater()
 
 
 @pytest.fixture
 def new_window(tmp_path: Path, qtbot) -> Iterator[Window]:
-    with active_window(Session(Prefs(tmp_path / "prefs")), qtbot, restored=True) as window:
+    session = Session(Prefs(tmp_path / "prefs"))
+    session._service = SilentService()
+    with active_window(session, qtbot, restored=True) as window:
         yield window
 
 

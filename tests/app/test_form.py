@@ -4,7 +4,6 @@ of the same values; problems stand where they are mended.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from backend.spec.config import SETTINGS, dump, parse
 from backend.spec.rewards.catalog import DEFAULT_REWARDS
 from backend.spec.throughput import CompletionTime
 from backend.spec.unusual import unusual
+from tests.support.windows import SilentService
 
 FILLED = {
     "train_mode": "grpo",
@@ -195,19 +195,18 @@ NOT_TYPED = {"reward_functions_file", "map_function", "output_schema", "hosts", 
 
 
 @pytest.fixture
-def page(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainPage]:
+def page(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainPage:
     (tmp_path / "demo.yaml").write_text("model: demo/model\ndata: demo/data\niters: 60\n")
     monkeypatch.setattr(places, "demo_config", lambda: tmp_path / "demo.yaml")
     monkeypatch.setattr(train_page, "SETTLE_MS", 0)  # problems are shown once the event loop turns, not after a pause
     session = Session(Prefs(tmp_path / "prefs"))
+    session._service = SilentService()  # a model that was typed is looked up; nobody waits for the answer
     page = TrainPage(session)
     page.keep = session
     qtbot.addWidget(page)
     page.resize(1100, 760)
     page.show()
-    yield page
-    if session._service is not None:  # a model that was typed is looked up; nobody waits for the answer any more
-        session._service.close()
+    return page
 
 
 def fill(field: fields.Field, value: object) -> None:
@@ -270,6 +269,7 @@ def test_every_setting_typed_into_the_form_survives_save_and_load(page: TrainPag
     assert page.draft.config() == parse(FILLED)
     page.draft.save(tmp_path / "typed.yaml")
     fresh = Window(Session(Prefs(tmp_path / "other")))
+    fresh.session._service = SilentService()
     qtbot.addWidget(fresh)
     fresh.open_path(tmp_path / "typed.yaml")
     assert fresh.session.draft.config() == parse(FILLED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,17 +15,17 @@ from app.model.session import FORMAT, START, Session
 from app.window import Window
 from backend.spec import places
 from tests.support import made_up_runs
+from tests.support.windows import SilentService
 
 
 @pytest.fixture
-def window(tmp_path: Path, qtbot) -> Iterator[Window]:
+def window(tmp_path: Path, qtbot) -> Window:
     session = Session(Prefs(tmp_path / "prefs"))
+    session._service = SilentService()
     window = Window(session)
     qtbot.addWidget(window, before_close_func=lambda window: setattr(window.session, "run", None))
     window.show()
-    yield window
-    if session._service is not None:
-        session._service.close()
+    return window
 
 
 def sentence(window: Window) -> str:

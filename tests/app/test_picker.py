@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.model.downloads import Download, Downloads
@@ -340,6 +341,27 @@ def page(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     session.service.close()
 
 
+@pytest.fixture(scope="module")
+def service(qapp: QApplication) -> Iterator[Service]:
+    """One process for the questions about folders on this machine, whose answers depend on nothing but the folders."""
+    client = Service()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def local_page(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: Service) -> TrainPage:
+    """The page of a session that shares its process with those of other tests."""
+    monkeypatch.setattr(source_picking, "SETTLE_MS", 0)
+    session = Session(Prefs(tmp_path / "prefs"))
+    session._service = service
+    widget = TrainPage(session)
+    widget.keep_alive = session  # pyright: ignore
+    qtbot.addWidget(widget)
+    widget.show()
+    return widget
+
+
 def test_a_hub_model_is_searched_downloaded_and_used_with_the_keyboard_alone(
     qtbot: QtBot, page: TrainPage, hub: HubStandIn
 ):
@@ -381,39 +403,39 @@ def write_unsupported_model(folder: Path, kind: str = "marvin") -> str:
 
 
 def test_a_model_that_cannot_be_loaded_is_a_problem_until_it_is_fixed(
-    qtbot: QtBot, page: TrainPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    qtbot: QtBot, local_page: TrainPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Run refuses it, and looks again, as it may have been mended on disk."""
     sentence = "strange cannot be trained. This version of mlx-lm knows no model of the kind marvin."
-    draft, field = page.draft, page.form.fields["model"]
+    draft, field = local_page.draft, local_page.form.fields["model"]
     messages: list[str] = []
-    page.session.messages.said.connect(messages.append)
-    monkeypatch.setattr(page.session, "_launch", lambda: pytest.fail("it was started"))
+    local_page.session.messages.said.connect(messages.append)
+    monkeypatch.setattr(local_page.session, "_launch", lambda: pytest.fail("it was started"))
     draft.set("data", "a/b")
     field.take(write_unsupported_model(tmp_path / "strange"))
     qtbot.waitUntil(lambda: field._problem is not None and field._problem.text() == sentence, timeout=10_000)
     assert [fault.sentence for fault in draft.problems()] == [sentence]
-    page.session.start_run()
+    local_page.session.start_run()
     assert messages == [sentence]
     write_unsupported_model(tmp_path / "strange", "llama")
-    page.session.start_run()
+    local_page.session.start_run()
     qtbot.waitUntil(lambda: not draft.problems(), timeout=10_000)
     draft.set("model", str(tmp_path / "another"))
     assert "cannot be trained" not in draft.problems()[0].sentence
 
 
-def test_the_model_of_an_opened_config_is_checked_too(qtbot: QtBot, page: TrainPage, tmp_path: Path):
+def test_the_model_of_an_opened_config_is_checked_too(qtbot: QtBot, local_page: TrainPage, tmp_path: Path):
     config = tmp_path / "mine.yaml"
     config.write_text(f"model: {write_unsupported_model(tmp_path / 'strange')}\ndata: a/b\n")
-    page.draft.load(config)
-    qtbot.waitUntil(lambda: bool(page.draft.problems()), timeout=10_000)
-    assert "kind marvin" in page.draft.problems()[0].sentence
+    local_page.draft.load(config)
+    qtbot.waitUntil(lambda: bool(local_page.draft.problems()), timeout=10_000)
+    assert "kind marvin" in local_page.draft.problems()[0].sentence
 
 
-def test_an_adapter_is_accepted_as_reference(qtbot: QtBot, page: TrainPage, tmp_path: Path):
+def test_an_adapter_is_accepted_as_reference(qtbot: QtBot, local_page: TrainPage, tmp_path: Path):
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    field = page.form.fields["reference_model_path"]
+    field = local_page.form.fields["reference_model_path"]
     field.take(str(tmp_path / "adapter"))
     qtbot.waitUntil(lambda: field._note is not None and bool(field._note.text()), timeout=10_000)
     assert field._note.text() == "An adapter of the base model." and field._note.property("role") == "muted"

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QApplication, QLabel, QStackedWidget
 from typer.testing import CliRunner
 
 import app.__main__ as start
-from app import theme
+from app import file_menu, theme
 from app.desktop.file_open_event import FileOpener
 from app.menus import MENUS, RUN_ACTIONS
 from app.model.prefs import Prefs
@@ -33,11 +33,13 @@ from app.widgets.runs.state_chip import STATE_LABELS, STATE_ROLES
 from app.window import FIRST_SIZE, LEAST_PAGE, NARROW, Window
 from backend.__main__ import app as verbs
 from backend.spec import first_choices, places
+from backend.spec.command import backend_command
 from backend.spec.run_folder import RunFolder, make_run_folder
 from backend.spec.run_lock import hold_lock
 from backend.spec.runs import archive
 from backend.spec.user_input.text import shown
 from tests.support import made_up_runs
+from tests.support.windows import SilentService
 
 
 class FakeRun(QObject):
@@ -143,6 +145,7 @@ def test_the_sidebar_shows_icons_alone_in_a_narrow_window(window: Window, qtbot)
 
 
 def test_a_page_is_centred_in_a_window_wider_than_it_can_use(window: Window, qtbot):
+    window.session._service = SilentService()
     window.resize(2560, 1440)
     for entry in PAGES:
         window.show_page(entry.key)
@@ -556,9 +559,18 @@ def test_export_for_mlx_lm_lora_names_the_settings_left_out(window: Window, tmp_
     assert "lora_parameters:" in (tmp_path / "theirs.yaml").read_text()
 
 
+def told_by_the_verb(*words: str) -> list[str]:
+    """The verb runs in this process, and this command says what it said: a new process imports the engine for seconds."""
+    done = CliRunner().invoke(verbs(), list(words))
+    assert done.exit_code == 0, done.output
+    return [sys.executable, "-I", "-S", "-c", f"print({done.stdout!r})"]
+
+
+@pytest.mark.parametrize("command", [told_by_the_verb, pytest.param(backend_command, marks=pytest.mark.proof)])
 def test_export_for_trl_writes_a_folder_and_names_what_is_not_carried(
-    window: Window, tmp_path: Path, monkeypatch, qtbot
+    window: Window, tmp_path: Path, monkeypatch, qtbot, command: Callable[..., list[str]]
 ):
+    monkeypatch.setattr(file_menu, "backend_command", command)
     window.session.draft.update({"model": "a/b", "data": "a/b", "optimizer": "muon"})
     monkeypatch.setattr(window, "choose_trl_folder", lambda: tmp_path)
     window.menus["export_for_trl"].trigger()
