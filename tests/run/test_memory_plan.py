@@ -158,13 +158,13 @@ CASES = (
     Case("V 32k, filters", {"vocab_size": 32768}, {"top_p": 0.95, "top_k": 20}, completion=32),
     Case("V 150k", {"vocab_size": 150016, "layers": 2}, group=4, completion=64),
     Case("prompt 512, T 32", prompt=512, completion=32),
-    Case("four prompts, accumulated", settings={"gradient_accumulation_steps": 2}, prompts=2, completion=64),
+    Case("four prompts, accumulated", {"layers": 2}, {"gradient_accumulation_steps": 2}, prompts=2, completion=64),
     Case("8 layers, recomputed", {"layers": 8}, RECOMPUTED),
     Case("T 256, recomputed", {}, RECOMPUTED, group=4, completion=256),
     Case("DoRA", {}, DORA),
     Case("DoRA, recomputed, V 4k", {"vocab_size": 4096}, DORA | RECOMPUTED, completion=64),
     Case("full", {}, FULL),
-    Case("full, V 8k, KL", {"vocab_size": 8192}, FULL | {"beta": 0.1}, completion=64),
+    Case("full, V 8k, KL", {"vocab_size": 8192, "layers": 2}, FULL | {"beta": 0.1}, completion=32),
     Case("full, recomputed, KL", {}, FULL | RECOMPUTED | {"beta": 0.1}),
     Case("full, few tokens", {"hidden": 256, "layers": 6}, FULL, group=4, prompt=16, completion=16),
     Case("experts", EXPERTS, completion=64),
@@ -195,7 +195,7 @@ def test_the_estimate_is_within_15_percent_of_the_measured_peak(case: Case, tmp_
 def test_what_several_machines_keep_of_a_steps_beginning_is_counted(updates: int, tmp_path: Path) -> None:
     """AdamW's moments and the weights, as they were: 12 bytes a weight that are not freed while the step learns."""
     settings = FULL | {"num_iterations": updates, "hosts": "hosts.json"}
-    case = Case("kept", {"hidden": 256, "layers": 6}, settings, group=4, prompt=16, completion=16)
+    case = Case("kept", {"hidden": 256, "layers": 3}, settings, group=4, prompt=16, completion=16)
     estimated, _, learnt = peaks(case, case.folder(tmp_path))
     assert estimated.training.total == pytest.approx(learnt, rel=0.15)
     shape = shape_of(tmp_path / "model")
@@ -407,7 +407,7 @@ def test_a_smaller_model_is_advised_where_no_setting_helps() -> None:
     assert estimated.fault is not None and "Choose a smaller model" in estimated.fault.sentence
 
 
-@pytest.mark.parametrize("width", [4096, 10**6, 10**12])
+@pytest.mark.parametrize("width", [4096, pytest.param(10**6, marks=pytest.mark.proof), 10**12])
 def test_what_no_machine_can_hold_is_one_short_sentence(width: int) -> None:
     """A config.json may claim any size."""
     config = parse({"model": "m", "data": "d.jsonl", "max_completion_length": 500_000, "max_seq_length": 1_000_000})
@@ -418,7 +418,7 @@ def test_what_no_machine_can_hold_is_one_short_sentence(width: int) -> None:
 
 
 def test_a_run_that_cannot_fit_is_refused_and_one_that_is_constrained_notes_it(tmp_path: Path) -> None:
-    raw = settings_for(tmp_path, iters=1, max_completion_length=16, group_size=8)
+    raw = settings_for(tmp_path, layers=2, iters=1, max_completion_length=16, group_size=8)
     refused = train_here(raw | {"memory_limit": 1e-4}, RunFolder(tmp_path / "refused"))
     assert (
         refused.exit_code == 2 and "memory_limit" in refused.sentence and "set Memory limit to 1 GB" in refused.sentence

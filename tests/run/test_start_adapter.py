@@ -41,7 +41,7 @@ def raw(inputs: Path) -> dict[str, Any]:
         "keep_checkpoints": 9,
         "reward_functions": ["low_half"],
     }
-    return small_run.settings_for(inputs, **small_run.low_half(inputs) | about, beta=0.1)
+    return small_run.settings_for(inputs, layers=2, **small_run.low_half(inputs) | about, beta=0.1)
 
 
 @pytest.fixture(scope="module")

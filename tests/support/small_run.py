@@ -51,10 +51,10 @@ def low_half(folder: Path) -> dict[str, Any]:
     }
 
 
-def settings_for(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Raw settings of a quick run; the model and the rows are written to `folder` the first time."""
+def settings_for(folder: Path, *, layers: int = 1, **changes: Any) -> dict[str, Any]:
+    """Raw settings of a quick run; the model, of `layers` layers, and the rows are written to `folder` the first time."""
     if not (folder / "model").exists():
-        tiny_model(folder / "model")
+        tiny_model(folder / "model", layers=layers)
         write_rows(folder / "rows.jsonl")
     return QUICK | {"model": str(folder / "model"), "data": str(folder / "rows.jsonl")} | changes
 
