@@ -103,6 +103,13 @@ def test_a_map_function_runs_where_the_rewards_run_and_names_the_row_it_fails_on
     (fault,) = preflight.check(raw | {"map_function": "odd"})
     assert fault.setting == "map_function"
     assert fault.sentence.startswith("The map function odd returned list, not a dict of columns or None on row 3 of ")
+
+
+@pytest.mark.parametrize("isolation", [pytest.param("process", marks=pytest.mark.proof), "thread"])
+def test_a_map_function_that_the_file_does_not_register_is_told(
+    tmp_path: Path, mapped: dict[str, Any], isolation: str
+) -> None:
+    raw = small_run.settings_for(tmp_path, **mapped, reward_isolation=isolation)
     (fault,) = preflight.check(raw | {"map_function": "shorts"})
     assert fault.sentence == "mine.py registers no map function shorts. Did you mean short?"
 
