@@ -255,6 +255,7 @@ def test_a_requested_save_is_a_checkpoint_of_the_step_that_was_running(inputs: P
     assert steps[-1] == 4 and len(steps) == 2 and steps[0] in (2, 3)
 
 
+@pytest.mark.proof
 def test_sigterm_to_a_child_saves_everything_and_exits_3(inputs: Path, run: RunFolder) -> None:
     """As from the window: the folder is made first, and the child trains in it until it gets SIGTERM."""
     small_run.write_config(run.config, small_run.settings_for(inputs, iters=100_000))
