@@ -20,8 +20,8 @@ from backend.spec.machine import TREAT_CPU_AS
 from backend.spec.run_folder import RunFolder
 from tests.support import small_run
 
-USUAL: dict[str, Any] = {"iters": 4, "group_size": 4, "num_iterations": 2, "beta": 0.05, "learning_rate": 1e-3, "save_every": 2,
-                         "max_completion_length": 10, "top_p": 0.9, "top_k": 0}  # fmt: skip
+USUAL: dict[str, Any] = {"iters": 3, "group_size": 4, "num_iterations": 2, "beta": 0.05, "learning_rate": 1e-3, "save_every": 2,
+                         "max_completion_length": 6, "top_p": 0.9, "top_k": 0}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "every weight": {"train_type": "full", "batch_size": 2},
     "adapters on 4 bits, more completions than a tile": {"quantization": "4", "batch_size": 5, "group_size": 8},

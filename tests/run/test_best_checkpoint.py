@@ -4,6 +4,7 @@ without an optimizer."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from backend.run.evaluation.evaluated_model import find_evaluated
 from backend.run.parts import RunParts
 from backend.run.planned_end import patience_is_over
 from backend.run.preflight import check
+from backend.run.stop_signals import handlers_restored
 from backend.spec.config import parse, problems
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
@@ -36,7 +38,28 @@ HELD_OUT = {"validation_split": 0.25, "val_batches": 1, "steps_per_eval": 1, "sa
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("inputs")
-    return small_run.settings_for(folder, **small_run.low_half(folder), learning_rate=1e-3, iters=5)
+    return small_run.settings_for(folder, **small_run.low_half(folder), learning_rate=1e-3, iters=4)
+
+
+@pytest.fixture(scope="module")
+def saved_each_step(raw: dict[str, Any]) -> dict[str, Any]:
+    return raw | {"save_every": 1, "keep_checkpoints": 9, "iters": 3}
+
+
+@pytest.fixture(scope="module")
+def three_steps(saved_each_step: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A finished run with a checkpoint of each of its three steps, which tests copy."""
+    run = RunFolder(tmp_path_factory.mktemp("three") / "run")
+    with handlers_restored():
+        assert small_run.train_here(saved_each_step, run).kind == "finished"
+    return run
+
+
+@pytest.fixture
+def copied(three_steps: RunFolder, run: RunFolder) -> RunFolder:
+    """A copy of it to change."""
+    shutil.copytree(three_steps.path, run.path)
+    return run
 
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
@@ -69,16 +92,16 @@ def stop_after(run: RunFolder, step: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("metric", "lowest", "best"), [("", False, 2), ("eval/completions/mean_length", True, 4), ("eval/reward", True, 1)]
+    ("metric", "lowest", "best"), [("", False, 2), ("eval/completions/mean_length", True, 3), ("eval/reward", True, 1)]
 )
 def test_the_metric_of_the_settings_decides_and_its_best_checkpoint_is_kept(
     raw: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch, metric: str, lowest: bool, best: int
 ) -> None:
-    rewards, lengths = [0.5, 0.1, 0.9, 0.3, 0.2, 0.4], [9, 8, 7, 6, 3, 5]
+    rewards, lengths = [0.5, 0.1, 0.9, 0.3, 0.4], [9, 8, 7, 3, 5]
     pairs = zip(rewards, lengths, strict=True)
     evaluated(monkeypatch, {i: {"reward": r, "completions/mean_length": n} for i, (r, n) in enumerate(pairs)})
     small_run.train_here(raw | HELD_OUT | {"best_metric": metric, "best_is_lowest": lowest}, run)
-    assert [saved.step for saved in saved_weights(run)] == [best, 5]
+    assert [saved.step for saved in saved_weights(run)] == [best, 4]
     found = best_of(saved_weights(run))
     assert found is not None and found.step == best and found.metric == metric
     assert found.score == (lengths if "length" in metric else rewards)[best]
@@ -139,28 +162,28 @@ def test_a_run_ends_with_its_best_checkpoint_and_goes_on_from_its_last(
     small_run.train_here(best, run)
     assert "The run ends with the weights of step 2, its best checkpoint, with reward 1." in notes(run)
     *_, last = read_events(run.events)
-    assert (last["kind"], last["step"], last["ends_with"]) == ("finished", 5, 2)
+    assert (last["kind"], last["step"], last["ends_with"]) == ("finished", 4, 2)
     weights = find_checkpoint(run, "2").arrays
-    assert find_choice(run).step == 2 and find_checkpoint(run, "last").step == 5
-    assert [find_evaluated(str(run.path), None, which=which).step for which in ("end", "last")] == [2, 5]
+    assert find_choice(run).step == 2 and find_checkpoint(run, "last").step == 4
+    assert [find_evaluated(str(run.path), None, which=which).step for which in ("end", "last")] == [2, 4]
     if train_type == "lora":
         assert same(arrays(run.adapters / "adapters.safetensors"), arrays(weights))
     else:
         kept = arrays(run.model / "model.safetensors")
         trained = arrays(weights)
         assert all(np.array_equal(kept[name], x.astype(kept[name].dtype)) for name, x in trained.items())
-    small_run.train_here(best | {"iters": 7, "load_best_at_end": False}, run)
-    assert small_run.steps(run) == list(range(1, 8))
+    small_run.train_here(best | {"iters": 5, "load_best_at_end": False}, run)
+    assert small_run.steps(run) == [1, 2, 3, 4, 5]
     if train_type == "lora":
-        assert same(arrays(run.adapters / "adapters.safetensors"), arrays(find_checkpoint(run, "7").arrays))
+        assert same(arrays(run.adapters / "adapters.safetensors"), arrays(find_checkpoint(run, "5").arrays))
 
 
 def test_a_run_whose_last_step_is_the_best_says_so(
     raw: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluated(monkeypatch, {step: {"reward": 0.1 * step} for step in range(6)})
-    small_run.train_here(raw | HELD_OUT | {"load_best_at_end": True}, run)
-    assert "The last step is the best, with reward 0.5: the run ends with its weights." in notes(run)
+    small_run.train_here(raw | HELD_OUT | {"load_best_at_end": True, "iters": 2}, run)
+    assert "The last step is the best, with reward 0.2: the run ends with its weights." in notes(run)
     *_, last = read_events(run.events)
     assert "ends_with" not in last
 
@@ -169,8 +192,8 @@ def test_a_run_whose_last_step_is_the_best_says_so(
 
 
 def test_evaluations_wait_for_their_first_step_but_for_the_baseline(raw: dict[str, Any], run: RunFolder) -> None:
-    small_run.train_here(raw | HELD_OUT | {"eval_delay": 4, "iters": 6}, run)
-    assert [event["step"] for event in read_events(run.events) if event["kind"] == "eval"] == [0, 4, 5, 6]
+    small_run.train_here(raw | HELD_OUT | {"eval_delay": 2, "iters": 3}, run)
+    assert [event["step"] for event in read_events(run.events) if event["kind"] == "eval"] == [0, 2, 3]
 
 
 def test_evaluation_batches_have_a_size_of_their_own(
@@ -203,7 +226,7 @@ def test_a_checkpoint_without_the_optimizer_is_smaller_and_says_what_a_resume_la
     raw: dict[str, Any], run: RunFolder, tmp_path: Path, optimizer: str
 ) -> None:
     """Plain SGD has no moments, so its run goes on as if nothing had been left out; AdamW's does not."""
-    light = raw | {"save_only_model": True, "optimizer": optimizer, "learning_rate": 1e-2}
+    light = raw | {"save_only_model": True, "optimizer": optimizer, "learning_rate": 1e-2, "iters": 3}
     whole = RunFolder(tmp_path / "whole")
     small_run.train_here(light, whole)
     assert small_run.train_here(light, run, stop_after(run, 2)).kind == "stopped"
@@ -217,42 +240,43 @@ def test_a_checkpoint_without_the_optimizer_is_smaller_and_says_what_a_resume_la
     assert same(arrays(first.weights_file), arrays(second.weights_file)) == (optimizer == "sgd")
 
 
-def test_a_checkpoint_that_lost_its_optimizer_is_still_damaged(raw: dict[str, Any], run: RunFolder) -> None:
-    small_run.train_here(raw | {"iters": 2, "save_every": 1}, run)
-    (find_checkpoint(run, "2").path / "optimizer.safetensors").unlink()
-    assert [saved.step for saved in saved_weights(run)] == [1]
+def test_a_checkpoint_that_lost_its_optimizer_is_still_damaged(copied: RunFolder) -> None:
+    (find_checkpoint(copied, "3").path / "optimizer.safetensors").unlink()
+    assert [saved.step for saved in saved_weights(copied)] == [1, 2]
 
 
 # ── going back within a run ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_run_goes_back_to_a_checkpoint_and_repeats_what_came_after_it(raw: dict[str, Any], run: RunFolder) -> None:
+def test_a_run_goes_back_to_a_checkpoint_and_repeats_what_came_after_it(
+    saved_each_step: dict[str, Any], copied: RunFolder
+) -> None:
     """Without changes it becomes what it was, to the last bit."""
-    small_run.train_here(raw | {"save_every": 1, "keep_checkpoints": 9}, run)
-    before, completions = arrays(find_checkpoint(run, "5").arrays), run.completions.read_text()
-    assert last_step(run) == 5
-    sentence = go_back(run, "2")
-    assert sentence == "The run was taken back from step 5 to its checkpoint of step 2, and goes on from there."
-    assert [saved.step for saved in saved_weights(run)] == [1, 2] and not run.is_locked()
-    assert small_run.train_here(raw | {"save_every": 1, "keep_checkpoints": 9}, run).kind == "finished"
-    assert small_run.steps(run) == [1, 2, 3, 4, 5] and run.completions.read_text() == completions
-    assert same(arrays(find_checkpoint(run, "5").arrays), before)
+    before, completions = arrays(find_checkpoint(copied, "3").arrays), copied.completions.read_text()
+    assert last_step(copied) == 3
+    sentence = go_back(copied, "1")
+    assert sentence == "The run was taken back from step 3 to its checkpoint of step 1, and goes on from there."
+    assert [saved.step for saved in saved_weights(copied)] == [1] and not copied.is_locked()
+    assert small_run.train_here(saved_each_step, copied).kind == "finished"
+    assert small_run.steps(copied) == [1, 2, 3] and copied.completions.read_text() == completions
+    assert same(arrays(find_checkpoint(copied, "3").arrays), before)
 
 
-def test_a_run_does_not_go_back_to_a_damaged_checkpoint_or_to_none(raw: dict[str, Any], run: RunFolder) -> None:
-    small_run.train_here(raw | {"save_every": 1, "keep_checkpoints": 9, "iters": 3}, run)
+def test_a_run_does_not_go_back_to_a_damaged_checkpoint_or_to_none(copied: RunFolder) -> None:
     with pytest.raises(Mistake, match="there are 1, 2, 3, best and last"):
-        go_back(run, "9")
-    with (find_checkpoint(run, "2").arrays).open("ab") as file:
+        go_back(copied, "9")
+    with (find_checkpoint(copied, "2").arrays).open("ab") as file:
         file.write(b"x")
     with pytest.raises(Mistake, match="The checkpoint of step 2 cannot be used"):
-        go_back(run, "2")
-    assert [saved.step for saved in saved_weights(run)] == [1, 2, 3]
+        go_back(copied, "2")
+    assert [saved.step for saved in saved_weights(copied)] == [1, 2, 3]
 
 
-def test_resume_names_a_checkpoint_and_asks_before_it_deletes(raw: dict[str, Any], run: RunFolder) -> None:
-    small_run.train_here(raw | {"save_every": 1, "keep_checkpoints": 9, "iters": 3}, run)
-    small_run.prepare(run, raw | {"save_every": 1, "keep_checkpoints": 9, "iters": 3})
+def test_resume_names_a_checkpoint_and_asks_before_it_deletes(
+    saved_each_step: dict[str, Any], copied: RunFolder
+) -> None:
+    run = copied
+    small_run.prepare(run, saved_each_step)
     resume = ["resume", str(run.path), "--step", "1"]
     refused = CliRunner().invoke(VERBS, resume)
     assert refused.exit_code == 2 and [saved.step for saved in saved_weights(run)] == [1, 2, 3]

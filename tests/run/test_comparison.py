@@ -33,7 +33,7 @@ def low_half(prompts, completions, answer, types=None, completion_ids=None):
 '''
 
 
-def data_folder(folder: Path, test_rows: int = 10) -> Path:
+def data_folder(folder: Path, test_rows: int = 6) -> Path:
     small_run.write_rows(folder / "data" / "train.jsonl")
     if test_rows:
         small_run.write_rows(folder / "data" / "test.jsonl", test_rows)
@@ -72,16 +72,16 @@ def test_base_and_tuned_answer_the_test_split(run: RunFolder) -> None:
     calls = run.path.parent / "calls.txt"
     calls.unlink(missing_ok=True)
     evaluation, rows = evaluate(find_evaluated(str(run.path), None))
-    assert [row["index"] for row in rows] == list(range(10)) and evaluation.data.rows == 10
+    assert [row["index"] for row in rows] == list(range(6)) and evaluation.data.rows == 6
     assert evaluation.subject.step == 2 and evaluation.subject.config_sha256
     greedy, drawn = evaluation.decodings
     assert (greedy.name, greedy.completions, drawn.name, drawn.completions) == ("greedy", 1, "sampled", 3)
-    assert greedy.better + greedy.worse + greedy.unchanged == 9, "the prompt of zero has no score"
+    assert greedy.better + greedy.worse + greedy.unchanged == 5, "the prompt of zero has no score"
     assert texts(rows, "greedy", "base") != texts(rows, "greedy", "tuned"), (
         "the learning rate is large enough to matter"
     )
-    # Both sides, one greedy and three sampled completions of ten prompts, all at once each time.
-    assert sorted(map(int, calls.read_text().split())) == [10, 10, 30, 30]
+    # Both sides, one greedy and three sampled completions of six prompts, all at once each time.
+    assert sorted(map(int, calls.read_text().split())) == [6, 6, 18, 18]
     for decoding in evaluation.decodings:
         assert decoding.difference is not None
         for side in ("base", "tuned"):
@@ -89,7 +89,7 @@ def test_base_and_tuned_answer_the_test_split(run: RunFolder) -> None:
                 [item["rewards"]["low_half"] for item in (row[decoding.name] or {})[side]]  # pyright: ignore
                 for row in rows if row["prompt"] != "What is 0 plus 0?"
             ]  # fmt: skip
-            by_hand = sum(sum(of) / len(of) for of in scores) / 9
+            by_hand = sum(sum(of) / len(of) for of in scores) / 5
             figures = decoding.sides[side].figures
             assert figures.rewards["low_half"].value == pytest.approx(by_hand)
             assert figures.reward.value == pytest.approx(2 * by_hand), "the weight is 2"
@@ -114,7 +114,7 @@ def test_the_tuned_side_is_the_trained_weights(run: RunFolder, monkeypatch: pyte
     policies: list[Any] = []
     load_policy = comparison.load_policy
     monkeypatch.setattr(comparison, "load_policy", lambda *more: policies.append(load_policy(*more)) or policies[-1])
-    evaluate(evaluated, decodings=("greedy",), limit=1)
+    evaluate(evaluated, decodings=("greedy",), limit=2)
     assert evaluated.checkpoint is not None and len(policies) == 1, "one model is loaded for both sides"
     saved, now = evaluated.checkpoint.weights(), policies[0].trainable()
     assert saved.keys() == now.keys() and all((saved[name] == now[name]).all().item() for name in saved)
@@ -134,9 +134,9 @@ def test_equal_weights_give_equal_completions(lora_run: RunFolder, monkeypatch: 
     evaluation, rows = evaluate(find_evaluated(str(lora_run.path), None), passing="low_half>=0.5", ks=(1, 2))
     assert texts(rows, "sampled", "base") == texts(rows, "sampled", "tuned")
     drawn = evaluation.decodings[1]
-    assert drawn.difference is not None and drawn.difference.reward.value == 0 and drawn.unchanged == 9
+    assert drawn.difference is not None and drawn.difference.reward.value == 0 and drawn.unchanged == 5
     assert drawn.difference.reward.low is not None and drawn.difference.reward.low < 0, (
-        "nothing changed in 9 prompts only"
+        "nothing changed in 5 prompts only"
     )
     assert list(drawn.sides["base"].figures.pass_at) == [1, 2]
     assert list(evaluation.decodings[0].sides["base"].figures.pass_at) == [1], "one greedy completion"
@@ -153,7 +153,7 @@ def test_another_seed_samples_other_completions(lora_run: RunFolder) -> None:
 def test_batches_change_nothing(lora_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated = find_evaluated(str(lora_run.path), None)
     _, together = evaluate(evaluated, base_only=True, decodings=("sampled",))
-    monkeypatch.setattr(comparison, "PROMPTS_AT_ONCE", 3)
+    monkeypatch.setattr(comparison, "PROMPTS_AT_ONCE", 2)
     shares: list[float] = []
 
     def report(progress: EvaluationProgress) -> None:
@@ -220,8 +220,8 @@ def test_sampling_stays_within_the_memory_plan(lora_run: RunFolder, monkeypatch:
     made = Rollout.__init__
     monkeypatch.setattr(comparison, "plan_memory", plan)
     monkeypatch.setattr(Rollout, "__init__", lambda self, *a, **k: (rows.append(k["rows"]), made(self, *a, **k))[1])
-    evaluate(find_evaluated(str(lora_run.path), None), completions=5, limit=7, base_only=True)
-    assert (planned[0].batch_size, planned[0].group_size) == (7, 5) and rows[0] <= 35
+    evaluate(find_evaluated(str(lora_run.path), None), completions=5, limit=4, base_only=True)
+    assert (planned[0].batch_size, planned[0].group_size) == (4, 5) and rows[0] <= 20
 
 
 # ── what is evaluated ────────────────────────────────────────────────────────────────────────────────────────────────

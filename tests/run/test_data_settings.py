@@ -69,8 +69,8 @@ def sentences(run: RunFolder) -> list[str]:
 def test_a_streamed_run_is_the_run_in_memory_bit_for_bit_also_when_resumed_within_an_epoch(
     tmp_path: Path, mapped: dict[str, Any]
 ) -> None:
-    """Rows held out, cut by a map function, six of them twice: five steps of two prompts cross the end of an epoch."""
-    raw = mapped | {"iters": 5, "batch_size": 2, "validation_split": 0.2, "steps_per_eval": 5, "save_every": 2}
+    """Rows held out, cut by a map function to five: three steps of two prompts cross the end of an epoch."""
+    raw = mapped | {"iters": 3, "batch_size": 2, "validation_split": 0.2, "steps_per_eval": 3, "save_every": 2}
     here, _ = trained(tmp_path, "here", **raw)
     there, streamed = trained(tmp_path, "there", **raw, streaming=True)
     assert fingerprint(here) == fingerprint(there)
@@ -88,7 +88,7 @@ def test_a_streamed_run_is_the_run_in_memory_bit_for_bit_also_when_resumed_withi
 
 
 def test_data_seed_alone_changes_the_order_of_the_prompts(tmp_path: Path) -> None:
-    runs = [trained(tmp_path, f"run{seed}", iters=4, data_seed=seed)[0] for seed in (None, 0, 1)]
+    runs = [trained(tmp_path, f"run{seed}", iters=2, data_seed=seed)[0] for seed in (None, 0, 1)]
     prompts = [[row["prompt"] for row in fingerprint(run)[1]] for run in runs]
     assert prompts[0] == prompts[1] != prompts[2]
     assert fingerprint(runs[0]) == fingerprint(runs[1])
@@ -103,6 +103,13 @@ def test_a_map_function_runs_where_the_rewards_run_and_names_the_row_it_fails_on
     (fault,) = preflight.check(raw | {"map_function": "odd"})
     assert fault.setting == "map_function"
     assert fault.sentence.startswith("The map function odd returned list, not a dict of columns or None on row 3 of ")
+
+
+@pytest.mark.parametrize("isolation", [pytest.param("process", marks=pytest.mark.proof), "thread"])
+def test_a_map_function_that_the_file_does_not_register_is_told(
+    tmp_path: Path, mapped: dict[str, Any], isolation: str
+) -> None:
+    raw = small_run.settings_for(tmp_path, **mapped, reward_isolation=isolation)
     (fault,) = preflight.check(raw | {"map_function": "shorts"})
     assert fault.sentence == "mine.py registers no map function shorts. Did you mean short?"
 
@@ -191,7 +198,7 @@ def test_long_prompts_are_left_out_or_cut_on_the_left(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     rows = [{"prompt": f"{'word ' * 80 * (n % 2)}the end {n}", "answer": "1"} for n in range(6)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    shared = {"data": str(path), "iters": 4, "max_prompt_length": 60}
+    shared = {"data": str(path), "iters": 3, "max_prompt_length": 60}
     left_out, _ = trained(tmp_path, "left out", **shared)
     cut, _ = trained(tmp_path, "cut", **shared, long_prompts="cut_left")
     assert any("3 of 6 rows of the train split are left out" in sentence for sentence in sentences(left_out))

@@ -76,7 +76,7 @@ def test_a_file_says_what_llama_cpp_asks_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("format_", "kind"), [("gguf-f16", "F16"), ("gguf-bf16", "BF16"), ("gguf-q8_0", "Q8_0")])
 def test_matrices_have_the_type_and_size_and_vectors_stay_float32(tmp_path: Path, format_: str, kind: str) -> None:
-    base = tiny_model(tmp_path / "base", "qwen2", hidden=64)
+    base = tiny_model(tmp_path / "base", "qwen2", hidden=64, layers=1)
     write_run(tmp_path / "run", base, "dora")
     report = export(tmp_path / "run", format_)
     tensors = written(report.path).tensors
@@ -135,7 +135,7 @@ def split_by(pattern: str) -> dict[str, Any]:
 def test_words_are_split_by_the_name_that_llama_cpp_has_for_it(
     tmp_path: Path, pattern: str, ignore_merges: bool, name: str
 ) -> None:
-    base = tiny_model(tmp_path / "base", "qwen2")
+    base = tiny_model(tmp_path / "base", "qwen2", layers=1)
     write_run(tmp_path / "run", base)
     change_tokenizer(base, split_by(pattern), ignore_merges=ignore_merges)
     if name:
@@ -149,7 +149,7 @@ def test_words_are_split_by_the_name_that_llama_cpp_has_for_it(
 
 
 def test_the_modelfile_puts_chats_and_samples_as_the_run_did(tmp_path: Path) -> None:
-    base = tiny_model(tmp_path / "base", "llama")
+    base = tiny_model(tmp_path / "base", "llama", layers=1)
     (base / "LICENSE").write_text('Use it "freely".\n')
     write_run(tmp_path / "run", base, system_prompt="Think.", temperature=0.5, top_p=0.9, stop=["</answer>"])
     text = (export(tmp_path / "run").path / "Modelfile").read_text()
@@ -167,7 +167,7 @@ def test_a_template_that_does_more_is_left_out_and_said(tmp_path: Path) -> None:
         return "".join(f"{number}: {message['content']}\n" for number, message in enumerate(messages))
 
     assert chat_format(counting) is None
-    base = tiny_model(tmp_path / "base", "llama")
+    base = tiny_model(tmp_path / "base", "llama", layers=1)
     settings = json.loads((base / "tokenizer_config.json").read_text())
     settings["chat_template"] = "{% for m in messages %}{{ loop.index }} {{ m.content }} {% endfor %}"
     (base / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -229,7 +229,7 @@ def test_braces_of_a_template_are_text_also_beside_an_action() -> None:
 
 
 def test_a_licence_that_is_no_file_is_left_out(tmp_path: Path) -> None:
-    base = tiny_model(tmp_path / "base", "llama")
+    base = tiny_model(tmp_path / "base", "llama", layers=1)
     (base / "LICENSE").mkdir()
     write_run(tmp_path / "run", base)
     assert "LICENSE" not in (export(tmp_path / "run").path / "Modelfile").read_text()
@@ -265,7 +265,7 @@ def ollama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    write_run(tmp_path / "run", tiny_model(tmp_path / "base", "llama"))
+    write_run(tmp_path / "run", tiny_model(tmp_path / "base", "llama", layers=1))
     return tmp_path / "run"
 
 

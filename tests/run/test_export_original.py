@@ -94,7 +94,7 @@ def test_experts_are_merged_into_their_own_tensors_in_their_own_files(tmp_path: 
 
 
 def test_a_head_that_is_tied_and_stored_all_the_same_follows_its_embedding(tmp_path: Path) -> None:
-    base = tiny_model(tmp_path / "base", "llama")
+    base = tiny_model(tmp_path / "base", "llama", layers=1)
     arrays = stored(base / "model.safetensors")
     arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"]
     mx.save_safetensors(str(base / "model.safetensors"), arrays, metadata={"format": "pt"})
@@ -143,7 +143,7 @@ def test_a_peft_adapter_on_the_base_is_the_merged_model(
 
 
 def test_what_peft_has_no_adapter_for_is_refused(tmp_path: Path) -> None:
-    base = as_published(tiny_model(tmp_path / "base", "mixtral"))
+    base = as_published(tiny_model(tmp_path / "base", "mixtral", layers=1))
     write_run(tmp_path / "experts", base, lora_keys=["block_sparse_moe.switch_mlp.up_proj"])
     with pytest.raises(Mistake, match="no plain linear layer"):
         export(RunFolder(tmp_path / "experts"), "peft")
@@ -167,8 +167,8 @@ def hub_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_adapters_of_a_quantised_base_go_to_the_original_that_its_card_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = tiny_model(hub_model(tmp_path, monkeypatch), "llama")
-    base = tiny_model(tmp_path / "base", "llama", bits=4)
+    original = tiny_model(hub_model(tmp_path, monkeypatch), "llama", layers=1)
+    base = tiny_model(tmp_path / "base", "llama", layers=1, bits=4)
     write_run(tmp_path / "run", base)
     run = RunFolder(tmp_path / "run")
     with pytest.raises(Mistake, match="names no base_model"):
@@ -193,7 +193,7 @@ def test_an_original_that_is_not_here_is_named_and_fetched_when_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = hub_model(tmp_path, monkeypatch)
-    base = tiny_model(tmp_path / "base", "llama", bits=4)
+    base = tiny_model(tmp_path / "base", "llama", layers=1, bits=4)
     (base / "README.md").write_text("---\nbase_model: [owner/original]\n---\n")
     write_run(tmp_path / "run", base)
     with pytest.raises(Mistake, match=r"those of owner/original, which is not on this disk; .* --fetch"):
@@ -203,7 +203,7 @@ def test_an_original_that_is_not_here_is_named_and_fetched_when_asked(
     def download(name: str, kind: str, listener: Any) -> Path:
         fetched.append(name)
         listener.report({"done": 1, "total": 2, "phase": "downloading"})
-        return tiny_model(place, "llama")
+        return tiny_model(place, "llama", layers=1)
 
     monkeypatch.setattr("backend.models.hub_download.download", download)
     assert export(RunFolder(tmp_path / "run"), "original", fetch=True).verification.max_error < 1e-4
@@ -211,14 +211,14 @@ def test_an_original_that_is_not_here_is_named_and_fetched_when_asked(
 
 
 def test_weights_that_mlx_lm_renamed_are_no_original(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", tiny_model(tmp_path / "base", "mixtral"))
+    write_run(tmp_path / "run", tiny_model(tmp_path / "base", "mixtral", layers=1))
     with pytest.raises(Mistake, match=r"have mlx-lm's names \(.*switch_mlp"):
         export(RunFolder(tmp_path / "run"), "original")
 
 
 def test_weights_that_mlx_lm_turns_are_refused(tmp_path: Path) -> None:
     """GPT-2's are stored [in, out]."""
-    own = {"n_ctx": 4096, "n_embd": 32, "n_head": 2, "n_layer": 2, "n_positions": 4096, "layer_norm_epsilon": 1e-5}
+    own = {"n_ctx": 4096, "n_embd": 32, "n_head": 2, "n_layer": 1, "n_positions": 4096, "layer_norm_epsilon": 1e-5}
     base = tiny_model(tmp_path / "base", "gpt2", own=own)
     turned = {
         name.removeprefix("model."): array.T

@@ -67,7 +67,7 @@ def train(
     folder: Path, *, arch: str = "qwen3", train_type: str = "lora", quantization: str = "none", **base: Any
 ) -> mx.array:
     """Write a base model and a run of it into `folder`, and return the trained model's logits."""
-    model = tiny_model(folder / "base", arch, **base)
+    model = tiny_model(folder / "base", arch, **{"layers": 1} | base)
     return write_run(folder / "runs" / "first", model, train_type, quantization)
 
 
@@ -129,7 +129,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_fused_model_has_the_logits_of_the_trained_one(
     trained_run: TrainedRun, tmp_path: Path, arch: str, train_type: str
 ) -> None:
-    run, trained = trained_run(arch=arch, train_type=train_type, tie=arch != "qwen3")
+    run, trained = trained_run(arch=arch, train_type=train_type, tie=arch != "qwen3", layers=2)
     fused = fuse_run(run)
     assert fused == run.fused
     assert furthest(logits_of(fused), trained) < 1e-4
@@ -225,7 +225,7 @@ def test_as_the_base_came_a_quantised_base_keeps_its_bits_and_its_untouched_code
 def test_every_format_is_what_it_says_and_about_as_large(
     trained_run: TrainedRun, tmp_path: Path, format_: str, quantization: dict[str, Any] | None, types: set[mx.Dtype]
 ) -> None:
-    run, _ = trained_run(hidden=64, dtype="bfloat16", layers=1)
+    run, _ = trained_run(hidden=64, dtype="bfloat16")
     report = export(run, "folder", "mine", folder=tmp_path, format=format_)
     assert json.loads((report.path / "config.json").read_text()).get("quantization") == quantization
     arrays = stored(report.path)
@@ -243,7 +243,7 @@ def test_every_format_is_what_it_says_and_about_as_large(
 def test_a_large_weight_is_quantised_in_blocks_to_the_same_codes(
     trained_run: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_: str
 ) -> None:
-    run, _ = trained_run(hidden=64, dtype="bfloat16", layers=1)
+    run, _ = trained_run(hidden=64, dtype="bfloat16")
     whole = stored(export(run, "folder", "whole", folder=tmp_path, format=format_).path)
     sizes, quantize = [], mx.quantize
     monkeypatch.setattr(merging, "BLOCK", 2048)
@@ -283,7 +283,7 @@ def test_numbers_beyond_float16_are_refused_and_nothing_is_left(trained_run: Tra
     run, _ = trained_run(dtype="bfloat16")
     file = tmp_path / "base" / "model.safetensors"
     weights = stored(tmp_path / "base")
-    weights["model.layers.1.mlp.up_proj.weight"] *= 1e7
+    weights["model.layers.0.mlp.up_proj.weight"] *= 1e7
     mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
     with pytest.raises(Mistake, match=r"range of float16.*bf16"):
         export(run, "folder", "mine", folder=tmp_path / "out", format="fp16")
@@ -438,7 +438,7 @@ def test_a_large_model_is_written_in_shards_with_an_index(
 
 
 def test_the_model_is_never_in_memory_as_a_whole(trained_run: TrainedRun, tmp_path: Path) -> None:
-    run, _ = trained_run(hidden=256, layers=14, dtype="bfloat16")
+    run, _ = trained_run(hidden=256, layers=8)
     size = (tmp_path / "base" / "model.safetensors").stat().st_size
     gc.collect()
     mx.clear_cache()
@@ -471,7 +471,7 @@ def test_verification_refuses_a_wrong_tensor(trained_run: TrainedRun, tmp_path: 
     run, _ = trained_run()
     _, tokenizer, reference = written_base(tmp_path, run)
     weights = stored(tmp_path / "out")
-    weights["model.layers.1.mlp.down_proj.weight"] = mx.zeros((32, 64))
+    weights["model.layers.0.mlp.down_proj.weight"] = mx.zeros((32, 64))
     mx.save_safetensors(str(tmp_path / "out" / "model.safetensors"), weights, metadata={"format": "mlx"})
     with pytest.raises(RuntimeError, match="does not answer like the run's"):
         verify.verify_folder(

@@ -44,7 +44,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(inputs: Path, **changes: Any) -> dict[str, Any]:
-    return small_run.settings_for(inputs, **({"iters": 4, "save_every": 2, "learning_rate": 1e-2} | changes))
+    return small_run.settings_for(inputs, **({"iters": 3, "save_every": 2, "learning_rate": 1e-2} | changes))
 
 
 @pytest.fixture(scope="module")
@@ -65,17 +65,17 @@ def assert_equal(run: RunFolder, other: RunFolder) -> None:
         ]
         for each in (run, other)
     )
-    assert computed == expected and small_run.steps(run) == [1, 2, 3, 4]
+    assert computed == expected and small_run.steps(run) == [1, 2, 3]
     assert run.completions.read_bytes() == other.completions.read_bytes()
     for name in (
-        "checkpoints/000004/adapters.safetensors",
-        "checkpoints/000004/optimizer.safetensors",
+        "checkpoints/000003/adapters.safetensors",
+        "checkpoints/000003/optimizer.safetensors",
         "adapters/adapters.safetensors",
     ):
         assert (run.path / name).read_bytes() == (other.path / name).read_bytes(), name
 
 
-@pytest.mark.parametrize(("name", "nth"), [("events.jsonl", 5), ("events.jsonl", 9), ("completions.jsonl", 4)])
+@pytest.mark.parametrize(("name", "nth"), [("events.jsonl", 5), ("events.jsonl", 9), ("completions.jsonl", 3)])
 def test_a_line_that_cannot_be_written_ends_the_run_with_a_sentence_and_resuming_equals_never_having_stopped(
     inputs: Path, unbroken: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, nth: int
 ) -> None:
@@ -206,7 +206,7 @@ def test_a_run_that_waits_for_room_obeys_a_stop_and_one_that_is_resumed_is_not_a
             if event.get("phase") == "paused":
                 run.say(word)
 
-        ending = small_run.train_here(settings(inputs), run, on_pause)
+        ending = small_run.train_here(settings(inputs, iters=2), run, on_pause)
         assert ending.kind == kind and len(notes(run)) == 1
     assert ("3 more files" if room.files else "3 MB free") in notes(run)[0]
 
@@ -297,7 +297,7 @@ def test_what_a_run_is_expected_to_write_is_about_what_it_writes(
     inputs: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """Within a factor: headers of small files count, and a checkpoint that is being written stands for none at the end."""
-    run, raw = RunFolder(tmp_path / "run"), settings(inputs, **changes)
+    run, raw = RunFolder(tmp_path / "run"), settings(inputs, iters=2, save_every=1, **changes)
     assert small_run.train_here(raw, run).kind == "finished"
     arrays = sum(file.stat().st_size for file in run.path.rglob("*.safetensors"))
     shape = shape_of(inputs / "model")

@@ -32,8 +32,8 @@ from tests.support import failing_gpu, small_run
 from tests.support.failing_gpu import OUT_OF_MEMORY
 
 SETTINGS: dict[str, Any] = {
-    "iters": 5, "batch_size": 2, "group_size": 4, "num_iterations": 2, "beta": 0.05, "learning_rate": 1e-3, "dropout": 0.1,
-    "save_every": 2, "max_completion_length": 10,
+    "iters": 4, "batch_size": 2, "group_size": 4, "num_iterations": 2, "beta": 0.05, "learning_rate": 1e-3, "dropout": 0.1,
+    "save_every": 2, "max_completion_length": 6,
 }  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def weights(run: RunFolder) -> dict[str, np.ndarray]:
     return {name: np.array(x) for name, x in saved.weights().items()}
 
 
-def assert_whole(run: RunFolder, steps: int = 5) -> None:
+def assert_whole(run: RunFolder, steps: int = 4) -> None:
     """Every step once in both files, and no gap in the diary."""
     assert small_run.steps(run) == list(range(1, steps + 1))
     lines = [json.loads(line)["step"] for line in run.completions.read_text().splitlines()]
@@ -132,19 +132,19 @@ def test_a_retried_run_equals_one_that_was_resumed_by_hand_with_the_smaller_micr
 
 
 def test_the_micro_batch_is_half_of_the_largest_that_there_was(inputs: Path, run: RunFolder) -> None:
-    """The budget of 512 tokens is not used up by a step of 80, and half of it would change nothing."""
+    """The budget of 512 tokens is not used up by a step of 48, and half of it would change nothing."""
     failures = [["learning", 2, failing_gpu.INTERACTIVITY], ["learning", 2, OUT_OF_MEMORY]]
     train_until_it_ends(settings(inputs, iters=2, dropout=0.0), run, failures)
     sizes = [(logged.micro_batch_tokens, logged.rows) for logged in GpuErrorLog(run).errors]
-    assert sizes == [(2 * 4 * 10 // 2, 8), (2 * 4 * 10 // 4, 4)], "rows are halved for want of memory only"
+    assert sizes == [(2 * 4 * 6 // 2, 8), (2 * 4 * 6 // 4, 4)], "rows are halved for want of memory only"
 
 
 def test_after_the_last_retry_the_run_ends_with_a_sentence_and_a_person_s_resume_has_new_ones(
     inputs: Path, run: RunFolder
 ) -> None:
-    raw = settings(inputs, retry_on_gpu_error=2)
-    ending = train_until_it_ends(raw, run, [["sampling", 4, OUT_OF_MEMORY]] * 4)
-    assert (ending.kind, ending.step, ending.exit_code) == ("failed", 3, 2)
+    raw = settings(inputs, retry_on_gpu_error=2, iters=2)
+    ending = train_until_it_ends(raw, run, [["sampling", 2, OUT_OF_MEMORY]] * 4)
+    assert (ending.kind, ending.step, ending.exit_code) == ("failed", 1, 2)
     assert ending.sentence == f"{MEMORY.happened} 2 retries in a new process did not help. {MEMORY.advice}"
     assert events(run, "failed")[-1]["sentence"] == ending.sentence and not run.is_locked()
     assert [("retry 1 of 2" in told, "retry 2 of 2" in told) for told in warnings(run)] == [
@@ -152,8 +152,8 @@ def test_after_the_last_retry_the_run_ends_with_a_sentence_and_a_person_s_resume
         (False, True),
     ]
     sizes = [error.micro_batch_tokens or 0 for error in GpuErrorLog(run).errors]
-    assert train_until_it_ends(raw, run, [["sampling", 4, OUT_OF_MEMORY]]).kind == "finished"
-    assert_whole(run)
+    assert train_until_it_ends(raw, run, [["sampling", 2, OUT_OF_MEMORY]]).kind == "finished"
+    assert_whole(run, 2)
     assert len(warnings(run)) == 4 and GpuErrorLog(run).errors[-1].is_retried
     assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
 
@@ -165,8 +165,8 @@ def test_a_log_that_cannot_be_written_ends_the_run_saved_and_with_a_sentence(
         raise disk_fault(run.gpu_errors, OSError(28, "No space left on device"))
 
     monkeypatch.setattr(GpuErrorLog, "_append", full)
-    ending = train_until_it_ends(settings(inputs), run, [["sampling", 4, OUT_OF_MEMORY]])
-    assert (ending.kind, ending.step, ending.exit_code) == ("failed", 3, 2)
+    ending = train_until_it_ends(settings(inputs), run, [["sampling", 2, OUT_OF_MEMORY]])
+    assert (ending.kind, ending.step, ending.exit_code) == ("failed", 1, 2)
     assert ending.sentence.endswith("gpu_errors.jsonl cannot be written: the disk is full.")
     assert events(run, "failed")[-1]["sentence"] == ending.sentence and not run.is_locked()
 
@@ -189,10 +189,10 @@ def test_a_note_that_a_resume_cuts_from_the_diary_is_told_again_and_once(inputs:
 
 
 def test_without_retries_the_run_is_saved_and_ends(inputs: Path, run: RunFolder) -> None:
-    ending = train_until_it_ends(settings(inputs, retry_on_gpu_error=0), run, [["sampling", 4, OUT_OF_MEMORY]])
+    ending = train_until_it_ends(settings(inputs, retry_on_gpu_error=0), run, [["sampling", 2, OUT_OF_MEMORY]])
     assert ending.kind == "failed" and ending.sentence == f"{MEMORY.happened} {MEMORY.advice}"
     saved = checkpoint.newest(run)
-    assert saved is not None and saved.state.step == 3
+    assert saved is not None and saved.state.step == 1
 
 
 def test_a_caller_that_cannot_exec_gets_no_restart(
@@ -209,23 +209,23 @@ def test_a_stop_while_the_run_is_saved_after_the_error_is_obeyed(inputs: Path, r
             run.say("stop") if how == "word" else os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        failing_gpu.install(monkeypatch, [["sampling", 4, OUT_OF_MEMORY]])
-        ending = small_run.train_here(settings(inputs), run, stop, may_restart=True)
-    assert (ending.kind, ending.step, ending.exit_code) == ("stopped", 3, 3)
+        failing_gpu.install(monkeypatch, [["sampling", 2, OUT_OF_MEMORY]])
+        ending = small_run.train_here(settings(inputs, iters=2), run, stop, may_restart=True)
+    assert (ending.kind, ending.step, ending.exit_code) == ("stopped", 1, 3)
     assert not run.is_locked() and small_run.kinds(run)[-1] == "stopped"
-    assert small_run.train_here(settings(inputs), run).kind == "finished"
-    assert_whole(run)
+    assert small_run.train_here(settings(inputs, iters=2), run).kind == "finished"
+    assert_whole(run, 2)
 
 
 @pytest.mark.parametrize("how", ["word", pytest.param("signal", marks=pytest.mark.proof)])
 def test_a_stop_between_the_two_processes_is_obeyed_by_the_next(inputs: Path, run: RunFolder, how: str) -> None:
     raw = settings(inputs)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        failing_gpu.install(monkeypatch, [["sampling", 4, OUT_OF_MEMORY]])
+        failing_gpu.install(monkeypatch, [["sampling", 2, OUT_OF_MEMORY]])
         assert small_run.train_here(raw, run, may_restart=True).kind == RESTART
     run.say("stop") if how == "word" else os.kill(os.getpid(), signal.SIGTERM)
     ending = small_run.train_here(raw, run, may_restart=True)
-    assert (ending.kind, ending.step) == ("stopped", 3)
+    assert (ending.kind, ending.step) == ("stopped", 1)
 
 
 def test_progress_begins_a_new_row_of_retries(tmp_path: Path) -> None:

@@ -40,41 +40,41 @@ def always_looking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_folder, "LOOK_EVERY_S", 0.0)
 
 
-def trained(inputs: Path, run: RunFolder, at_step_3: Callable[[], Any], **changes: Any) -> Any:
-    """The ending of a run during whose third step something happens."""
+def trained(inputs: Path, run: RunFolder, at_step_2: Callable[[], Any], **changes: Any) -> Any:
+    """The ending of a run during whose second step something happens."""
 
     def echo(event: dict[str, Any]) -> None:
-        if event["kind"] == "step" and event["step"] == 3:
-            at_step_3()
+        if event["kind"] == "step" and event["step"] == 2:
+            at_step_2()
 
-    raw = small_run.settings_for(inputs, **small_run.low_half(inputs) | {"iters": 6, "learning_rate": 1e-3} | changes)
+    raw = small_run.settings_for(inputs, **small_run.low_half(inputs) | {"iters": 3, "learning_rate": 1e-3} | changes)
     return small_run.train_here(raw, run, echo)
 
 
-@pytest.mark.parametrize("save_every", [3, 100], ids=["while it is saved", "between two saves"])
+@pytest.mark.parametrize("save_every", [2, 100], ids=["while it is saved", "between two saves"])
 def test_a_folder_that_is_moved_is_saved_where_it_is_now_and_goes_on_from_there(
     inputs: Path, run: RunFolder, tmp_path: Path, save_every: int
 ) -> None:
     there = RunFolder(tmp_path / "elsewhere" / "renamed")
     there.path.parent.mkdir()
     ending = trained(inputs, run, lambda: run.path.rename(there.path), save_every=save_every)
-    assert (ending.kind, ending.exit_code, ending.step) == ("stopped", 3, 3)
+    assert (ending.kind, ending.exit_code, ending.step) == ("stopped", 3, 2)
     assert (
-        ending.sentence == f"Stopped at step 3 because its folder was moved to {there.path}; everything is saved there."
+        ending.sentence == f"Stopped at step 2 because its folder was moved to {there.path}; everything is saved there."
     )
     assert not run.path.exists()
     saved = checkpoint.newest(there)
-    assert saved is not None and saved.state.step == 3 and (there.adapters / "adapters.safetensors").exists()
+    assert saved is not None and saved.state.step == 2 and (there.adapters / "adapters.safetensors").exists()
     assert list(read_events(there.events))[-1]["kind"] == "stopped" and not there.is_locked()
     assert train(load(there.config), there, command="resume").kind == "finished"
-    assert small_run.steps(there) == [1, 2, 3, 4, 5, 6]
+    assert small_run.steps(there) == [1, 2, 3]
 
 
 def test_a_folder_that_is_deleted_ends_the_run_and_does_not_come_back(inputs: Path, run: RunFolder) -> None:
     ending = trained(inputs, run, lambda: shutil.rmtree(run.path), save_every=1)
     assert (ending.kind, ending.exit_code) == ("failed", 2)
     assert (
-        ending.sentence == "run: The folder of the run mine was deleted while it trained, so step 3 could not be saved."
+        ending.sentence == "run: The folder of the run mine was deleted while it trained, so step 2 could not be saved."
     )
     assert not run.path.exists()
 
@@ -100,12 +100,12 @@ def test_a_diary_that_loses_its_name_is_written_again(inputs: Path, run: RunFold
                 path.write_bytes(text[: len(text) // 2])
 
     ending = trained(inputs, run, lose)
-    assert ending.kind == "finished" and small_run.steps(run) == [1, 2, 3, 4, 5, 6]
+    assert ending.kind == "finished" and small_run.steps(run) == [1, 2, 3]
     events = list(read_events(run.events))
     assert [event["seq"] for event in events] == list(range(len(events))) and events[-1]["kind"] == "finished"
     told = [event["sentence"] for event in events if "was deleted or replaced" in event.get("sentence", "")]
     assert [sentence.split()[0] for sentence in told] == ["events.jsonl", "completions.jsonl"]
-    assert len(run.completions.read_bytes().splitlines()) == 6
+    assert len(run.completions.read_bytes().splitlines()) == 3
 
 
 def test_settings_that_are_deleted_are_written_again_so_that_the_run_can_be_resumed(
@@ -142,7 +142,7 @@ def test_a_folder_whose_disk_is_gone_is_not_said_to_be_deleted(
     gone = FolderPlace("out of reach", run.path)
     ending = trained(inputs, run, lambda: monkeypatch.setattr(HeldFolder, "place", lambda self: gone), save_every=1)
     assert (ending.kind, ending.exit_code) == ("failed", 2)
-    assert "is out of reach, its disk unmounted perhaps, so step 3 could not be saved" in ending.sentence
+    assert "is out of reach, its disk unmounted perhaps, so step 2 could not be saved" in ending.sentence
     assert len(ending.sentence) <= 200
 
 
@@ -153,14 +153,14 @@ def test_a_lock_file_that_is_deleted_is_made_again(inputs: Path, run: RunFolder)
         run.lock.unlink()
 
     def echo(event: dict[str, Any]) -> None:
-        if event["kind"] == "step" and event["step"] == 3:
+        if event["kind"] == "step" and event["step"] == 2:
             delete_and_try()
-        if event["kind"] == "step" and event["step"] == 5:
+        if event["kind"] == "step" and event["step"] == 3:
             with pytest.raises(Mistake, match="is being trained by another process") as caught:
                 hold_lock(run)
             refused.append(str(caught.value))
 
-    raw = small_run.settings_for(inputs, iters=6)
+    raw = small_run.settings_for(inputs, iters=4)
     assert small_run.train_here(raw, run, echo).kind == "finished"
     assert refused and not run.is_locked()
     sentences = [event["sentence"] for event in read_events(run.events) if event["kind"] == "note"]
@@ -232,11 +232,11 @@ def test_files_of_the_future_are_not_starting_for_ever(run: RunFolder, age_s: fl
 def test_a_run_that_was_moved_after_its_end_goes_on_and_is_cloned(
     inputs: Path, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert trained(inputs, run, lambda: None, iters=3).kind == "finished"
+    assert trained(inputs, run, lambda: None, iters=2).kind == "finished"
     there = RunFolder(tmp_path / "far" / "away" / "renamed")
     there.path.parent.mkdir(parents=True)
     run.path.rename(there.path)
     monkeypatch.chdir(tmp_path)  # nothing is found by where the program is
-    copy = clone(there, "last", warm=True, changes={"iters": 4})
+    copy = clone(there, "last", warm=True, changes={"iters": 3})
     for folder in (there, copy):
-        assert train(load(folder.config), folder, command="resume", changes={"iters": 5}).step == 5
+        assert train(load(folder.config), folder, command="resume", changes={"iters": 4}).step == 4

@@ -58,7 +58,9 @@ def notes(run: RunFolder) -> list[str]:
 def test_a_run_is_the_same_in_either_place_and_says_where_nothing_is_kept_apart(raw, tmp_path: Path) -> None:
     runs = {place: RunFolder(tmp_path / place) for place in ("process", "thread")}
     for place, run in runs.items():
-        settings = raw("low", "where", reward_isolation=place, validation_split=0.5, steps_per_eval=2)
+        settings = raw(
+            "low", "where", reward_isolation=place, iters=2, validation_split=0.5, val_batches=1, steps_per_eval=1
+        )
         assert small_run.train_here(settings, run).kind == "finished"
     process, thread = runs.values()
     assert process.completions.read_bytes() == thread.completions.read_bytes()
@@ -74,7 +76,7 @@ def test_a_function_that_ends_its_process_ends_the_run_with_a_sentence_and_the_l
     raw, tmp_path: Path
 ) -> None:
     run = RunFolder(tmp_path / "run")
-    ending = small_run.train_here(raw("low", "gone", iters=4), run)
+    ending = small_run.train_here(raw("low", "gone", iters=3), run)
     assert (ending.kind, ending.step, ending.exit_code) == ("failed", 2, 2)
     assert ending.sentence.removeprefix("reward_functions: ").startswith(
         "The reward function gone of mine.py, line 9, ended the process it ran in (exit code 0), on"

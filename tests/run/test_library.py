@@ -28,13 +28,14 @@ from tests.support.random_models import tiny_model
 
 ROOT = Path(__file__).parents[2]
 ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n), "level": n} for n in range(8)]
-QUICK = {key: value for key, value in small_run.QUICK.items() if not key.startswith("reward_")} | {"iters": 2}
+QUICK = {key: value for key, value in small_run.QUICK.items() if not key.startswith("reward_")}
+QUICK |= {"iters": 2, "reward_isolation": "thread"}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("library") / "model"
-    tiny_model(folder)
+    tiny_model(folder, layers=1)
     return str(folder)
 
 
@@ -235,6 +236,7 @@ def test_it_trains_in_a_thread_and_leaves_signals_alone(trained: Any) -> None:
     def in_thread() -> None:
         seen.append(
             trained(
+                {"reward_isolation": "process"},
                 reward_functions=["r1_int"],
                 callbacks=[Told(lambda step: seen.append(signal.getsignal(signal.SIGTERM)))],
             )
@@ -300,7 +302,9 @@ def test_the_example_of_the_documentation_runs(
 ) -> None:
     example, _ = examples()
     example, changed = re.subn(r'^MODEL = ".*"$', f"MODEL = {model!r}", example, count=1, flags=re.MULTILINE)
-    shorter, cut = re.subn(r'"iters": 20', '"iters": 2', example)
+    shorter, cut = re.subn(
+        r'"iters": 20, (.*)"max_completion_length": 64', r'"iters": 2, \1"max_completion_length": 8', example
+    )
     assert changed == cut == 1
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path))
     monkeypatch.setattr("backend.run.library.training.make_run_folder", functools.partial(_folder_in, tmp_path))

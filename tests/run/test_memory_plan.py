@@ -158,13 +158,13 @@ CASES = (
     Case("V 32k, filters", {"vocab_size": 32768}, {"top_p": 0.95, "top_k": 20}, completion=32),
     Case("V 150k", {"vocab_size": 150016, "layers": 2}, group=4, completion=64),
     Case("prompt 512, T 32", prompt=512, completion=32),
-    Case("four prompts, accumulated", settings={"gradient_accumulation_steps": 2}, prompts=2, completion=64),
+    Case("four prompts, accumulated", {"layers": 2}, {"gradient_accumulation_steps": 2}, prompts=2, completion=64),
     Case("8 layers, recomputed", {"layers": 8}, RECOMPUTED),
     Case("T 256, recomputed", {}, RECOMPUTED, group=4, completion=256),
     Case("DoRA", {}, DORA),
     Case("DoRA, recomputed, V 4k", {"vocab_size": 4096}, DORA | RECOMPUTED, completion=64),
     Case("full", {}, FULL),
-    Case("full, V 8k, KL", {"vocab_size": 8192}, FULL | {"beta": 0.1}, completion=64),
+    Case("full, V 8k, KL", {"vocab_size": 8192, "layers": 2}, FULL | {"beta": 0.1}, completion=32),
     Case("full, recomputed, KL", {}, FULL | RECOMPUTED | {"beta": 0.1}),
     Case("full, few tokens", {"hidden": 256, "layers": 6}, FULL, group=4, prompt=16, completion=16),
     Case("experts", EXPERTS, completion=64),
@@ -195,7 +195,7 @@ def test_the_estimate_is_within_15_percent_of_the_measured_peak(case: Case, tmp_
 def test_what_several_machines_keep_of_a_steps_beginning_is_counted(updates: int, tmp_path: Path) -> None:
     """AdamW's moments and the weights, as they were: 12 bytes a weight that are not freed while the step learns."""
     settings = FULL | {"num_iterations": updates, "hosts": "hosts.json"}
-    case = Case("kept", {"hidden": 256, "layers": 6}, settings, group=4, prompt=16, completion=16)
+    case = Case("kept", {"hidden": 256, "layers": 3}, settings, group=4, prompt=16, completion=16)
     estimated, _, learnt = peaks(case, case.folder(tmp_path))
     assert estimated.training.total == pytest.approx(learnt, rel=0.15)
     shape = shape_of(tmp_path / "model")
@@ -317,7 +317,7 @@ def test_weights_of_images_and_sound_are_not_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [pytest.param(0.7, marks=pytest.mark.proof), 0.3])
 def test_a_run_stays_below_its_memory_limit(share: float, tmp_path: Path) -> None:
-    case = Case("constrained", {"vocab_size": 1024, "layers": 3}, prompts=2, completion=64)
+    case = Case("constrained", {"vocab_size": 1024, "layers": 3}, prompts=2, completion=32)
     folder = case.folder(tmp_path)
     config = case.config(folder)
     free = estimate.estimate(config, _shape(folder), PLENTY, case.prompt)
@@ -407,18 +407,20 @@ def test_a_smaller_model_is_advised_where_no_setting_helps() -> None:
     assert estimated.fault is not None and "Choose a smaller model" in estimated.fault.sentence
 
 
-@pytest.mark.parametrize("width", [4096, 10**6, 10**12])
+@pytest.mark.parametrize("width", [4096, pytest.param(10**6, marks=pytest.mark.proof), 10**12])
 def test_what_no_machine_can_hold_is_one_short_sentence(width: int) -> None:
     """A config.json may claim any size."""
     config = parse({"model": "m", "data": "d.jsonl", "max_completion_length": 500_000, "max_seq_length": 1_000_000})
-    claimed = replace(_big(), hidden=width, weights=_big().weights * width)
+    big = _big()
+    one_layer = replace(big, layers=big.layers[:1], kinds=big.kinds[:1])
+    claimed = replace(one_layer, hidden=width, weights=big.weights * width)
     fault = estimate.estimate(config, claimed, 2 * estimate.GB, 128).fault
     assert fault is not None and len(fault.sentence) <= 200, fault
     assert "TB" in fault.sentence and "set Memory limit" not in fault.sentence
 
 
 def test_a_run_that_cannot_fit_is_refused_and_one_that_is_constrained_notes_it(tmp_path: Path) -> None:
-    raw = settings_for(tmp_path, iters=1, max_completion_length=16, group_size=8)
+    raw = settings_for(tmp_path, layers=2, iters=1, max_completion_length=16, group_size=8)
     refused = train_here(raw | {"memory_limit": 1e-4}, RunFolder(tmp_path / "refused"))
     assert (
         refused.exit_code == 2 and "memory_limit" in refused.sentence and "set Memory limit to 1 GB" in refused.sentence
