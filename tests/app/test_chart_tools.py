@@ -54,7 +54,7 @@ def grid(qtbot, qapp):
 
 
 def settle(qtbot, grid: ChartGrid) -> None:
-    qtbot.waitUntil(lambda: not grid._turns.isActive(), timeout=5000)
+    qtbot.waitUntil(lambda: not grid._turns.isActive())
 
 
 def place(plot: Plot, step: float, value: float) -> QPoint:
@@ -196,7 +196,7 @@ def test_a_double_click_on_a_zoomed_chart_shows_all_and_does_not_leave_the_page(
     grid.zoom((10, 30))
     settle(qtbot, grid)
     click(grid.plots[1], 20, 0.5)
-    qtbot.waitUntil(lambda: chosen == [20], timeout=2000)
+    qtbot.waitUntil(lambda: chosen == [20])
 
 
 def test_keys_move_the_marked_step_in_all_charts_and_open_its_completions(grid: ChartGrid) -> None:
@@ -290,7 +290,7 @@ def export(grid: ChartGrid, tmp_path: Path) -> ChartExport:
 def test_all_charts_with_data_become_files(qtbot, export: ChartExport, tmp_path: Path) -> None:
     for format in ("png", "svg", "csv"):
         export.write_all(tmp_path, format)
-        qtbot.waitUntil(lambda: not export._turns.isActive(), timeout=5000)
+        qtbot.waitUntil(lambda: not export._turns.isActive())
     names = sorted(path.name for path in tmp_path.glob("my-run-*"))
     assert names == [f"my-run-{chart}.{format}" for chart in ("kl", "scores") for format in ("csv", "png", "svg")]
     assert export.told == [f"2 charts are in {tmp_path.name}."] * 3
@@ -352,7 +352,7 @@ def test_what_columns_are_called_is_kept(qtbot, tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_told(qtbot, export: ChartExport, tmp_path: Path) -> None:
     for format in ("png", "svg", "csv"):
         export.write_all(tmp_path / "missing", format)
-        qtbot.waitUntil(lambda: not export._turns.isActive(), timeout=5000)
+        qtbot.waitUntil(lambda: not export._turns.isActive())
         assert "cannot be written" in export.told.pop() and export.told == []
 
 

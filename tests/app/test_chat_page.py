@@ -27,7 +27,6 @@ from backend.spec.run_folder import RunFolder
 from tests.support.latency import LatencyProbe
 from tests.support.trained_run import make_run
 
-PATIENCE = 60_000
 MINE = '''from backend.rewards import register_reward_function
 
 @register_reward_function("long")
@@ -403,23 +402,23 @@ def test_a_real_model_is_loaded_asked_stopped_and_unloaded(qtbot, page: ChatPage
     page.chat._make_service = Service
     probe = LatencyProbe(page)
     page.load()
-    qtbot.waitUntil(lambda: page.chat.state == "ready", timeout=PATIENCE)
+    qtbot.waitUntil(lambda: page.chat.state == "ready")
     service = page.chat._service
     assert service is not None
     page.next_prompt()
-    qtbot.waitUntil(lambda: page.prompt.toPlainText() == "What is 0 plus 0?", timeout=PATIENCE)
+    qtbot.waitUntil(lambda: page.prompt.toPlainText() == "What is 0 plus 0?")
     page.send()
-    qtbot.waitUntil(lambda: all(answer.scores for answer in page.chat.turns[0].answers.values()), timeout=PATIENCE)
+    qtbot.waitUntil(lambda: all(answer.scores for answer in page.chat.turns[0].answers.values()))
     assert page.chat.turns[0].answers["base"].text != page.chat.turns[0].answers["tuned"].text
     page.panel.fields["max_tokens"].setText("4000")
     page.prompt.setPlainText("Hello")
     page.send()
-    qtbot.waitUntil(lambda: bool(page.chat.turns[1].answers["tuned"].text), timeout=PATIENCE)
+    qtbot.waitUntil(lambda: bool(page.chat.turns[1].answers["tuned"].text))
     page.stop_answer()
     assert page.chat.turns[1].answers["tuned"].state == "stopped"
     probe.check()
     process = service._process
     assert process is not None
-    with qtbot.waitSignal(process.finished, timeout=PATIENCE):
+    with qtbot.waitSignal(process.finished):
         page.chat.unload()
     assert page.chat.state == "empty"

@@ -199,7 +199,7 @@ def test_the_page_opens_the_clone_and_starts_it(
     page = RunsPage(Session())
     qtbot.addWidget(page)
     page.show()
-    qtbot.waitUntil(lambda: not page.runs.is_reading, timeout=5000)
+    qtbot.waitUntil(lambda: not page.runs.is_reading)
     started = []
     monkeypatch.setattr("app.model.processes.resume_training", lambda folder: started.append(folder.path))
     page.run_actions.do("clone")
@@ -218,7 +218,7 @@ def test_a_clone_waits_while_another_run_trains(qtbot, run: RunFolder, monkeypat
     page = RunsPage(Session())
     qtbot.addWidget(page)
     page.show()
-    qtbot.waitUntil(lambda: not page.runs.is_reading, timeout=5000)
+    qtbot.waitUntil(lambda: not page.runs.is_reading)
     monkeypatch.setattr("app.model.processes.start_queue_runner", lambda _queue: None)
     monkeypatch.setattr(Session, "is_training", property(lambda _self: True))
     page.run_actions.do("clone")

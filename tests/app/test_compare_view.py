@@ -31,6 +31,7 @@ from backend.spec.run_folder import RunFolder
 from backend.spec.runs.run_comparison import as_csv, as_markdown
 from backend.spec.runs.run_record import read_record
 from tests.support import made_up_runs
+from tests.support.windows import PatientQtBot
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def unchanged(request: pytest.FixtureRequest, qapp: QApplication, runs: Path) ->
     shown = CompareView()
     shown.resize(1100, 760)
     shown.show()
-    compare(QtBot(request), shown, runs, "slow", "fast")
+    compare(PatientQtBot(request), shown, runs, "slow", "fast")
     yield shown
     shown.close_runs()
     shown.close()
@@ -75,10 +76,10 @@ def view(qtbot, qapp, archive: Path):
 
 def compare(qtbot: QtBot, view: CompareView, archive: Path, *names: str) -> None:
     view.compare([read_record(RunFolder(archive / name)) for name in names])
-    qtbot.waitUntil(lambda: view.comparison is not None and not view.comparison.is_reading, timeout=5000)
+    qtbot.waitUntil(lambda: view.comparison is not None and not view.comparison.is_reading)
     view.refresh()
     assert view.grid is not None
-    qtbot.waitUntil(lambda: not view.grid._turns.isActive(), timeout=5000)
+    qtbot.waitUntil(lambda: not view.grid._turns.isActive())
 
 
 def plot(view: CompareView, title: str):
@@ -110,11 +111,11 @@ def test_a_click_in_the_legend_hides_a_run_everywhere(qtbot, view: CompareView) 
     chip = view.legend.chips[0]
     assert chip.text() == "A  slow"
     qtbot.keyClick(chip, Qt.Key.Key_Space)
-    qtbot.waitUntil(lambda: [trace.label for trace in plot(view, "Reward").traces] == ["B"], timeout=2000)
+    qtbot.waitUntil(lambda: [trace.label for trace in plot(view, "Reward").traces] == ["B"])
     view.refresh()
     assert not view.legend.chips[0].isChecked(), "a refresh brings it not back"
     view.legend.chips[0].click()
-    qtbot.waitUntil(lambda: len(plot(view, "Reward").traces) == 2, timeout=2000)
+    qtbot.waitUntil(lambda: len(plot(view, "Reward").traces) == 2)
 
 
 def test_the_axis_can_be_tokens_or_time(qtbot, view: CompareView, archive: Path) -> None:
@@ -132,7 +133,7 @@ def test_the_axis_can_be_tokens_or_time(qtbot, view: CompareView, archive: Path)
     seconds, _ = view.comparison.curve(slow, reward, "time")
     assert seconds[-1] == pytest.approx(np.sum(slow.series("time/step")[1]), abs=1)
     view.axis.choose("tokens")
-    qtbot.waitUntil(lambda: plot(view, "Reward").traces[0].x[-1] == 60 * 3100, timeout=2000)
+    qtbot.waitUntil(lambda: plot(view, "Reward").traces[0].x[-1] == 60 * 3100)
     plot(view, "Reward").set_step(None)
     fast_rewards = view.comparison.runs[1].series("reward")[1]
     assert plot(view, "Reward").traces[1].at(None) == fast_rewards[-1], "of a run that ended early too"
@@ -177,14 +178,14 @@ def test_a_live_run_is_followed(qtbot, view: CompareView, archive: Path) -> None
     for step in range(31, 36):
         diary.write("step", step=step, metrics=made_up_runs.metrics(step, 60, random.Random(step)))
     diary.close()
-    qtbot.waitUntil(lambda: len(plot(view, "Reward").traces[1].x) == 35, timeout=5000)
+    qtbot.waitUntil(lambda: len(plot(view, "Reward").traces[1].x) == 35)
 
 
 def test_the_same_prompt_of_two_runs_side_by_side(qtbot, view: CompareView, archive: Path) -> None:
     view.part.choose("completions")
     panel = view.prompts
     # Both runs were made with the same random numbers: at the newest step that both have, 30, they share every prompt.
-    qtbot.waitUntil(lambda: panel.prompt.count() == 4, timeout=2000)
+    qtbot.waitUntil(lambda: panel.prompt.count() == 4)
     assert panel.where.text() == "step 30" and panel.sides.isVisible()
     shared = panel._prompts[0]
     best = max(one["reward"] for one in shared.groups[0]["completions"])
@@ -194,7 +195,7 @@ def test_the_same_prompt_of_two_runs_side_by_side(qtbot, view: CompareView, arch
         row["prompt"] = f"Other: {row['prompt']}"
     (archive / "third" / "completions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     compare(qtbot, view, archive, "slow", "third")
-    qtbot.waitUntil(lambda: panel.nothing.isVisible(), timeout=2000)
+    qtbot.waitUntil(lambda: panel.nothing.isVisible())
 
 
 def test_an_older_step_is_searched_for_a_prompt_that_both_were_asked(qtbot, archive: Path) -> None:
@@ -204,8 +205,8 @@ def test_an_older_step_is_searched_for_a_prompt_that_both_were_asked(qtbot, arch
             row["prompt"] = "Another"
     (archive / "fast" / "completions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     comparison = RunComparison([archive / "slow", archive / "fast"])
-    qtbot.waitUntil(lambda: len(comparison.runs) == 2 and not comparison.is_reading, timeout=5000)
-    qtbot.waitUntil(lambda: len(comparison.runs[1].completion_steps()) == 30, timeout=5000)
+    qtbot.waitUntil(lambda: len(comparison.runs) == 2 and not comparison.is_reading)
+    qtbot.waitUntil(lambda: len(comparison.runs[1].completion_steps()) == 30)
     assert {shared.step for shared in comparison.shared_prompts(*comparison.runs)} == {27}
     comparison.close()
 
@@ -215,7 +216,7 @@ def test_runs_are_opened_one_after_the_other(qtbot, archive: Path) -> None:
     assert len(comparison.runs) == 1 and comparison.is_reading
     seen = []
     comparison.changed.connect(lambda: seen.append([run.has_caught_up for run in comparison.runs]))
-    qtbot.waitUntil(lambda: not comparison.is_reading, timeout=5000)
+    qtbot.waitUntil(lambda: not comparison.is_reading)
     assert len(comparison.runs) == 3 and all(all(caught_up[:-1]) for caught_up in seen)
     comparison.close()
 
@@ -224,7 +225,7 @@ def test_the_page_shows_the_comparison_until_escape(qtbot, qapp, archive: Path) 
     page = RunsPage(Session())
     qtbot.addWidget(page)
     page.show()
-    qtbot.waitUntil(lambda: not page.runs.is_reading, timeout=5000)
+    qtbot.waitUntil(lambda: not page.runs.is_reading)
     page.table.choose(archive / "slow", archive / "fast")
     page.open()
     assert page.compare_view.isVisible() and page.compare_view.title.text() == "Compare 2 runs"
@@ -275,11 +276,11 @@ def test_changes_are_marks_where_they_were_made(qtbot, view: CompareView) -> Non
     slow.marks.append(Mark(10, "change", "Changed: beta 0.1 → 0."))
     view.refresh()
     card = plot(view, "Reward")
-    qtbot.waitUntil(lambda: bool(card._marks), timeout=2000)
+    qtbot.waitUntil(lambda: bool(card._marks))
     assert card._marks == [Mark(10, "change", "A: Changed: beta 0.1 → 0.")]
     view.axis.choose("time")
     worked = float(np.cumsum(slow.series("time/step")[1])[9])
-    qtbot.waitUntil(lambda: card._marks[0].step == round(worked), timeout=2000)
+    qtbot.waitUntil(lambda: card._marks[0].step == round(worked))
     card.set_span((65.0, 130.0))
     card.set_step(None)
     card._show_values()

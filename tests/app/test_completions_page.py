@@ -43,7 +43,7 @@ def page(qtbot, qapp, tmp_path: Path):
 
 def show_run(qtbot, page: CompletionsPage, folder) -> None:
     page.session.open_run(folder.path)
-    qtbot.waitUntil(lambda: page.session.run._at_end and page._shown is not None, timeout=5000)
+    qtbot.waitUntil(lambda: page.session.run._at_end and page._shown is not None)
 
 
 def cell(model: CompletionModel, row: int, head: str, role: int = ROLE.DisplayRole):

@@ -139,7 +139,7 @@ def test_a_fault_of_the_helper_process_is_offered(window: Window, qtbot) -> None
     session._service = Service(session, [sys.executable, "-c", "raise RuntimeError('the helper is broken')"])
     session._service.failed.connect(session._remember_fault)
     session.service.ask("models", lambda answer: None, on_refused=lambda faults: None)
-    qtbot.waitUntil(lambda: session.last_fault is not None, timeout=10_000)
+    qtbot.waitUntil(lambda: session.last_fault is not None)
     assert window.strip.sentence.text() == FAULT_OFFER or FAULT_OFFER in window.strip.sentence.toolTip()
     window.menus["report"].trigger()
     assert "the helper is broken" in window.findChild(ProblemDialog).text.toPlainText()

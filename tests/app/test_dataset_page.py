@@ -32,8 +32,6 @@ from backend.spec.rewards.allowed_code import Rights
 from tests.support.latency import LatencyProbe
 from tests.support.random_models import tiny_tokenizer
 
-PATIENCE_MS = 30_000
-"""For the first question that loads a tokenizer, on a machine that is busy with other things."""
 MAPPED = {"prompt_feature": "question", "answer_feature": "solution"}
 
 
@@ -121,7 +119,7 @@ def write_rows(folder: Path, count: int = 12, name: str = "rows.jsonl", **more: 
 def show_dataset(qtbot, page: DatasetPage, state: str = "ready", **settings: Any) -> None:
     page.session.draft.update(settings)
     page.show()
-    qtbot.waitUntil(lambda: page.dataset.state == state and page.dataset._reading == 0, timeout=PATIENCE_MS)
+    qtbot.waitUntil(lambda: page.dataset.state == state and page.dataset._reading == 0)
 
 
 def test_a_pattern_that_is_none_is_said_above_the_rows_that_are_shown_without_it(
@@ -137,7 +135,7 @@ def test_a_pattern_that_is_none_is_said_above_the_rows_that_are_shown_without_it
 def test_the_variety_of_the_prompts_stands_beside_their_lengths(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     data = write_rows(tmp_path, 40, question="What is 3 plus 3?")
     show_dataset(qtbot, page, data=data, **MAPPED)
-    qtbot.waitUntil(lambda: bool(page.dataset.variety), timeout=PATIENCE_MS)
+    qtbot.waitUntil(lambda: bool(page.dataset.variety))
     said = page.mapping.verdict
     assert said.text().startswith("98% of the prompts repeat another") and said.property("role") == "problem"
     assert said.isVisible() and not page.counts.variety.isVisible()
@@ -149,7 +147,7 @@ def test_the_variety_of_the_prompts_stands_beside_their_lengths(qtbot, page: Dat
     page.counts.other.click()
     assert page.counts.histogram.isVisible() and page.counts.other.text() == "Variety"
     page.session.draft.set("prompt_feature", "id")
-    qtbot.waitUntil(lambda: page.dataset.variety.get("rows") == 0, timeout=PATIENCE_MS)
+    qtbot.waitUntil(lambda: page.dataset.variety.get("rows") == 0)
     assert not said.isVisible(), "a column of numbers is no prompt"
 
 
@@ -161,8 +159,8 @@ def test_tokens_are_counted_once_the_model_is_on_this_machine(qtbot, page: Datas
     page.table.selectRow(1)
     tiny_tokenizer(model).joinpath("config.json").write_text("{}")
     page.session.downloads.finished.emit(Download("someone/late", "model"))
-    qtbot.waitUntil(lambda: wait_for_counts(qtbot, page).has_tokens, timeout=PATIENCE_MS)
-    qtbot.waitUntil(lambda: "tokens of" in page.detail.about.text(), timeout=PATIENCE_MS)
+    qtbot.waitUntil(lambda: wait_for_counts(qtbot, page).has_tokens)
+    qtbot.waitUntil(lambda: "tokens of" in page.detail.about.text())
 
 
 def test_a_map_function_is_allowed_above_its_rows(qtbot, page: DatasetPage, tmp_path: Path) -> None:
@@ -177,12 +175,12 @@ def test_a_map_function_is_allowed_above_its_rows(qtbot, page: DatasetPage, tmp_
     page.allow_button.click()
     assert page.allow_button.isVisible() and len(asked) == 1
     page.allow_button.click()
-    qtbot.waitUntil(lambda: not page.allow_button.isVisible() and not page.dataset.faults, timeout=PATIENCE_MS)
+    qtbot.waitUntil(lambda: not page.allow_button.isVisible() and not page.dataset.faults)
     assert asked[1][0].rights == Rights(), "the preview runs it in a process of its own"
 
 
 def wait_for_counts(qtbot, page: DatasetPage) -> Counts:
-    qtbot.waitUntil(lambda: page.dataset.counts is not None and page.dataset.counts.done, timeout=PATIENCE_MS)
+    qtbot.waitUntil(lambda: page.dataset.counts is not None and page.dataset.counts.done)
     assert page.dataset.counts is not None
     return page.dataset.counts
 
@@ -211,7 +209,7 @@ def test_without_a_dataset_the_page_says_which_files_it_takes(
     assert page.nothing.isVisible() and not page.table.isVisible() and EMPTY[0]
     monkeypatch.setattr(page.path, "choose_file", lambda: page.path.take(write_rows(tmp_path)))
     page.nothing.button_clicked.emit()
-    qtbot.waitUntil(lambda: page.dataset.state == "ready", timeout=5000)
+    qtbot.waitUntil(lambda: page.dataset.state == "ready")
     assert page.table.isVisible() and page.session.draft.value("data").endswith("rows.jsonl")
 
 
@@ -266,7 +264,7 @@ def test_reading_that_was_refused_can_be_tried_again(qtbot, page: DatasetPage, t
     page.dataset._on_refused([Fault("data", "The helper process ended.")])
     assert page.failed.isVisible()
     page.failed.button_clicked.emit()
-    qtbot.waitUntil(lambda: page.dataset.state == "ready", timeout=5000)
+    qtbot.waitUntil(lambda: page.dataset.state == "ready")
     assert page.table.isVisible() and page.session.service.of("download") == []
 
 
@@ -299,7 +297,7 @@ def test_suggested_columns_are_accepted_with_one_click(qtbot, page: DatasetPage,
     assert page.session.service.of("preview_counts") == [], "there are no prompts to count"
     page.mapping.use.click()
     assert {key: draft.value(key) for key in MAPPED} == MAPPED and "prompt_feature: question" in draft.as_yaml()
-    qtbot.waitUntil(lambda: not page.dataset.faults and not page.mapping.offer.isVisible(), timeout=5000)
+    qtbot.waitUntil(lambda: not page.dataset.faults and not page.mapping.offer.isVisible())
     assert not page.mapping.problem.isVisible() and not page.mapping.columns["prompt_feature"].control.property(
         "problem"
     )
@@ -315,7 +313,7 @@ def test_menus_offer_the_columns_of_the_file_and_set_the_draft(qtbot, page: Data
     assert page.session.draft.value("type_feature") == "id"
     choose(menus["type_feature"], "None")
     assert page.session.draft.value("type_feature") == "type"
-    qtbot.waitUntil(lambda: page.model.columnCount() == 5, timeout=5000)
+    qtbot.waitUntil(lambda: page.model.columnCount() == 5)
     heads = [page.model.headerData(index, Qt.Orientation.Horizontal) for index in range(5)]
     assert heads == ["Row", "Tokens", "question → prompt", "solution → answer", "id"]
 
@@ -328,7 +326,7 @@ def test_splits_are_those_of_the_folder(qtbot, page: DatasetPage, tmp_path: Path
     assert valid.currentText() == "validation" and valid.currentData() == "valid", "found under its other name"
     assert test.currentText() == "None" and menu_texts(test) == ["None", "exam", "train", "validation"]
     choose(test, "exam")
-    qtbot.waitUntil(lambda: "test" in page.dataset.splits, timeout=5000)
+    qtbot.waitUntil(lambda: "test" in page.dataset.splits)
     assert page.session.draft.value("test_split") == "exam" and test.currentText() == "exam"
     assert menu_texts(test) == ["Default", "exam", "train", "validation"]
     assert menu_texts(page.which) == ["Train · 9", "Valid · 2", "Test · 4"]
@@ -366,7 +364,7 @@ def test_a_broken_file_is_a_problem_of_the_path_until_it_is_fixed(qtbot, page: D
     assert page.table.isVisible() and page.path.control.isEnabled() and "above" in page.table._placeholder
     write_rows(tmp_path)
     page.dataset.reload()
-    qtbot.waitUntil(lambda: page.dataset.state == "ready", timeout=5000)
+    qtbot.waitUntil(lambda: page.dataset.state == "ready")
     assert not page.path._problem.isVisible() and page.model.rowCount() == 12
 
 
@@ -380,7 +378,7 @@ def test_a_row_that_training_would_refuse_is_counted(qtbot, page: DatasetPage, t
     )
     assert page.counts.figure("refused") == "1" and page.counts.figure("unanswered") == "1"
     page.table.selectRow(1)
-    qtbot.waitUntil(lambda: page.detail.title.text() == "Row 2", timeout=5000)
+    qtbot.waitUntil(lambda: page.detail.title.text() == "Row 2")
     assert "row 2 of" in page.detail.note.text() and page.detail.pane.toPlainText().startswith("prompt\n")
 
 
@@ -404,7 +402,7 @@ def test_a_row_shows_the_rendered_prompt_its_ids_and_its_columns(
 ) -> None:
     show_dataset(qtbot, page, data=write_rows(tmp_path), model=str(model), **MAPPED)
     page.table.selectRow(3)
-    qtbot.waitUntil(lambda: page.detail.title.text() == "Row 4", timeout=PATIENCE_MS)
+    qtbot.waitUntil(lambda: page.detail.title.text() == "Row 4")
     text = "<|im_start|>user\nWhat is 3 plus 3?<|im_end|>\n<|im_start|>assistant\n"
     assert page.detail.pane.toPlainText() == text
     cursor = QTextCursor(page.detail.pane.document())
@@ -423,7 +421,7 @@ def test_a_row_shows_the_rendered_prompt_its_ids_and_its_columns(
 
 def test_without_a_model_the_messages_are_shown_and_a_note_says_why(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     show_dataset(qtbot, page, data=write_rows(tmp_path), model="", **MAPPED)
-    qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1", timeout=5000)
+    qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1")
     assert page.detail.pane.toPlainText() == "user\nWhat is 0 plus 0?"
     assert page.detail.note.text() == "No model is chosen yet, so there are no tokens to show."
     wait_for_counts(qtbot, page)
@@ -433,18 +431,18 @@ def test_without_a_model_the_messages_are_shown_and_a_note_says_why(qtbot, page:
 def test_rows_are_requested_when_they_become_visible(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     show_dataset(qtbot, page, data=write_rows(tmp_path, 3000), **MAPPED)
     asked = page.session.service
-    qtbot.waitUntil(lambda: cells(page, 0)[2] == "What is 0 plus 0?", timeout=5000)
+    qtbot.waitUntil(lambda: cells(page, 0)[2] == "What is 0 plus 0?")
     assert {with_["start"] for with_ in asked.of("preview_rows")} == {0}
     assert page.model.index(2999, 2).data() == PLACEHOLDER
     page.table.scrollToBottom()
-    qtbot.waitUntil(lambda: cells(page, 2999)[2] == "What is 2999 plus 2999?", timeout=5000)
+    qtbot.waitUntil(lambda: cells(page, 2999)[2] == "What is 2999 plus 2999?")
     assert {with_["start"] for with_ in asked.of("preview_rows")} == {0, 2900}
     assert all(with_["count"] == CHUNK for with_ in asked.of("preview_rows"))
 
 
 def test_fast_scrolling_requests_only_the_chunk_where_it_ends(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     show_dataset(qtbot, page, data=write_rows(tmp_path, 3000), **MAPPED)
-    qtbot.waitUntil(lambda: cells(page, 0)[2] == "What is 0 plus 0?", timeout=5000)
+    qtbot.waitUntil(lambda: cells(page, 0)[2] == "What is 0 plus 0?")
     before = len(page.session.service.of("preview_rows"))
     for row in range(0, 3000, 150):
         page.table.scrollTo(page.model.index(row, 0))
@@ -566,13 +564,13 @@ def test_the_line_on_train_summarises_a_sample_and_stops_when_hidden(
     qtbot.addWidget(line)
     line.show()
     assert line.text() == "" and session.service.asked == [], "not at once: the window may still be opening"
-    qtbot.waitUntil(lambda: "too long" in line.text(), timeout=PATIENCE_MS)
+    qtbot.waitUntil(lambda: "too long" in line.text())
     assert line.text() == "12 rows · question → prompt, solution → answer · 12 too long"
     assert session.service.of("preview_counts")[0]["most"] == datasets.SAMPLE_SIZE
     with qtbot.waitSignal(line.page_requested):
         line.click()
     session.draft.update({"prompt_feature": "prompt"})
-    qtbot.waitUntil(lambda: line.text().startswith("There is no column prompt"), timeout=5000)
+    qtbot.waitUntil(lambda: line.text().startswith("There is no column prompt"))
     line.hide()
     before = len(session.service.asked)
     session.draft.update(MAPPED)
@@ -591,11 +589,11 @@ def test_a_page_opened_later_shows_the_rows_that_the_line_requested(
     line = DatasetLine(session.dataset)
     qtbot.addWidget(line)
     line.show()
-    qtbot.waitUntil(lambda: session.dataset.state == "ready", timeout=PATIENCE_MS)
+    qtbot.waitUntil(lambda: session.dataset.state == "ready")
     page = DatasetPage(session)
     qtbot.addWidget(page)
     page.show()
-    qtbot.waitUntil(lambda: page.model.rowCount() == 12 and cells(page, 0)[-1] != PLACEHOLDER, timeout=PATIENCE_MS)
+    qtbot.waitUntil(lambda: page.model.rowCount() == 12 and cells(page, 0)[-1] != PLACEHOLDER)
 
 
 def test_rewards_are_tried_on_the_selected_rows(qtbot, page: DatasetPage, tmp_path: Path) -> None:
@@ -627,7 +625,7 @@ def test_no_column_is_cut_in_a_small_window(qtbot, page: DatasetPage, tmp_path: 
     page.resize(824, 502)
     show_dataset(qtbot, page, data=str(tmp_path / "rows.jsonl"))
     table, last = page.table, 4
-    qtbot.waitUntil(lambda: page.model.text_of(0, last) == "multiplication", timeout=PATIENCE_MS)
+    qtbot.waitUntil(lambda: page.model.text_of(0, last) == "multiplication")
     assert table.model().columnCount() == last + 1
     assert table.columnViewportPosition(last) + table.columnWidth(last) <= table.viewport().width()
     assert table.columnWidth(last) > table.fontMetrics().horizontalAdvance("multiplication")
@@ -641,7 +639,7 @@ def test_every_control_has_a_name_and_a_tab_position(qtbot, page: DatasetPage, t
         if widget.focusPolicy() & Qt.FocusPolicy.TabFocus and widget.isVisible()
     ]
     assert [widget for widget in tab_stops if not (widget.accessibleName() or getattr(widget, "text", str)())] == []
-    qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1", timeout=5000)
+    qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1")
     page.mapping.columns["prompt_feature"].control.setFocus()
     seen = []
     for _ in range(8):
@@ -674,17 +672,17 @@ def test_tens_of_thousands_of_rows_never_block_the_event_loop(qtbot, tmp_path: P
     probe = LatencyProbe(page)
     try:
         page.show()
-        qtbot.waitUntil(lambda: page.model.rowCount() == 40_000 and cells(page, 0)[2] != PLACEHOLDER, timeout=60_000)
+        qtbot.waitUntil(lambda: page.model.rowCount() == 40_000 and cells(page, 0)[2] != PLACEHOLDER)
         bar = page.table.verticalScrollBar()
         for index in range(0, bar.maximum(), bar.maximum() // 30):
             bar.setValue(index)
             qtbot.wait(5)
         bar.setValue(bar.maximum())
-        qtbot.waitUntil(lambda: cells(page, 39_999)[2] == "What is 39999 plus 39999?", timeout=30_000)
-        qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1", timeout=60_000)
-        qtbot.waitUntil(lambda: page.dataset.counts is not None and page.dataset.counts.has_tokens, timeout=60_000)
+        qtbot.waitUntil(lambda: cells(page, 39_999)[2] == "What is 39999 plus 39999?")
+        qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1")
+        qtbot.waitUntil(lambda: page.dataset.counts is not None and page.dataset.counts.has_tokens)
         page.table.selectRow(39_999)
-        qtbot.waitUntil(lambda: page.detail.title.text() == "Row 40,000", timeout=30_000)
+        qtbot.waitUntil(lambda: page.detail.title.text() == "Row 40,000")
         page.hide()
         probe.check()
     finally:

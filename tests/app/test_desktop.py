@@ -29,7 +29,6 @@ from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from tests.support import made_up_runs
 
-WAIT_MS = 5000
 needs_bus = pytest.mark.skipif(
     not sys.platform.startswith("linux") or shutil.which("dbus-daemon") is None, reason="needs a D-Bus daemon"
 )
@@ -89,7 +88,7 @@ def test_notifications_and_progress_reach_a_linux_desktop(desktop, qapp: QApplic
     notifier.clicked.connect(lambda: clicks.append(1))
     assert notifier.show("sums finished", "Reward 1 < 2 & rising.")
     assert printed(desktop) == "Notify susssasa{sv}i sums finished | Reward 1 &lt; 2 &amp; rising."
-    qtbot.waitUntil(lambda: bool(clicks), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: bool(clicks))
     icon.show_percent(43)
     icon.show_percent(43)
     icon.show_percent(None)
@@ -124,7 +123,7 @@ def test_the_icon_in_a_macs_menu_bar_goes_when_the_user_comes_back(
     qtbot.wait(20)
     assert icon.isVisible(), "or a click on the notification would not be heard"
     qapp.applicationStateChanged.emit(Qt.ApplicationState.ApplicationActive)
-    qtbot.waitUntil(lambda: not icon.isVisible(), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: not icon.isVisible())
 
 
 class Heard:
@@ -160,7 +159,7 @@ def live_run(window: Window, qtbot) -> tuple[Run, RunFolder, int]:
     window.session.open_run(folder.path)
     run = window.session.run
     assert run is not None
-    qtbot.waitUntil(lambda: run.state == "running" and run.step == 30, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: run.state == "running" and run.step == 30)
     return run, folder, handle
 
 
@@ -177,10 +176,10 @@ def test_an_end_and_trouble_are_told_once(window: Window, heard: Heard, qtbot) -
     for _ in range(2):
         write(folder, "health", **finding, step=30)
     write(folder, "health", code="fine", level="info", sentence="Nothing to do.", advice="", step=30)
-    qtbot.waitUntil(lambda: bool(heard.notices), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: bool(heard.notices))
     write(folder, "finished", step=60, sentence="Finished after 60 steps.")
     os.close(handle)
-    qtbot.waitUntil(lambda: len(heard.notices) == 2, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: len(heard.notices) == 2)
     assert heard.notices[0] == ("sums", "All completions are the same.")
     assert heard.notices[1][0] == "sums finished" and heard.notices[1][1].startswith("30 steps. Reward ")
     assert heard.percents[-1] is None and "%" not in window.windowTitle()
@@ -189,7 +188,7 @@ def test_an_end_and_trouble_are_told_once(window: Window, heard: Heard, qtbot) -
 def test_a_crash_is_told(window: Window, heard: Heard, qtbot) -> None:
     _, _, handle = live_run(window, qtbot)
     os.close(handle)
-    qtbot.waitUntil(lambda: bool(heard.notices), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: bool(heard.notices))
     ((title, sentence),) = heard.notices
     assert title == "sums crashed" and "after step 30" in sentence
 
@@ -200,7 +199,7 @@ def test_what_was_so_before_is_no_news(window: Window, heard: Heard, qtbot) -> N
     window.session.open_run(folder.path)
     run = window.session.run
     assert run is not None
-    qtbot.waitUntil(lambda: not run.is_live, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: not run.is_live)
     qtbot.wait(50)
     assert heard.notices == []
 
@@ -215,7 +214,7 @@ def test_nothing_is_told_to_who_looks_or_does_not_want_it(
         window.session.prefs.notifies = False
     run, _, handle = live_run(window, qtbot)
     os.close(handle)
-    qtbot.waitUntil(lambda: run.state == "crashed", timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: run.state == "crashed")
     qtbot.wait(50)
     assert heard.notices == []
 
@@ -225,7 +224,7 @@ def test_a_run_that_fails_at_once_is_news_to_who_started_it(qapp: QApplication, 
     run, notices, raised = Run(folder), RunNotices(), []
     notices.raised.connect(lambda title, _: raised.append(title))
     notices.follow(run, is_launched=True)
-    qtbot.waitUntil(lambda: bool(raised), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: bool(raised))
     assert raised == ["run failed"]
     run.close()
 

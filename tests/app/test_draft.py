@@ -287,7 +287,7 @@ def test_edits_are_autosaved(tmp_path: Path, qtbot, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(drafts, "AUTOSAVE_MS", 1)
     draft = Draft(tmp_path / "draft.yaml")
     draft.set("seed", 11)
-    qtbot.waitUntil(lambda: draft.autosave.exists(), timeout=3000)
+    qtbot.waitUntil(lambda: draft.autosave.exists())
     assert config.read(draft.autosave)["seed"] == 11
 
 

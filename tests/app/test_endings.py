@@ -28,8 +28,6 @@ from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from tests.support import made_up_runs
 
-WAIT_MS = 8000
-
 
 @pytest.fixture
 def session(tmp_path: Path, qapp) -> Iterator[Session]:
@@ -77,7 +75,7 @@ def shown(window: Window, folder: RunFolder, qtbot, state: str) -> Run:
     window.session.open_run(folder.path)
     run = window.session.run
     assert run is not None
-    qtbot.waitUntil(lambda: run._at_end and run.state == state, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: run._at_end and run.state == state)
     run.poll()
     window.pages["monitor"]._refresh()
     return run
@@ -115,7 +113,7 @@ def test_finished(window: Window, qtbot) -> None:
         assert window.windowTitle().startswith("100 % – run – ")
         assert card(window) == ("", "", [])
         write(folder, "finished", step=60, sentence="Finished after 60 steps.")
-    qtbot.waitUntil(lambda: run.state == "finished", timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: run.state == "finished")
     title, _, buttons = card(window)
     assert title.startswith("Finished: 60 steps") and "Export to LM Studio…" in buttons
     assert window.strip.state.text() == "Finished" and not window.strip.left.isVisible()
@@ -131,7 +129,7 @@ def test_stopped(window: Window, qtbot) -> None:
         write(
             folder, "stopped", step=30, sentence="Stopped at step 30 because it was asked to stop; everything is saved."
         )
-    qtbot.waitUntil(lambda: run.state == "stopped", timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: run.state == "stopped")
     title, text, buttons = card(window)
     assert title.startswith("Stopped: 30 of 60 steps") and "everything is saved" in text
     assert buttons[0] == "Resume from step 20" and window.menus["resume"].isEnabled()
@@ -194,11 +192,11 @@ def test_a_run_that_paused_by_itself_says_why(window: Window, qtbot) -> None:
     with trained(folder):
         run = shown(window, folder, qtbot, "running")
         write(folder, "phase", phase="paused", sentence=lacks)
-        qtbot.waitUntil(lambda: run.state == "paused", timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: run.state == "paused")
         title, text, buttons = card(window)
         assert title == "Paused" and text.startswith(lacks) and "goes on by itself" in text and buttons[0] == "Resume"
         write(folder, "phase", phase="sampling")
-        qtbot.waitUntil(lambda: run.state == "running", timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: run.state == "running")
         assert run.pause_reason == "" and card(window) == ("", "", [])
 
 
@@ -206,7 +204,7 @@ def test_crashed(window: Window, qtbot) -> None:
     folder = running()
     with trained(folder):
         run = shown(window, folder, qtbot, "running")
-    qtbot.waitUntil(lambda: run.state == "crashed", timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: run.state == "crashed")
     title, text, buttons = card(window)
     assert title.startswith("Crashed") and "ended after step 30" in text and "step 20 is saved" in text
     assert buttons[:2] == ["Resume from step 20", "Open log"]
@@ -235,11 +233,11 @@ def test_killed(window: Window, qtbot) -> None:
     trainer = subprocess.Popen(command, env=backend_environment())
     try:
         run = shown(window, folder, qtbot, "running")
-        qtbot.waitUntil(lambda: run.step > 31, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: run.step > 31)
         trainer.send_signal(signal.SIGKILL)
         trainer.wait(5)
         began = time.monotonic()
-        qtbot.waitUntil(lambda: run.state == "crashed", timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: run.state == "crashed")
         assert time.monotonic() - began < 2
         assert card(window)[2][0] == "Resume from step 20"
     finally:
@@ -259,9 +257,9 @@ def test_half_a_line(window: Window, qtbot) -> None:
         assert (run.step, run.latest("reward")) != (31, 7.0) and run.state == "running"
         diary.write(line[40:] + "\n")
         diary.flush()
-        qtbot.waitUntil(lambda: run.step == 31, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: run.step == 31)
     folder.events.write_bytes(folder.events.read_bytes() + b'{"v": 1, "kind": "fini')
-    qtbot.waitUntil(lambda: run.state == "crashed", timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: run.state == "crashed")
     assert run.step == 31
 
 
@@ -274,14 +272,14 @@ def test_hung(window: Window, qtbot, monkeypatch: pytest.MonkeyPatch) -> None:
         run = shown(window, folder, qtbot, "running")
         assert run.silence == "" and window.strip.left.isVisible()
         advance(monkeypatch, run, 310)
-        qtbot.waitUntil(lambda: card(window)[0] == "No sign of life for 5 min.", timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: card(window)[0] == "No sign of life for 5 min.")
         assert "goes on from step 20" in card(window)[1] and card(window)[2] == ["Open log"]
         assert window.strip.sentence.text().startswith("No sign of life for 5 min.")
         assert "No sign of life" in window.pages["monitor"].header._doing.text()
         assert not window.strip.left.isVisible(), "nobody knows how long it takes"
         assert window.menus["stop"].isEnabled(), "it may answer yet"
         write(folder, "step", step=31, metrics={"reward": 1.0})
-        qtbot.waitUntil(lambda: run.silence == "" and card(window)[0] == "", timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: run.silence == "" and card(window)[0] == "")
         assert "No sign" not in window.strip.sentence.text() and window.strip.left.isVisible()
 
 
@@ -324,7 +322,7 @@ def test_machine_asleep(window: Window, qtbot, monkeypatch: pytest.MonkeyPatch, 
         for step in (31, 32):
             write(folder, "step", step=step, metrics={"reward": 1.0})
             run.poll()
-        qtbot.waitUntil(lambda: run.step == 32, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: run.step == 32)
         assert abs(run.elapsed_s - elapsed) < 5
         assert run.eta_s is not None and run.eta_s < left + 5
 
@@ -391,7 +389,7 @@ def test_window_killed_and_reopened(window: Window, session: Session, qtbot) -> 
             assert session.reattach()
             run = session.run
             assert run is not None
-            qtbot.waitUntil(lambda: run.control.is_elsewhere, timeout=WAIT_MS)
+            qtbot.waitUntil(lambda: run.control.is_elsewhere)
             assert not window.menus["stop"].isEnabled() and window.menus["take_over"].isEnabled()
             assert window.strip.sentence.text() == "Another window controls this run."
             assert window.strip.offer.text() == "Take over"
@@ -399,7 +397,7 @@ def test_window_killed_and_reopened(window: Window, session: Session, qtbot) -> 
             other.kill()
             other.wait()
             other.stdout.close()
-        qtbot.waitUntil(lambda: not run.control.is_elsewhere, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: not run.control.is_elsewhere)
         assert window.menus["stop"].isEnabled() and "Another window" not in window.strip.sentence.text()
         assert run.state == "running"
 
@@ -432,16 +430,16 @@ def test_two_windows_and_one_in_control(window: Window, session: Session, qtbot,
         other.open_run(folder.path)
         run = other.run
         assert run is not None
-        qtbot.waitUntil(lambda: run.control.is_elsewhere, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: run.control.is_elsewhere)
         run.take_over()
-        qtbot.waitUntil(lambda: not window.menus["stop"].isEnabled(), timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: not window.menus["stop"].isEnabled())
         assert window.strip.offer.text() == "Take over"
         assert window.leave_training(), "who only watches is not asked what should become of the run"
         window.stop()
         assert window.strip.sentence.text() == "Another window controls this run. Take over there first."
         assert not folder.control.exists()
         window.menus["take_over"].trigger()
-        qtbot.waitUntil(lambda: run.control.is_elsewhere and window.menus["stop"].isEnabled(), timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: run.control.is_elsewhere and window.menus["stop"].isEnabled())
         other.close_run()
 
 

@@ -68,7 +68,7 @@ def page(qtbot, qapp, run: RunFolder):
     qtbot.addWidget(shown)
     shown.resize(1060, 700)
     shown.show()
-    qtbot.waitUntil(lambda: session.run is not None and session.run.state == "finished", timeout=5000)
+    qtbot.waitUntil(lambda: session.run is not None and session.run.state == "finished")
     yield shown
     session.close_run()
 
@@ -99,7 +99,7 @@ def test_every_figure_of_a_file_has_a_line() -> None:
 
 
 def shows_rows(qtbot, page: EvaluatePage, count: int) -> None:
-    qtbot.waitUntil(lambda: page.row_model.rowCount() == count, timeout=5000)
+    qtbot.waitUntil(lambda: page.row_model.rowCount() == count)
 
 
 def figures(page: EvaluatePage) -> dict[str, list[str]]:
@@ -235,7 +235,7 @@ def test_a_run_that_trains_is_not_evaluated(page: EvaluatePage, run: RunFolder, 
     try:
         run.events.write_text("\n".join(run.events.read_text().splitlines()[:-1]) + "\n")
         page.session.open_run(run.path)
-        qtbot.waitUntil(lambda: page.session.run.is_live, timeout=5000)
+        qtbot.waitUntil(lambda: page.session.run.is_live)
         page._show_running()
         assert not page.form.button.isEnabled() and "once it has ended" in page.form.problem.text()
         page.start()

@@ -152,9 +152,9 @@ def test_first_opening_of_a_page_makes_only_what_it_shows(new_window: Window, ap
     assert not any(plot.is_built for plot in plots)
     window.show_page("monitor")
     run = window.session.run
-    qtbot.waitUntil(lambda: run is not None and run.read_share is None and run.step > 0, timeout=60_000)
+    qtbot.waitUntil(lambda: run is not None and run.read_share is None and run.step > 0)
     # What scrolls into view has its title at once.
-    qtbot.waitUntil(lambda: all(plot.is_built for plot in plots if not plot.isHidden()), timeout=60_000)
+    qtbot.waitUntil(lambda: all(plot.is_built for plot in plots if not plot.isHidden()))
     in_grid = [plot for plot in plots if not plot.isHidden()]
     assert 0 < sum(plot._view is not None for plot in plots) < len(in_grid) // 2, "curves are drawn in view alone"
 

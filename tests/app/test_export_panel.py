@@ -119,7 +119,7 @@ def test_ollama_keeps_the_model_itself(qtbot, make_panel: MakePanel, run: RunFol
     panel.choices.overwrite.setChecked(True)
     assert panel.command()[-2:] == ["--overwrite", "--json"]
     panel.start.click()
-    qtbot.waitUntil(panel.outcome_label.isVisible, timeout=10_000)
+    qtbot.waitUntil(panel.outcome_label.isVisible)
     assert (
         panel.outcome_label.text() == "The model is in Ollama, as run (2.50\u202fMB)." and not panel.reveal.isVisible()
     )
@@ -141,11 +141,11 @@ def test_progress_then_the_result_with_its_figures(
     waiting = f"import json, time, pathlib; {report}; t = pathlib.Path({str(tmp_path / 'go')!r})\nwhile not t.exists(): time.sleep(0.01)\n"
     panel = make_panel(waiting + f"print({json.dumps(RESULT)!r})")
     qtbot.keyClick(panel.choices.name, Qt.Key.Key_Return)
-    qtbot.waitUntil(lambda: panel.progress.value() == 250, timeout=10_000)
+    qtbot.waitUntil(lambda: panel.progress.value() == 250)
     assert panel.progress_label.text() == "Writing." and not panel.choices.isEnabled()
     assert panel.close_button.text() == "Cancel"
     (tmp_path / "go").touch()
-    qtbot.waitUntil(panel.outcome_label.isVisible, timeout=10_000)
+    qtbot.waitUntil(panel.outcome_label.isVisible)
     assert panel.outcome_label.text() == "The model is at /models/mine (2.50\u202fMB)."
     assert panel.details_label.text() == "It is equal.\nQuite." and not panel.progress.isVisible()
     opened = []
@@ -163,7 +163,7 @@ def test_an_error_is_shown_in_place_and_export_can_be_tried_again(qtbot, make_pa
     refusal = "import sys; print('{\"progress\": \"Writing.\"}'); print('export: The disk is full.', file=sys.stderr); sys.exit(2)"
     panel = make_panel(refusal)
     panel.start.click()
-    qtbot.waitUntil(panel.outcome_label.isVisible, timeout=10_000)
+    qtbot.waitUntil(panel.outcome_label.isVisible)
     assert panel.outcome_label.text() == "The disk is full." and panel.start.isEnabled()
     assert not panel.reveal.isVisible() and panel.choices.isEnabled() and not panel.progress.isVisible()
     choose(panel, target="folder")  # the error of LM Studio's folder once stayed beside the choice of another one
@@ -185,7 +185,7 @@ def test_an_upload_asks_for_a_repository_and_previews_first(
     opened: list[UploadDialog] = []
     monkeypatch.setattr(UploadDialog, "show", lambda dialog: opened.append(dialog))
     panel.start.click()
-    qtbot.waitUntil(lambda: bool(opened), timeout=10_000)
+    qtbot.waitUntil(lambda: bool(opened))
     qtbot.addWidget(opened[0])
     assert not panel.isVisible() and opened[0].preview.repo == "someone/run"
     assert opened[0]._command[-8:] == [

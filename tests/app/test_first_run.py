@@ -100,7 +100,7 @@ def window(qtbot, cached_model: str, monkeypatch: pytest.MonkeyPatch) -> Iterato
     window.show()
     yield window
     session.stop_training()
-    qtbot.waitUntil(lambda: not session.is_training, timeout=60_000)
+    qtbot.waitUntil(lambda: not session.is_training)
     session.service.close()
 
 

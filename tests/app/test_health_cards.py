@@ -130,7 +130,7 @@ def page(qapp) -> Iterator[MonitorPage]:
 
 def open_run(qtbot, page: MonitorPage, folder: RunFolder) -> None:
     page.session.open_run(folder.path)
-    qtbot.waitUntil(lambda: page.session.run._at_end, timeout=5000)
+    qtbot.waitUntil(lambda: page.session.run._at_end)
     page.session.run.changed.emit()
 
 

@@ -68,9 +68,9 @@ def show_run(qtbot, session: Session, page: MonitorPage):
 
     def open_run(folder: RunFolder) -> None:
         session.open_run(folder.path)
-        qtbot.waitUntil(lambda: session.run._at_end, timeout=5000)
+        qtbot.waitUntil(lambda: session.run._at_end)
         session.run.changed.emit()
-        qtbot.waitUntil(lambda: not page.grid._turns.isActive(), timeout=5000)
+        qtbot.waitUntil(lambda: not page.grid._turns.isActive())
 
     return open_run
 
@@ -364,7 +364,7 @@ def test_marks_tell_what_happened_and_a_resume_takes_back_those_it_cut_off(
     with folder.events.open("rb+") as file:
         file.truncate(size)
     Diary(folder.events).write("started", iterations=9)
-    qtbot.waitUntil(lambda: [mark.kind for mark in session.run.marks] == ["eval", "resume"], timeout=5000)
+    qtbot.waitUntil(lambda: [mark.kind for mark in session.run.marks] == ["eval", "resume"])
 
 
 def test_save_now_says_when_it_is_saved(qtbot, page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
@@ -449,10 +449,10 @@ def test_fifty_steps_a_second_never_block_the_event_loop(
     writer = subprocess.Popen(command)
     try:
         session.open_run(folder.path)
-        qtbot.waitUntil(lambda: session.run.step > 5, timeout=20_000)
+        qtbot.waitUntil(lambda: session.run.step > 5)
         session.run.changed.connect(lambda: changes.append(session.run.step))
         probe, began = LatencyProbe(page), time.monotonic()
-        qtbot.waitUntil(lambda: session.run.state == "finished", timeout=20_000)
+        qtbot.waitUntil(lambda: session.run.state == "finished")
         took = time.monotonic() - began
         probe.check()
     finally:

@@ -372,21 +372,21 @@ def test_a_hub_model_is_searched_downloaded_and_used_with_the_keyboard_alone(
     picker = page.picking._pickers["model"]
     assert picker.isVisible()
     # “There are no models on this machine yet”, it said, although the bundled one is on every machine.
-    qtbot.waitUntil(lambda: "Bundled demo/model" in row_texts(picker), timeout=10_000)
+    qtbot.waitUntil(lambda: "Bundled demo/model" in row_texts(picker))
     assert cell(picker, "Bundled demo/model", WHERE) == "Bundled"
     assert "[Good to begin with, to download]" in row_texts(picker)
     QTest.keyClicks(picker.search, "tiny")
     press(picker, Qt.Key.Key_Return)
-    qtbot.waitUntil(lambda: "someone/tiny-4bit" in row_texts(picker), timeout=10_000)
+    qtbot.waitUntil(lambda: "someone/tiny-4bit" in row_texts(picker))
     assert cell(picker, "someone/tiny-gguf", WHERE) == "Cannot be used"
     picker.choose_id("someone/tiny-4bit")
     press(picker, Qt.Key.Key_Return)
     assert page.draft.value("model") == "someone/tiny-4bit", "the field has its name at once"
-    qtbot.waitUntil(lambda: "[On this machine]" in row_texts(picker) or "[Recent]" in row_texts(picker), timeout=20_000)
+    qtbot.waitUntil(lambda: "[On this machine]" in row_texts(picker) or "[Recent]" in row_texts(picker))
     picker.choose_id("someone/tiny-4bit")
     assert picker.take.text() == "Use" and not picker.has_download("someone/tiny-4bit")
     assert page.session.prefs.used("model") == ["someone/tiny-4bit"]
-    qtbot.waitUntil(lambda: "4-bit" in page.form.fields["model"]._note.text(), timeout=10_000)
+    qtbot.waitUntil(lambda: "4-bit" in page.form.fields["model"]._note.text())
 
 
 def test_no_service_process_runs_before_the_first_question(qtbot: QtBot, page: TrainPage):
@@ -413,13 +413,13 @@ def test_a_model_that_cannot_be_loaded_is_a_problem_until_it_is_fixed(
     monkeypatch.setattr(local_page.session, "_launch", lambda: pytest.fail("it was started"))
     draft.set("data", "a/b")
     field.take(write_unsupported_model(tmp_path / "strange"))
-    qtbot.waitUntil(lambda: field._problem is not None and field._problem.text() == sentence, timeout=10_000)
+    qtbot.waitUntil(lambda: field._problem is not None and field._problem.text() == sentence)
     assert [fault.sentence for fault in draft.problems()] == [sentence]
     local_page.session.start_run()
     assert messages == [sentence]
     write_unsupported_model(tmp_path / "strange", "llama")
     local_page.session.start_run()
-    qtbot.waitUntil(lambda: not draft.problems(), timeout=10_000)
+    qtbot.waitUntil(lambda: not draft.problems())
     draft.set("model", str(tmp_path / "another"))
     assert "cannot be trained" not in draft.problems()[0].sentence
 
@@ -428,7 +428,7 @@ def test_the_model_of_an_opened_config_is_checked_too(qtbot: QtBot, local_page: 
     config = tmp_path / "mine.yaml"
     config.write_text(f"model: {write_unsupported_model(tmp_path / 'strange')}\ndata: a/b\n")
     local_page.draft.load(config)
-    qtbot.waitUntil(lambda: bool(local_page.draft.problems()), timeout=10_000)
+    qtbot.waitUntil(lambda: bool(local_page.draft.problems()))
     assert "kind marvin" in local_page.draft.problems()[0].sentence
 
 
@@ -437,7 +437,7 @@ def test_an_adapter_is_accepted_as_reference(qtbot: QtBot, local_page: TrainPage
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     field = local_page.form.fields["reference_model_path"]
     field.take(str(tmp_path / "adapter"))
-    qtbot.waitUntil(lambda: field._note is not None and bool(field._note.text()), timeout=10_000)
+    qtbot.waitUntil(lambda: field._note is not None and bool(field._note.text()))
     assert field._note.text() == "An adapter of the base model." and field._note.property("role") == "muted"
 
 

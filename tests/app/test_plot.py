@@ -118,7 +118,7 @@ def grid(qtbot, qapp):
     widget.resize(1000, 300)
     widget.show()
     widget.refresh((1, 40))
-    qtbot.waitUntil(lambda: not widget._turns.isActive(), timeout=5000)
+    qtbot.waitUntil(lambda: not widget._turns.isActive())
     return widget
 
 
@@ -184,21 +184,21 @@ def test_dragging_zooms_every_plot_and_a_double_click_shows_all(qtbot, grid: Cha
     qtbot.mousePress(view.viewport(), Qt.MouseButton.LeftButton, pos=start)
     qtbot.mouseMove(view.viewport(), end)
     qtbot.mouseRelease(view.viewport(), Qt.MouseButton.LeftButton, pos=end)
-    qtbot.waitUntil(lambda: not grid._turns.isActive(), timeout=5000)
+    qtbot.waitUntil(lambda: not grid._turns.isActive())
     low, high = grid.plots[0]._view.box.viewRange()[0]
     assert low == pytest.approx(10, abs=0.5) and high == pytest.approx(20, abs=0.5)
     qtbot.mouseDClick(view.viewport(), Qt.MouseButton.LeftButton)
-    qtbot.waitUntil(lambda: not grid._turns.isActive(), timeout=5000)
+    qtbot.waitUntil(lambda: not grid._turns.isActive())
     assert grid.plots[0]._view.box.viewRange()[0][1] > 39
 
 
 def test_only_visible_plots_are_drawn(qtbot, grid: ChartGrid) -> None:
     grid.resize(330, 230)  # one column, one plot in sight
     grid.refresh((1, 40))
-    qtbot.waitUntil(lambda: not grid._turns.isActive(), timeout=5000)
+    qtbot.waitUntil(lambda: not grid._turns.isActive())
     assert 2 in grid._stale
     grid.verticalScrollBar().setValue(grid.verticalScrollBar().maximum())
-    qtbot.waitUntil(lambda: 2 not in grid._stale, timeout=5000)
+    qtbot.waitUntil(lambda: 2 not in grid._stale)
 
 
 def test_a_change_of_theme_recolours_the_curves(qapp, grid: ChartGrid) -> None:

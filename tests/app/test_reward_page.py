@@ -22,7 +22,6 @@ from app.widgets.rewards.completion_source import row_numbers
 from app.widgets.rewards.reward_delegates import WeightEdit
 from tests.support import made_up_runs, small_run
 
-PATIENCE = 60_000
 MINE = '''from backend.rewards import register_reward_function
 
 @register_reward_function("long", label="Long")
@@ -66,7 +65,7 @@ def user_file(page: RewardsPage, tmp_path: Path) -> Path:
 
 
 def wait_for_scores(qtbot, page: RewardsPage) -> None:
-    qtbot.waitUntil(lambda: not page.bench.busy and bool(page.bench.functions or page.bench.failed), timeout=PATIENCE)
+    qtbot.waitUntil(lambda: not page.bench.busy and bool(page.bench.functions or page.bench.failed))
 
 
 def load_rows(qtbot, page: RewardsPage, tmp_path: Path) -> None:
@@ -132,14 +131,14 @@ def test_the_model_is_sampled_and_its_completions_scored(qtbot, page: RewardsPag
     page.source.how.setCurrentIndex(page.source.how.findData("numbers"))
     page.source.numbers.setText("2, 5")
     page.source.sample.click()
-    qtbot.waitUntil(lambda: [line["row"] for line in page.bench.groups] == [2, 5], timeout=PATIENCE)
+    qtbot.waitUntil(lambda: [line["row"] for line in page.bench.groups] == [2, 5])
     wait_for_scores(qtbot, page)
     assert [item["text"] for item in page.bench.groups[0]["completions"]] != first
 
 
 def test_a_refused_sampling_shows_one_sentence(qtbot, page: RewardsPage) -> None:
     page.draft.set("data", "/nowhere/rows.jsonl")
-    with qtbot.waitSignal(page.session.messages.said, timeout=PATIENCE) as signal:
+    with qtbot.waitSignal(page.session.messages.said) as signal:
         page.source.sample.click()
     assert signal.args[0] == "There is no file or folder /nowhere/rows.jsonl." and page.source.sample.isVisible()
 
@@ -176,10 +175,10 @@ def test_the_menu_enables_the_actions_that_apply(qtbot, page: RewardsPage, tmp_p
     assert not page.enabled_actions()["keep_case"], "a prompt is no completion"
     page.results.table.selectRow(1)
     page.keep_case()
-    qtbot.waitUntil(lambda: emitted[-1]["drop_case"], timeout=PATIENCE)
+    qtbot.waitUntil(lambda: emitted[-1]["drop_case"])
     page.cases.selectRow(0)
     page.drop_case()
-    qtbot.waitUntil(lambda: not emitted[-1]["drop_case"], timeout=PATIENCE)
+    qtbot.waitUntil(lambda: not emitted[-1]["drop_case"])
 
 
 def test_the_completions_of_a_run_are_scored_again(qtbot, page: RewardsPage, tmp_path: Path) -> None:
@@ -205,7 +204,7 @@ def test_completions_can_be_dropped_as_a_file_and_pasted_as_text(qtbot, page: Re
     QGuiApplication.clipboard().setText("<answer>4</answer>")
     page.source.sources.choose("file")
     page.source.paste.click()
-    qtbot.waitUntil(lambda: page.bench.count == 1 and not page.bench.busy, timeout=PATIENCE)
+    qtbot.waitUntil(lambda: page.bench.count == 1 and not page.bench.busy)
     assert page.bench.origin == "pasted"
     (tmp_path / "mine.py").write_text(MINE)
     drop(page, tmp_path / "mine.py")
@@ -229,10 +228,10 @@ def test_saving_scores_again_and_an_error_is_marked_on_its_line(
     assert rewards(page) == [0.1, 0.2, 0.3, 0.4] and page.views.buttons["file"].text() == "mine.py"
     page.views.choose("file")
     edit(page, "/ 10", "/ 5")
-    qtbot.waitUntil(lambda: rewards(page) == [0.2, 0.4, 0.6, 0.8], timeout=PATIENCE)
+    qtbot.waitUntil(lambda: rewards(page) == [0.2, 0.4, 0.6, 0.8])
     assert user_file.read_text() == MINE.replace("/ 10", "/ 5") and not page.panel.is_edited
     edit(page, "/ 5", "/ 0")
-    qtbot.waitUntil(lambda: page.panel.trouble.isVisible(), timeout=PATIENCE)
+    qtbot.waitUntil(lambda: page.panel.trouble.isVisible())
     assert "raised ZeroDivisionError: division by zero (mine.py, line 6)" in page.panel.trouble.text()
     assert [mark.cursor.blockNumber() for mark in page.panel.editor.extraSelections()][-1] == 5
     assert (
@@ -244,9 +243,9 @@ def test_saving_scores_again_and_an_error_is_marked_on_its_line(
     page.results.board.clicked.emit(page.results.functions.index(0, 0))
     assert page.views.key == "file" and page.panel.editor.textCursor().blockNumber() == 5, "a click leads there"
     edit(page, "return [", "return [[")
-    qtbot.waitUntil(lambda: "syntax error on line 6" in page.panel.trouble.text(), timeout=PATIENCE)
+    qtbot.waitUntil(lambda: "syntax error on line 6" in page.panel.trouble.text())
     edit(page, "return [[len(text) / 0", "return [len(text)")
-    qtbot.waitUntil(lambda: rewards(page) == [1.0, 2.0, 3.0, 4.0], timeout=PATIENCE)
+    qtbot.waitUntil(lambda: rewards(page) == [1.0, 2.0, 3.0, 4.0])
     assert not page.panel.trouble.isVisible()
 
 
@@ -258,14 +257,14 @@ def test_code_saved_in_the_editor_needs_no_consent_and_code_changed_elsewhere_do
     load_rows(qtbot, page, tmp_path)
     assert asked == ["mine.py"]
     edit(page, "/ 10", "/ 5")
-    qtbot.waitUntil(lambda: rewards(page)[0] == 0.2, timeout=PATIENCE)
+    qtbot.waitUntil(lambda: rewards(page)[0] == 0.2)
     assert asked == ["mine.py"]
     user_file.write_text(MINE.replace("/ 10", "/ 2"))
-    qtbot.waitUntil(lambda: "/ 2" in page.panel.editor.toPlainText(), timeout=PATIENCE)
+    qtbot.waitUntil(lambda: "/ 2" in page.panel.editor.toPlainText())
     assert page.bench.stale and asked == ["mine.py"] and rewards(page)[0] == 0.2, "shown, and not run unasked"
     assert page.results.verdict.sentences()[0] == "Settings or files have changed since these scores."
     page.again.click()
-    qtbot.waitUntil(lambda: rewards(page)[0] == 0.5, timeout=PATIENCE)
+    qtbot.waitUntil(lambda: rewards(page)[0] == 0.5)
     assert asked == ["mine.py", "mine.py"]
 
 
@@ -273,9 +272,7 @@ def test_declined_code_does_not_run(qtbot, page: RewardsPage, user_file: Path, t
     user_file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n{MINE}")
     page.session.consent.ask = lambda requests: False
     (tmp_path / "given.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
-    with qtbot.waitSignal(
-        page.session.messages.said, timeout=PATIENCE, check_params_cb=lambda text: "not allowed" in text
-    ):
+    with qtbot.waitSignal(page.session.messages.said, check_params_cb=lambda text: "not allowed" in text):
         page.bench.load_file(tmp_path / "given.jsonl")
     assert not (tmp_path / "ran").exists() and page.bench.functions == [] and not page.bench.busy
     edit(page, "/ 10", "/ 5")
@@ -314,17 +311,17 @@ def test_a_kept_case_fails_after_a_change_of_the_function_and_can_be_removed(
     load_rows(qtbot, page, tmp_path)
     page.results.table.selectRow(3)
     page.keep.click()
-    qtbot.waitUntil(lambda: page.views.buttons["cases"].text() == "Cases (1)", timeout=PATIENCE)
+    qtbot.waitUntil(lambda: page.views.buttons["cases"].text() == "Cases (1)")
     kept = json.loads((tmp_path / "mine.cases.jsonl").read_text())
     assert (kept["completion"], kept["expected"]) == ("ccc", {"long": 0.3})
     edit(page, "/ 10", "/ 5")
-    qtbot.waitUntil(lambda: page.views.buttons["cases"].text() == "Cases: 1 of 1 fail", timeout=PATIENCE)
+    qtbot.waitUntil(lambda: page.views.buttons["cases"].text() == "Cases: 1 of 1 fail")
     assert page.case_model.index(0, 0).data() == "fails"
     assert page.case_model.index(0, 2).data() == "long gave 0.6; 0.3 is expected."
     page.views.choose("cases")
     page.cases.selectRow(0)
     QTest.keyClick(page.cases, Qt.Key.Key_Delete)
-    qtbot.waitUntil(lambda: page.views.buttons["cases"].text() == "Cases", timeout=PATIENCE)
+    qtbot.waitUntil(lambda: page.views.buttons["cases"].text() == "Cases")
     assert not (tmp_path / "mine.cases.jsonl").exists()
 
 
@@ -343,13 +340,13 @@ def test_a_weight_edited_on_the_bench_changes_the_rewards_and_the_form(
     QTest.keyClicks(typed, "3")
     QTest.keyClick(typed, Qt.Key.Key_Return)
     qtbot.waitUntil(lambda: page.draft.value("reward_weights") == [1.0, 3.0])
-    qtbot.waitUntil(lambda: rewards(page)[3] == 3.4, timeout=PATIENCE)
+    qtbot.waitUntil(lambda: rewards(page)[3] == 3.4)
 
 
 def test_a_function_that_hangs_is_stopped(qtbot, page: RewardsPage, user_file: Path, tmp_path: Path) -> None:
     load_rows(qtbot, page, tmp_path)
     edit(page, "return [", "import re\n    re.match(r'(a+)+$', 'a' * 40 + 'b')\n    return [")
-    qtbot.waitUntil(lambda: page.bench.busy == "Scoring with long", timeout=PATIENCE)
+    qtbot.waitUntil(lambda: page.bench.busy == "Scoring with long")
     page.source.cancel.click()
     assert not page.bench.busy and page.source.sample.isVisible()
     edit(page, "\n    re.match(r'(a+)+$', 'a' * 40 + 'b')", "")

@@ -55,7 +55,7 @@ def page(qtbot, qapp, archive: Path):
 
 
 def settle(qtbot, page: RunsPage) -> None:
-    qtbot.waitUntil(lambda: not page.runs.is_reading, timeout=5000)
+    qtbot.waitUntil(lambda: not page.runs.is_reading)
 
 
 def reread(qtbot, page: RunsPage) -> None:

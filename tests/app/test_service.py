@@ -71,7 +71,7 @@ class Replies:
 
 
 def wait_until(qtbot: QtBot, condition: Callable[[], object]) -> None:
-    qtbot.waitUntil(lambda: bool(condition()), timeout=10_000)
+    qtbot.waitUntil(lambda: bool(condition()))
 
 
 def test_ask_returns_before_the_answer_is_passed_to_the_callback(qtbot: QtBot, service: Service):

@@ -65,7 +65,7 @@ def steering(qtbot, qapp, live: LiveRun) -> Iterator[RunSteering]:
     qtbot.addWidget(parent)
     steered = RunSteering(session, parent)
     session.open_run(live.folder.path)
-    qtbot.waitUntil(lambda: run_of(session).state == "running", timeout=5000)
+    qtbot.waitUntil(lambda: run_of(session).state == "running")
     steered.open()
     yield steered
     session.close_run()
@@ -123,7 +123,7 @@ def test_a_change_is_asked_for_answered_listed_and_undone(qtbot, steering: RunSt
     assert live.asked() == {"learning_rate": "5e-6"}
     change = Change(14, {"learning_rate": (1e-5, 5e-6)})
     live.take(change)
-    qtbot.waitUntil(lambda: "From step 14 on: Learning Rate 1e-05 → 5e-06." in shown_texts(panel), timeout=5000)
+    qtbot.waitUntil(lambda: "From step 14 on: Learning Rate 1e-05 → 5e-06." in shown_texts(panel))
     assert float(panel.fields["learning_rate"].value()) == 5e-6 and not panel.change.isEnabled()
     undo = next(
         child for child in panel.findChildren(QWidget) if child.accessibleName().startswith("Undo: From step 14")
@@ -137,7 +137,7 @@ def test_a_refusal_of_the_trainer_is_shown(qtbot, steering: RunSteering, live: L
     type_into(panel, "beta", "0.3")
     QTest.mouseClick(panel.change, Qt.MouseButton.LeftButton)
     live.diary.write("note", level="warning", sentence="The change was not made. No.", answers="change")
-    qtbot.waitUntil(lambda: "The change was not made. No." in shown_texts(panel), timeout=5000)
+    qtbot.waitUntil(lambda: "The change was not made. No." in shown_texts(panel))
     assert panel.fields["beta"].value() == 0.3 and panel.put_back.isEnabled(), "to be mended, or put back"
 
 
@@ -146,7 +146,7 @@ def test_what_is_typed_stays_when_another_change_is_taken(qtbot, steering: RunSt
     type_into(panel, "beta", "0.3")
     live.folder.change_request.write_text(json.dumps({"settings": {"top_k": 5}}))
     live.take(Change(14, {"top_k": (20, 5)}))
-    qtbot.waitUntil(lambda: panel.fields["top_k"].value() == 5, timeout=5000)
+    qtbot.waitUntil(lambda: panel.fields["top_k"].value() == 5)
     assert panel.fields["beta"].value() == 0.3 and panel.change.isEnabled()
 
 
@@ -158,7 +158,7 @@ def test_the_panel_opens_at_the_conditions_and_closes_with_the_run(qtbot, steeri
     assert problem is not None and "Did you mean reward?" in problem.text()
     live.diary.write("finished", step=12, sentence="Done.")
     os.close(live.lock)
-    qtbot.waitUntil(lambda: not panel.isVisible(), timeout=5000)
+    qtbot.waitUntil(lambda: not panel.isVisible())
     live.lock = os.open(os.devnull, os.O_RDONLY)
     with pytest.raises(Mistake, match="while a run is training or paused"):
         run_of(steering._session).change({"beta": 0.2})

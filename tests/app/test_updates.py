@@ -86,7 +86,7 @@ def test_a_newer_version_is_told_and_nothing_else_is_asked(
     assert not window.session.updates.check_at_start(), "not before the user turns it on"
     window.menus["update_checks"].trigger()
     assert window.menus["update_checks"].isChecked() and window.session.updates.check_at_start()
-    qtbot.waitUntil(lambda: "999.1" in window.strip.sentence.text(), timeout=20_000)
+    qtbot.waitUntil(lambda: "999.1" in window.strip.sentence.text())
     assert window.strip.sentence.text().endswith("https://example.org/grpo-studio")
     ((path, headers),) = release_list.asked
     assert path == "/releases" and __version__ not in str(headers), "not even our version is told"

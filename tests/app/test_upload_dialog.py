@@ -131,15 +131,15 @@ def test_upload_pause_resume_and_the_page(qtbot, make_dialog: MakeDialog, monkey
     progress = {"progress": "Uploading: 1.0 MB of 2.0 MB.", "done": 0.5}
     dialog = make_dialog(printing(progress, then="time.sleep(60)"), printing(progress, DONE))
     dialog.upload.click()
-    qtbot.waitUntil(lambda: dialog.progress.value() == 500, timeout=10_000)
+    qtbot.waitUntil(lambda: dialog.progress.value() == 500)
     assert dialog.upload.text() == "Pause" and dialog.sentence.text() == "Uploading: 1.0 MB of 2.0 MB."
     dialog.upload.click()
-    qtbot.waitUntil(lambda: dialog.upload.text() == "Resume", timeout=10_000)
+    qtbot.waitUntil(lambda: dialog.upload.text() == "Resume")
     assert (
         dialog.sentence.text().startswith("Paused.") and dialog.upload.isEnabled() and not dialog.progress.isVisible()
     )
     dialog.upload.click()
-    qtbot.waitUntil(lambda: dialog.upload.text() == "Open the Page", timeout=10_000)
+    qtbot.waitUntil(lambda: dialog.upload.text() == "Open the Page")
     assert dialog.sentence.text() == "It is at https://hub.example/someone/sums."
     opened: list[str] = []
     monkeypatch.setattr(upload_dialog, "open_link", opened.append)
@@ -150,14 +150,14 @@ def test_upload_pause_resume_and_the_page(qtbot, make_dialog: MakeDialog, monkey
 def test_a_refusal_is_said_and_the_upload_can_be_tried_again(qtbot, make_dialog: MakeDialog):
     dialog = make_dialog(printing(then="print('repo: It has other content.', file=sys.stderr); sys.exit(2)"))
     dialog.upload.click()
-    qtbot.waitUntil(lambda: dialog.upload.text() == "Resume", timeout=10_000)
+    qtbot.waitUntil(lambda: dialog.upload.text() == "Resume")
     assert dialog.sentence.text() == "It has other content." and dialog.upload.isEnabled()
 
 
 def test_closing_pauses_the_upload_first(qtbot, make_dialog: MakeDialog):
     dialog = make_dialog(printing({"progress": "Uploading.", "done": 0.1}, then="time.sleep(60)"))
     dialog.upload.click()
-    qtbot.waitUntil(lambda: dialog.progress.value() == 100, timeout=10_000)
+    qtbot.waitUntil(lambda: dialog.progress.value() == 100)
     dialog.close()
     assert dialog.isVisible(), "it waits for the process"
-    qtbot.waitUntil(lambda: not dialog.isVisible(), timeout=10_000)
+    qtbot.waitUntil(lambda: not dialog.isVisible())

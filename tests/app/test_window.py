@@ -574,7 +574,7 @@ def test_export_for_trl_writes_a_folder_and_names_what_is_not_carried(
     window.session.draft.update({"model": "a/b", "data": "a/b", "optimizer": "muon"})
     monkeypatch.setattr(window, "choose_trl_folder", lambda: tmp_path)
     window.menus["export_for_trl"].trigger()
-    qtbot.waitUntil(lambda: window.strip.sentence.text().startswith("Wrote"), timeout=60_000)
+    qtbot.waitUntil(lambda: window.strip.sentence.text().startswith("Wrote"))
     said = f"Wrote {tmp_path / 'settings-trl'}. Not carried over: optimizer; its README.md says what stands in."
     assert window.strip.sentence.text() == said
     assert "optim: adamw_torch" in (tmp_path / "settings-trl" / "grpo_config.yaml").read_text()

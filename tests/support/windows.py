@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from PySide6.QtWidgets import QWidget
+from pytestqt.qtbot import QtBot
 
 from app.model.service import Service
 from app.model.session import Session
 from app.window import Window
+
+PATIENCE_MS = 60_000
 
 
 class SilentService(Service):
@@ -17,6 +22,23 @@ class SilentService(Service):
     def _start(self) -> bool:
         self._process = None
         return True
+
+
+class PatientQtBot(QtBot):
+    """A QtBot that waits for up to a minute. A wait ends with what it waits for, so a sound test takes no longer; on a busy machine a helper process
+    alone may need ten seconds to start."""
+
+    def waitUntil(self, callback: Callable[[], bool | None], *, timeout: int = PATIENCE_MS) -> None:
+        super().waitUntil(callback, timeout=timeout)
+
+    def waitSignal(self, signal: Any, *, timeout: int = PATIENCE_MS, **how: Any) -> Any:
+        return super().waitSignal(signal, timeout=timeout, **how)
+
+    def waitSignals(self, signals: Any, *, timeout: int = PATIENCE_MS, **how: Any) -> Any:
+        return super().waitSignals(signals, timeout=timeout, **how)
+
+    def waitActive(self, widget: QWidget, *, timeout: int = PATIENCE_MS) -> Any:
+        return super().waitActive(widget, timeout=timeout)
 
 
 @contextmanager
