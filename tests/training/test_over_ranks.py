@@ -41,7 +41,7 @@ FAST_LEADER = [3.0, 1.0]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_models.tiny_model(tmp_path_factory.mktemp("models") / "qwen3", layers=1)
+    return random_models.tiny_model(tmp_path_factory.mktemp("models") / "qwen3")
 
 
 def config_of(model: Path, **settings: Any) -> Config:
