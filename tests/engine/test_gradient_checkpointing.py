@@ -16,6 +16,8 @@ from tests.support import random_models
 from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.forward_cases import Case, assert_same_gradients, gradients, lora_policy, model_of
 
+pytestmark = pytest.mark.usefixtures("without_compiler")
+
 
 @pytest.mark.parametrize("trained", ["adapters", "everything"])
 def test_gradient_checkpointing_changes_no_gradient(models: Path, trained: str) -> None:

@@ -34,7 +34,7 @@ from backend.training.batch import pack
 from backend.types import Group, Problem
 from tests.support import random_models, reference_forward
 
-pytestmark = pytest.mark.usefixtures("patched_as_before")
+pytestmark = pytest.mark.usefixtures("patched_as_before", "without_compiler")
 
 ARCHES = ["qwen3", "llama", "qwen3_moe", "mixtral", "gemma3_text"]
 FILES = {

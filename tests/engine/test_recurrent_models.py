@@ -18,6 +18,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from backend.engine import patches
 from tests.support.simulated_metal import KernelWithoutGradientError, take_metal_s_paths
 
+pytestmark = pytest.mark.usefixtures("without_compiler")
+
 SIZES: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "num_attention_heads": 2,
     "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-6, "max_position_embeddings": 512, "rope_theta": 1e4,

@@ -18,7 +18,7 @@ from backend.engine.model_probe import split
 from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.random_models import tiny_model
 
-pytestmark = pytest.mark.usefixtures("as_on_a_cpu")
+pytestmark = pytest.mark.usefixtures("as_on_a_cpu", "without_compiler")
 
 TOKENS = mx.array([[5, 70, 200, 9]])
 

@@ -39,8 +39,8 @@ def test_every_turn_continues_as_a_fresh_sequence_does(models: Path, arch: str):
     first = take(sequence, PROMPT, 6)
     turns = [[*PROMPT, *first, 30, 31, 32], [*PROMPT, *first[:3], 50, 51], PROMPT, [*PROMPT, *first], [77, 78]]
     for prompt in turns:
-        again = take(sequence, prompt, 20)
-        assert again == take(sequence_of(models, arch), prompt, 20), prompt
+        again = take(sequence, prompt, 8)
+        assert again == take(sequence_of(models, arch), prompt, 8), prompt
 
 
 def test_only_what_is_new_is_read(models: Path):

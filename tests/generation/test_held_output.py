@@ -78,7 +78,7 @@ def is_valid(grammar: Grammar, text: str) -> bool:
 
 
 def completions(policy: Policy, sampling: Sampling, tokens: int = 200, **how: Any) -> list[Completion]:
-    groups = Rollout(policy, tokens, **how).sample(problems(), 6, sampling, seed=3, first_number=0)
+    groups = Rollout(policy, tokens, **how).sample(problems(), 4, sampling, seed=3, first_number=0)
     return [completion for group in groups for completion in group.completions]
 
 
@@ -87,7 +87,7 @@ def completions(policy: Policy, sampling: Sampling, tokens: int = 200, **how: An
     [
         ("qwen3", REGEX, Sampling(), None),
         ("qwen3", REGEX, Sampling(0.0), None),
-        ("qwen3", JSON, Sampling(1.0, 0.9, 20, 0.05), 5),
+        ("qwen3", JSON, Sampling(1.0, 0.9, 20, 0.05), 3),
         pytest.param("qwen3", JSON, Sampling(0.8, penalties=Penalties(1.3, 0.2, 0.1)), None, marks=pytest.mark.proof),
         ("gemma3_text", REGEX, Sampling(1.0, top_p=0.9), None),
     ],

@@ -115,7 +115,7 @@ def test_tokens_and_log_probabilities_follow_from_a_full_forward_pass(
     sampling = FILTERED
     rollout = rollouts(arch, 33, MANY_ENDS)
     assert rollout.has_continuous_batching == (arch not in BY_GROUP)
-    groups = rollout.sample(problems(), 3, sampling, seed=5, first_number=7)
+    groups = rollout.sample(problems(), 2, sampling, seed=5, first_number=7)
     assert {completion.stop for _, completion in with_problems(groups)} == {"eos", "length"}
     for number, group in enumerate(groups, 7):
         for g, completion in enumerate(group.completions):
@@ -204,7 +204,7 @@ def test_greedy_tokens_are_those_of_mlx_lms_own_generator(rollouts: Callable[...
 @pytest.mark.parametrize("arch", ["qwen3", "mamba"])
 def test_a_completion_does_not_depend_on_the_batch_around_it(rollouts: Callable[..., Rollout], arch: str) -> None:
     """Alone, in another batch, in a larger group, in compacted rows: the same tokens and log-probabilities."""
-    rollout, sampling = rollouts(arch, 40, MANY_ENDS), FILTERED
+    rollout, sampling = rollouts(arch, 24, MANY_ENDS), FILTERED
     rows = problems([5, 64, 2, 17])
     together = rollout.sample(rows, 4, sampling, seed=3, first_number=20)
     assert len({len(completion.tokens) for _, completion in with_problems(together)}) > 4
@@ -240,11 +240,11 @@ def test_a_prompt_is_prefilled_once_for_its_whole_group(models: Path) -> None:
 
 def test_every_end_of_sequence_id_of_the_model_ends_a_completion(tmp_path: Path) -> None:
     random_models.tiny_model(tmp_path)
-    ends = [1, 77, 200]
+    ends = [1, 94, 143]
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     policy = load_policy(parse({"model": str(tmp_path), "data": "none", "beta": 0}))
     assert policy.eos_ids == ends
-    sampled = with_problems(Rollout(policy, 200).sample(problems([3, 8]), 12, Sampling(), 0, 0))
+    sampled = with_problems(Rollout(policy, 80).sample(problems([3, 8]), 12, Sampling(), 0, 0))
     ended = [completion for _, completion in sampled if completion.stop == "eos"]
     assert {completion.tokens[-1] for completion in ended} == set(ends)
     for _, completion in sampled:
@@ -339,7 +339,7 @@ class Enough(Exception):
 @pytest.mark.parametrize("arch", ["qwen3", "mamba"])
 def test_poll_receives_the_token_count_and_may_raise_to_stop(rollouts: Callable[..., Rollout], arch: str) -> None:
     rollout, counts = rollouts(arch, 40, MANY_ENDS), []
-    sampled = with_problems(rollout.sample(problems(), 4, Sampling(), 0, 0, counts.append))
+    sampled = with_problems(rollout.sample(problems(), 2, Sampling(), 0, 0, counts.append))
     assert counts == sorted(counts) and len(counts) >= 5
     assert counts[-1] == sum(len(completion.tokens) for _, completion in sampled)
 
@@ -348,8 +348,8 @@ def test_poll_receives_the_token_count_and_may_raise_to_stop(rollouts: Callable[
             raise Enough
 
     with pytest.raises(Enough):
-        rollout.sample(problems(), 4, Sampling(), 0, 0, stop)
-    again = with_problems(rollout.sample(problems(), 4, Sampling(), 0, 0))
+        rollout.sample(problems(), 2, Sampling(), 0, 0, stop)
+    again = with_problems(rollout.sample(problems(), 2, Sampling(), 0, 0))
     assert [completion.tokens for _, completion in again] == [completion.tokens for _, completion in sampled]
 
 

@@ -26,6 +26,8 @@ from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, furthest, write_run
 from tests.support.reference_forward import sampled_groups
 
+pytestmark = pytest.mark.usefixtures("without_compiler")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -23,6 +23,8 @@ from tests.support import random_models
 from tests.support.adapters import save_adapters
 from tests.support.reference_forward import sampled_groups
 
+pytestmark = pytest.mark.usefixtures("without_compiler")
+
 
 def config_of(models: Path, arch: str = "qwen3", **settings: Any) -> Config:
     folder = models / arch

@@ -22,13 +22,15 @@ from tests.support.random_models import tiny_model
 PROMPT = 12
 
 
-def deep_policy(folder: Path, hidden: int, *, bits: int | None = None, noise: float = 0.08, **settings: Any) -> Policy:
-    """Eight layers of Qwen3's shape with adapters of this noise on every projection, so that B is not zero. `bits`: quantised
+def deep_policy(
+    folder: Path, hidden: int, *, layers: int = 8, bits: int | None = None, noise: float = 0.08, **settings: Any
+) -> Policy:
+    """Layers of Qwen3's shape with adapters of this noise on every projection, so that B is not zero. `bits`: quantised
     weights. The model is bfloat16; its embeddings are enlarged, for logits of about the size that a trained model has."""
     own = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": hidden // 4, "intermediate_size": 3 * hidden}
-    path = folder / f"{hidden}-{bits}"
+    path = folder / f"{hidden}-{layers}-{bits}"
     if not path.exists():
-        tiny_model(path, hidden=hidden, layers=8, dtype="bfloat16", bits=bits, own=own)
+        tiny_model(path, hidden=hidden, layers=layers, dtype="bfloat16", bits=bits, own=own)
     policy = load_policy(parse({"model": str(path), "data": "none", "num_layers": -1, "beta": 0} | settings))
     if bits is None:
         table = policy.model.model.embed_tokens  # pyright: ignore

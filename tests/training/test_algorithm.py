@@ -26,6 +26,8 @@ from backend.types import Group
 from tests.support import random_models
 from tests.support.reference_forward import TEMPERATURE, G, P, padded, plain_scores, rows_of, sampled_groups
 
+pytestmark = pytest.mark.usefixtures("without_compiler")
+
 RATE = 0.02
 
 

@@ -19,6 +19,8 @@ from tests.support import random_models
 from tests.support.reference_forward import P, sampled_groups
 from tests.support.simulated_metal import take_metal_s_paths
 
+pytestmark = pytest.mark.usefixtures("without_compiler")
+
 GATED_DELTA_NET: dict[str, Any] = {
     "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True, "linear_num_value_heads": 2, "linear_num_key_heads": 1,
     "linear_key_head_dim": 32, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 3, "full_attention_interval": 2,

@@ -23,6 +23,8 @@ from backend.training.grpo import correction_mode, grpo_learner
 from backend.types import Problem
 from tests.support import random_models
 
+pytestmark = pytest.mark.usefixtures("without_compiler")
+
 REGEX, LONGEST, BATCH, BATCHES = "(7|th)[ae]?", 4, 96, 12
 PROMPT = [70, 71, 72]
 

@@ -25,6 +25,8 @@ from tests.support import random_models, small_run
 from tests.support.adapters import save_adapters
 from tests.support.reference_forward import plain_scores, rows_of, sampled_groups
 
+pytestmark = pytest.mark.usefixtures("without_compiler")
+
 ALPHA = 0.3
 FOLLOWING: dict[str, Any] = {
     "sync_ref_model": True, "ref_model_mixup_alpha": ALPHA, "ref_model_sync_steps": 2, "beta": 0.05,
@@ -36,7 +38,7 @@ TRAIN_TYPES = ["lora", "dora", "full"]
 def config_of(models: Path, arch: str = "qwen3", **settings: Any) -> Config:
     folder = models / arch
     if not folder.exists():
-        random_models.tiny_model(folder, arch)
+        random_models.tiny_model(folder, arch, layers=1)
     about = {"data": "none", "num_layers": -1, "rank": 2, "batch_size": 3, "top_p": 1.0, "top_k": 0}
     return parse({"model": str(folder)} | about | settings)
 

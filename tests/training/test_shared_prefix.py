@@ -20,6 +20,8 @@ from backend.training.shared_prefix import SharedPrefix
 from backend.types import Completion, Group, Problem
 from tests.support import random_models
 
+pytestmark = pytest.mark.usefixtures("without_compiler")
+
 G, PROMPT, COMPLETION = 4, 40, 8
 MANY = {"gradient_accumulation_steps": 3}
 BUDGET = G * COMPLETION

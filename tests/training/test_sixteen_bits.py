@@ -30,7 +30,7 @@ from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.random_models import tiny_model
 from tests.support.sampler_and_learner import by_learner, by_sampler, deep_policy, sampled_groups
 
-pytestmark = pytest.mark.usefixtures("as_on_a_cpu")
+pytestmark = pytest.mark.usefixtures("as_on_a_cpu", "without_compiler")
 """Bounds are for the CPU's own choices: told that it is a GPU, it leaves attention to mlx, which here rounds its scores."""
 
 
@@ -101,7 +101,7 @@ def test_finer_types_agree_better(folder: Path, dtype: str, most: float) -> None
 
 
 def test_four_bit_weights_agree_exactly_with_float32_activations(folder: Path) -> None:
-    policy = deep_policy(folder, 64, bits=4, dtype="float32")
+    policy = deep_policy(folder, 64, layers=2, bits=4, dtype="float32")
     groups = sampled_groups(policy, 6)
     assert gap(by_sampler(policy, groups), by_learner(policy, groups)) < 1e-5
 
@@ -176,7 +176,9 @@ def test_the_gradient_of_an_adapter_is_summed_in_float32(dtype: mx.Dtype) -> Non
     "settings", [pytest.param({}, marks=pytest.mark.proof), {"train_type": "dora", "bits": 4}], ids=str
 )
 def test_an_adapter_in_16_bits_is_that_of_float32_within_rounding(folder: Path, settings: dict[str, Any]) -> None:
-    exact, coarse = (deep_policy(folder, 64, noise=0.03, dtype=dtype, **settings) for dtype in ("float32", "float16"))
+    exact, coarse = (
+        deep_policy(folder, 64, layers=2, noise=0.03, dtype=dtype, **settings) for dtype in ("float32", "float16")
+    )
     tokens = mx.array([[5, 70, 200, 9]])
     a, b = (policy.model(tokens).astype(mx.float32) for policy in (exact, coarse))  # pyright: ignore
     assert float(mx.linalg.norm(a - b) / mx.linalg.norm(a)) < 0.01
@@ -199,7 +201,7 @@ def float_types(policy: Any) -> set[mx.Dtype]:
     ],
 )
 def test_a_model_computes_in_the_type_that_the_settings_give(folder: Path, dtype: str, bits: int | None) -> None:
-    policy = deep_policy(folder, 64, bits=bits, dtype=dtype)
+    policy = deep_policy(folder, 64, layers=2, bits=bits, dtype=dtype)
     expected = mx.bfloat16 if dtype == "auto" else getattr(mx, dtype)  # as it comes
     assert float_types(policy) == {expected} and policy.split_model.dtype == expected
     assert {x.dtype for x in policy.trainable().values()} == {mx.float32}
@@ -213,7 +215,6 @@ def test_a_type_that_an_operation_does_not_take_is_refused(tmp_path: Path) -> No
     assert error.value.faults[0].setting == "dtype" and "bfloat16" in error.value.faults[0].sentence
 
 
-@pytest.mark.usefixtures("without_compiler")
 def test_full_fine_tuning_in_bfloat16_keeps_float32_masters(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model")
     config = parse(
@@ -278,13 +279,12 @@ class Filtered:
 @pytest.fixture(scope="module")
 def filtered(folder: Path) -> Iterator[Filtered]:
     mx.disable_compile()
-    policy = deep_policy(folder, 64, dtype="float32", beta=0.1)  # with a reference
+    policy = deep_policy(folder, 64, layers=2, dtype="float32", beta=0.1)  # with a reference
     groups = {top_p: sampled_groups(policy, 6, sampling=Sampling(1.0, top_p=top_p)) for top_p in (1.0, 0.8)}
     yield Filtered(policy, groups, {name: mx.array(x) for name, x in policy.trainable().items()})
     mx.enable_compile()
 
 
-@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("mode", ["token_truncate", "sequence_truncate"])
 def test_the_first_pass_corrects_as_a_pass_of_its_own(
     filtered: Filtered, monkeypatch: pytest.MonkeyPatch, mode: str
@@ -315,7 +315,6 @@ def test_the_first_pass_corrects_as_a_pass_of_its_own(
     assert not all(np.array_equal(own[name], x) for name, x in filtered.start.items())
 
 
-@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize(
     ("settings", "top_p"),
     [
@@ -342,10 +341,9 @@ def test_the_gap_is_rounding_whatever_the_filters(filtered: Filtered, settings: 
     assert (metrics["sampling/sampling_logp_difference/mean"] > 1e-3) == (top_p < 1)
 
 
-@pytest.mark.usefixtures("without_compiler")
 def test_the_ratio_is_exactly_1_where_sampler_and_learner_are_one(folder: Path) -> None:
     """The learner's own log-probabilities in place of the sampler's: nothing is left to correct, in bfloat16 too."""
-    policy = deep_policy(folder, 64)
+    policy = deep_policy(folder, 64, layers=2)
     groups = sampled_groups(policy, 6)
     own = by_learner(policy, groups).reshape(-1, 6).tolist()
     for completion, logps in zip((c for group in groups for c in group.completions), own, strict=True):

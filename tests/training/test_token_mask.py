@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from backend.training.grpo import grpo_learner
 from backend.types import Completion, Group, Problem
 from tests.support import random_models
 from tests.support.reference_forward import LONGEST, TEMPERATURE, G, P, rows_of, sampled_groups
+
+pytestmark = pytest.mark.usefixtures("without_compiler")
 
 EVERYTHING: dict[str, Any] = {
     "beta": 0.05, "epsilon": 0.3, "top_entropy_quantile": 0.63, "entropy_coef": 0.1, "sampling_correction": "token_truncate",
@@ -42,6 +46,11 @@ def learnt(model: Path, groups: list[Group], **settings: Any) -> tuple[dict[str,
 
 
 def random_groups(model: Path) -> list[Group]:
+    return deepcopy(_drawn(model))
+
+
+@cache
+def _drawn(model: Path) -> list[Group]:
     return sampled_groups(load_policy(parse({"model": str(model), "data": "none"})).model)
 
 
