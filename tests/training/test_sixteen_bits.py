@@ -30,7 +30,7 @@ from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.random_models import tiny_model
 from tests.support.sampler_and_learner import by_learner, by_sampler, deep_policy, sampled_groups
 
-pytestmark = pytest.mark.usefixtures("as_on_a_cpu", "without_compiler")
+pytestmark = pytest.mark.usefixtures("as_on_a_cpu")
 """Bounds are for the CPU's own choices: told that it is a GPU, it leaves attention to mlx, which here rounds its scores."""
 
 
@@ -91,6 +91,7 @@ def test_the_blocks_of_a_gpu_s_decoding_step_round_as_the_learner_does(
     assert gap(sampled, by_learner(policy, groups)) < 0.01
 
 
+@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.proof
 @pytest.mark.parametrize(("dtype", "most"), [("float16", 0.003), ("float32", 1e-5)])
 def test_finer_types_agree_better(folder: Path, dtype: str, most: float) -> None:
@@ -100,12 +101,14 @@ def test_finer_types_agree_better(folder: Path, dtype: str, most: float) -> None
     assert gap(by_sampler(policy, groups), by_learner(policy, groups)) < most
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_four_bit_weights_agree_exactly_with_float32_activations(folder: Path) -> None:
     policy = deep_policy(folder, 64, layers=2, bits=4, dtype="float32")
     groups = sampled_groups(policy, 6)
     assert gap(by_sampler(policy, groups), by_learner(policy, groups)) < 1e-5
 
 
+@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.proof
 @pytest.mark.parametrize(
     ("dtype", "most", "after_one", "after_five"), [("bfloat16", 0.02, 0.99, 0.99), ("float16", 0.004, 0.99, 0.99)]
@@ -149,6 +152,7 @@ def test_small_updates_reach_the_sampler(
 # ── adapters ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
 def test_the_gradient_of_an_adapter_is_summed_in_float32(dtype: mx.Dtype) -> None:
     """4,096 equal tokens: the sum is beyond float16, and bfloat16 keeps three digits of it."""
@@ -172,6 +176,7 @@ def test_the_gradient_of_an_adapter_is_summed_in_float32(dtype: mx.Dtype) -> Non
         assert float(mx.linalg.norm(mine.astype(mx.float32) - other) / mx.linalg.norm(other)) < 5e-3
 
 
+@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize(
     "settings", [pytest.param({}, marks=pytest.mark.proof), {"train_type": "dora", "bits": 4}], ids=str
 )
@@ -192,6 +197,7 @@ def float_types(policy: Any) -> set[mx.Dtype]:
     return {x.dtype for name, x in arrays.items() if mx.issubdtype(x.dtype, mx.floating) and "lora_" not in name}
 
 
+@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize(
     ("dtype", "bits"),
     [
@@ -207,6 +213,7 @@ def test_a_model_computes_in_the_type_that_the_settings_give(folder: Path, dtype
     assert {x.dtype for x in policy.trainable().values()} == {mx.float32}
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_a_type_that_an_operation_does_not_take_is_refused(tmp_path: Path) -> None:
     """mlx multiplies with experts in float32 alone on a CPU; it was a traceback."""
     model = tiny_model(tmp_path / "model", "qwen3_moe", own=tiny_config("qwen3_moe"))
@@ -215,6 +222,7 @@ def test_a_type_that_an_operation_does_not_take_is_refused(tmp_path: Path) -> No
     assert error.value.faults[0].setting == "dtype" and "bfloat16" in error.value.faults[0].sentence
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_full_fine_tuning_in_bfloat16_keeps_float32_masters(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model")
     config = parse(
@@ -243,6 +251,7 @@ def test_full_fine_tuning_in_bfloat16_keeps_float32_masters(tmp_path: Path) -> N
 # ── the gap, and its correction ──────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize(
     ("settings", "dtype", "expected"),
     [
@@ -285,6 +294,7 @@ def filtered(folder: Path) -> Iterator[Filtered]:
     mx.enable_compile()
 
 
+@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("mode", ["token_truncate", "sequence_truncate"])
 def test_the_first_pass_corrects_as_a_pass_of_its_own(
     filtered: Filtered, monkeypatch: pytest.MonkeyPatch, mode: str
@@ -315,6 +325,7 @@ def test_the_first_pass_corrects_as_a_pass_of_its_own(
     assert not all(np.array_equal(own[name], x) for name, x in filtered.start.items())
 
 
+@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize(
     ("settings", "top_p"),
     [
@@ -341,6 +352,7 @@ def test_the_gap_is_rounding_whatever_the_filters(filtered: Filtered, settings: 
     assert (metrics["sampling/sampling_logp_difference/mean"] > 1e-3) == (top_p < 1)
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_the_ratio_is_exactly_1_where_sampler_and_learner_are_one(folder: Path) -> None:
     """The learner's own log-probabilities in place of the sampler's: nothing is left to correct, in bfloat16 too."""
     policy = deep_policy(folder, 64, layers=2)
