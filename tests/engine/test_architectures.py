@@ -29,9 +29,6 @@ from tests.support.architectures.tiny_configs import model_types
 from tests.support.architectures.trial_of_type import try_type
 from tests.support.reference_forward import sampled_groups
 
-pytestmark = pytest.mark.usefixtures("without_compiler")
-"""`make architectures` tries every type with the compiler too."""
-
 RECORD = read_record()
 
 REPRESENTATIVE = {
