@@ -23,9 +23,16 @@ PROMPT = 12
 
 
 def deep_policy(
-    folder: Path, hidden: int, *, layers: int = 8, bits: int | None = None, noise: float = 0.08, **settings: Any
+    folder: Path,
+    hidden: int,
+    *,
+    layers: int = 8,
+    bits: int | None = None,
+    noise: float = 0.08,
+    seed: int = 1,
+    **settings: Any,
 ) -> Policy:
-    """Layers of Qwen3's shape with adapters of this noise on every projection, so that B is not zero. `bits`: quantised
+    """Layers of Qwen3's shape with adapters of this noise on every projection, so that B is not zero; `seed` draws it. `bits`: quantised
     weights. The model is bfloat16; its embeddings are enlarged, for logits of about the size that a trained model has."""
     own = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": hidden // 4, "intermediate_size": 3 * hidden}
     path = folder / f"{hidden}-{layers}-{bits}"
@@ -35,7 +42,7 @@ def deep_policy(
     if bits is None:
         table = policy.model.model.embed_tokens  # pyright: ignore
         table.weight = (1.5 * table.weight).astype(table.weight.dtype)
-    mx.random.seed(1)
+    mx.random.seed(seed)
     policy.model.update(tree_map(lambda x: x + noise * mx.random.normal(x.shape), policy.model.trainable_parameters()))
     policy.model.eval()
     return policy
