@@ -116,14 +116,22 @@ class OtherWindows(QObject):
         return False
 
 
+def wait_until(condition: Callable[[], object]) -> None:
+    """Turn the event loop until something is so, for a minute at most. Raises AssertionError."""
+    for _ in range(3000):
+        if condition():
+            return
+        QTest.qWait(20)
+    raise AssertionError("It never came to be.")
+
+
 def open_page(window: Window, key: str) -> None:
     """Show a page with the focus in the sidebar, and let it settle."""
     window.activateWindow()
     window.show_page(key)
     QTest.qWait(50)
-    for _ in range(500):  # what is found when the dataset is read becomes a stop
-        if key in FORM_PAGES and window.session.dataset.state in ("none", "reading"):
-            QTest.qWait(20)
+    if key in FORM_PAGES:  # what is found when the dataset is read becomes a stop
+        wait_until(lambda: window.session.dataset.state not in ("none", "reading"))
     window.sidebar.buttons[key].setFocus(Qt.FocusReason.TabFocusReason)
 
 
@@ -151,9 +159,7 @@ def picker(window: Window) -> QWidget:
     page = window.pages["train"]
     page.picking.open(page.form.fields["model"])
     picker = window.findChildren(Picker)[-1]
-    for _ in range(500):  # a selected entry can be starred and used
-        if not picker.model.rows:
-            QTest.qWait(20)
+    wait_until(lambda: picker.model.rows)  # a selected entry can be starred and used
     return picker
 
 
@@ -167,9 +173,7 @@ def runs_dialog(kind: type[QWidget], open_it: Callable[[Any], object]) -> Callab
     def opened(window: Window) -> QWidget:
         page = window.pages["runs"]
         page.refresh()
-        for _ in range(100):
-            if not page.model.rows:
-                QTest.qWait(20)
+        wait_until(lambda: page.model.rows)
         open_it(page)
         return page.findChildren(kind)[-1]
 
@@ -225,10 +229,7 @@ def test_tab_goes_round_a_dialog_and_escape_closes_it(
     dialog = DIALOGS[name](window)
     dialog.show()
     dialog.activateWindow()
-    for _ in range(200):
-        focused = QApplication.focusWidget()
-        if focused is None or focused.window() is not dialog:
-            QTest.qWait(10)
+    wait_until(lambda: (focused := QApplication.focusWidget()) is not None and focused.window() is dialog)
     walk = walk_by_tab(dialog)
     assert walk.traps == [] and walk.unseen == []
     assert walk.unreached(dialog) == [] and unnamed(walk.forward) == []
