@@ -29,7 +29,7 @@ SEARCHED_STEPS = 100
 
 @dataclass(frozen=True, slots=True)
 class ComparedMetric:
-    """One chart of a comparison: a metric, as the Monitor page has it in one of its charts."""
+    """One chart of a comparison: a metric, and the title of the Monitor chart that it belongs to."""
 
     metric: str
     title: str
@@ -37,6 +37,7 @@ class ComparedMetric:
     unit: str
     help: str
     held_out: bool
+    chart: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ def resampled(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> tuple[np.n
 
 def _compared(chart: Chart, metric: str, label: str, is_one_of_several: bool) -> ComparedMetric:
     title = chart.title if not is_one_of_several else label if chart.title == "Other" else f"{chart.title}: {label}"
-    return ComparedMetric(metric, title, chart.axis, chart.unit, chart.help, chart.held_out)
+    return ComparedMetric(metric, title, chart.axis, chart.unit, chart.help, chart.held_out, chart.title)
 
 
 def _best(group: GroupRow) -> CompletionRow | None:

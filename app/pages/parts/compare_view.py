@@ -215,8 +215,8 @@ class CompareView(QWidget):
         """A plot for each metric. New metrics come while the first run is read, and hardly ever after that."""
         self._drop_grid()
         plots = [Plot(one.title, one.axis, one.unit, one.help) for one in self._metrics]
-        for plot in plots:
-            place = place_of_chart(plot.title.partition(": ")[0])  # a chart of several curves is a plot for each here
+        for plot, metric in zip(plots, self._metrics, strict=True):
+            place = place_of_chart(metric.chart)
             explain_at(plot, place)
             plot.explanation_requested.connect(partial(self.guide_requested.emit, place))
         self.grid = ChartGrid(plots, self._content, lambda i: True)
