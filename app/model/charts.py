@@ -84,7 +84,7 @@ CHARTS: tuple[Chart, ...] = (
           "away. Rounding above 0.05 calls for another precision.",
           (Curve("sampling/logp_gap/mean", "Rounding", "accent"), Curve("sampling/sampling_logp_difference/mean", "With filters", "muted"))),
     Chart("Groups without signal", "% of groups", "share", "Share of groups whose completions all got the same reward: they have no "
-          "advantage, and teach nothing.", (Curve("frac_reward_zero_std", "No signal", "clip"),)),
+          "advantage, and teach nothing.", (Curve("frac_groups_without_signal", "No signal", "clip"),)),
     Chart("Spread of rewards", "std of the reward", "", "Standard deviation of the rewards within a group, averaged over the groups, and over the "
           "whole step. GRPO learns from the first: near 0 the completions of a group are worth the same, whatever the second says.",
           (Curve("reward_std_within_groups", "Within groups", "accent"), Curve("reward_std", "Over the step", "muted"))),
@@ -142,7 +142,7 @@ CHARTS: tuple[Chart, ...] = (
           "differ or are the same, how much of their text repeats itself; and the share of groups that all got the same reward.",
           (Curve("hit_max_tokens_ratio", "Cut off", "length"), Curve("completions/distinct_fraction", "Different", "accent"),
            Curve("completions/identical_fraction", "Identical to another", "clip"), Curve("completions/repetition", "Repeated text", "warning"),
-           Curve("frac_reward_zero_std", "Groups without signal", "muted")), held_out=True),
+           Curve("frac_groups_without_signal", "Groups without signal", "muted")), held_out=True),
     Chart("Held-out wording", "% of tokens", "share", "Distinct-1 and distinct-2 of the completions of a held-out prompt: different tokens, and pairs of "
           "neighbours, of all their tokens.",
           (Curve("completions/distinct_1", "Distinct-1", "length"), Curve("completions/distinct_2", "Distinct-2", "accent")), held_out=True),

@@ -40,7 +40,10 @@ def well_formed(event: dict[str, Any]) -> dict[str, Any] | None:
         del event[key]
     metrics = event.get("metrics")
     if metrics is not None and event["kind"] in ("step", "eval"):
-        event["metrics"] = _finite(metrics)
+        event["metrics"] = metrics = _finite(metrics)
+        # Runs from before December 2026 have TRL's name alone, which is the same number unless rewards are scaled over the batch.
+        if "frac_reward_zero_std" in metrics:
+            metrics.setdefault("frac_groups_without_signal", metrics["frac_reward_zero_std"])
     return event
 
 

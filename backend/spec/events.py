@@ -282,7 +282,8 @@ def truncate_file(path: Path, size: int) -> None:
 
 
 METRICS = {
-    "loss": "", "reward": "", "reward_std": "", "reward_std_within_groups": "", "frac_reward_zero_std": "share", "kl": "nats", "entropy": "nats",
+    "loss": "", "reward": "", "reward_std": "", "reward_std_within_groups": "", "frac_groups_without_signal": "share",
+    "frac_reward_zero_std": "share", "kl": "nats", "entropy": "nats",
     "clip_ratio_low": "share", "clip_ratio_high": "share", "clip_ratio_total": "share",
     "completions/mean_length": "tokens", "completions/min_length": "tokens", "completions/max_length": "tokens",
     "completions/distinct_fraction": "share", "completions/identical_fraction": "share", "completions/distinct_1": "share",

@@ -75,6 +75,7 @@ def advantage_values(
     if any(len(row) != len(weights) for row in rows) or (names and len(names) != len(weights)):
         raise ValueError(f"rewards has {len(rows[0])} scores a row, {len(weights)} weights, {len(names)} names.")
     totals = [_weighted_sum(row, row, weights) for row in rows]
+    groups = _in_groups(totals, group_size)
     if multi_objective_aggregation == "sum_then_normalize":
         values, stds = _sum_then_normalize(totals, group_size, scale_rewards)
         # After the division by the standard deviation, because the factor n/(n − 1) commutes with it.
@@ -90,11 +91,13 @@ def advantage_values(
     metrics = {
         "reward": _mean(totals),
         "reward_std": _std(totals),
-        # Groups without a signal: every completion scored the same. The NaN of an unscored group does not count.
+        # TRL's metric: the share of rows whose scale is 0. With "batch" and normalize_then_sum that is the batch's scale.
         "frac_reward_zero_std": sum(std <= 1e-8 for std in stds) / len(stds),
+        # The share of groups whose completions all got the same reward. The NaN of an unscored group does not count.
+        "frac_groups_without_signal": sum(_group_std(group) <= 1e-8 for group in groups) / len(groups),
     }
     if group_size > 1:
-        metrics["reward_std_within_groups"] = _mean([_std(group) for group in _in_groups(totals, group_size)])
+        metrics["reward_std_within_groups"] = _mean([_std(group) for group in groups])
     for name, column in zip(names, zip(*rows, strict=True), strict=False):
         metrics |= {f"rewards/{name}/mean": _mean(column), f"rewards/{name}/std": _std(column)}
     return [0.0 if math.isnan(x) else x for x in values], metrics

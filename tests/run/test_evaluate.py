@@ -215,7 +215,12 @@ def test_an_evaluation_of_one_completion_a_prompt_reports_no_spread_within_group
         one = held_out_rewards(
             Sampled([]), problems, scorer([], 0), ["r"], [1.0], sampling=SAMPLING, group_size=1, batch_size=2, count=-1
         )
-        assert "frac_reward_zero_std" not in one and "reward_std_within_groups" not in one and one["reward"] == 3
+        assert (
+            "frac_reward_zero_std" not in one
+            and "frac_groups_without_signal" not in one
+            and "reward_std_within_groups" not in one
+            and one["reward"] == 3
+        )
     two = held_out(scorer([], 0), [])
     assert two["frac_reward_zero_std"] == 1 and two["reward_std_within_groups"] == 0
 

@@ -18,7 +18,7 @@ from tests.support import diaries, health_page
 from tests.support.diaries import recording
 
 HEALTHY: dict[str, Any] = {
-    "reward": 1.0, "reward_std": 0.8, "hit_max_tokens_ratio": 0.1, "frac_reward_zero_std": 0.3, "kl": 0.05,
+    "reward": 1.0, "reward_std": 0.8, "hit_max_tokens_ratio": 0.1, "frac_groups_without_signal": 0.3, "kl": 0.05,
     "clip_ratio_total": 0.1, "rewards/accuracy/mean": 0.5, "rewards/form/mean": 0.2, "grad_norm": 0.4, "loss": 0.01,
     "entropy": 0.3, "learning_rate": 1e-5, "completions/distinct_fraction": 0.9, "completions/repetition": 0.01,
     "completions/max_length": 200.0, "completions/mean_length": 100.0, "time/rollout": 3.0, "time/step": 5.0,
@@ -95,7 +95,7 @@ def test_a_healthy_run_has_no_findings() -> None:
     ("code", "sick", "well"),
     [
         ("cut_off", {"hit_max_tokens_ratio": 0.31}, {"hit_max_tokens_ratio": 0.3}),
-        ("no_signal", {"frac_reward_zero_std": 0.95}, {"frac_reward_zero_std": 0.94}),
+        ("no_signal", {"frac_groups_without_signal": 0.95}, {"frac_groups_without_signal": 0.94}),
         ("drifting", {"kl": 0.51}, {"kl": 0.5}),
         ("moving_fast", {"clip_ratio_total": 0.21}, {"clip_ratio_total": 0.2}),
         ("sampler_differs", {"sampling/logp_gap/mean": 0.051}, {"sampling/logp_gap/mean": 0.05}),
@@ -132,7 +132,7 @@ def test_the_kl_explodes_in_three_steps_and_a_single_outlier_is_none() -> None:
 
 
 def test_equal_completions_are_no_sickness_once_the_reward_has_risen_for_all() -> None:
-    alike = {"completions/distinct_fraction": 0.25, "frac_reward_zero_std": 1.0, "entropy": 0.01}
+    alike = {"completions/distinct_fraction": 0.25, "frac_groups_without_signal": 1.0, "entropy": 0.01}
     solved = run(WINDOW, WINDOW, **alike, reward_std=0.1)
     assert found([*run(WINDOW), *solved]) == []
     split = run(WINDOW, WINDOW, **alike, reward_std=1.0)  # alike within a group, but half of the groups fail
@@ -165,7 +165,7 @@ def test_a_reward_is_flat_only_if_it_scatters_around_one_level() -> None:
     assert found(flat) == ["flat"] and found(flat[1:]) == []
     rising = [event | {"metrics": event["metrics"] | {"reward": index / 50}} for index, event in enumerate(flat)]
     assert found(rising) == []
-    assert found([event | {"metrics": event["metrics"] | {"frac_reward_zero_std": 0.8}} for event in flat]) == []
+    assert found([event | {"metrics": event["metrics"] | {"frac_groups_without_signal": 0.8}} for event in flat]) == []
 
 
 def test_a_learning_rate_still_warming_up_is_not_too_low() -> None:
@@ -193,14 +193,14 @@ def test_completions_that_are_cut_off_need_more_room_unless_they_turn_in_circles
 
 def test_clipping_too_seldom_is_found_as_clipping_never_is() -> None:
     """Below the 0.05 that the guide gives, where the reward does not rise."""
-    still = {"reward": 1.0, "frac_reward_zero_std": 0.6}
+    still = {"reward": 1.0, "frac_groups_without_signal": 0.6}
     assert found(run(LONG, clip_ratio_total=0.049, **still), num_iterations=2) == ["never_clips"]
     assert found(run(LONG, clip_ratio_total=0.051, **still), num_iterations=2) == []
     assert found(run(LONG - 1, clip_ratio_total=0.01, **still), num_iterations=2) == []
 
 
 def test_clipping_can_only_be_missing_where_the_ratio_can_move() -> None:
-    still = run(LONG, clip_ratio_total=0.0, reward=1.0, frac_reward_zero_std=0.6)
+    still = run(LONG, clip_ratio_total=0.0, reward=1.0, frac_groups_without_signal=0.6)
     assert found(still, num_iterations=2) == ["never_clips"]
     assert found(still) == []
     assert found(run(LONG, clip_ratio_total=0.0), num_iterations=2) == []  # the reward rises all the same

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from backend.spec.event_shape import well_formed
 from backend.spec.events import Event
 from backend.spec.health.watch import Watch
 from backend.spec.run_folder import RunFolder
@@ -75,4 +76,4 @@ def names() -> Sequence[str]:
 def recording(name: str) -> Recording:
     lines = gzip.decompress((FOLDER / f"{name}.jsonl.gz").read_bytes()).decode().splitlines()
     header, *events = map(json.loads, lines)
-    return Recording(**header, events=events)
+    return Recording(**header, events=[well_formed(event) for event in events])

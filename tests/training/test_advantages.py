@@ -31,7 +31,7 @@ def test_advantages_and_metrics_equal_trls(case: dict[str, Any]) -> None:
     )
     np.testing.assert_allclose(np.array(actual), case["out"]["advantages"], **CLOSE)
     expected = {name: float(value) for name, value in case["out"]["metrics"].items()}
-    assert set(metrics) - {"reward_std_within_groups"} == set(expected)
+    assert set(metrics) - {"reward_std_within_groups", "frac_groups_without_signal"} == set(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(metrics[name], value, err_msg=name, **CLOSE)
 
@@ -41,7 +41,20 @@ def test_the_formula_computed_by_hand() -> None:
     actual, metrics = advantages([[1.0], [0.0], [0.0], [1.0]], 4)
     assert actual.tolist() == pytest.approx([s * 0.5 / (math.sqrt(1 / 3) + 1e-4) for s in (1, -1, -1, 1)])
     stds = {"reward_std": math.sqrt(1 / 3), "reward_std_within_groups": math.sqrt(1 / 3)}
-    assert metrics == pytest.approx({"reward": 0.5, "frac_reward_zero_std": 0} | stds)
+    assert metrics == pytest.approx({"reward": 0.5, "frac_reward_zero_std": 0, "frac_groups_without_signal": 0} | stds)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"scale_rewards": "batch"}, {"scale_rewards": "none"}, {"multi_objective_aggregation": "normalize_then_sum"}],
+)
+def test_groups_without_signal_do_not_depend_on_the_scale(settings: dict[str, str]) -> None:
+    """TRL's frac_reward_zero_std is that of the batch with "batch" and normalize_then_sum."""
+    rewards = [[1.0], [1.0], [0.0], [2.0]]
+    metrics = advantages(rewards, 2, **settings)[1]
+    assert metrics["frac_groups_without_signal"] == 0.5
+    whole_batch = settings.get("scale_rewards") == "batch" or "multi_objective_aggregation" in settings
+    assert metrics["frac_reward_zero_std"] == (0 if whole_batch else 0.5)
 
 
 def test_the_std_within_groups_is_the_mean_of_the_groups_own() -> None:

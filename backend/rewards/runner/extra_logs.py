@@ -12,7 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 TRAINER_METRICS = (
-    *("loss", "reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "learning_rate", "grad_norm", "epoch"),
+    *(
+        "loss",
+        "reward",
+        "reward_std",
+        "frac_reward_zero_std",
+        "frac_groups_without_signal",
+        "kl",
+        "entropy",
+        "learning_rate",
+        "grad_norm",
+        "epoch",
+    ),
     *("clip_ratio_low", "clip_ratio_high", "clip_ratio_total", "hit_max_tokens_ratio", "peak_memory_gb", "num_tokens"),
     *("reward_std_within_groups", "waiting_share"),
     *("rollout_tokens_per_second", "train_tokens_per_second", "grad_clipped"),

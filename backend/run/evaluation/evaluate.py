@@ -162,7 +162,8 @@ def reward_metrics(groups: Sequence[Group], names: Sequence[str], weights: Seque
     scores = [[completion.scores[name] for name in names] for completion in completions]
     size = len(groups[0].completions)
     _, metrics = advantage_values(scores, size, weights=weights, names=names)
-    return metrics if size > 1 else {key: value for key, value in metrics.items() if key != "frac_reward_zero_std"}
+    within_groups = ("frac_reward_zero_std", "frac_groups_without_signal")
+    return {key: value for key, value in metrics.items() if size > 1 or key not in within_groups}
 
 
 def greedy_accuracy(

@@ -87,7 +87,7 @@ def too_slow(recent: Recent, threshold: float) -> Sign | None:
 
 
 def gradient_zero(recent: Recent, threshold: float) -> Sign | None:
-    norms, silent = recent.values("grad_norm"), recent.mean("frac_reward_zero_std")
+    norms, silent = recent.values("grad_norm"), recent.mean("frac_groups_without_signal")
     # Without a reward that differs there is no gradient either; that is another rule's finding.
     if len(norms) < WINDOW or max(norms) > threshold or (silent is not None and silent > 0.5):
         return None

@@ -37,7 +37,7 @@ def never_scores(recent: Recent, threshold: float) -> Sign | None:
 
 
 def no_signal(recent: Recent, threshold: float) -> Sign | None:
-    share = recent.mean("frac_reward_zero_std")
+    share = recent.mean("frac_groups_without_signal")
     if share is None or share < threshold or recent.has_converged:
         return None
     is_cold = recent.setting("temperature") < 0.8
@@ -142,7 +142,7 @@ def flat(recent: Recent, threshold: float) -> Sign | None:
     if change is None or abs(change.size) > threshold * change.error:
         return None
     # Most groups have no signal: another rule's finding. It has converged: nothing is left to learn.
-    if (recent.mean("frac_reward_zero_std") or 0) > 0.5 or recent.has_converged:
+    if (recent.mean("frac_groups_without_signal") or 0) > 0.5 or recent.has_converged:
         return None
     return Sign(
         change.size,
@@ -159,7 +159,7 @@ REWARD_RULES = (
         never_scores, "reward_functions",
     ),
     Rule(
-        "no_signal", "No groups with signal", "Groups without signal", "frac_reward_zero_std",
+        "no_signal", "No groups with signal", "Groups without signal", "frac_groups_without_signal",
         Threshold(0.95, f"the mean over {WINDOW} steps of the share of groups whose completions all got the same reward is at least this, "
                   "and the reward has not risen to nearly the same for all",
                   "ours: of 20 groups one teaches; trl#5640, verl#5228 on groups of no variance"),
