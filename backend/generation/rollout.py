@@ -288,7 +288,11 @@ class Rollout:
         """The sampled tokens of each step, for G rows of one prompt. Each step is submitted to the device before it is yielded."""
         split_model = self.fused.split_model
         cache = new_prompt_cache(self.policy.model)
-        logits = split_model.logits(split_model.hidden(mx.array([prompt]), cache)[:, -1])
+        chunk = min(self.prefill_chunk, PREFILL_TOKENS)
+        for start in range(0, len(prompt), chunk):  # as the memory plan counts it
+            hidden = split_model.hidden(mx.array([prompt[start : start + chunk]]), cache)
+            mx.eval(hidden, [layer.state for layer in cache])
+        logits = split_model.logits(hidden[:, -1])
         # Prefilled once as a single row; only its state is repeated for the G completions.
         for layer in cache:
             layer.state = tree_map(lambda part: _repeated(part, G), layer.state)

@@ -725,3 +725,24 @@ def test_row_counts_are_one_two_three_or_four_times_a_power_of_two() -> None:
     scheduler = scheduler_of([5] * 64, generated=[1] * 64, ended=list(range(9, 64)), max_tokens=50)
     scheduler.queue, scheduler.max_rows = queue_of(5, 1), 64
     assert scheduler.schedule() and len(scheduler.rows) == 12, "nine living rows, an admitted one and two that ended"
+
+
+@pytest.mark.parametrize("arch", BY_GROUP)
+def test_other_caches_are_prefilled_in_chunks(
+    rollouts: Callable[..., Rollout], arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory plan counts chunks for every model, sliding windows and state spaces included."""
+    rollout = rollouts(arch, 6)
+    [whole] = rollout.sample(problems([7]), 2, FILTERED, seed=5, first_number=7)
+    lengths: list[int] = []
+    hidden = rollout.fused.split_model.hidden
+
+    def counted(tokens: mx.array, *args: object) -> mx.array:
+        lengths.append(tokens.shape[1])
+        return hidden(tokens, *args)
+
+    monkeypatch.setattr(rollout.fused.split_model, "hidden", counted)
+    monkeypatch.setattr(rollout, "prefill_chunk", 2)
+    [chunked] = rollout.sample(problems([7]), 2, FILTERED, seed=5, first_number=7)
+    assert max(lengths) == 2 < len(whole.problem.tokens)
+    assert [one.tokens for one in chunked.completions] == [one.tokens for one in whole.completions]
