@@ -73,6 +73,10 @@ class Tee:
         self._tell(lambda: self._terminal.write(text))
         return len(text)
 
+    def write_to_log(self, text: str) -> None:
+        """Write to log.txt, not to the terminal."""
+        self._log.write(text)
+
     def flush(self) -> None:
         self._tell(lambda: self._terminal.flush())
 

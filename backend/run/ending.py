@@ -5,6 +5,7 @@ After a GPU error a process may end and its run not: then the kind is RESTART, a
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -60,6 +61,9 @@ def ending_of(work: Callable[[], Ending], last_step: Callable[[], int]) -> Endin
     except WorkerFault as fault:
         return _ending_of_worker(fault, last_step())
     except Mistake as mistake:
+        if mistake.traceback:
+            write = getattr(sys.stderr, "write_to_log", sys.stderr.write)  # a terminal gets the sentence alone
+            write(mistake.traceback)
         return Ending("failed", last_step(), str(mistake), 2)
     except Exception as error:
         if (gpu := gpu_error(error)) is not None:

@@ -40,6 +40,9 @@ class Fault:
 class Mistake(Exception):
     """The user's input cannot be used; carries all faults. The CLI exits with 2 on it."""
 
+    traceback: str = ""
+    """The traceback of the user's own code, for log.txt; empty where none of it ran."""
+
     def __init__(self, setting: str | Iterable[Fault], sentence: str = "") -> None:
         self.faults: list[Fault] = [Fault(setting, sentence)] if isinstance(setting, str) else list(setting)
         super().__init__("\n".join(str(fault) for fault in self.faults))

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from backend.cli.run_log import logging_to
 from backend.run.preflight import check
 from backend.spec.events import read_events
+from backend.spec.rewards.allowed_code import allow_named
 from backend.spec.run_folder import RunFolder
 from tests.support import small_run
 
@@ -122,3 +124,49 @@ def test_a_resumed_run_says_that_its_reward_file_is_another_now(raw, tmp_path: P
     )
     assert go_on(3) == [sentence] and len(sentence) <= 200
     assert go_on(4) == [sentence], "and not again"
+
+
+RAISING = """
+import backend.rewards
+
+def inner(text):
+    raise ValueError("no digits in " + text[:3])
+
+@backend.rewards.register_reward_function("strict")
+def strict(prompts, completions, answer, types=None):
+    try:
+        [inner("abc") for _ in completions]
+    except ValueError as error:
+        raise RuntimeError("cannot score") from error
+"""
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_log_has_the_traceback_of_a_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str], isolation: str) -> None:
+    """The user's own frames and the cause; the event log and the terminal have one sentence."""
+    file = tmp_path / "mine.py"
+    file.write_text(RAISING)
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    raw = small_run.settings_for(
+        tmp_path,
+        reward_functions=["strict"],
+        reward_weights=[],
+        reward_functions_file=str(file),
+        reward_isolation=isolation,
+    )
+    allow_named(raw)
+    with logging_to(run):
+        ending = small_run.train_here(raw, run)
+    assert ending.kind == "failed" and ending.exit_code == 2 and ending.sentence.count("\n") == 0
+    assert "strict of mine.py raised RuntimeError: cannot score (mine.py, line 12)" in ending.sentence
+    log = run.log.read_text()
+    for line in (
+        "line 5, in inner",
+        "ValueError: no digits in abc",
+        "The above exception was the direct cause",
+        "line 12, in strict",
+    ):
+        assert line in log
+    assert "step_calls" not in log
+    assert "Traceback" not in capsys.readouterr().err

@@ -11,6 +11,8 @@ from backend.spec.user_input.text import cut_in_the_middle, one_line, shown
 
 LONGEST_ERROR = 150
 """Characters of the words for an error, where no sentence around it leaves fewer."""
+LONGEST_TRACEBACK = 20_000
+"""Characters of a traceback; a longer one keeps its end."""
 _LONGEST_NAME = 40
 _LONGEST_FILE = 24
 _LEAST_MESSAGE = 40
@@ -46,6 +48,15 @@ def describe_error(error: BaseException, file: Path | None, limit: int = LONGEST
         advice = ""
     message = shown(message, room - len(advice)).rstrip(".") if room > 0 else ""
     return f"{name}{': ' if message else ''}{message}{location}{advice}"
+
+
+def traceback_text(error: BaseException, file: Path | None) -> str:
+    """The traceback of an exception of user code, from the first frame in `file` on: our frames above it are left out."""
+    first = error.__traceback__
+    while first is not None and file is not None and first.tb_frame.f_code.co_filename != str(file):
+        first = first.tb_next
+    text = "".join(traceback.format_exception(type(error), error, first or error.__traceback__))
+    return text[-LONGEST_TRACEBACK:]
 
 
 def _message(error: BaseException) -> str:

@@ -21,11 +21,15 @@ class RewardError(Mistake):
     """A reward function failed on real completions; the sentence on `reward_functions` says which, how and on what."""
 
 
-def reward_error(function: FunctionDescription, what: str, sample: Sample, has_line: bool = False) -> RewardError:
+def reward_error(
+    function: FunctionDescription, what: str, sample: Sample, has_line: bool = False, traceback: str = ""
+) -> RewardError:
     """`what`: the words after the function, such as "raised ValueError: no". `has_line`: they name a line of its file."""
     before = _before(function, has_line) + cut_in_the_middle(one_line(what), failure_room(function, sample, has_line))
     texts = _texts(sample, LONGEST_SENTENCE - len(before) - len(_after("", "")))
-    return RewardError("reward_functions", before + _after(*texts))
+    error = RewardError("reward_functions", before + _after(*texts))
+    error.traceback = traceback
+    return error
 
 
 def failure_room(function: FunctionDescription, sample: Sample, has_line: bool = False) -> int:

@@ -56,7 +56,8 @@ def score(
         outcomes = step.outcomes()
     except FunctionFailed as failed:
         function = functions[failed.function].description
-        raise reward_error(function, failed.what, samples[failed.completion], failed.has_line) from failed.__cause__
+        sample = samples[failed.completion]
+        raise reward_error(function, failed.what, sample, failed.has_line, failed.traceback) from failed.__cause__
     names = [function.name for function in functions]
     fill_scores(samples, names, [scores for scores, _ in outcomes], weights)
     seconds = {name: seconds for name, (_, seconds) in zip(names, outcomes, strict=True)}

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from backend.rewards.mlx_lm_lora_shim import stand_in_library
 from backend.rewards.resolve import RewardFunction
-from backend.rewards.runner.error_text import describe_error
+from backend.rewards.runner.error_text import describe_error, traceback_text
 from backend.rewards.runner.extra_logs import ExtraLogs
 from backend.rewards.runner.inputs import Sample, TrainerState, inputs_for
 from backend.rewards.runner.returned_scores import InvalidScores, Scores, read_scores
@@ -77,6 +77,7 @@ class FunctionFailed(Exception):
         super().__init__(what)
         self.function, self.what, self.completion = function, what, completion
         self.has_line, self.is_timeout = has_line, is_timeout
+        self.traceback = ""
 
 
 def timeout_words(seconds: float) -> str:
@@ -156,12 +157,19 @@ class ScoringStep:
         room = failure_room(function.description, self.samples[0], has_line=True) - len("raised ")
         seconds = max(self.timeout_s - (time.perf_counter() - start), LEAST_S)
         try:
-            words = self.caller.call(index, seconds, lambda: describe_error(cause, function.file, room), str)
+            words, traceback = self.caller.call(
+                index,
+                seconds,
+                lambda: (describe_error(cause, function.file, room), traceback_text(cause, function.file)),
+                lambda both: both,
+            )
         except CallTimeout:
             return FunctionFailed(index, timeout_words(self.timeout_s), is_timeout=True)
         except CallFailed:
-            words = "an exception that cannot be described"
-        return FunctionFailed(index, f"raised {words}", has_line=True)
+            words, traceback = "an exception that cannot be described", ""
+        failed = FunctionFailed(index, f"raised {words}", has_line=True)
+        failed.traceback = traceback
+        return failed
 
 
 def _stand_in_libraries(functions: Iterable[RewardFunction]) -> ExitStack:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from backend.rewards.description import FunctionDescription
+from backend.rewards.runner.error_text import LONGEST_TRACEBACK
 from backend.rewards.runner.extra_logs import check_metric_name, check_name
 from backend.rewards.runner.returned_scores import LARGEST, Scores
 from backend.rewards.runner.user_traceback import LoadError, UserError, UserFrame
@@ -38,6 +39,7 @@ class Failure:
     has_line: bool = False
     is_timeout: bool = False
     error: UserError | None = None
+    traceback: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ def _failure(fields: Mapping[str, Any], functions: int, completions: int) -> Fai
         has_line=_bool(fields.get("has_line")),
         is_timeout=_bool(fields.get("is_timeout")),
         error=None if error is None else _user_error(_mapping(error)),
+        traceback=_lines(fields.get("traceback", "")),
     )
 
 
@@ -205,6 +208,13 @@ def _text(value: Any) -> str:
 def _line(value: Any) -> str:
     """A text on one line, without what a terminal would obey."""
     return "".join(letter if letter.isprintable() else " " for letter in _text(value))
+
+
+def _lines(value: Any) -> str:
+    """As `_line`, but of several lines."""
+    if isinstance(value, str) and len(value) <= LONGEST_TRACEBACK:
+        return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in value)
+    raise Untrusted
 
 
 def _name(value: Any) -> str:

@@ -193,4 +193,4 @@ def failed_on(
     tried = not network and _NO_NETWORK.search(failure.what)
     what = f"{failure.what} (reward_network is off)" if tried else failure.what
     function, sample = functions[failure.function], samples[failure.completion]
-    return reward_error(function, what, sample, failure.has_line)
+    return reward_error(function, what, sample, failure.has_line, failure.traceback)

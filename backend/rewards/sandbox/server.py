@@ -169,6 +169,7 @@ def _failure(failed: FunctionFailed, functions: Sequence[RewardFunction]) -> dic
     return {
         "function": failed.function, "what": _cut(failed.what), "completion": failed.completion,
         "has_line": failed.has_line, "is_timeout": failed.is_timeout, "error": _error_fields(error),
+        "traceback": failed.traceback,
     }  # fmt: skip
 
 
