@@ -48,10 +48,10 @@ format: $(VENV)/.test-ready ## put the code in order
 	$(PY) -m ruff check --fix . && $(PY) -m ruff format .
 
 bench: $(VENV)/.run-ready ## measure speed and memory of our own steps
-	$(PY) -m backend.bench ours
+	$(PY) -m benchmarks ours
 
 bench-against: $(VENV)/.run-ready ## install the peers and measure ours beside them
-	$(PY) -m backend.bench peers --install && $(PY) -m backend.bench against
+	$(PY) -m benchmarks peers --install && $(PY) -m benchmarks against
 
 app: $(VENV)/.app-ready ## freeze the app into dist/: a folder on Linux, GRPO Studio.app on a Mac
 	$(PY) -m PyInstaller --noconfirm --log-level WARN packaging/grpo-studio.spec

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from backend.bench.device import child as device_child
+from backend.bench import child as device_child
 from backend.cli import completions
 from backend.cli.exit_codes import MISTAKE, print_faults
 from backend.cli.output import take_every_character

@@ -1,1 +1,1 @@
-"""Benchmarks of whole GRPO steps: CPU seconds beside wall seconds, and peak memory; ours, other trainers', and ablations."""
+"""The verb `bench device`: speed, memory and precision of this machine on random models."""

@@ -1,142 +1,223 @@
-"""Tables from results, one function per section of docs/performance.md. Runs nothing."""
+"""Device files as sentences and tables: a line for each outcome, the tables of a file, and the Markdown of several. Runs nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import groupby
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from backend.bench.peer_contenders import DIFFERS
-from backend.bench.side_by_side import Result
-from backend.bench.tables import TextTable, number
-from backend.bench.workloads import MATCHES, SWEEPS, Bar, Match
-
-MEASURES = {
-    "step_s": "step",
-    "rollout_s": "sampling",
-    "train_s": "learning",
-    "decode_s": "a decoding step",
-    "peak": "peak memory",
-    "peak_train": "peak memory in learning",
-}
-NUMBERS = (
-    "tokens",
-    "sampling, tok/s",
-    "sampling, s",
-    "learning, s",
-    "step, s",
-    "step, wall s",
-    "MB sampling",
-    "MB learning",
+from backend.bench.schema import (
+    DeviceFile,
+    GapNumbers,
+    LaunchNumbers,
+    LearningNumbers,
+    Numbers,
+    Outcome,
+    PrefillNumbers,
+    SamplingNumbers,
+    SwitchNumbers,
 )
+from backend.bench.switches import SWITCHES
+from backend.bench.tables import TextTable, number
+
+Measured = list[tuple[Outcome, Numbers]]
 
 
-def numbers(result: Result) -> list[str]:
-    """The cells under NUMBERS. Seconds are CPU seconds unless the column says wall."""
-    medians = result.medians
-    speed = medians["tokens"] / medians["rollout_s"] if "rollout_s" in medians else None
-    names = ("rollout_s", "train_s", "step_s", "step_wall", "peak_rollout", "peak_train")
-    return [number(medians["tokens"]), number(speed), *(number(medians.get(name)) for name in names)]
+def line(outcome: Outcome) -> str:
+    """One outcome in one line."""
+    name = f"{outcome.task.model_name}: {outcome.task.title}"
+    return f"{name}  {in_words(outcome.numbers) if outcome.numbers else outcome.error}"
 
 
-def bars(results: Sequence[Result]) -> TextTable:
-    """Every bar with ours, theirs, the ratio and the verdict. A match that was not run has no row."""
-    medians = {(result.case.name, result.contender): result.medians for result in results}
-    rows = [
-        _bar(match, bar, medians[match.case.name, "ours"], medians[match.case.name, bar.against])
-        for match in MATCHES
-        for bar in match.bars
-        if {(match.case.name, "ours"), (match.case.name, bar.against)} <= medians.keys()
-    ]
-    return TextTable("Bars", ("case", "against", "what", "ours", "theirs", "share", "at most", ""), rows, words=3)
+def in_words(numbers: Numbers) -> str:
+    match numbers:
+        case PrefillNumbers():
+            return f"{number(numbers.tokens_per_s)} tokens/s"
+        case SamplingNumbers():
+            return (
+                f"{number(numbers.tokens_per_s)} tokens/s, {number(numbers.step_ms)} ms a step, "
+                f"{number(numbers.peak_gb)} GB (estimated {number(numbers.estimate_gb)})"
+            )
+        case LearningNumbers():
+            return (
+                f"{number(numbers.step_s)} s a step, {number(numbers.tokens_per_s)} tokens/s, "
+                f"{number(numbers.peak_gb)} GB (estimated {number(numbers.estimate_gb)})"
+            )
+        case GapNumbers():
+            return f"mean {number(numbers.mean_nats)} nats, p99 {number(numbers.p99_nats)}"
+        case LaunchNumbers():
+            return ", ".join(f"{count} ({blocks})" for blocks, count in numbers.launches.items())
+        case SwitchNumbers():
+            gaps = (numbers.on_gap_nats, numbers.off_gap_nats)
+            return (
+                f"on {number(numbers.on_s)} s, off {number(numbers.off_s)} s: off takes "
+                f"{number(numbers.off_s / numbers.on_s)} times as long"
+                + ("" if None in gaps else f"; gap on {number(gaps[0])} nats, off {number(gaps[1])}")
+            )
 
 
-def _bar(match: Match, bar: Bar, ours: dict[str, float], theirs: dict[str, float]) -> list[str]:
-    share = ours[bar.measure] / theirs[bar.measure]
-    unit = " MB" if bar.measure.startswith("peak") else " s"
-    limit = number(bar.at_most) + ("*" if bar.stretch else "")
-    verdict = "met" if share <= bar.at_most else "missed"
-    values = (number(ours[bar.measure]) + unit, number(theirs[bar.measure]) + unit, number(share), limit, verdict)
-    return [match.case.name, bar.against, MEASURES[bar.measure], *values]
+# ── tables of a file ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def against(results: Sequence[Result]) -> list[TextTable]:
-    """The bars, and each case with all its contenders."""
-    rows = [[result.case.name, result.contender, *numbers(result)] for result in results]
-    return [bars(results), TextTable("Side by side", ("case", "who", *NUMBERS), rows, words=2)]
+def tables(file: DeviceFile) -> list[TextTable]:
+    """Those that have rows."""
+    measured = [(outcome, outcome.numbers) for outcome in file.outcomes if outcome.numbers is not None]
+    made = (_sampling(measured), _learning(measured), _memory(measured), _fidelity(measured), _switches(measured))
+    return [table for table in (*made, _not_measured(file)) if table.rows]
 
 
-def ours(results: Sequence[Result]) -> list[TextTable]:
-    return [TextTable("Ours", ("case", *NUMBERS), [[result.case.name, *numbers(result)] for result in results])]
+def _models(measured: Measured) -> list[str]:
+    return list(dict.fromkeys(outcome.task.model_name for outcome, _ in measured))
 
 
-def samples(results: Sequence[Result]) -> list[TextTable]:
+def _by_model(rows: list[list[str]], measured: Measured) -> list[list[str]]:
+    """Rows whose first cell is the model, in the order of the models."""
+    models = _models(measured)
+    return sorted(rows, key=lambda row: models.index(row[0]))
+
+
+def _sampling(measured: Measured) -> TextTable:
+    """Tokens a second by group size, with and without filters, and of prefill."""
+    rates = {
+        (outcome.task.model_name, outcome.task.filters, outcome.task.group_size): numbers.tokens_per_s
+        for outcome, numbers in measured
+        if isinstance(numbers, SamplingNumbers)
+    }
+    prefill = {
+        outcome.task.model_name: numbers.tokens_per_s
+        for outcome, numbers in measured
+        if isinstance(numbers, PrefillNumbers)
+    }
+    sizes = sorted({size for _, _, size in rates})
     rows = [
         [
-            str(result.case.rows),
-            number(1000 * result.medians["rollout_s"] / result.case.rows),
-            number(1000 * result.medians["rollout_wall"] / result.case.rows),
-            number(result.medians["tokens"] / result.medians["rollout_s"]),
-            number(result.medians["peak_rollout"]),
+            model,
+            "default" if filters else "none",
+            *(number(rates.get((model, filters, size))) for size in sizes),
+            number(prefill.get(model) if filters else None),
         ]
-        for result in results
+        for model in _models(measured)
+        for filters in (True, False)
+        if any((model, filters, size) in rates for size in sizes)
     ]
-    columns = ("rows together", "a sample, ms", "a sample, wall ms", "tok/s", "MB")
-    return [TextTable("The cost of a sample", columns, rows)]
+    columns = ("model", "filters", *(f"G {size}" for size in sizes), "prefill")
+    return TextTable("Sampling, tokens/s", columns, rows, words=2)
 
 
-def ablation(results: Sequence[Result]) -> list[TextTable]:
-    """For each case: everything on, then each technique off by itself, relative to everything on."""
-    return [_ablated(name, list(group)) for name, group in groupby(results, lambda result: result.case.name)]
-
-
-def _ablated(name: str, results: Sequence[Result]) -> TextTable:
-    all_on = next(result for result in results if result.contender == "ours").medians
-    rows = []
-    for result in results:
-        medians, off = result.medians, result.contender.removeprefix("ours, without ")
-        shares = [
-            number(medians[key] / all_on[key])
-            for key in ("rollout_s", "train_s", "step_s", "peak_rollout", "peak_train")
+def _learning(measured: Measured) -> TextTable:
+    rows = [
+        [
+            outcome.task.model_name,
+            f"{outcome.task.group_size} × {outcome.task.completion}",
+            "on" if outcome.task.kl else "off",
+            number(numbers.step_s),
+            number(numbers.tokens_per_s),
         ]
-        rows.append(["everything on" if off == "ours" else off, number(medians["step_s"]), *shares])
-    columns = ("switched off", "step, s", "sampling ×", "learning ×", "step ×", "MB sampling ×", "MB learning ×")
-    return TextTable(name, columns, rows)
+        for outcome, numbers in measured
+        if isinstance(numbers, LearningNumbers)
+    ]
+    columns = ("model", "completions", "KL", "step, s", "tokens/s")
+    return TextTable("Learning", columns, _by_model(rows, measured), words=3)
 
 
-def sweep(results: Sequence[Result]) -> list[TextTable]:
-    """One table per axis."""
-    axis_of = {case.name: axis for axis, cases in SWEEPS.items() for case in cases}
-    tables = []
-    for axis, group in groupby(results, lambda result: axis_of[result.case.name]):
-        rows = [[result.case.name, result.contender, *numbers(result)] for result in group]
-        tables.append(TextTable(axis.capitalize(), ("case", "who", *NUMBERS), rows, words=2))
-    return tables
+def _memory(measured: Measured) -> TextTable:
+    largest = max((o.task.group_size for o, numbers in measured if isinstance(numbers, SamplingNumbers)), default=0)
+    rows = [
+        [
+            outcome.task.model_name,
+            outcome.task.title,
+            number(numbers.peak_gb),
+            number(numbers.estimate_gb),
+            number(numbers.peak_gb / numbers.estimate_gb),
+            ", ".join(numbers.reductions) or "–",
+        ]
+        for outcome, numbers in measured
+        if isinstance(numbers, LearningNumbers)
+        or (isinstance(numbers, SamplingNumbers) and outcome.task.filters and outcome.task.group_size == largest)
+    ]
+    columns = ("model", "phase", "peak, GB", "estimate, GB", "peak / estimate", "held down by")
+    return TextTable("Memory", columns, _by_model(rows, measured), words=2)
 
 
-def start(rows: Sequence[dict[str, Any]]) -> list[TextTable]:
-    cells = [[row["until"], number(row["wall"]), number(row["cpu"])] for row in rows]
-    return [TextTable("From nothing", ("until", "wall s", "CPU s"), cells)]
+def _fidelity(measured: Measured) -> TextTable:
+    """The gap between sampler and learner, and the launches of a decoding step."""
+    gaps = {o.task.model_name: numbers for o, numbers in measured if isinstance(numbers, GapNumbers)}
+    launches = {o.task.model_name: numbers.launches for o, numbers in measured if isinstance(numbers, LaunchNumbers)}
+    rows = [
+        [
+            model,
+            *(number(x) for x in ((gap.mean_nats, gap.p99_nats, gap.max_nats) if gap else (None,) * 3)),
+            " / ".join(map(str, launches[model].values())) if model in launches else "–",
+        ]
+        for model in _models(measured)
+        if (gap := gaps.get(model)) or model in launches
+    ]
+    columns = ("model", "mean gap, nats", "p99", "largest", "launches: own blocks / fused / kernels")
+    return TextTable("Sampler against learner, and launches", columns, rows)
 
 
-def differs() -> str:
-    """The differences of the peers' computations, as a list in Markdown."""
-    return "\n".join(f"- **{name}**: {text}" for name, text in DIFFERS.items()) + "\n"
+def _switches(measured: Measured) -> TextTable:
+    rows = [
+        [
+            outcome.task.switch,
+            outcome.task.model_name,
+            *(number(x) for x in (numbers.on_s, numbers.off_s, numbers.off_s / numbers.on_s)),
+            number(1000 * (numbers.off_peak_gb - numbers.on_peak_gb)),
+            *(number(x) for x in (numbers.on_gap_nats, numbers.off_gap_nats)),
+            str(numbers.rounds),
+        ]
+        for outcome, numbers in measured
+        if isinstance(numbers, SwitchNumbers)
+    ]
+    columns = (
+        "switch",
+        "model",
+        "on, s",
+        "off, s",
+        "off / on",
+        "off − on, MB",
+        "gap on, nats",
+        "gap off, nats",
+        "turns",
+    )
+    return TextTable("Switches", columns, rows, words=2)
 
 
-def _results(table: Callable[[list[Result]], list[TextTable]]) -> Callable[[list[dict[str, Any]]], list[TextTable]]:
-    return lambda raw: table([Result.of(result) for result in raw])
+def _not_measured(file: DeviceFile) -> TextTable:
+    failed = [
+        [f"{outcome.task.model_name}: {outcome.task.title}", outcome.error]
+        for outcome in file.outcomes
+        if outcome.error
+    ]
+    return TextTable("Not measured", ("task", "why"), failed, words=2)
 
 
-SECTIONS: dict[str, Callable[[list[dict[str, Any]]], list[TextTable]]] = {
-    "ours": _results(ours),
-    "against": _results(against),
-    "samples": _results(samples),
-    "ablation": _results(ablation),
-    "sweep": _results(sweep),
-    "start": start,
-}
-"""Section → its tables from the measurements in their JSON form."""
+def switches_in_words() -> str:
+    """What each switch turns off, as a list in Markdown."""
+    return "\n".join(f"- **{switch.name}**, off: {switch.meaning}" for switch in SWITCHES) + "\n"
 
-DOCUMENTED = ("against", "ablation", "samples", "sweep", "start")
-"""The sections of docs/performance.md."""
+
+# ── several files ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def markdown(files: Sequence[DeviceFile]) -> str:
+    """A section for each file, GPUs first."""
+    ordered = sorted(files, key=lambda file: (file.machine.computes_on == "cpu", file.machine.chip, file.date))
+    return "\n".join("\n".join(_section(file)) for file in ordered) or "No device has been measured yet.\n"
+
+
+def _section(file: DeviceFile) -> Iterator[str]:
+    yield f"### {file.machine.chip}{', CPU only' if file.machine.computes_on == 'cpu' else ''}\n"
+    yield from (table.markdown() for table in tables(file))
+    yield f"*{provenance(file)}*\n"
+
+
+def provenance(file: DeviceFile) -> str:
+    """Date, machine, versions, and how far the bench came."""
+    machine = file.machine
+    working_set = f" (working set {number(machine.working_set_gb)} GB)" if machine.working_set_gb else ""
+    parts = (
+        f"{file.date}: {machine.cores} cores, {number(machine.memory_gb)} GB{working_set}, {machine.system}",
+        f"{file.settings.scale} scale, {file.settings.sampling}, {file.settings.clock} seconds",
+        ", ".join(f"{name} {version}" for name, version in file.versions.items()),
+        f"{file.ended} after {number(file.took_s / 60)} minutes, {len(file.unmeasured)} tasks left",
+    )
+    return "; ".join(parts) + "."

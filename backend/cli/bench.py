@@ -28,7 +28,7 @@ def bench_device(
     """Sampling, learning, memory and precision on random models of Qwen3's sizes; downloads nothing. Writes one JSON file."""
     if not out.is_dir():
         raise Mistake("out", f"There is no folder {out}.")
-    from backend.bench.device import about, command, plan, report
+    from backend.bench import about, command, plan, report
 
     device = about.this_machine()
     scale = plan.scale_for(device.computes_on, quick)
@@ -48,7 +48,7 @@ def bench_report(
     files: Annotated[list[Path], typer.Argument(help="Files that bench device wrote.")],
 ) -> None:
     """The tables of such files as Markdown, a section for each."""
-    from backend.bench.device import report, schema
+    from backend.bench import report, schema
 
     read = []
     for path in files:

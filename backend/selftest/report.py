@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backend.bench.device.about import this_machine
+from backend.bench.about import this_machine
 from backend.run.telemetry import versions
 from backend.selftest.check import CheckResult
 from backend.spec.about.private_text import without_private

@@ -20,14 +20,14 @@ from mlx_lm.tuner.lora import LoRALinear
 from typer.testing import CliRunner
 
 from backend.__main__ import app
-from backend.bench.device import about, command, plan, random_policy, report, schema
-from backend.bench.device import workload as workload_module
-from backend.bench.device.child import answer_to
-from backend.bench.device.measures import ModelBench, Side, rounds, seconds
-from backend.bench.device.plan import Scale, tasks
-from backend.bench.device.random_policy import same_model
-from backend.bench.device.runner import LEAST_PATIENCE_S, ModelProcesses, TimedRun, Unmeasured, impersonal, last_words
-from backend.bench.device.schema import (
+from backend.bench import about, command, plan, random_policy, report, schema
+from backend.bench import workload as workload_module
+from backend.bench.child import answer_to
+from backend.bench.measures import ModelBench, Side, rounds, seconds
+from backend.bench.plan import Scale, tasks
+from backend.bench.random_policy import same_model
+from backend.bench.runner import LEAST_PATIENCE_S, ModelProcesses, TimedRun, Unmeasured, impersonal, last_words
+from backend.bench.schema import (
     DeviceFile,
     GapNumbers,
     LaunchNumbers,
@@ -39,8 +39,8 @@ from backend.bench.device.schema import (
     SwitchNumbers,
     Task,
 )
-from backend.bench.device.switches import SWITCHES, Technique, switch_named
-from backend.bench.device.workload import Workload, settings
+from backend.bench.switches import SWITCHES, Technique, switch_named
+from backend.bench.workload import Workload, settings
 from backend.child_process import ChildEnded
 from backend.engine import gathers, slot_cache
 from backend.generation import sampler
@@ -83,7 +83,7 @@ def test_every_model_is_measured_in_every_way_and_nothing_twice(scale: Scale):
             sampled = {(task.group_size, task.filters) for task in own if task.measure == "sampling"}
             assert sampled == {(size, filters) for size in scale.group_sizes for filters in (True, False)}
             assert {task.kl for task in own if task.measure == "learning"} == {True, False}
-            assert {"prefill", "gap", "launches"} <= {task.measure for task in own}
+            assert {"prefill", "gap"} <= {task.measure for task in own}
     assert [task.switch for task in planned if task.switch] == [
         switch.name for weights in ("4-bit", "float") for switch in scale.switches if switch.weights == weights
     ]
@@ -431,7 +431,7 @@ def test_a_gap_is_measured_and_not_assumed(bench_folder: Path, monkeypatch: pyte
 
 
 def test_a_model_that_does_not_fit_is_told_before_it_is_made(bench_folder: Path, monkeypatch: pytest.MonkeyPatch):
-    from backend.bench.device import measures
+    from backend.bench import measures
 
     monkeypatch.setattr(measures, "machine_bytes", lambda held, working_set: 10_000)
     monkeypatch.setattr(measures, "random_policy", lambda *_: pytest.fail("it was made"))
@@ -449,9 +449,6 @@ def test_a_whole_tiny_bench(tmp_path: Path):
         assert numbers is not None and numbers.measure == outcome.task.measure
         if isinstance(numbers, (SamplingNumbers, LearningNumbers)):
             assert numbers.tokens_per_s > 0 and 0.3 < numbers.peak_gb / numbers.estimate_gb < 1.5
-        if isinstance(numbers, LaunchNumbers):
-            own, fused, kernels = numbers.launches.values()
-            assert own > fused > kernels == sum(numbers.by_kernel.values()) > 10
     text = path.read_text("utf-8")
     personal = {platform.node(), getpass.getuser(), str(Path.home()), str(tmp_path)}
     assert not [word for word in personal if len(word) > 3 and word in text]

@@ -64,7 +64,7 @@ def test_the_demo_with_8_bit_states_is_within_two_points(seed: int, tmp_path: Pa
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_every_loss_improves_the_held_out_reward(seed: int) -> None:
     """`docs/algorithms.md` holds the figures; the demo's model begins at a held-out reward of about 1.24."""
-    from backend.bench.loss_comparison import VARIANTS, measure
+    from benchmarks.loss_comparison import VARIANTS, measure
 
     for name, changes in VARIANTS.items():
         measured = measure(changes, seed)

@@ -95,7 +95,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {*NUMBERS, "mlx_lm", "tokenizers", "transformers"},
     ),
     "backend.selftest": (
-        {SPEC, TYPES, "backend.child_process", "backend.bench.device.about"}
+        {SPEC, TYPES, "backend.child_process", "backend.bench.about"}
         | {f"backend.{room}" for room in ("engine", "rewards", "run", "training")},
         {"mlx", "yaml"},
     ),

@@ -7,7 +7,7 @@ other, each of 1/N of the bytes (Patarasuk and Yuan 2009), which mlx's ring does
     gather  =   (N − 1) (latency + bytes / rate)          the trainer's are below a packet, so latency is all
     step    = updates · (sum of the gradient + GATHERS_PER_UPDATE gathers) + GATHERS_PER_STEP gathers + what the channel carries
 
-docs/scale.md holds it against measured sums. Nothing here measures or contacts a machine.
+Nothing here measures or contacts a machine.
 """
 
 from __future__ import annotations

@@ -1,1 +1,0 @@
-"""What the network costs a run on several machines: sums measured over shaped links between network namespaces, and a model fitted to them."""

@@ -1,0 +1,140 @@
+"""Our engine as a contender, called as the trainer calls it, with everything on or with one technique switched off."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from backend.bench import ablation
+from backend.engine.memory import release_cached_buffers
+from backend.generation.rollout import Rollout
+from backend.generation.sampler import Sampling
+from backend.models.policy import Policy, load_policy
+from backend.spec.config import Config, parse
+from backend.training.advantages import advantages
+from backend.training.batch import pack
+from backend.training.grpo import grpo_learner
+from backend.training.learner import Learner
+from backend.types import Completion, Group, Problem
+from benchmarks.contender import RANK, RATE, SCALE, Contender, prompt_ids, reward
+from benchmarks.stopwatch import Stopwatch
+from benchmarks.workloads import Case
+
+MANY = 10**6
+"""Updates that the learning rate schedule expects: more than any benchmark takes."""
+
+
+def contender(name: str) -> Contender:
+    """ "ours", or "ours, without " and a technique. Raises KeyError for an unknown one."""
+    off = ablation.SWITCHES[name.removeprefix("ours, without ")] if name != "ours" else contextlib.nullcontext
+    return partial(_run, off)
+
+
+def _run(
+    off: Callable[[], contextlib.AbstractContextManager[object]], case: Case, folder: Path, stopwatch: Stopwatch
+) -> None:
+    with off():
+        {"step": steps, "rollout": rollout_steps, "train": training_steps, "decode": decoding_steps}[case.work](
+            case, folder, stopwatch
+        )
+
+
+def settings(case: Case, folder: Path) -> Config:
+    """The settings that all contenders share: LoRA on every projection, Adam, one update per rollout."""
+    return parse({
+        "model": str(folder), "data": str(folder), "num_layers": -1, "rank": RANK, "scale": SCALE, "optimizer": "adam",
+        "learning_rate": RATE, "batch_size": case.prompts, "group_size": case.group_size, "beta": case.beta,
+        "max_completion_length": case.completion, "max_seq_length": case.prompt + case.completion,
+        "temperature": case.temperature, "top_p": case.top_p, "top_k": 0,
+    })  # fmt: skip
+
+
+def sampling(case: Case) -> Sampling:
+    return Sampling(case.temperature, case.top_p)
+
+
+def problems(case: Case, number: int) -> list[Problem]:
+    return [Problem(i, "", [], ids, "") for i, ids in enumerate(prompt_ids(case, number))]
+
+
+def steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
+    """Whole steps."""
+    config = settings(case, folder)
+    policy = load_policy(config)
+    rollout, learner = Rollout(policy, case.completion), grpo_learner(policy, config, MANY)
+    for number in stopwatch.steps():
+        groups = rollout.sample(problems(case, number), case.group_size, sampling(case), 0, number * case.prompts)
+        stopwatch.lap("rollout")
+        score_groups(groups)
+        _train(learner, policy, groups)
+        stopwatch.lap("train")
+        stopwatch.done(_token_count(groups))
+
+
+def rollout_steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
+    """Rollouts without training."""
+    rollout = Rollout(load_policy(settings(case, folder)), case.completion)
+    for number in stopwatch.steps():
+        groups = rollout.sample(problems(case, number), case.group_size, sampling(case), 0, number * case.prompts)
+        stopwatch.lap("rollout")
+        stopwatch.done(_token_count(groups))
+
+
+def training_steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
+    """Training alone, on random completions of full length."""
+    config = settings(case, folder)
+    policy = load_policy(config)
+    learner = grpo_learner(policy, config, MANY, micro_batch_tokens=case.micro_batch)
+    for number in stopwatch.steps():
+        groups = random_groups(case, number)
+        stopwatch.restart()
+        _train(learner, policy, groups)
+        stopwatch.lap("train")
+        stopwatch.done(_token_count(groups))
+
+
+def decoding_steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
+    """Decoding steps: the difference between a rollout of all tokens and one of a single token."""
+    policy = load_policy(settings(case, folder))
+    short, long = Rollout(policy, 1), Rollout(policy, case.completion)
+    for number in stopwatch.steps():
+        for phase, rollout in (("first", short), ("rollout", long)):
+            rollout.sample(problems(case, number), case.group_size, sampling(case), 0, number * case.prompts)
+            stopwatch.lap(phase)
+        decoding_s = stopwatch.phases["rollout"]["s"] - stopwatch.phases["first"]["s"]
+        stopwatch.done(case.rows * case.completion, decode_s=decoding_s / (case.completion - 1))
+
+
+def _train(learner: Learner, policy: Policy, groups: list[Group]) -> None:
+    release_cached_buffers()  # as between sampling and learning of a run
+    learner.learn(pack(groups, pad_id=policy.pad_id))
+
+
+def score_groups(groups: list[Group]) -> None:
+    """Set rewards and advantages."""
+    completions = [completion for group in groups for completion in group.completions]
+    rewards = [[reward(completion.text)] for completion in completions]
+    values, _ = advantages(rewards, len(groups[0].completions))
+    for completion, value in zip(completions, values.tolist(), strict=True):  # pyright: ignore
+        completion.advantage = value
+
+
+def random_groups(case: Case, number: int) -> list[Group]:
+    """Groups of random completions of full length, scored: the input of training, without a rollout."""
+    import numpy as np
+
+    rng = np.random.default_rng((11, number))
+    groups = []
+    for problem in problems(case, number):
+        ids = rng.integers(2, case.vocab, (case.group_size, case.completion)).tolist()
+        uniform = [-float(np.log(case.vocab))] * case.completion
+        completions = [Completion(row, list(uniform), str(i), "length") for i, row in enumerate(ids)]
+        groups.append(Group(problem, completions))
+    score_groups(groups)
+    return groups
+
+
+def _token_count(groups: list[Group]) -> int:
+    return sum(len(completion.tokens) for group in groups for completion in group.completions)

@@ -1,0 +1,92 @@
+"""Random models of Qwen3's shape with a tokenizer, whose probability of ending a completion is chosen.
+
+Every contender loads the same folder through mlx-lm. Contenders must not suppress or force the end token by their own means, so
+its probability is in the weights: all (tied) embeddings share one large component, so every hidden state has it too, and the
+end token's embedding is a multiple of that component.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import islice, product
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
+
+from benchmarks.workloads import Case
+
+PAD, END = 0, 1
+SHARED_LENGTH = 4.0
+"""Length of the component that all embeddings share; their random part has about 0.3."""
+NEVER = 1e-20
+"""Probability of the end token where completions are to have full length."""
+
+
+def model_folder(case: Case, within: Path) -> Path:
+    """The folder of the case's model, made the first time. Cases of equal shape and end probability share one."""
+    ends = f"ends-{1 / case.end_chance:.0f}" if case.natural else "forced"
+    path = within / f"{case.hidden}x{case.layers}-{case.vocab}-{ends}"
+    if not path.exists():
+        make(path, case)
+    return path
+
+
+def make(path: Path, case: Case) -> None:
+    """config.json, model.safetensors, tokenizer.json and tokenizer_config.json of a float32 model."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten, tree_map
+    from mlx_lm.models import qwen3
+
+    config = _config(case)
+    mx.random.seed(0)
+    model = qwen3.Model(qwen3.ModelArgs.from_dict(config))
+    model.update(tree_map(lambda x: mx.random.normal(x.shape) * 0.02 if x.ndim == 2 else x, model.parameters()))
+    _calibrate_end(model, case.end_chance if case.natural else NEVER)
+    path.mkdir(parents=True)
+    weights: Any = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_tokenizer(path, case.vocab)
+
+
+def _config(case: Case) -> dict[str, Any]:
+    return {
+        "model_type": "qwen3", "hidden_size": case.hidden, "num_hidden_layers": case.layers,
+        "intermediate_size": 3 * case.hidden, "num_attention_heads": case.hidden // 64,
+        "num_key_value_heads": max(1, case.hidden // 128), "head_dim": 64, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0, "vocab_size": case.vocab, "max_position_embeddings": 4096, "tie_word_embeddings": True,
+        "eos_token_id": END, "pad_token_id": PAD, "torch_dtype": "float32",
+    }  # fmt: skip
+
+
+def _calibrate_end(model: Any, chance: float) -> None:
+    """Set the embeddings so that the end token's mean probability over random texts is `chance` (within noise)."""
+    import mlx.core as mx
+
+    table = model.model.embed_tokens
+    V, H = table.weight.shape
+    direction = mx.random.normal((H,))
+    direction = direction / mx.linalg.norm(direction)
+    table.weight = table.weight + SHARED_LENGTH * direction
+    hidden = model.model(mx.random.randint(2, V, (4, 64))).reshape(-1, H)
+    others = mx.logsumexp(table.as_linear(hidden), axis=-1)
+    # On average the end's logit must exceed the others' log-sum-exp by the log odds of `chance`.
+    length = (math.log(chance / (1 - chance)) + others.mean()) / (hidden @ direction).mean()
+    table.weight[END] = length * direction
+    mx.eval(table.weight)
+
+
+def write_tokenizer(path: Path, vocab: int) -> None:
+    """A tokenizer of 256 bytes, two special tokens and invented words, so that every id decodes to text."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    words = ("".join(letters) for letters in product(ascii_lowercase, repeat=4))
+    names = ["<|pad|>", "<|end|>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *islice(words, vocab - 258)]
+    tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names[:2]])
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": names[END], "pad_token": names[PAD]}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")

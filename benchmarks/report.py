@@ -1,0 +1,142 @@
+"""Tables from results, one function per section of docs/performance.md. Runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+from backend.bench.tables import TextTable, number
+from benchmarks.peer_contenders import DIFFERS
+from benchmarks.side_by_side import Result
+from benchmarks.workloads import MATCHES, SWEEPS, Bar, Match
+
+MEASURES = {
+    "step_s": "step",
+    "rollout_s": "sampling",
+    "train_s": "learning",
+    "decode_s": "a decoding step",
+    "peak": "peak memory",
+    "peak_train": "peak memory in learning",
+}
+NUMBERS = (
+    "tokens",
+    "sampling, tok/s",
+    "sampling, s",
+    "learning, s",
+    "step, s",
+    "step, wall s",
+    "MB sampling",
+    "MB learning",
+)
+
+
+def numbers(result: Result) -> list[str]:
+    """The cells under NUMBERS. Seconds are CPU seconds unless the column says wall."""
+    medians = result.medians
+    speed = medians["tokens"] / medians["rollout_s"] if "rollout_s" in medians else None
+    names = ("rollout_s", "train_s", "step_s", "step_wall", "peak_rollout", "peak_train")
+    return [number(medians["tokens"]), number(speed), *(number(medians.get(name)) for name in names)]
+
+
+def bars(results: Sequence[Result]) -> TextTable:
+    """Every bar with ours, theirs, the ratio and the verdict. A match that was not run has no row."""
+    medians = {(result.case.name, result.contender): result.medians for result in results}
+    rows = [
+        _bar(match, bar, medians[match.case.name, "ours"], medians[match.case.name, bar.against])
+        for match in MATCHES
+        for bar in match.bars
+        if {(match.case.name, "ours"), (match.case.name, bar.against)} <= medians.keys()
+    ]
+    return TextTable("Bars", ("case", "against", "what", "ours", "theirs", "share", "at most", ""), rows, words=3)
+
+
+def _bar(match: Match, bar: Bar, ours: dict[str, float], theirs: dict[str, float]) -> list[str]:
+    share = ours[bar.measure] / theirs[bar.measure]
+    unit = " MB" if bar.measure.startswith("peak") else " s"
+    limit = number(bar.at_most) + ("*" if bar.stretch else "")
+    verdict = "met" if share <= bar.at_most else "missed"
+    values = (number(ours[bar.measure]) + unit, number(theirs[bar.measure]) + unit, number(share), limit, verdict)
+    return [match.case.name, bar.against, MEASURES[bar.measure], *values]
+
+
+def against(results: Sequence[Result]) -> list[TextTable]:
+    """The bars, and each case with all its contenders."""
+    rows = [[result.case.name, result.contender, *numbers(result)] for result in results]
+    return [bars(results), TextTable("Side by side", ("case", "who", *NUMBERS), rows, words=2)]
+
+
+def ours(results: Sequence[Result]) -> list[TextTable]:
+    return [TextTable("Ours", ("case", *NUMBERS), [[result.case.name, *numbers(result)] for result in results])]
+
+
+def samples(results: Sequence[Result]) -> list[TextTable]:
+    rows = [
+        [
+            str(result.case.rows),
+            number(1000 * result.medians["rollout_s"] / result.case.rows),
+            number(1000 * result.medians["rollout_wall"] / result.case.rows),
+            number(result.medians["tokens"] / result.medians["rollout_s"]),
+            number(result.medians["peak_rollout"]),
+        ]
+        for result in results
+    ]
+    columns = ("rows together", "a sample, ms", "a sample, wall ms", "tok/s", "MB")
+    return [TextTable("The cost of a sample", columns, rows)]
+
+
+def ablation(results: Sequence[Result]) -> list[TextTable]:
+    """For each case: everything on, then each technique off by itself, relative to everything on."""
+    return [_ablated(name, list(group)) for name, group in groupby(results, lambda result: result.case.name)]
+
+
+def _ablated(name: str, results: Sequence[Result]) -> TextTable:
+    all_on = next(result for result in results if result.contender == "ours").medians
+    rows = []
+    for result in results:
+        medians, off = result.medians, result.contender.removeprefix("ours, without ")
+        shares = [
+            number(medians[key] / all_on[key])
+            for key in ("rollout_s", "train_s", "step_s", "peak_rollout", "peak_train")
+        ]
+        rows.append(["everything on" if off == "ours" else off, number(medians["step_s"]), *shares])
+    columns = ("switched off", "step, s", "sampling ×", "learning ×", "step ×", "MB sampling ×", "MB learning ×")
+    return TextTable(name, columns, rows)
+
+
+def sweep(results: Sequence[Result]) -> list[TextTable]:
+    """One table per axis."""
+    axis_of = {case.name: axis for axis, cases in SWEEPS.items() for case in cases}
+    tables = []
+    for axis, group in groupby(results, lambda result: axis_of[result.case.name]):
+        rows = [[result.case.name, result.contender, *numbers(result)] for result in group]
+        tables.append(TextTable(axis.capitalize(), ("case", "who", *NUMBERS), rows, words=2))
+    return tables
+
+
+def start(rows: Sequence[dict[str, Any]]) -> list[TextTable]:
+    cells = [[row["until"], number(row["wall"]), number(row["cpu"])] for row in rows]
+    return [TextTable("From nothing", ("until", "wall s", "CPU s"), cells)]
+
+
+def differs() -> str:
+    """The differences of the peers' computations, as a list in Markdown."""
+    return "\n".join(f"- **{name}**: {text}" for name, text in DIFFERS.items()) + "\n"
+
+
+def _results(table: Callable[[list[Result]], list[TextTable]]) -> Callable[[list[dict[str, Any]]], list[TextTable]]:
+    return lambda raw: table([Result.of(result) for result in raw])
+
+
+SECTIONS: dict[str, Callable[[list[dict[str, Any]]], list[TextTable]]] = {
+    "ours": _results(ours),
+    "against": _results(against),
+    "samples": _results(samples),
+    "ablation": _results(ablation),
+    "sweep": _results(sweep),
+    "start": start,
+}
+"""Section → its tables from the measurements in their JSON form."""
+
+DOCUMENTED = ("against", "ablation", "samples", "sweep", "start")
+"""The sections of docs/performance.md."""

@@ -1,0 +1,92 @@
+"""Time from process start to the first token and the first step, in fresh processes of `python -m backend train`."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from backend.spec.places import project_root
+from benchmarks.random_model import model_folder
+from benchmarks.workloads import Case
+
+CASE = Case("cold start", prompts=1, completion=64)
+MARKS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "the diary's first line": lambda event: True,
+    "the model and the data stand": lambda event: event["kind"] == "started",
+    "the first token": lambda event: event["kind"] == "phase" and event["phase"] == "sampling",
+    "the first step": lambda event: event["kind"] == "step",
+}
+
+
+def measure(rounds: int, warm_up: int, models: Path, note: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Seconds from the start until each mark: medians over `rounds` fresh processes, after some that warm the disk's cache."""
+    runs: list[dict[str, tuple[float, float]]] = []
+    for number in range(warm_up + rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            runs.append(_once(model_folder(CASE, models), Path(folder)))
+        note(f"cold start: round {number + 1} of {warm_up + rounds}")
+    return [{"until": mark} | _medians([run[mark] for run in runs[warm_up:]]) for mark in MARKS]
+
+
+def _medians(seconds: Sequence[tuple[float, float]]) -> dict[str, float]:
+    wall, cpu = zip(*seconds, strict=True)
+    return {"wall": statistics.median(wall), "cpu": statistics.median(cpu)}
+
+
+def _once(model: Path, folder: Path) -> dict[str, tuple[float, float]]:
+    """(wall, CPU) seconds until each mark of one run. Raises RuntimeError when the run fails before the last."""
+    began = time.perf_counter()
+    command = [
+        sys.executable,
+        "-m",
+        "backend",
+        "train",
+        str(_config(model, folder)),
+        "--runs-dir",
+        str(folder),
+        "--stream",
+    ]
+    reached: dict[str, tuple[float, float]] = {}
+    with (folder / "stderr").open("w+") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=project_root())
+        assert process.stdout is not None
+        for line in process.stdout:
+            if not line.startswith("{"):
+                continue
+            event = json.loads(line)
+            for mark, is_reached in MARKS.items():
+                if mark not in reached and is_reached(event):
+                    reached[mark] = (time.perf_counter() - began, _cpu(process.pid))
+        if process.wait() or len(reached) < len(MARKS):
+            stderr.seek(0)
+            raise RuntimeError(f"The run ended with {process.returncode}:\n{stderr.read()[-2000:]}")
+    return reached
+
+
+def _cpu(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _config(model: Path, folder: Path) -> Path:
+    """The config of one step on generated rows, without evaluation or fusing."""
+    rows = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(64)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    raw = {
+        "model": str(model), "data": str(folder / "rows.jsonl"), "iters": 1, "group_size": CASE.group_size,
+        "max_completion_length": CASE.completion, "max_seq_length": 512, "steps_per_eval": 0, "fuse": False,
+        "reward_functions": ["r1_int"],
+    }  # fmt: skip
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    return path
