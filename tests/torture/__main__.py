@@ -1,6 +1,6 @@
 """Break it on purpose, and count what is lost: kills, failing disks, hostile input.
 
-    python -m tests.torture                                    everything at its full size: `make torture`, about an hour
+    python -m tests.torture                                    everything at its full size: `make torture`
     python -m tests.torture kills --count 20 --seed 7          one torture, smaller
     python -m tests.torture --list
 
@@ -34,18 +34,11 @@ TORTURES: dict[str, Torture] = {
     "kills": Torture(
         "runs, sweeps, exports and clones killed at random moments and gone on with, compared bit for bit", 200
     ),
-    "ranks": Torture("runs over several ranks, one of which is killed or stopped at a random moment", 70),
     "run_folders": Torture(
         "files of run folders broken, and read by the window's models, the readers and the verbs", 20_000
     ),
     "syscalls": Torture("every system call of saves and of a run's end fails in turn, in six ways", 0),
-    "soak": Torture("long runs: memory, handles and time of a step are flat; the cases are steps", 10_000),
     "datasets": Torture("hostile datasets, given to `check`, a run and the Dataset page", 50_000),
-    "models": Torture("hostile model folders, given to `check`, the picker and the loader", 5_000),
-    "agreement": Torture(
-        "settings that `check` finds sound take their first step, and what it refuses, `train` refuses", 500
-    ),
-    "verbs": Torture("every verb with hostile arguments and options", 2_000),
     "configs": Torture("hostile configurations, given to everything that reads one", 100_000),
 }
 """Name, which is that of the module too → what it is."""
