@@ -119,11 +119,6 @@ class Machines(QObject):
         self._draft.problems_changed.emit()  # where the path is the same, its contents were mended
         self.changed.emit()
 
-    def train_alone(self) -> None:
-        """Take the hosts file out of the form; the file stays on the disk."""
-        self._draft.set("hosts", "")
-        self.load()
-
     # The list
 
     def add(self) -> None:

@@ -6,6 +6,7 @@ that `app.model.runs.run` follows. Figures come from the run, charts from the ta
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 from PySide6.QtCore import Qt, QTimer
@@ -19,7 +20,7 @@ from app.model.runs.ranks import ranks_of
 from app.model.runs.run import Run
 from app.model.runs.run_clock import silence_advice
 from app.model.runs.run_files import setting_of_problem
-from app.model.runs.run_state import PHASE_WORDS
+from app.model.runs.run_state import PHASE_WORDS, State
 from app.model.runs.run_summary import count_text
 from app.model.session import Session
 from app.pages.parts import run_verdict
@@ -223,7 +224,15 @@ class MonitorPage(QWidget):
         if run is None:
             self.verdict.hide()
             return
-        show = self._show_silent if is_silent else getattr(self, f"_show_{run.state}", None)
+        results: dict[State, Callable[[Run], None]] = {
+            "queued": self._show_queued,
+            "paused": self._show_paused,
+            "finished": self._show_finished,
+            "stopped": self._show_stopped,
+            "failed": self._show_failed,
+            "crashed": self._show_crashed,
+        }
+        show = self._show_silent if is_silent else results.get(run.state)
         if show is not None:
             show(run)
         # Filled first: each part that appears in a shown card lays out the page and all charts anew.

@@ -113,11 +113,6 @@ class RewardFunction:
         return {**self.arguments.select(inputs), **self.kwargs}
 
 
-def reward_function(name: str, call: RewardCallable, user_file: RewardFile | None = None) -> RewardFunction:
-    """Make any callable a RewardFunction. Raises Mistake on `reward_functions` if it cannot be called or inspected."""
-    return _function(RewardCall(name), call, user_file)
-
-
 def _function(
     entry: RewardCall,
     call: RewardCallable,

@@ -219,7 +219,7 @@ def test_a_file_of_somebody_else_is_asked_about_before_its_machines_and_one_writ
     machines.check()
     assert [[host.ssh for host in request.others] for request in asked] == [["mac-b", "mac-c"], ["studio", "mac-c"]]
     assert not service.asked
-    machines.train_alone()
+    draft.set("hosts", "")
     machines.add()
     machines.rename(1, "mac-b")
     machines.save(tmp_path / "own.json")

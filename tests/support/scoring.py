@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from backend.rewards.resolve import resolve
+from collections.abc import Callable
+from typing import Any
+
+from backend.rewards.resolve import Arguments, RewardFunction, resolve
 from backend.rewards.runner.score import ScoreReport, score
 from backend.types import Completion, Group, Problem
+
+
+def reward_function(name: str, call: Callable[..., Any]) -> RewardFunction:
+    return RewardFunction(name, call, Arguments.of(call))
 
 
 def make_group(*texts: str, answer: str = "4", kind: str | None = None, **row: object) -> Group:

@@ -30,7 +30,7 @@ class RunControl:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._handle: int | None = None
-        self._asked_at: float | None = None
+        self._has_asked = False
         self.is_elsewhere = False
 
     def update(self, live: bool) -> None:
@@ -46,12 +46,7 @@ class RunControl:
     def take_over(self) -> None:
         """Ask the window that controls the run to give it up; `update` then takes it. Raises DiskFault."""
         replace_file(self._folder.window_request, self._name())
-        self._asked_at = time.monotonic()
-
-    @property
-    def is_unanswered(self) -> bool:
-        """Whether this window has asked for the control and got no answer in time."""
-        return self.is_elsewhere and self._asked_at is not None and time.monotonic() - self._asked_at > ANSWER_S
+        self._has_asked = True
 
     def require(self) -> None:
         """Raises Mistake where another window controls the run."""
@@ -68,7 +63,7 @@ class RunControl:
     def release(self) -> None:
         """Give the control up; the run is not touched."""
         self._let_go()
-        self._asked_at, self.is_elsewhere = None, False
+        self._has_asked = self.is_elsewhere = False
 
     def _try_to_hold(self) -> None:
         if self._is_asked_for():  # it is about to be another's
@@ -80,8 +75,8 @@ class RunControl:
             self.is_elsewhere = False
             return
         self.is_elsewhere = self._handle is None
-        if self._handle is not None and self._asked_at is not None:
-            self._asked_at = None
+        if self._handle is not None and self._has_asked:
+            self._has_asked = False
             self._folder.window_request.unlink(missing_ok=True)
 
     def _is_asked_for(self) -> bool:
