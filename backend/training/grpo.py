@@ -320,7 +320,7 @@ def _combined(name: str, values: Sequence[float], counts: Sequence[float]) -> fl
 
 def loss_settings(config: Config) -> Settings:
     """The loss's settings: `Config` has them under the same names, but for `loss_type`."""
-    names = {field.name for field in fields(Settings)} - {"loss_type", "num_items"}
+    names = {field.name for field in fields(Settings)} - {"loss_type"}
     return Settings(loss_type=config.grpo_loss_type, **{name: getattr(config, name) for name in names})
 
 

@@ -47,8 +47,6 @@ class Settings:
     """Multiply k3 by the ratio, for the right gradient off-policy (DeepSeek-V3.2, arXiv:2512.02556)."""
     max_completion_length: int | None = None
     """Tokens; dr_grpo divides by it."""
-    num_items: Scalar | None = None
-    """Active tokens of the whole optimizer step, for dapo, cispo and vespo; None counts those of `mask`."""
     sapo_temperature_pos: float = 1.0
     """τ of sapo's gate where A > 0; `_neg` where A ≤ 0. The larger, the faster the gradient fades away from ratio 1."""
     sapo_temperature_neg: float = 1.05
@@ -103,7 +101,7 @@ class BatchTotals:
     tokens: Scalar
     """Active tokens."""
     items: Scalar
-    """Active tokens of the step, `num_items` of `policy_loss`; equal to `tokens` unless the caller passes it."""
+    """`num_items` of `policy_loss`. The trainer never passes it: its weights are those of a whole update, where it equals `tokens`."""
     max_length: int | None
 
 
@@ -325,7 +323,8 @@ LOSSES: dict[str, Loss] = {
     ),
     "bnpo": Loss(
         name="BNPO",
-        sentence="Mean over all tokens of the step, so a long completion counts for more.",
+        sentence="Mean over all tokens of the update, so a long completion counts for more. Equal to DAPO here: TRL's BNPO "
+        "averages each micro-batch alone.",
         paper="TRL's GRPOTrainer",
         ratio=("token",),
         term=clipped,
@@ -341,7 +340,7 @@ LOSSES: dict[str, Loss] = {
     ),
     "dapo": Loss(
         name="DAPO",
-        sentence="Mean over the tokens of the whole update, meant with a larger epsilon high.",
+        sentence="Mean over all tokens of the update, equal to BNPO here. Meant with a larger epsilon high.",
         paper="arXiv:2503.14476",
         ratio=("token",),
         term=clipped,
@@ -415,11 +414,14 @@ def policy_loss(
     ref_logps: mx.array | None,
     advantages: mx.array,
     mask: mx.array,
+    *,
+    num_items: Scalar | None = None,
     **settings: Any,
 ) -> tuple[mx.array, dict[str, mx.array]]:
     """The loss of a batch, a scalar differentiable in `logps` (and `entropies`), and its metrics, scalars by name.
 
-    Takes the arrays of `policy_terms` and the fields of `Settings`, all by name; an unknown name raises TypeError. Metrics:
+    Takes the arrays of `policy_terms` and the fields of `Settings`, all by name; an unknown name raises TypeError. `num_items` is
+    for a batch that is part of a step: the active tokens of the whole step, by which dapo, cispo and vespo divide. Metrics:
     `kl` and `entropy` if their arrays are passed; `clip_ratio_low`, `_high`, `_total`, `clip_ratio/low_min`,
     `clip_ratio/high_max` for the clipped losses; `cispo_clip_ratio`, `vespo/phi_seq_mean`; `policy_loss` and `entropy_coef`
     with the entropy bonus.
@@ -427,6 +429,10 @@ def policy_loss(
     names = {field.name for field in fields(Settings)}
     own = Settings(**{name: value for name, value in settings.items() if name in names})
     arrays = {name: value for name, value in settings.items() if name not in names}
+    if num_items is not None and arrays.get("weights") is None:
+        arrays["weights"] = token_weights(
+            mask, loss_type=own.loss_type, max_completion_length=own.max_completion_length, num_items=num_items
+        )
     loss, tally = policy_terms(logps, old_logps, ref_logps, advantages, mask, own, **arrays)
     return loss, merge([tally])
 
@@ -462,10 +468,7 @@ def policy_terms(
     t = _token_arrays(settings, logps, old_logps, advantages, mask_BT, is_ratio)
     if weights is None:
         weights = token_weights(
-            mask_BT,
-            loss_type=settings.loss_type,
-            max_completion_length=settings.max_completion_length,
-            num_items=settings.num_items,
+            mask_BT, loss_type=settings.loss_type, max_completion_length=settings.max_completion_length
         )
     entropy_BT = None if entropies is None else _masked(entropies, mask_BT)
     uncertain_BT = _entropy_mask(settings, entropy_BT, mask_BT, entropy_threshold)

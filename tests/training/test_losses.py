@@ -135,6 +135,13 @@ def test_token_weights_by_loss(loss_type: str, loss: float) -> None:
     assert float(actual) == pytest.approx(loss)
 
 
+def test_bnpo_equals_dapo_and_says_so() -> None:
+    mask = rows([1, 1, 1], [1, 0, 0], [0, 0, 0])
+    bnpo, dapo = (token_weights(mask, loss_type=name).tolist() for name in ("bnpo", "dapo"))
+    assert bnpo == dapo
+    assert "DAPO" in LOSSES["bnpo"].sentence and "BNPO" in LOSSES["dapo"].sentence
+
+
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_a_batch_of_one_token_gives_it_the_whole_weight_and_one_of_none_gives_none(loss_type: str) -> None:
     for mask in ([1.0, 0.0], [0.0, 0.0]):
