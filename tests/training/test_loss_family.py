@@ -568,7 +568,7 @@ def test_every_parameter_of_the_objective_is_a_setting_with_the_same_default() -
     """Epsilon and beta have the defaults of the guide that the form follows."""
     defaults = {field.name: field.default for field in fields(Settings)}
     renamed = {"loss_type": "grpo_loss_type"}
-    elsewhere = {"num_items", "max_completion_length", "epsilon", "beta"}
+    elsewhere = {"max_completion_length", "epsilon", "beta"}
     for name in defaults.keys() - elsewhere:
         assert SETTINGS[renamed.get(name, name)].default == defaults[name], name
     raw = {
@@ -583,6 +583,15 @@ def test_every_parameter_of_the_objective_is_a_setting_with_the_same_default() -
     assert {name: parsed[name] for name in raw.keys() - {"grpo_loss_type"}} | {
         "grpo_loss_type": parsed["loss_type"]
     } == raw
+
+
+def test_a_run_uses_no_default_of_the_loss() -> None:
+    """`policy_loss` has TRL's defaults, a run those of `Config`."""
+    config = parse({"model": "m", "data": "d"})
+    of_run = asdict(loss_settings(config))
+    assert of_run.pop("loss_type") == config.grpo_loss_type
+    assert of_run == {name: getattr(config, name) for name in of_run}
+    assert (of_run["epsilon"], Settings().epsilon) == (1e-4, 0.2)
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
