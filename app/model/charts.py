@@ -84,7 +84,8 @@ CHARTS: tuple[Chart, ...] = (
           "away. Rounding above 0.05 calls for another precision.",
           (Curve("sampling/logp_gap/mean", "Rounding", "accent"), Curve("sampling/sampling_logp_difference/mean", "With filters", "muted"))),
     Chart("Groups without signal", "% of groups", "share", "Share of groups whose completions all got the same reward: they have no "
-          "advantage, and teach nothing.", (Curve("frac_groups_without_signal", "No signal", "clip"),)),
+          "advantage, and teach nothing.", (Curve("frac_groups_without_signal", "No signal", "clip"),
+           Curve("frac_reward_zero_std", "As TRL counts", "muted"))),
     Chart("Spread of rewards", "std of the reward", "", "Standard deviation of the rewards within a group, averaged over the groups, and over the "
           "whole step. GRPO learns from the first: near 0 the completions of a group are worth the same, whatever the second says.",
           (Curve("reward_std_within_groups", "Within groups", "accent"), Curve("reward_std", "Over the step", "muted"))),

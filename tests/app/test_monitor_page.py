@@ -118,6 +118,7 @@ def test_every_metric_of_an_evaluation_is_drawn_once() -> None:
         "completions/clipped_ratio",
         "completions/min_terminated_length",
         "completions/max_terminated_length",
+        "frac_reward_zero_std",
     }
     assert other <= of_less_use | {"time/eval"}, "the first is the share that is cut off"
     assert [(curve.metric, curve.label) for curve in curves["Held-out KL"]] == [("kl", "KL"), ("hard/kl", "hard")]
