@@ -617,10 +617,12 @@ def test_entropy_and_kl_of_completions_that_are_not_learned_from_are_those_of_a_
         assert held_out == learner.held_out_metrics(batch)
         return
     step = learner.learn(batch)
-    assert {name: held_out[name] for name in measured} == pytest.approx(
-        {name: step[name] for name in measured}, rel=1e-5
-    )
-    assert held_out.get("kl", 1.0) > 0
+    assert held_out["entropy"] == pytest.approx(step["entropy"], rel=1e-5)
+    if "kl" in measured:
+        # A KL of d²/2 is off by d times the rounding of d, which has that of the log probabilities it is the difference of.
+        rounding = 4 * float(np.finfo(np.float32).eps) * step["entropy"]
+        assert held_out["kl"] == pytest.approx(step["kl"], rel=1e-5, abs=math.sqrt(2 * step["kl"]) * rounding)
+        assert held_out["kl"] > 0
 
 
 def test_of_completions_that_are_all_masked_nothing_is_measured(model: Path) -> None:
