@@ -9,18 +9,20 @@ from collections.abc import Collection, Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QDialog, QDialogButtonBox, QTextBrowser, QVBoxLayout, QWidget
 
+from app import theme
 from app.file_menu import FileWindow
 from app.model.guide import CONTENTS, place_of_setting
 from app.widgets.basic.key_names import key_name
+from app.widgets.basic.layout import on_screen
 from app.widgets.form.field import field_of
 from app.widgets.help.about_dialog import AboutDialog
 from app.widgets.help.glossary_dialog import GlossaryDialog
 from app.widgets.help.guide_link import place_about
 from app.widgets.help.problem_dialog import ProblemDialog
-from app.widgets.help.text_dialog import TextDialog
 from backend.spec import machine
 from backend.spec.about.problem_report import EMPTY, LOG_LINES, ProblemFacts, report
 from backend.spec.places import project_root
@@ -28,6 +30,40 @@ from backend.spec.runs.archive import raw_settings
 
 if TYPE_CHECKING:
     from app.model.runs.run import Run
+
+
+# A page of text in a window of its own: the guide, the list of shortcuts, what is stored where.
+
+SIZE = (640, 560)
+
+
+class TextDialog(QDialog):
+    """Shows Markdown, or HTML that our own code made. It is not modal: a guide is read while the window is used.
+
+    Attributes:
+        text – the browser that shows it.
+    """
+
+    def __init__(self, title: str, text: str, parent: QWidget | None = None, *, is_html: bool = False) -> None:
+        super().__init__(parent)
+        self.resize(on_screen(self, *SIZE))
+        self.setWindowTitle(title)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.text = QTextBrowser()
+        self.text.setOpenLinks(False)  # links between documents of ours lead nowhere here
+        self.text.setAccessibleName(title)
+        self.text.setFont(theme.body_font())
+        self.text.document().setDocumentMargin(2 * theme.SPACE)
+        self.text.setHtml(text) if is_html else self.text.setMarkdown(text)
+        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
+        buttons.rejected.connect(self.reject)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(*(2 * theme.SPACE,) * 4)
+        column.addWidget(self.text, 1)
+        column.addWidget(buttons)
+
+
+# ── help menu ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 DOCUMENTS = {"What is stored where": "files.md"}
 """Title → file in docs/."""

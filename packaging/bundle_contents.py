@@ -128,7 +128,7 @@ READ_AS_TEXT = (
     "backend/spec/*.py", "backend/spec/*/*.py", "backend/training/*.py", "backend/training/optimizers/*.py",
 )  # fmt: skip
 """Sources of ours that are read and not only run: `backend/spec/loss_menu.py` and `backend/spec/rewards/catalog.py` make menus of them, and
-an export for TRL carries parts of them (`backend/run/export/trl/carried_code.py`)."""
+an export for TRL carries parts of them (`backend/run/export/trl/code_files.py`)."""
 
 
 def documents() -> list[Path]:

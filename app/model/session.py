@@ -6,7 +6,8 @@ Pages communicate only through this object's signals; none of them imports anoth
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +17,64 @@ from app.model.memory_parts import GB, MemoryEstimator, MemoryParts
 from app.model.prefs import Prefs
 from app.model.runs.crash_offer import CrashOffer, crash_offer, last_run
 from app.model.service_session import ServiceSession
-from app.model.time_forecast import TimeForecast
 from backend.spec import config
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder, all_runs, default_run_name, make_run_folder
 from backend.spec.runs.run_format import check_format
 from backend.spec.runs.steering import run_config
+from backend.spec.throughput import MOST_RUNS, CompletionTime, completion_time_of, seconds_per_completion
 from backend.spec.whole_file import replace_file
 
 if TYPE_CHECKING:
     from app.model.runs.run import Run
     from app.model.runs.run_queue import RunQueue
+
+
+# Seconds per completion on this machine, measured from archived runs, which are read one per turn of the event loop.
+
+REST_MS = 15
+"""Pause between two runs, so that typing and painting come first."""
+
+
+class TimeForecast(QObject):
+    """Signals:
+    changed – the archive was read, and forecasts may differ.
+    """
+
+    changed = Signal()
+
+    def __init__(self, parent: QObject | None = None, runs: Callable[[], Iterable[RunFolder]] = all_runs) -> None:
+        super().__init__(parent)
+        self._runs = runs
+        self._known: list[CompletionTime] = []
+        self._read: list[CompletionTime] = []
+        self._waiting: Iterator[RunFolder] = iter(())
+        self._timer = QTimer(self, interval=REST_MS)
+        self._timer.timeout.connect(self._read_one)
+
+    def refresh(self) -> None:
+        """Read the archive again, unless it is being read."""
+        if not self._timer.isActive():
+            self._read, self._waiting = [], islice(self._runs(), MOST_RUNS)
+            self._timer.start()
+
+    def seconds_per_completion(self, values: Mapping[str, Any]) -> float | None:
+        """Seconds per completion in the runs read so far; None if none of them has the same model."""
+        return seconds_per_completion(values, self._known)
+
+    def _read_one(self) -> None:
+        run = next(self._waiting, None)
+        if run is not None:
+            time = completion_time_of(run)
+            self._read += [time] if time is not None else []
+            return
+        self._timer.stop()
+        if self._read != self._known:
+            self._known = self._read
+            self.changed.emit()
+
+
+# ── session ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 START, RUN, FORMAT = "start", "run", "format"
 """Causes of messages: an attempt to start a run, the run that is shown, and a format of it that is newer than this version."""

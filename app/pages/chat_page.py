@@ -6,12 +6,13 @@ model, are `app.model.chat`. While a run trains nothing is loaded: its memory is
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QTimer, Signal
+from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QProgressBar, QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.model import charts, chat_choice
@@ -21,17 +22,129 @@ from app.model.session import Session
 from app.pages.parts import chat_words
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.file_dialogs import open_folder
-from app.widgets.basic.labels_and_buttons import button
+from app.widgets.basic.labels_and_buttons import button, label, plain_tip
 from app.widgets.basic.layout import set_shown
+from app.widgets.basic.number_format import figure
 from app.widgets.basic.segmented_control import Segments
 from app.widgets.chat.answer_view import ShownAnswer, ShownScore
 from app.widgets.chat.model_bar import ModelBar
-from app.widgets.chat.notice import Notice
-from app.widgets.chat.row_strip import RowStrip
 from app.widgets.chat.sampling_panel import SamplingPanel
 from app.widgets.chat.text_blocks import PromptBox
 from app.widgets.chat.transcript import Transcript
 from backend.spec.run_folder import RunFolder, all_runs
+
+# Prompts of the run's held-out split: the one before, the one after, any; and the answer that is expected.
+
+
+class RowStrip(QWidget):
+    """Attributes:
+    expected – the line with the expected answer.
+
+    Signals:
+        row_requested(int) – show this row, from 0; −1 is the last.
+    """
+
+    row_requested = Signal(int)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._row, self._of = -1, 0
+        self.previous = button(
+            "Previous", lambda: self.row_requested.emit(max(-1, self._row - 1)), tip="The row before"
+        )
+        self.next = button("Next", lambda: self.row_requested.emit(self._row + 1), tip="The row after")
+        self.random = button("Random", self._request_any, tip="Any row")
+        self.about = ElidedLabel()
+        self.about.setFont(theme.figures_font())
+        self.expected = QLineEdit()
+        self.expected.setPlaceholderText("none known")
+        self.expected.setAccessibleName("Expected answer")
+        self.expected.setToolTip(
+            "Given to the reward functions; without it those that compare with an answer are left out."
+        )
+        self.expected.setFixedWidth(theme.scaled(150))
+        caption = label("Expected answer", role="muted")
+        caption.setBuddy(self.expected)
+        self._rows = QWidget()
+        rows = QHBoxLayout(self._rows)
+        rows.setContentsMargins(0, 0, 0, 0)
+        rows.setSpacing(theme.SPACE)
+        for part in (label("Prompts of the dataset", role="muted"), self.previous, self.next, self.random):
+            rows.addWidget(part)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(theme.SPACE)
+        row.addWidget(self._rows)
+        row.addWidget(self.about, 1)
+        row.addWidget(caption)
+        row.addWidget(self.expected)
+
+    def show_row(self, number: int, of: int, answer: str, source: str) -> None:
+        self._row, self._of = number, of
+        self.about.setText(f"Row {figure(number + 1)} of {figure(of)}")
+        self.about.setToolTip(plain_tip(source))
+        self.expected.setText(answer)
+
+    def forget(self, *, has_rows: bool) -> None:
+        """Show no row; without `has_rows` there are none to choose from, as with a model that is no run."""
+        self._row, self._of = -1, 0
+        self.about.setText("")
+        self.expected.clear()
+        self._rows.setVisible(has_rows)
+        self.setEnabled(True)
+
+    def _request_any(self) -> None:
+        # Before the first row its number of rows is not known; a large number is taken modulo it.
+        self.row_requested.emit(random.randrange(self._of or 1 << 30))
+
+
+# ── notice ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# What stands in place of a conversation: what is missing or going on, a sentence, and a button for what to do next.
+
+_WIDTH = 520
+
+
+class Notice(QWidget):
+    """Signals:
+    button_clicked – the button was pressed.
+    """
+
+    button_clicked = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        centre = Qt.AlignmentFlag.AlignCenter
+        self.title = label(font=theme.title_font(), align=centre, wrap=True)
+        self.sentence = label(role="muted", align=centre, wrap=True, selectable=True)
+        self.bar = QProgressBar(textVisible=False, minimum=0, maximum=0)
+        self.bar.setFixedWidth(theme.scaled(240))
+        self.bar.setAccessibleName("Loading")
+        self.button = button("", self.button_clicked.emit, primary=True)
+        # A widget of its own and no alignment: an aligned label does not get the height that its wrapped lines need.
+        middle = QWidget()
+        middle.setFixedWidth(theme.scaled(_WIDTH))
+        column = QVBoxLayout(middle)
+        column.setSpacing(2 * theme.SPACE)
+        column.addStretch(2)
+        column.addWidget(self.title)
+        column.addWidget(self.sentence)
+        for part in (self.bar, self.button):
+            column.addWidget(part, 0, Qt.AlignmentFlag.AlignHCenter)
+        column.addStretch(3)
+        across = QHBoxLayout(self)
+        across.addWidget(middle)
+
+    def show_notice(self, title: str, sentence: str, button_text: str = "", *, busy: bool = False) -> None:
+        """`busy` shows a bar that moves; without `button_text` there is no button."""
+        self.title.setText(title)
+        self.sentence.setText(sentence)
+        self.button.setText(button_text)
+        set_shown(self.bar, busy)
+        set_shown(self.button, bool(button_text))
+
+
+# ── chat page ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 CHECK_MS = 2000
 """How often the page looks whether a run is training."""

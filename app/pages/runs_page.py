@@ -9,16 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from PySide6.QtCore import QFileSystemWatcher, QPoint, Qt, QTimer
+from PySide6.QtCore import QFileSystemWatcher, QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QHideEvent, QKeySequence, QResizeEvent, QShortcut, QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QSplitter, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QSplitter, QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.model.processes import VerbProcess
 from app.model.runs.run_list import RunList
 from app.model.session import Session
 from app.pages.parts.compare_view import CompareView
-from app.pages.parts.queue_part import QueuePart
 from app.pages.parts.run_actions import ACTIONS, RunActions
 from app.widgets.basic.controls import CheckBox
 from app.widgets.basic.empty_state import EmptyState
@@ -27,16 +26,122 @@ from app.widgets.basic.layout import wrap_in_card
 from app.widgets.runs.clone_dialog import CloneDialog
 from app.widgets.runs.column_dialog import ColumnDialog
 from app.widgets.runs.free_space_dialog import FreeSpaceDialog
+from app.widgets.runs.queue_panel import QueuePanel, QueueRow
 from app.widgets.runs.run_details import RunDetails
 from app.widgets.runs.run_table import RunModel, RunTable
-from app.widgets.runs.undo_bar import UndoBar
 from backend.spec import places
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder
+from backend.spec.runs.archive import raw_settings
 from backend.spec.runs.disk_use import freeable_space
+from backend.spec.runs.queue import is_fresh
 from backend.spec.runs.run_fields import all_keys
 from backend.spec.runs.run_record import RunRecord
 from backend.spec.runs.run_search import HINT, asks_for_archived, search
+
+# The queue on the Runs page: the panel of waiting runs, connected to the session's queue.
+
+
+class QueuePart(QWidget):
+    """The panel, as large as the queue is long; nothing where nothing waits.
+
+    Attributes:
+        panel – the widget.
+    """
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._session = session
+        self._known: dict[Path, tuple[int, QueueRow]] = {}
+        self.panel = QueuePanel()
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.addWidget(self.panel)
+        queue, panel = session.queue, self.panel
+        panel.moved.connect(lambda path, place: queue.move(RunFolder(path), place))
+        panel.removed.connect(lambda path: queue.remove(RunFolder(path)))
+        panel.edit_requested.connect(lambda path: session.waiting_settings_requested.emit(RunFolder(path)))
+        panel.pause_requested.connect(queue.set_paused)
+        panel.pause_after_failure_requested.connect(queue.set_pauses_after_failure)
+        queue.changed.connect(self._show)
+        self._show()
+
+    def _show(self) -> None:
+        queue = self._session.queue
+        rows = [self._row(run) for run in queue.waiting]
+        self.panel.show_queue(
+            rows,
+            queue.problem or self._status() if rows or queue.problem else "",
+            is_paused=queue.now.is_paused,
+            pauses_after_failure=queue.now.pauses_after_failure,
+        )
+        self.setVisible(self.panel.isVisibleTo(self))
+
+    def _status(self) -> str:
+        queue = self._session.queue
+        if queue.now.is_paused:
+            return "Paused: no other run is started."
+        if queue.now.starting is not None:
+            return f"After {queue.now.starting.name}, which trains now."
+        return (
+            "The first begins when the present run has ended." if self._session.is_training else "The first begins now."
+        )
+
+    def _row(self, run: RunFolder) -> QueueRow:
+        """The run's row; its settings are read again when the file has changed."""
+        try:
+            written = run.config.stat().st_mtime_ns
+        except OSError:
+            written = -1
+        known = self._known.get(run.path)
+        if known is None or known[0] != written:
+            settings = raw_settings(run)
+            steps = settings.get("iters")
+            model = str(settings.get("model", ""))
+            known_steps = steps if isinstance(steps, int) and not isinstance(steps, bool) else None
+            row = QueueRow(run.path, model, known_steps, has_begun=not is_fresh(run))
+            known = self._known[run.path] = (written, row)
+        return known[1]
+
+
+# ── undo bar ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# A line that says what was just done, with a button that undoes it.
+
+
+class UndoBar(QFrame):
+    """Hidden until `show_done`.
+
+    Signals:
+        undone – Undo was pressed.
+    """
+
+    undone = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("role", "banner")
+        self.sentence = label(wrap=True)
+        self.undo = button("Undo", self._undo)
+        self.dismiss = button("Dismiss", self.hide)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(12, 6, 8, 6)
+        row.addWidget(self.sentence, 1)
+        row.addWidget(self.undo)
+        row.addWidget(self.dismiss)
+        self.hide()
+
+    def show_done(self, sentence: str, *, can_undo: bool) -> None:
+        self.sentence.setText(sentence)
+        self.undo.setVisible(can_undo)
+        self.show()
+
+    def _undo(self) -> None:
+        self.hide()
+        self.undone.emit()
+
+
+# ── runs page ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 EVERY_MS = 2000
 """How often the runs are checked for changes while the page is visible."""

@@ -7,8 +7,9 @@ the launch column beside it: the plan in words, memory, problems, help, the comm
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
-from PySide6.QtCore import Qt, QTimer
+from PySide6.QtCore import QObject, Qt, QTimer
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
@@ -18,11 +19,10 @@ from app.model.guide import place_of_setting
 from app.model.memory_parts import amount
 from app.model.session import Session
 from app.pages.parts import machines_part
-from app.pages.parts.adapter_import import AdapterImport
 from app.pages.parts.dataset_line import DatasetLine
-from app.pages.parts.default_dataset import DefaultDatasetOffer
 from app.pages.parts.machines_part import MachinesPart
 from app.pages.parts.source_picking import Picking
+from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels_and_buttons import PlainLabel, button
 from app.widgets.basic.layout import set_shown
 from app.widgets.form import launch_column
@@ -34,11 +34,95 @@ from app.widgets.form.path_field import PathField
 from app.widgets.form.setting_search import SettingSearch
 from app.widgets.form.settings_card import SettingsCard
 from app.widgets.form.translated_file import TranslatedFileBanner
+from app.widgets.picker.picker_rows import size_text
 from app.widgets.rewards.reward_panel import RewardPanel
+from backend.spec import first_choices
 from backend.spec.config import SECTIONS, SETTINGS, sections
 from backend.spec.documented_form import documented_part
 from backend.spec.faults import Fault, Mistake
+from backend.spec.hub_cache import is_dataset_cached
 from backend.spec.unusual import unusual
+
+# The offer below an empty Dataset field: the dataset that MLX LoRA Studio's guide begins with, in one click, with its
+# size.
+
+
+class DefaultDatasetOffer(LinkButton):
+    """A link that chooses the dataset, and then says in the field's note what a run will download; hidden while one is chosen."""
+
+    def __init__(self, session: Session, field: PathField, parent: QWidget | None = None) -> None:
+        super().__init__(f"Use {first_choices.DATASET}: {first_choices.DATASET_ABOUT}", parent)
+        self._session, self._field = session, field
+        self.clicked.connect(self._take)
+        session.draft.changed.connect(self._on_changed)
+        self._on_changed("")
+
+    def _take(self) -> None:
+        self._session.use_data(first_choices.DATASET)
+        if not is_dataset_cached(first_choices.DATASET):
+            self._session.service.ask(
+                "hub_files",
+                self._show_size,
+                on_refused=lambda _faults: self._show_note("it will be downloaded when the run starts."),
+                owner=self._field,
+                id=first_choices.DATASET,
+                repo_type="dataset",
+            )
+
+    def _show_size(self, answer: dict[str, Any]) -> None:
+        self._show_note(f"{size_text(answer['total'])} will be downloaded when the run starts.")
+
+    def _show_note(self, what: str) -> None:
+        if self._is_chosen():
+            self._field.show_note(f"Not on this machine: {what}")
+
+    def _is_chosen(self) -> bool:
+        return self._session.draft.value("data") == first_choices.DATASET
+
+    def _on_changed(self, key: str) -> None:
+        if key in ("", "data"):
+            self.setVisible(not str(self._session.draft.value("data") or "").strip())
+            if not self._is_chosen():
+                self._field.show_note("")
+
+
+# ── adapter import ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+# The import of an adapter of peft from the form: asked of the service, told below the field, and chosen once it is
+# there.
+
+
+class AdapterImport(QObject):
+    """Connects the field for adapters with the question `import_adapter`."""
+
+    def __init__(self, session: Session, field: AdapterField) -> None:
+        super().__init__(field)
+        self._session, self._field = session, field
+        field.import_requested.connect(self._start)
+
+    def _start(self, folder: str) -> None:
+        self._field.show_importing("Importing it.")
+        self._session.service.ask(
+            "import_adapter",
+            self._on_imported,
+            on_refused=self._on_refused,
+            on_progress=lambda progress: self._field.show_importing(progress["sentence"]),
+            owner=self._field,
+            folder=folder,
+            model=str(self._session.draft.value("model")),
+        )
+
+    def _on_imported(self, imported: dict[str, Any]) -> None:
+        self._field.show_importing("")
+        self._session.draft.use_adapter(imported["path"])
+        self._field.show_note(" ".join(imported["sentences"]))
+
+    def _on_refused(self, faults: list[Fault]) -> None:
+        self._field.show_importing("")
+        self._field.show_note(" ".join(fault.sentence for fault in faults), wrong=True)
+
+
+# ── train page ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 REWARD_FIELDS = ("reward_functions", "reward_weights", "reward_functions_file")
 """Shown below the reward table, in this order, and not among the other fields of their section."""

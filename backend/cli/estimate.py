@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,13 +11,155 @@ from typing import Annotated, Any
 import typer
 
 from backend.cli.exit_codes import verb
-from backend.cli.network_estimate import measured_cost, sentences
 from backend.cli.output import tell, tell_json
 from backend.spec.config import Config
-from backend.spec.faults import Mistake
+from backend.spec.disk_space import gigabytes
+from backend.spec.distributed.machine_report import LinkSpeed
+from backend.spec.faults import Fault, Mistake
+from backend.spec.machine import has_gpu
 from backend.spec.memory.estimate import Estimate
+from backend.spec.memory.model_shape import ModelShape
+from backend.spec.memory.phases import MemoryModel
 from backend.spec.user_input.files import exists
 from backend.spec.user_input.paths import possible_path
+
+# What the network costs a step on several machines: bytes, and seconds on a link of a known latency and rate.
+
+GATHERS_PER_UPDATE = 2
+"""That all have their gradient, before it is summed; and the losses and tallies, after it."""
+GATHERS_PER_STEP = 4
+"""That the weights are the same bits, the old log-probabilities of batch-wide thresholds, the step's numbers, its end."""
+TOKEN_BYTES = 8
+"""Of a completion's token on its way to another rank: its id and its log-probability, four bytes each."""
+FILTERED_BYTES = 8
+"""More where sampling was cut to likely tokens: the two numbers that correct for it."""
+TEXT_BYTES = 5
+"""Of a token's text, in the messages that bring a group to the leader."""
+ETHERNET_SHARE = 0.94
+"""Payload of full Ethernet frames over TCP: 1,448 of 1,538 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkLink:
+    """A connection as one rank has it: seconds of the smallest message one way, software included, and payload bytes a second each way."""
+
+    latency_s: float
+    bytes_per_second: float
+
+    @classmethod
+    def of(cls, speed: LinkSpeed, ranks: int) -> NetworkLink:
+        """From what sums over `ranks` ranks were measured to take."""
+        messages = 2 * (ranks - 1)
+        return cls(speed.latency_s / messages, speed.bytes_per_second * messages / ranks)
+
+    def sum_s(self, size: int, ranks: int) -> float:
+        """Seconds of the sum of `size` bytes over the ranks."""
+        return 2 * (ranks - 1) * (self.latency_s + size / ranks / self.bytes_per_second)
+
+    def gather_s(self, ranks: int) -> float:
+        return (ranks - 1) * self.latency_s
+
+
+@dataclass(frozen=True, slots=True)
+class StepTraffic:
+    """What a step sends over the network, in bytes, at the greatest length of prompts and completions."""
+
+    ranks: int
+    updates: int
+    gradient: int
+    """One vector, float32: as large as what is trained."""
+    groups_in: int
+    """From the other ranks to the leader: the groups that they have sampled, with texts."""
+    groups_out: int
+    """From the leader to each of the other ranks: all groups of the step, without texts."""
+
+    @property
+    def sent_by_rank(self) -> int:
+        """By each rank in sums."""
+        return round(self.updates * 2 * (self.ranks - 1) / self.ranks * self.gradient)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkCost:
+    """Seconds of a step that the network takes, nothing of which is overlapped with computing."""
+
+    traffic: StepTraffic
+    sums_s: float
+    gathers_s: float
+    groups_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.sums_s + self.gathers_s + self.groups_s
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"total_s": self.total_s}
+
+
+def step_traffic(config: Config, shape: ModelShape, ranks: int, completion: int | None = None) -> StepTraffic:
+    """Of a run with these settings; `completion` is the mean length of completions, the greatest one if left out."""
+    memory = MemoryModel(config, shape, 1, gpu=has_gpu() and config.device != "cpu")
+    tokens = memory.completions * (completion or config.max_completion_length)
+    cut = FILTERED_BYTES if config.top_k > 0 or config.top_p < 1 or config.min_p > 0 else 0
+    return StepTraffic(
+        ranks=ranks,
+        updates=config.updates_per_step,
+        gradient=memory.trainable(),
+        groups_in=round(tokens * (TOKEN_BYTES + cut + TEXT_BYTES) * (ranks - 1) / ranks),
+        groups_out=tokens * (TOKEN_BYTES + cut),
+    )
+
+
+def network_cost(traffic: StepTraffic, link: NetworkLink) -> NetworkCost:
+    ranks = traffic.ranks
+    gathers = traffic.updates * GATHERS_PER_UPDATE + GATHERS_PER_STEP
+    carried = traffic.groups_in + (ranks - 1) * traffic.groups_out
+    return NetworkCost(
+        traffic,
+        sums_s=traffic.updates * link.sum_s(traffic.gradient, ranks),
+        gathers_s=gathers * link.gather_s(ranks),
+        groups_s=carried / link.bytes_per_second + 2 * link.latency_s,
+    )
+
+
+# ── network estimate ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+# What the network will cost a step, for `estimate --hosts`: the machines are checked, their connection measured, and
+# the rest computed.
+
+
+def measured_cost(config: Config, shape: ModelShape, file: Path) -> NetworkCost:
+    """Of a step of these settings on the machines of a hosts file. Raises Mistake where they cannot train together."""
+    from backend.run.distributed.check.machine_check import Wanted, check_machines
+    from backend.spec.distributed.hosts_file import read_hosts
+
+    hosts = read_hosts(file)
+    ranks = len(hosts.hosts)
+    if ranks < 2:
+        raise Mistake("hosts", f"{file.name} lists one machine: nothing goes over a network.")
+    report = check_machines(hosts, file.name, Wanted(config.distributed_backend))
+    if report.refusals or report.link is None:
+        told = [finding.sentence for finding in report.refusals] or ["The machines' connection could not be measured."]
+        raise Mistake([Fault("hosts", sentence) for sentence in dict.fromkeys(told)])
+    return network_cost(step_traffic(config, shape, ranks), NetworkLink.of(report.link, ranks))
+
+
+def sentences(cost: NetworkCost) -> str:
+    traffic = cost.traffic
+    sums = f"each machine sends {gigabytes(traffic.sent_by_rank)} in sums of gradients"
+    groups = f"{gigabytes(traffic.groups_in)} of completions go to this one and {gigabytes(traffic.groups_out)} from it to each"
+    parts = f"sums {_seconds(cost.sums_s)}, completions {_seconds(cost.groups_s)}, small messages {_seconds(cost.gathers_s)}"
+    return (
+        f"On {traffic.ranks} machines, as their connection measured now: a step loses {_seconds(cost.total_s)} to the network ({parts}), where "
+        f"completions reach their limit; {sums}, {groups}."
+    )
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s" if value >= 0.1 else f"{1000 * value:.2g} ms"
+
+
+# ── estimate ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 ROWS = 20_000
 """Rows that are read to find the longest prompt."""

@@ -99,7 +99,7 @@ _tokenizer_lock = threading.Lock()
 
 def preview_problem(index: int, row: Row, tokenizer: Any, config: PromptSettings, source: str) -> tuple[Problem, int]:
     """The problem that training makes of a row whose prompt it does not cut, and the number of its tokens; without a tokenizer it has none,
-    and neither has one that is so long that its tokens were only estimated from below (`backend.data.text_bounds`).
+    and neither has one that is so long that its tokens were only estimated from below (`backend.data.chat_tokens`).
 
     Raises Mistake for a row that training would refuse.
     """

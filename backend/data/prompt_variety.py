@@ -6,16 +6,17 @@ without regard to their order. Ten thousand prompts take under a second.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 from backend.data.files import Row
-from backend.data.near_repeats import Words, near_repeats
 from backend.data.problems import PromptFormat, messages_of
 from backend.data.row_views import Rows
 from backend.data.rows import shown_source
@@ -23,6 +24,64 @@ from backend.spec.distinct_ngrams import distinct_ngrams
 from backend.spec.faults import Mistake
 from backend.spec.setting_groups import PromptSettings
 from backend.spec.user_input.text import shown
+
+# Which texts nearly repeat an earlier one.
+
+SHINGLE = 3
+"""Words of a shingle."""
+NEAR = 0.8
+"""Similarity from which a text counts as nearly the same. One word changed in twenty takes three shingles of eighteen: 0.71; in forty, 0.85."""
+SHARED_ROWS = 20
+"""Wording is told apart from what the texts say only among more texts than this: see `near_repeats`."""
+COMPARISONS = 50
+"""Most earlier texts that one is compared with. Only texts that resemble many others, and none enough, have as many; theirs may be missed."""
+
+Words = tuple[str, ...]
+
+
+def near_repeats(texts: Sequence[Words]) -> int:
+    """How many of these different texts are nearly the same as an earlier one.
+
+    Shingles that more than half of all texts have, an instruction before every question, are left out of account: with them, short questions
+    after a long instruction would all be nearly the same.
+    """
+    sets = [_shingles(words) for words in texts]
+    texts_with = Counter(chain.from_iterable(sets))
+    most = max(SHARED_ROWS, len(texts) // 2)
+    common = {shingle for shingle, count in texts_with.items() if count > most}
+    shared = {shingle for shingle, count in texts_with.items() if 1 < count <= most}
+    first_with: defaultdict[int, list[int]] = defaultdict(list)
+    """Shingle → the texts, none nearly the same as another, that have it among their rarest."""
+    found = 0
+    for number, shingles in enumerate(sets):
+        own = sets[number] = shingles - common if common else shingles
+        own_shared = own & shared
+        tried = len(own) - math.ceil(NEAR * len(own)) + 1 - (len(own) - len(own_shared))
+        if tried <= 0:
+            continue
+        rarest = sorted(own_shared, key=lambda shingle: (texts_with[shingle], shingle))[:tried]
+        candidates = dict.fromkeys(other for shingle in rarest for other in first_with[shingle][:COMPARISONS])
+        if any(_are_near(own, sets[other]) for other in islice(candidates, COMPARISONS)):
+            found += 1
+            continue
+        for shingle in rarest:
+            first_with[shingle].append(number)
+    return found
+
+
+def _shingles(words: Words) -> set[int]:
+    """All runs of SHINGLE words as their hashes, of 64 bits, which take half the memory; of a shorter text, all of its words as one."""
+    if len(words) < SHINGLE:
+        return {hash(words)}
+    return set(map(hash, zip(*(words[start:] for start in range(SHINGLE)), strict=False)))
+
+
+def _are_near(one: set[int], other: set[int]) -> bool:
+    shared = len(one & other)
+    return shared >= NEAR * (len(one) + len(other) - shared)
+
+
+# ── prompt variety ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 SAMPLE, MOST_WORDS = 10_000, 500_000
 """Rows that are read at most, and words after which no further row is read."""

@@ -5,20 +5,320 @@ What is made of the rows, and which of them a run uses for what, is `backend.dat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import csv
+import io
+import os
+import re
+import sys
+import threading
+import weakref
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from backend.data.files import HEAD_ROWS, Row, first_line, kind_of_path, read_file, read_head
+from backend.data.files import (
+    BATCH_ROWS,
+    HEAD_ROWS,
+    LINE_LIMIT,
+    PATH,
+    Row,
+    first_line,
+    json_object,
+    kind_of_path,
+    ragged,
+    read_file,
+    read_head,
+    refuse_equal_columns,
+    unpacked_parts,
+)
 from backend.data.row_views import LazyRows, Rows
-from backend.data.streamed_files import stream_file
 from backend.spec.faults import Mistake
 from backend.spec.model_and_data_names import DATA_SUFFIXES as SUFFIXES
 from backend.spec.model_and_data_names import check_data
-from backend.spec.user_input.paths import user_path
+from backend.spec.regular_file import open_regular
+from backend.spec.runs.start_progress import LOOKED, telling
+from backend.spec.user_input.paths import reason, user_path
 from backend.spec.user_input.text import shown
+
+# Rows of files that stay on the disk: read when they are asked for, by an index that is made in one pass.
+
+OFFSET = "Q"
+"""Type code of a place in a file: eight bytes."""
+FINDING = "Looking for the rows of"
+READ_AT_ONCE = 1 << 20
+"""Bytes of a file that one pass reads at once."""
+BOM = b"\xef\xbb\xbf"
+_AFTER_A_RETURN = re.compile(rb"(?<=\r)(?!\n)")
+
+
+class LineRows(LazyRows):
+    """Rows that each begin at some place of a text file. Threads may read at once."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises Mistake, OSError and UnicodeDecodeError, as reading all of it does."""
+        self._path = path
+        self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        weakref.finalize(self, os.close, self._file)
+        self._stamp = self._written()
+        self._starts = array(OFFSET)
+        with open_regular(path, READ_AT_ONCE) as file:
+            columns = self._index(file)
+        self._starts.append(self._stamp[1])  # where the last row ends
+        super().__init__(columns)
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def sizes(self) -> _Sizes:
+        return _Sizes(self._starts)
+
+    def row(self, index: int) -> Row:
+        """Raises Mistake where the file has been written since."""
+        self._check_unchanged()
+        start = self._starts[index]
+        return self._decoded(os.pread(self._file, self._starts[index + 1] - start, start), index)
+
+    def __iter__(self) -> Iterator[Row]:
+        """All rows in one pass over the file, which takes half the time of asking for each. Raises Mistake, as `row` does."""
+        with open_regular(self._path, READ_AT_ONCE) as file:
+            file.seek(self._starts[0])
+            for index in range(len(self)):
+                if index % LOOKED == 0:
+                    self._check_unchanged()
+                yield self._decoded(file.read(self._starts[index + 1] - self._starts[index]), index)
+        self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
+        if self._written() != self._stamp:
+            raise Mistake(
+                "data", f"{shown(self._path, PATH)} has been changed since its rows were counted; start again."
+            )
+
+    def _decoded(self, text: bytes, index: int) -> Row:
+        try:
+            return self._parsed(text.decode(), index)
+        except UnicodeDecodeError:
+            raise _no_text(self._path) from None
+
+    def _written(self) -> tuple[int, int]:
+        about = os.fstat(self._file)
+        return about.st_mtime_ns, about.st_size
+
+    def _index(self, file: BinaryIO) -> dict[str, None] | None:
+        """Note where each row begins. → names of the columns, None where rows would have to be parsed for them."""
+        raise NotImplementedError
+
+    def _parsed(self, text: str, index: int) -> Row:
+        """The row at the beginning of `text`, which goes on to where the next one begins."""
+        raise NotImplementedError
+
+
+class _Sizes:
+    """Bytes of each row."""
+
+    def __init__(self, starts: array[int]) -> None:
+        self._starts = starts
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, index: int) -> int:
+        return self._starts[index + 1] - self._starts[index]
+
+
+class JsonlRows(LineRows):
+    """A line that is no row is found when it is read, as all are before a run begins (`backend.data.problems.chat_sizes`)."""
+
+    def _index(self, file: BinaryIO) -> None:
+        size = max(1, self._stamp[1])
+        lines = lines_of(file, self._path)
+        read = telling(lines, FINDING, self._path, lambda _: file.tell() / size, amount=lambda _: len(self._starts))
+        for start, line in read:
+            # White space that is not ASCII is told after decoding, which hardly any line needs.
+            if line.lstrip()[:1] == b"{" or line.decode().strip():
+                self._starts.append(start)
+
+    def _parsed(self, text: str, index: int) -> Row:
+        line = text.replace("\r", "\n").partition("\n")[0]  # blank lines may follow
+        try:
+            return json_object(line, "")
+        except Mistake:
+            return json_object(line, f"line {self._line_number(index)} of {shown(self._path, PATH)}")
+
+    def _line_number(self, index: int) -> int:
+        with open_regular(self._path) as file:
+            starts = (start for start, _ in lines_of(file, self._path))
+            return next((number for number, start in enumerate(starts, 1) if start == self._starts[index]), 0)
+
+
+class CsvRows(LineRows):
+    """Of a record that goes over several lines, the place of the first."""
+
+    def _index(self, file: BinaryIO) -> dict[str, None]:
+        csv.field_size_limit(sys.maxsize)
+        size = max(1, self._stamp[1])
+        read = telling(
+            lines_of(file, self._path), FINDING, self._path, lambda _: file.tell() / size,
+            amount=lambda _: len(self._starts),
+        )  # fmt: skip
+        lines = _CountedLines(read)
+        reader = csv.reader(lines, strict=True)
+        try:
+            self._columns = next(reader, [])
+            refuse_equal_columns([name for name in self._columns if name], self._path)
+            start = lines.end
+            for record in reader:
+                if record:
+                    self._starts.append(start)
+                    if len(record) > len(self._columns):
+                        raise ragged()
+                start = lines.end
+        except csv.Error as error:
+            raise Mistake(
+                "data", f"The CSV in line {reader.line_num} of {shown(self._path, PATH)} is broken: {shown(error)}."
+            ) from None
+        return dict.fromkeys(self._columns)
+
+    def _parsed(self, text: str, index: int) -> Row:
+        record = next(csv.reader(io.StringIO(text, newline=""), strict=True))
+        return dict(zip(self._columns, [*record, *[None] * (len(self._columns) - len(record))], strict=True))
+
+
+class _CountedLines:
+    """Lines as text, for the reader of a format that takes several of them for a row. `end`: where the last one ends in the file."""
+
+    def __init__(self, lines: Iterator[tuple[int, bytes]]) -> None:
+        self._lines = lines
+        self.end = 0
+
+    def __iter__(self) -> _CountedLines:
+        return self
+
+    def __next__(self) -> str:
+        start, line = next(self._lines)
+        self.end = start + len(line)
+        return line.decode()
+
+
+def lines_of(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
+    r"""(place, line with its end) of every line; lines end in \n, \r\n or \r, as Python reads text. Raises Mistake for a line that is too
+    long."""
+    start = len(BOM) if file.read(len(BOM)) == BOM else 0
+    file.seek(start)
+    number = 0
+    while line := file.readline(LINE_LIMIT):
+        number += 1
+        if len(line) == LINE_LIMIT:
+            raise Mistake("data", f"Line {number:,} of {shown(path, PATH)} is longer than {LINE_LIMIT:,} bytes.")
+        for part in _AFTER_A_RETURN.split(line) if b"\r" in line else (line,):
+            if part:
+                yield start, part
+                start += len(part)
+
+
+class ParquetRows(LazyRows):
+    """Rows of a parquet file, a batch of a row group in memory at a time.
+
+    A row group is read from its beginning to the row that is asked for: files with groups of a thousand rows, as those of the Hub have, answer at
+    once, and the larger the groups are the longer it takes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises Mistake."""
+        import pyarrow.parquet
+
+        self._path, self._lock = path, threading.Lock()
+        if not path.stat().st_size:
+            raise Mistake("data", f"{shown(path, PATH)} cannot be read as parquet: it is empty.")
+        try:
+            self._file = pyarrow.parquet.ParquetFile(path)
+            groups = self._file.metadata
+            self._starts = array(OFFSET, [0])
+            for group in range(groups.num_row_groups):
+                self._starts.append(self._starts[-1] + groups.row_group(group).num_rows)
+            names = list(self._file.schema_arrow.names)
+        except Exception as error:  # of any kind, for a file of somebody else
+            raise _unreadable(path, error) from None
+        refuse_equal_columns(names, path)
+        self._batches: Iterator[Any] = iter(())
+        self._batch: Any = None
+        self._group, self._first, self._after = -1, 0, 0
+        """The group whose batches are being read; the numbers of the first row of the batch in memory and of the first after it."""
+        super().__init__(names)
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def row(self, index: int) -> Row:
+        with self._lock:
+            try:
+                self._seek(index)
+                return self._batch.slice(index - self._first, 1).to_pylist()[0]
+            except Exception as error:  # of any kind: dates out of Python's range, broken pages
+                self._group = -1
+                raise _unreadable(self._path, error) from None
+
+    def __iter__(self) -> Iterator[Row]:
+        """All rows in one pass, which takes a fraction of the time of asking for each. Raises Mistake, as `row` does."""
+        batches = self._file.iter_batches(BATCH_ROWS, use_threads=False)
+        while (batch := self._next_of(batches)) is not None:
+            parts = unpacked_parts(batch)
+            while part := self._next_of(parts):
+                yield from part
+
+    def _next_of(self, pieces: Iterator[Any]) -> Any:
+        """The next batch of the file or part of a batch; None after the last."""
+        with self._lock:
+            try:
+                return next(pieces, None)
+            except Exception as error:  # as in `row`
+                raise _unreadable(self._path, error) from None
+
+    def _seek(self, index: int) -> None:
+        """Have the batch with this row in memory."""
+        from bisect import bisect_right
+
+        group = bisect_right(self._starts, index) - 1
+        if group != self._group or index < self._first:
+            self._batches = self._file.iter_batches(BATCH_ROWS, row_groups=[group], use_threads=False)
+            self._group, self._first = group, self._starts[group]
+            self._after = self._first
+        while index >= self._after:
+            self._batch = next(self._batches)
+            self._first, self._after = self._after, self._after + self._batch.num_rows
+
+
+def _no_text(path: Path) -> Mistake:
+    return Mistake("data", f"{shown(path, PATH)} is not UTF-8 text.")
+
+
+def _unreadable(path: Path, error: BaseException) -> Mistake:
+    return Mistake("data", f"{shown(path, PATH)} cannot be read as parquet: {first_line(error)}")
+
+
+KINDS = {".jsonl": JsonlRows, ".csv": CsvRows, ".parquet": ParquetRows}
+
+
+def stream_file(path: Path) -> LazyRows:
+    """The rows of one file, left on the disk. Raises Mistake naming file and line."""
+    kind = KINDS.get(path.suffix.lower())
+    if kind is None:
+        raise Mistake(
+            "streaming",
+            f"{shown(path, PATH)} cannot be streamed: only {', '.join(KINDS)} files can; make it one of them.",
+        )
+    try:
+        return kind(path)
+    except UnicodeDecodeError:
+        raise _no_text(path) from None
+    except OSError as error:
+        raise Mistake("data", f"{shown(path, PATH)} cannot be read: {reason(error)}.") from None
+
+
+# ── sources ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ class SlotCache:
 
 
 class PackedSlotCache:
-    """A layer's keys and values in one array [B, J, 2, C, d], for `backend.generation.decoding_block`.
+    """A layer's keys and values in one array [B, J, 2, C, d], for `backend.generation.fused_model`.
 
     In this order of axes all (row, head) pairs of the keys lie at one distance, and those of the values: Metal's attention copies others.
     """

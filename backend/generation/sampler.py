@@ -28,9 +28,77 @@ from backend.engine.device import on_cpu, on_gpu
 from backend.engine.evaluation_order import evaluate_after
 from backend.engine.penalties import NO_PENALTIES, Penalties, SeenTokens, penalised
 from backend.generation.filters import beside_row, largest, least_inside, masked, nucleus_floor, row_max, row_sum
-from backend.generation.gpu_inverse_cdf import inverse_cdf, part
 from backend.generation.grammar import Grammar
 from backend.spec.config import Config
+
+# The inverse CDF of `backend.generation.sampler` for a GPU, where a step of few rows is bound by its number of
+# kernels: nine of them.
+
+
+class Sums(NamedTuple):
+    """Masses, and the sum of those before each, over the last axis."""
+
+    mass: mx.array
+    before: mx.array
+
+    @classmethod
+    def of(cls, mass: mx.array) -> Sums:
+        return cls(mass, mx.cumsum(mass, axis=-1, inclusive=False))
+
+    def part(self, m: int) -> Sums:
+        """Item m of the first axis."""
+        return Sums(part(self.mass, m), part(self.before, m))
+
+    def total(self, shape: tuple[int, ...]) -> mx.array:
+        """The sum of all, in a shape that [..., 1] is broadcast to."""
+        return mx.broadcast_to(self.before[..., -1:], shape) + mx.broadcast_to(self.mass[..., -1:], shape)
+
+    def can_be_last(self, target: mx.array) -> mx.array:
+        """Where a mass lies whose sum before is below the target: the last of them reaches it. In a row with mass there is one.
+
+        Only indices with mass count: a GPU sums in blocks, so its running sum may fall by a rounding where the mass is 0, and a
+        filtered token must never be sampled. The first mass, before which the sum is 0, takes a target of 0 and what rounding makes
+        negative; a target that rounding puts above the total is the last one's.
+        """
+        return (self.mass > 0) & ((self.before < target) | (self.before <= 0))
+
+
+def inverse_cdf(masses_MBV: mx.array, uniform_B1: mx.array, width: int) -> tuple[mx.array, Sums]:
+    """The first token [B, 1] at which the running sum of the last item's masses reaches `uniform` times their sum; and the sums
+    [M, B, V / width] of blocks of `width` tokens, a divisor of V, of all M items."""
+    M, B, V = masses_MBV.shape
+    blocks_MBNW = masses_MBV.reshape(M, B, V // width, width)
+    sums = Sums.of(blocks_MBNW.sum(axis=-1))
+    kept = sums.part(M - 1)
+    block_B1, before_B1 = _reaching_block(kept, uniform_B1)
+    inside = Sums.of(mx.take_along_axis(part(blocks_MBNW, M - 1), block_B1[:, None], axis=1)[:, 0])
+    target_BW = mx.broadcast_to(uniform_B1, (B, width)) * kept.total((B, width)) - before_B1
+    token_BW = block_B1 * width + _indices(width)
+    return mx.where(inside.can_be_last(target_BW), token_BW, 0).max(axis=-1, keepdims=True), sums
+
+
+def _reaching_block(sums: Sums, uniform_B1: mx.array) -> tuple[mx.array, mx.array]:
+    """[B, 1]: the first block whose running sum reaches `uniform` times the total, and the sum before it."""
+    shape = sums.mass.shape
+    is_last_BN = sums.can_be_last(mx.broadcast_to(uniform_B1, shape) * sums.total(shape))
+    # One maximum for both: floats that are not negative order like their bits, so both are integers.
+    is_index = mx.array([True, False]).reshape(2, 1, 1)
+    both_2BN = mx.where(is_index, _indices(shape[-1]), sums.before.view(mx.uint32))
+    best_2B1 = mx.where(is_last_BN, both_2BN, 0).max(axis=-1, keepdims=True)
+    return part(best_2B1, 0), part(best_2B1, 1).view(mx.float32)
+
+
+def _indices(count: int) -> mx.array:
+    """0 … count − 1, a constant of the trace: `mx.arange` would be a kernel."""
+    return mx.array(np.arange(count, dtype=np.uint32))
+
+
+def part(array: mx.array, m: int) -> mx.array:
+    """array[m] as a view, where mlx would gather."""
+    return array[m : m + 1].squeeze(0)
+
+
+# ── sampler ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 IN_CACHE = 1 << 17
 """Logits that a CPU samples from together. Rows of 152,000, one after another, stay in the processor's cache and in memory that is
@@ -169,7 +237,7 @@ def _sample_together(logits_BV: mx.array, uniform_B: mx.array, sampling: Samplin
 
 
 def _sample_on_gpu(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) -> SampledTokens:
-    """The same in fewer kernels; `backend.generation.gpu_inverse_cdf` tells why arrays [B, 1] are widened first."""
+    """The same in fewer kernels; `backend.generation.sampler` tells why arrays [B, 1] are widened first."""
     (B, V), temperature = logits_BV.shape, sampling.temperature
     top_BK = largest(logits_BV, sampling.top_k) if 0 < sampling.top_k < V else None
     peak_B1 = row_max(logits_BV) if top_BK is None else top_BK[:, -1:]

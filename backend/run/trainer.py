@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
-from backend.models.saving import model_bytes, save_model
+from backend.models.policy import Policy
+from backend.models.saving import adapter_config, model_bytes, save_model
 from backend.models.start_adapter import load_start
 from backend.run import not_finite, scoring_code
-from backend.run.checkpoints.best_at_end import load_best
-from backend.run.checkpoints.checkpoint import Checkpoint, TrainingState, first_start
+from backend.run.checkpoints.checkpoint import Checkpoint, TrainingState, first_start, read_checkpoint
 from backend.run.checkpoints.checkpoint_score import CheckpointScore
-from backend.run.checkpoints.checkpoint_writer import Snapshot, refresh_adapters, snapshot
+from backend.run.checkpoints.checkpoint_writer import Snapshot, publish_adapters, refresh_adapters, snapshot
 from backend.run.checkpoints.run_saver import RunSaver
 from backend.run.control import Control, Stopped
-from backend.run.due import evaluation_is_due, is_best_worth_saving
 from backend.run.ending import Ending
 from backend.run.final_export import export_finished, exports
-from backend.run.group_collection import GroupCollection
 from backend.run.held_folder import HeldFolder
 from backend.run.machine.gpu_retries import GpuErrorLog, StepSize
 from backend.run.machine.keep_awake import KeepAwake
@@ -35,16 +33,118 @@ from backend.run.room_for_saving import RoomForSaving
 from backend.run.run_inputs import RunInputs
 from backend.run.steering import Steering
 from backend.run.step_timer import StepTimer
+from backend.run.step_work import Poll, StepWork
 from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, of_process
 from backend.run.token_data import recorded_tokens
 from backend.spec.config import Config
 from backend.spec.events import Diary, JsonLines, read_events
 from backend.spec.run_folder import RunFolder
+from backend.spec.runs.saved_weights import best_of, saved_weights
 from backend.spec.runs.start_progress import looking_on_the_way
 from backend.spec.runs.steering import Change
 from backend.training.batch import completion_metrics
 from backend.training.variety import variety_metrics
 from backend.types import Group
+
+# The groups of a step: prompts taken, completions sampled and scored; with dynamic sampling, groups without a
+# gradient replaced.
+
+
+@dataclass(slots=True)
+class GroupCollection:
+    """Collects the groups of one step. `logged` holds the metrics that reward functions logged in the last round."""
+
+    parts: RunParts
+    config: Config
+    timer: StepTimer
+    poll: Poll
+    report: Callable[[str], None]
+    logged: dict[str, float] = field(default_factory=dict)
+    batch: list[Group] = field(default_factory=list)
+    """The groups of the step: all that were sampled so far, and once they are chosen, those alone."""
+
+    def collect(self, step: int) -> tuple[list[Group], dict[str, float]]:
+        """The step's scored groups, and the metrics of their rollout.
+
+        Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): a group whose completions all have the same reward has advantage
+        0 and no gradient. Such groups are set aside and replaced by groups of new prompts, in at most
+        `dynamic_sampling_rounds` rounds; groups that are still missing then are filled from those set aside, so that the
+        step's size never varies. Prompts are taken from the stream in order, so the choice depends neither on chance nor on
+        timing.
+        """
+        count, dynamic = self.config.prompts_per_step, self.config.dynamic_sampling
+        kept: list[Group] = []
+        without_gradient: list[Group] = []
+        for _ in range(self.config.dynamic_sampling_rounds if dynamic else 1):
+            for group in self._sample_and_score(count - len(kept), step):
+                has_gradient = not dynamic or self.parts.scoring.has_nonzero_advantage(group, step)
+                (kept if has_gradient else without_gradient).append(group)
+            if len(kept) == count:
+                break
+        sampled = kept + without_gradient
+        tokens = sum(completion.trained_tokens for group in sampled for completion in group.completions)
+        metrics = {"rollout_tokens_per_second": self.timer.rate(tokens, "rollout")}
+        if dynamic:
+            metrics["dynamic_sampling/prompts"] = len(sampled)
+        self.batch[:] = sampled[:count]
+        return self.batch, metrics
+
+    def _sample_and_score(self, count: int, step: int) -> list[Group]:
+        """Take the next `count` prompts, sample a group of completions for each, and score them."""
+        stream, already = self.parts.prompt_stream, len(self.batch)
+        position = stream.cursor  # with the seed, it fixes the random numbers of these completions
+        work = StepWork(self.timer, self.poll, self.report, self.batch)
+        self.logged = self.parts.sample_and_score(stream.take(count), position, step, self.config, work)
+        return self.batch[already:]
+
+
+# ── best at end ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# The end of a run with its best checkpoint: what it leaves is of that step, and its checkpoints stay as they are.
+
+
+def load_best(
+    run: RunFolder, policy: Policy, config: Config, state: TrainingState, note: Callable[[str], None]
+) -> int | None:
+    """Give the policy, and `adapters/`, the weights of the best checkpoint. → its step; None where that is the last, or none has a score.
+    `note` takes the sentence for the diary. Raises DiskFault, and Mistake for a damaged checkpoint."""
+    best = best_of(saved_weights(run))
+    saved = read_checkpoint(best.path) if best is not None else None
+    if best is None or saved is None:
+        note("No checkpoint of this run has a score, so it ends with the weights of its last step.")
+        return None
+    metric, score = best.metric or "reward", f"{best.score:.4g}"
+    if best.step == state.step:
+        note(f"The last step is the best, with {metric} {score}: the run ends with its weights.")
+        return None
+    policy.assign(saved.weights())
+    if config.train_type != "full":
+        publish_adapters(run, saved.weights_file, adapter_config(policy, config))
+    before = ""
+    if state.best_step == 0 and state.best_score is not None:
+        before = f" The model before training had {state.best_score:.4g}."
+    note(f"The run ends with the weights of step {best.step}, its best checkpoint, with {metric} {score}.{before}")
+    return best.step
+
+
+# ── due ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# When a run evaluates and saves, by the number of the step. Does neither.
+
+
+def evaluation_is_due(config: Config, step: int, steps: int) -> bool:
+    """Whether held-out prompts are answered after `step`, of a run of `steps` that has such prompts."""
+    is_turn = step % config.steps_per_eval == 0 and (step == 0 or step >= config.eval_delay)
+    return is_turn or step == steps
+
+
+def is_best_worth_saving(config: Config, state: TrainingState, step: int) -> bool:
+    """Whether the weights of `step` are the best so far and asked for by name: early stopping names them, and a run may end with them."""
+    wants_best = config.early_stopping_patience > 0 or config.load_best_at_end
+    return wants_best and state.best_step == step
+
+
+# ── trainer ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Trainer:

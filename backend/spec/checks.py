@@ -5,23 +5,113 @@ invalid field never hides another's fault. Nothing here opens a file: see `backe
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
-from backend.spec.distributed.sharded_models import division_faults
 from backend.spec.faults import Fault, Mistake
 from backend.spec.learning_rate import DEFAULT_FINAL
 from backend.spec.metric_names import EVALUATION
 from backend.spec.output_grammar import held_output_faults
 from backend.spec.own_updates import OF_THE_RATE
 from backend.spec.row_settings import evaluation_set_faults, map_function_faults, pattern_faults, template_faults
+from backend.spec.runs.changeable import STAGE_DATA, STAGE_KEYS, STAGE_OWN, STAGE_SETTINGS
 from backend.spec.runs.stop_conditions import condition_fault, metric_fault
-from backend.spec.settings.limits import LARGEST_WEIGHT, MOST_COMPLETIONS
+from backend.spec.settings.limits import LARGEST_WEIGHT, MOST_COMPLETIONS, MOST_STEPS
 from backend.spec.settings.optimizer import EIGHT_BIT, OWN
-from backend.spec.stage_entries import duplicates, stage_faults
 from backend.spec.trackers import project_fault, report_to_fault
 from backend.spec.user_input.paths import user_path
 from backend.spec.user_input.text import shown
+
+# What cannot be trained while a model is divided among several machines, with the reason.
+
+
+def division_faults(
+    parallelism: str,
+    train_type: str,
+    dropout: float,
+    modules_to_save: list[str],
+    reference_model_path: str,
+    sync_ref_model: bool,
+) -> Iterator[Fault]:
+    """The faults of these settings under `parallelism`."""
+    if parallelism == "pipeline":
+        yield Fault(
+            "parallelism",
+            "Layers: what one machine sends to the next has no gradient in mlx, so a model divided so cannot be trained; choose Tensors.",
+        )
+    if parallelism != "tensor":
+        return
+    if train_type != "lora":
+        reason = (
+            "the norms of whole rows"
+            if train_type == "dora"
+            else "every weight with its optimizer state on one machine"
+        )
+        yield Fault("train_type", f"Divided among machines a model is trained with LoRA; {train_type} needs {reason}.")
+    if dropout:
+        yield Fault(
+            "dropout", "Each machine would drop inputs of its own; set Dropout to 0, or Parallelism to Prompts."
+        )
+    if modules_to_save:
+        yield Fault(
+            "modules_to_save",
+            "Divided among machines a model learns in its adapters alone; leave Modules to save empty.",
+        )
+    if reference_model_path:
+        yield Fault(
+            "reference_model_path",
+            "Divided among machines the reference is the base model; another one would have to be divided too.",
+        )
+    if sync_ref_model:
+        yield Fault(
+            "sync_ref_model", "Divided among machines the reference stays the base model; switch Reference follows off."
+        )
+
+
+# ── stage entries ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# Whether one entry of `stages` has the shape of a stage. What its settings are worth is checked with the others
+# (`backend.spec.stages`).
+
+
+def stage_faults(stage: Mapping[str, Any], name: str) -> Iterator[Fault]:
+    strange = [key for key in stage if key not in STAGE_KEYS]
+    iters, functions, weights = (stage.get(key) for key in STAGE_OWN)
+    if strange:
+        sentence = f"{name} has {shown(strange[0], 40)}, which no stage can have of its own; it can have "
+        listed = shown(", ".join((*STAGE_OWN, *STAGE_DATA[:1], *STAGE_SETTINGS)), 199 - len(sentence))
+        yield Fault("stages", f"{sentence}{listed}.")
+    if not isinstance(iters, int) or isinstance(iters, bool) or iters < 1:
+        yield Fault("stages", f"{name} needs iters, a whole number of steps above 0.")
+    elif iters > MOST_STEPS:
+        yield Fault("stages", f"{name} has {shown(iters)} steps; at most {MOST_STEPS:,} can be trained.")
+    if functions is not None and not (_is_list_of(functions, str) and functions):
+        yield Fault("stages", f"{name}: reward_functions must be a list of names.")
+    elif functions and (twice := duplicates(cast("list[str]", functions))):
+        yield Fault("stages", f"{name} lists {shown(', '.join(twice))} twice; list each reward function once.")
+    if weights is not None and not _is_list_of(weights, (int, float)):
+        yield Fault("stages", f"{name}: reward_weights must be a list of numbers.")
+    elif weights and not (any(weights) and all(abs(weight) <= LARGEST_WEIGHT for weight in weights)):
+        yield Fault(
+            "stages", f"{name}: reward_weights must lie within ±{LARGEST_WEIGHT:,}, and at least one of them not be 0."
+        )
+    elif weights and _is_list_of(functions, str) and functions and len(weights) != len(functions):
+        yield Fault("stages", f"{name} has {len(weights)} reward weights for {len(functions)} reward functions.")
+
+
+def _is_list_of(value: Any, kind: type | tuple[type, ...]) -> bool:
+    """Whether it is a list of these; true and false are no numbers."""
+    items = cast("list[Any]", value) if isinstance(value, list) else [None]
+    return all(isinstance(item, kind) and not isinstance(item, bool) for item in items)
+
+
+def duplicates(names: list[str]) -> list[str]:
+    """Names that are listed more than once."""
+    return sorted(name for name, count in Counter(names).items() if count > 1)
+
+
+# ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 Check = Callable[..., "Iterator[Fault]"]
 CHECKS: list[tuple[tuple[str, ...], Check]] = []

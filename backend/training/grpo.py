@@ -23,14 +23,104 @@ from backend.training.additive_metrics import Tally
 from backend.training.algorithm import Algorithm, OptimizerBatch
 from backend.training.batch import Batch
 from backend.training.collectives import Collectives
-from backend.training.entropy_bonus import EntropyBonus
-from backend.training.held_out import RowSums, means, row_sums
 from backend.training.importance_sampling import importance_ratio, logp_gap
 from backend.training.learner import Learner, build_learner
 from backend.training.losses import Settings, entropy_quantile, policy_terms, token_values, token_weights
 from backend.training.over_ranks import total
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 from backend.training.token_records import TokenRecord, TokenRecords
+
+# Entropy and KL of completions that are not learned from: means over their tokens, with a standard error, since few
+# are read.
+
+STANDARD_ERROR = "_stderr"
+"""After the name of a mean, that of its standard error."""
+
+RowSums = dict[str, tuple[float, float]]
+"""Name → (sum over a completion's tokens, number of them), of one completion."""
+
+
+def row_sums(
+    batch: Batch, logp_BT: mx.array, entropy_BT: mx.array, ref_logp_BT: mx.array | None, loss: Settings
+) -> list[RowSums]:
+    """The sums of each row, log-probabilities and entropies [B, T] in nats; `kl` with a reference only."""
+    tallies: list[dict[str, mx.array]] = []
+    for row in range(len(batch)):
+        at = slice(row, row + 1)
+        mask_1T, ref_logp_1T = batch.mask_BT[at], None if ref_logp_BT is None else ref_logp_BT[at]
+        arrays = (logp_BT[at], None, ref_logp_1T, batch.advantage_B[at], mask_1T, loss)
+        _, tally = policy_terms(*arrays, weights=mask_1T, entropies=entropy_BT[at])
+        tallies.append({name: tally["mean"][name] for name in ("entropy", "kl") if name in tally["mean"]})
+    mx.eval(tallies)
+    return [{name: (float(pair[0]), float(pair[1])) for name, pair in tally.items()} for tally in tallies]
+
+
+def means(rows: Sequence[RowSums]) -> dict[str, float]:
+    """The mean over all tokens of each name, and its standard error from two completions up.
+
+    A completion is drawn as a whole, so the error is that of a ratio of sums over n completions: with s and t a completion's sum and tokens
+    and m the mean, √(n / (n − 1) · Σ (s − m t)²) / Σ t (Cochran, Sampling Techniques, 1977, section 2.11, of a small part of all).
+    """
+    found: dict[str, float] = {}
+    for name in rows[0] if rows else ():
+        pairs = [row[name] for row in rows]
+        tokens = math.fsum(count for _, count in pairs)
+        if not tokens:
+            continue
+        mean = found[name] = math.fsum(total for total, _ in pairs) / tokens
+        if len(pairs) > 1:
+            squares = math.fsum((total - mean * count) ** 2 for total, count in pairs)
+            found[name + STANDARD_ERROR] = math.sqrt(squares * len(pairs) / (len(pairs) - 1)) / tokens
+    return found
+
+
+# ── entropy bonus ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# The coefficient of the entropy bonus: constant, or adapted after each update so that the policy's entropy does not
+# fall below a target (Skywork-OR1, arXiv:2505.22312, with TRL's step and bounds). The bonus itself is a term of
+# `losses.py`.
+
+STEP, MINIMUM, MAXIMUM = 0.005, 0.0, 1.0
+"""Of the adaptive coefficient."""
+
+
+@dataclass(slots=True)
+class EntropyBonus:
+    """`value` is the coefficient before the comparison with the target; `entropy` (nats) was measured at the last update."""
+
+    value: float
+    adaptive: bool = False
+    target: float = 0.0
+    entropy: float | None = None
+
+    @property
+    def on(self) -> bool:
+        return self.adaptive or self.value > 0
+
+    @property
+    def coefficient(self) -> float:
+        """The next update's: an adaptive bonus applies only while the entropy is at or below its target."""
+        above = self.entropy is not None and self.entropy > self.target
+        return 0.0 if self.adaptive and above else self.value
+
+    def observe(self, entropy: float) -> None:
+        """Take an update's mean entropy; an adaptive coefficient grows by one step at or below the target, else shrinks."""
+        self.entropy = entropy
+        if self.adaptive:
+            adapted = self.value + (STEP if entropy <= self.target else -STEP)
+            self.value = min(MAXIMUM, max(MINIMUM, adapted))
+
+    def state(self) -> list[float | None]:
+        """The values that a checkpoint keeps."""
+        return [self.value, self.entropy]
+
+    def restore(self, state: list[float | None]) -> None:
+        """Put `state` back; a checkpoint without one leaves everything as configured."""
+        if state:
+            self.value, self.entropy = state[0] or 0.0, state[1]
+
+
+# ── grpo ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,14 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QTreeWidget, QVBoxLayout, QWidget
 
 from app import theme
+from app.help_menu import TextDialog
 from app.message_boxes import QuestionBox
 from app.model.prefs import Prefs
 from app.model.processes import VerbProcess
 from app.model.session import Session
 from app.pages import PAGES
+from app.pages.guide_page import GuideView
+from app.pages.parts.run_steering import SteeringPanel
 from app.widgets.basic.base_table import BaseTable
 from app.widgets.basic.labels_and_buttons import button
 from app.widgets.charts.plot import Plot
@@ -25,10 +28,7 @@ from app.widgets.frame.preferences_dialog import PreferencesDialog
 from app.widgets.frame.sidebar import Sidebar
 from app.widgets.help.about_dialog import AboutDialog
 from app.widgets.help.glossary_dialog import GlossaryDialog
-from app.widgets.help.guide_view import GuideView
 from app.widgets.help.problem_dialog import ProblemDialog
-from app.widgets.help.text_dialog import TextDialog
-from app.widgets.monitor.steering_panel import SteeringPanel
 from app.widgets.picker.picker import Picker
 from app.widgets.rewards.consent_dialog import ConsentDialog
 from app.widgets.runs.clone_dialog import CloneDialog

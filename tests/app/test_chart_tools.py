@@ -22,11 +22,11 @@ from app.model.session import Session
 from app.pages.parts.chart_export import ChartExport
 from app.pages.parts.run_charts import RunCharts
 from app.widgets.basic.file_dialogs import keep_folders_in
-from app.widgets.charts.axes import log_ticks
 from app.widgets.charts.chart_grid import ChartContent, ChartGrid, ZoomButton
 from app.widgets.charts.curves import axis_range, has_spike
 from app.widgets.charts.mark_painter import APART, MarkPainter
 from app.widgets.charts.plot import Plot, Trace
+from app.widgets.charts.plot_view import log_ticks
 from app.widgets.charts.trace import pile
 from backend.spec.metric_names import our_name
 

@@ -23,7 +23,7 @@ from app.model.session import Session
 from app.pages.parts.compare_view import CompareView
 from app.pages.runs_page import RunsPage
 from app.widgets.basic.flow_layout import FlowLayout
-from app.widgets.charts.axes import StepAxis
+from app.widgets.charts.plot_view import StepAxis
 from app.widgets.compare.run_legend import letter_of
 from app.widgets.help.guide_link import place_about
 from backend.spec.events import Diary

@@ -11,16 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.model.completions import text_search
+from app.model.completions import run_completions
 from app.model.completions.export import CompletionExport
 from app.model.completions.facts import CompletionFacts
 from app.model.completions.filters import FILTERS, Query, select, sort, why_empty
-from app.model.completions.folding import fold
-from app.model.completions.run_completions import RunCompletions
+from app.model.completions.run_completions import RunCompletions, TextSearch
 from app.model.completions.step_index import TAIL, CompletionIndex
-from app.model.completions.text_search import TextSearch
-from app.model.completions.word_diff import diff
 from app.widgets.completions.cells import prompt_line
+from app.widgets.completions.reading_pane import diff, fold
 from backend.spec.completion_rows import without_token_data
 from backend.spec.events import JsonLines
 from backend.spec.faults import Mistake
@@ -148,7 +146,7 @@ def test_text_is_found_whatever_its_case_and_however_json_spells_it(
 def test_a_search_over_many_slices_loses_nothing_at_their_edges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_search, "SLICE", 1000)
+    monkeypatch.setattr(run_completions, "SLICE", 1000)
     rows = [row(step, completion(f"number {step};" + "x" * (step * 7 % 1500))) for step in range(1, 200)]
     path = write(tmp_path / "completions.jsonl", rows)
     assert [found(path, f"number {step};") for step in (1, 99, 198, 199)] == [
@@ -172,7 +170,7 @@ def test_a_search_goes_on_with_what_was_written_since_and_sees_a_file_cut_back(t
 
 
 def test_a_search_ends_with_hits_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_search, "MOST_HITS", 10)
+    monkeypatch.setattr(run_completions, "MOST_HITS", 10)
     path = write(tmp_path / "completions.jsonl", [row(step, completion("x"), completion("x")) for step in range(50)])
     search = TextSearch(path, "x")
     assert not search.advance(1.0) and len(search.matches) == 10 and search.is_cut_short

@@ -16,14 +16,14 @@ from shiboken6 import isValid
 
 from app import theme
 from app.model import dataset as datasets
-from app.model.dataset_counts import Counts
+from app.model.dataset import Counts
 from app.model.downloads import Download
 from app.model.session import Session
 from app.pages import dataset_page
 from app.pages.dataset_page import ABSENT, EMPTY, DatasetPage
 from app.pages.parts import dataset_line
 from app.pages.parts.dataset_line import DatasetLine
-from app.widgets.dataset.dataset_histogram import Histogram
+from app.widgets.dataset.dataset_figures import Histogram
 from app.widgets.dataset.dataset_table import CHUNK, MAX_CHUNKS, PLACEHOLDER, ColumnHeading, RowModel
 from backend.serve.question_call import QuestionCall
 from backend.serve.questions import QUESTIONS

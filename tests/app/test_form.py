@@ -22,8 +22,8 @@ from app.pages import train_page
 from app.pages.train_page import BASIC_FIELDS, REWARD_FIELDS, TrainPage
 from app.widgets.basic import controls, file_dialogs
 from app.widgets.form import fields, value_text
-from app.widgets.form.field_hints import HINTS, LONGEST, WHEN_EMPTY
-from app.widgets.form.memory_bar import MemoryBar
+from app.widgets.form.field import HINTS, LONGEST, WHEN_EMPTY
+from app.widgets.form.launch_column import MemoryBar
 from app.widgets.form.setting_search import SettingSearch
 from app.widgets.form.settings_card import SettingsCard
 from app.widgets.rewards.reward_delegates import LABEL, USE, WEIGHT, WeightEdit

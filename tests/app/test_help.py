@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtGui import QAction, QGuiApplication
 from PySide6.QtWidgets import QWidget
 
-from app.help_menu import DOCUMENTS, facts
+from app.help_menu import DOCUMENTS, TextDialog, facts
 from app.menus import HELP, MENUS
 from app.model.charts import CHARTS
 from app.model.glossary import CHART, SETTING, glossary
@@ -19,7 +19,6 @@ from app.pages import PAGES
 from app.widgets.basic import key_names
 from app.widgets.help.about_dialog import NO_TEXT, AboutDialog
 from app.widgets.help.glossary_dialog import GlossaryDialog
-from app.widgets.help.text_dialog import TextDialog
 from app.window import Window
 from backend import __version__
 from backend.spec.about import components

@@ -18,7 +18,7 @@ from app.model.prefs import Prefs
 from app.model.service import Service
 from app.model.session import Session
 from app.pages.parts import source_picking
-from app.pages.parts.suggested_entries import suggested_entries
+from app.pages.parts.source_picking import suggested_entries
 from app.pages.train_page import TrainPage
 from app.widgets.picker.picker import Picker
 from app.widgets.picker.picker_rows import CHANGED, NAME, SIZE, STAR, WHERE, PickerEntry, PickerLine, display_path

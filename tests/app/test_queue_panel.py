@@ -11,7 +11,7 @@ from PySide6.QtCore import QModelIndex, Qt
 from app.model import processes
 from app.model.prefs import Prefs
 from app.model.session import Session
-from app.pages.parts.queue_part import QueuePart
+from app.pages.runs_page import QueuePart
 from app.widgets.runs.queue_panel import QueuePanel, QueueRow
 from backend.spec import places
 from backend.spec.run_folder import RunFolder

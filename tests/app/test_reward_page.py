@@ -17,7 +17,7 @@ from app.model.prefs import Prefs
 from app.model.service import Service
 from app.model.session import Session
 from app.pages.rewards_page import RewardsPage
-from app.widgets.rewards.bench_function_table import WEIGHT as BOARD_WEIGHT
+from app.widgets.rewards.bench_results import WEIGHT as BOARD_WEIGHT
 from app.widgets.rewards.completion_source import row_numbers
 from app.widgets.rewards.reward_delegates import WeightEdit
 from tests.support import made_up_runs, small_run

@@ -12,8 +12,7 @@ from PySide6.QtTest import QTest
 from app import theme
 from app.model.draft import Draft
 from app.widgets.rewards.reward_delegates import LABEL, MEAN, SCORES, SOURCE, USE, WEIGHT, WeightEdit
-from app.widgets.rewards.reward_panel import RewardPanel
-from app.widgets.rewards.reward_table import NOT_FOUND
+from app.widgets.rewards.reward_panel import NOT_FOUND, RewardPanel
 from backend.spec.rewards.catalog import DEFAULT_REWARDS
 from backend.spec.user_input.text import fitted
 

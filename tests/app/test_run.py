@@ -17,8 +17,7 @@ from PySide6.QtCore import QCoreApplication
 
 from app.model.completions.step_index import CompletionIndex
 from app.model.runs.run import Run
-from app.model.runs.run_state import RunState
-from app.model.runs.series import Series, number
+from app.model.runs.run_state import RunState, Series, number
 from backend.spec.events import Diary, JsonLines, truncate_file
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from app.model.runs import start_log
-from app.model.runs.run import Run
+from app.model.runs import run as start_log
+from app.model.runs.run import Run, StartLog
 from app.model.runs.run_files import problem_of
-from app.model.runs.start_log import StartLog
 from app.widgets.runs.run_header import RunHeader
 from backend.cli import new_run
 from backend.spec.events import Diary

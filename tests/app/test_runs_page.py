@@ -14,15 +14,15 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QFontMetrics, QGuiApplication
 
 from app import theme
-from app.model.runs import run_list, run_trash
+from app.model.runs import run_list
 from app.model.runs.run_list import CACHE, RunList
 from app.model.session import Session
+from app.pages.parts import run_actions
 from app.pages.runs_page import RunsPage
 from app.widgets.basic.number_format import figure, signed
 from app.widgets.runs.column_dialog import ColumnDialog
 from app.widgets.runs.free_space_dialog import FreeSpaceDialog
-from app.widgets.runs.run_table import RunModel
-from app.widgets.runs.sparkline import CURVE
+from app.widgets.runs.run_table import CURVE, RunModel
 from backend.spec.run_folder import RunFolder
 from backend.spec.runs.lineage import Parent, write_parent
 from backend.spec.runs.run_notes import RunNotes, change_notes, read_notes
@@ -361,7 +361,7 @@ def trash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (can / "info" / f"{path.name}.trashinfo").write_text("[Trash Info]\n")
         return Path(shutil.move(path, can / "files" / path.name))
 
-    monkeypatch.setattr(run_trash, "move_by_desktop", move)
+    monkeypatch.setattr(run_actions, "move_by_desktop", move)
     return can
 
 

@@ -16,8 +16,7 @@ from PySide6.QtWidgets import QWidget
 from app import theme
 from app.model.runs.run import Run
 from app.model.session import Session
-from app.pages.parts.run_steering import RunSteering
-from app.widgets.monitor.steering_panel import GROUPS, SteeringPanel
+from app.pages.parts.run_steering import GROUPS, RunSteering, SteeringPanel
 from backend.spec.config import dump, parse
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake

@@ -14,7 +14,8 @@ from PySide6.QtGui import QTextDocument
 from PySide6.QtWidgets import QLabel, QLineEdit
 
 from app.model.processes import VerbProcess
-from app.widgets.runs import card_view, upload_dialog
+from app.widgets.runs import upload_dialog
+from app.widgets.runs import upload_dialog as card_view
 from app.widgets.runs.upload_dialog import Account, UploadDialog, UploadPreview
 
 CARD = """---

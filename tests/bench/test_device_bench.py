@@ -20,13 +20,13 @@ from mlx_lm.tuner.lora import LoRALinear
 from typer.testing import CliRunner
 
 from backend.__main__ import app
-from backend.bench import about, command, plan, random_policy, report, schema
+from backend.bench import about, command, plan, report, schema
+from backend.bench import measures as random_policy
 from backend.bench import workload as workload_module
 from backend.bench.child import answer_to
-from backend.bench.measures import ModelBench, Side, rounds, seconds
+from backend.bench.command import LEAST_PATIENCE_S, ModelProcesses, TimedRun, Unmeasured, impersonal, last_words
+from backend.bench.measures import ModelBench, Side, rounds, same_model, seconds
 from backend.bench.plan import Scale, tasks
-from backend.bench.random_policy import same_model
-from backend.bench.runner import LEAST_PATIENCE_S, ModelProcesses, TimedRun, Unmeasured, impersonal, last_words
 from backend.bench.schema import (
     DeviceFile,
     GapNumbers,

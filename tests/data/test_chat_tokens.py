@@ -12,10 +12,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from backend.data import chat_tokens
-from backend.data.chat_tokens import TooLong, tokenize_if_fits
+from backend.data.chat_tokens import TooLong, least_tokens, tokenize_if_fits
 from backend.data.problems import PromptFormat, prepare
 from backend.data.prompts import TokenizedPrompts
-from backend.data.text_bounds import least_tokens
 from backend.models.time_limit import TimeIsUp, time_limit
 from backend.models.tokenizers import load_tokenizer
 from backend.spec.config import parse

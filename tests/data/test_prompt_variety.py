@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from backend.data import near_repeats as near
 from backend.data import prompt_variety
+from backend.data import prompt_variety as near
 from backend.data.prompt_variety import PromptVariety, figures, verdict, words_of
 from tests.data.test_rows import settings
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from backend.data import streamed_files
+from backend.data import sources
 from backend.data.files import read_file
 from backend.data.problems import PromptFormat, chat_sizes, check_prompts
 from backend.data.rows import check_columns, read_splits
-from backend.data.streamed_files import stream_file
+from backend.data.sources import stream_file
 from backend.spec.faults import Mistake
 from backend.spec.runs import start_progress
 from backend.spec.runs.start_progress import StartProgress, progress_told_to
@@ -25,8 +25,8 @@ ROWS = [{"prompt": f"What is {n}?", "answer": n} for n in range(50)]
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The lines that are parsed, as they are."""
     lines: list[str] = []
-    parse = streamed_files.json_object
-    monkeypatch.setattr(streamed_files, "json_object", lambda text, where: lines.append(text) or parse(text, where))
+    parse = sources.json_object
+    monkeypatch.setattr(sources, "json_object", lambda text, where: lines.append(text) or parse(text, where))
     return lines
 
 

@@ -15,7 +15,7 @@ import pytest
 from backend.data.files import Row, read_file
 from backend.data.prompt_stream import shuffled
 from backend.data.rows import read_splits
-from backend.data.streamed_files import JsonlRows, stream_file
+from backend.data.sources import JsonlRows, stream_file
 from backend.spec.faults import Mistake
 from tests.data.test_rows import ROWS, mistake, settings, write
 

@@ -12,8 +12,7 @@ import mlx.core as mx
 import mlx_lm
 import pytest
 
-from backend.demo import char_tokenizer, warmup
-from backend.demo import demo_model as demo_model
+from backend.demo import char_tokenizer, demo_model, warmup
 from backend.demo.build import rebuild
 from backend.demo.sums import NUMBERS, Sum, careful, pools, sloppy
 from backend.demo.warmup import encode

@@ -11,7 +11,7 @@ import pytest
 
 from backend.engine import device
 from backend.engine.metal import adapter, heads
-from backend.generation import decoding_block, fused_linear
+from backend.generation import fused_linear, fused_model
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import GREEDY
 from backend.models.policy import Policy, load_policy
@@ -83,7 +83,7 @@ def test_our_kernels_are_called_with_what_they_compute(
         return heads.rotated_heads_plain(*arguments)
 
     monkeypatch.setattr(fused_linear, "adapted", adapted)
-    monkeypatch.setattr(decoding_block, "rotated_heads", rotated)
+    monkeypatch.setattr(fused_model, "rotated_heads", rotated)
     policy = policy_of(models, "qwen3", bits=4)
     fused = Rollout(policy, 12, rows=4)
     assert calls == []  # no Metal here
@@ -102,12 +102,12 @@ def test_blocks_with_other_logits_are_not_used_and_say_why(
     models: Path, gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = policy_of(models, "qwen3", bits=4)
-    right = decoding_block.rotated_heads_plain
+    right = fused_model.rotated_heads_plain
 
     def without_norms(qkv: mx.array, rotation: mx.array, heads: Any, norms: Any) -> tuple[mx.array, mx.array]:
         return right(qkv, rotation, heads, None)
 
-    monkeypatch.setattr(decoding_block, "rotated_heads_plain", without_norms)
+    monkeypatch.setattr(fused_model, "rotated_heads_plain", without_norms)
     fused = Rollout(policy, 12)
     assert not fused.fused.packs_cache
     (sentence,) = fused.slow_paths
@@ -122,7 +122,7 @@ def test_kernels_with_other_logits_are_not_used_and_say_why(
 ) -> None:
     """As on a Mac whose compiler or chip disagrees: the fused blocks stay, in plain mlx."""
     monkeypatch.setattr(device, "has_metal", lambda: True)
-    monkeypatch.setattr(decoding_block, "rotated_heads", heads.rotated_heads_plain)
+    monkeypatch.setattr(fused_model, "rotated_heads", heads.rotated_heads_plain)
     monkeypatch.setattr(fused_linear, "adapted", lambda base, *rest: 2 * adapter.adapted_plain(base, *rest))
     policy = policy_of(models, "qwen3", bits=4)
     fused = Rollout(policy, 12)

@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 from backend.__main__ import app
 from backend.models.export.original.row_trace import Rows
 from backend.models.export.trained_weights import AdapterFiles, TrainedWeights
-from backend.models.peft.carrying import carried_adapter
-from backend.models.peft.importing import import_adapter
+from backend.models.peft.importing import carried_adapter, import_adapter
 from backend.models.peft.origin import Origin
 from backend.models.peft.reading import PeftAdapter, PeftLayer
 from backend.models.peft.settings import read_settings

@@ -12,8 +12,7 @@ from huggingface_hub import constants
 from huggingface_hub.utils import _xet_progress_reporting
 
 from backend.models.publish import upload as upload_module
-from backend.models.publish.transfer import xet_progress
-from backend.models.publish.upload import Upload, files_of, upload
+from backend.models.publish.upload import Upload, files_of, upload, xet_progress
 from backend.spec.faults import Mistake
 from tests.support.hub_server import TOKEN, Repo
 from tests.support.hub_upload_server import NEW_FILES, Fault, UploadHub

@@ -13,9 +13,9 @@ import pytest
 
 from backend.data.rows import check_columns
 from backend.rewards.functions import code
+from backend.rewards.functions.code import same_output
 from backend.rewards.programs.assertions import ExpectedValue
 from backend.rewards.programs.client import runner
-from backend.rewards.programs.grading import same_output
 from backend.rewards.programs.row_tests import UnusableTests, row_tests
 from backend.rewards.programs.values import NotPlain, decoded, encoded
 from backend.rewards.runner.inputs import TrainerState

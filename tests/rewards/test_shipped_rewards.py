@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from backend.rewards.functions import math_equality
 from backend.rewards.functions.answer_text import answer_part, final_answer
-from backend.rewards.functions.arithmetic import value
+from backend.rewards.functions.answers import value
 from backend.rewards.functions.formats import regex_match
 from backend.rewards.functions.math_equality import correct
 from backend.rewards.resolve import resolve

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backend.run.checkpoints.checkpoint import TrainingState
-from backend.run.checkpoints.cut_back import cut_back
+from backend.run.run_process import cut_back
 from backend.spec.diary_ends import TAIL_BYTES
 from backend.spec.events import read_events
 from backend.spec.run_folder import RunFolder

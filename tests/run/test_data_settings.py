@@ -13,7 +13,7 @@ import pytest
 
 from backend.models.tokenizers import load_tokenizer
 from backend.run import preflight
-from backend.run.export.run_weights import run_weights
+from backend.run.export.export_run import run_weights
 from backend.spec.config import load
 from backend.spec.events import read_events
 from backend.spec.run_folder import RunFolder

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from backend.run.evaluation.estimates import Column, estimates, pass_at_k
+from backend.run.evaluation.evaluation_figures import Column, estimates, pass_at_k
 from backend.spec.evaluation import MeanWithInterval
 from tests.support.paired_rewards import CASES, covers
 

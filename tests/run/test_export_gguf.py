@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from backend.models.export.gguf.gguf_vocabulary import LLAMA_3, QWEN_2
+from backend.models.export.gguf.gguf_file import LLAMA_3, QWEN_2
 from backend.models.export.gguf.modelfile import ChatFormat, Message, chat_format, modelfile
 from backend.run.export.export_run import Export, ExportedModel, export_run
 from backend.spec.exports import FORMATS, exported_bytes

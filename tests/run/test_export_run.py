@@ -22,8 +22,7 @@ from backend.models.export import atomic_folder, build, merging, trained_weights
 from backend.models.export.atomic_folder import move_into_place
 from backend.models.export.destinations import lm_studio_root
 from backend.run.export import export_run
-from backend.run.export.export_run import Export, ExportedModel, fuse_run
-from backend.run.export.run_weights import run_weights
+from backend.run.export.export_run import Export, ExportedModel, fuse_run, run_weights
 from backend.spec import config as spec_config
 from backend.spec.exports import FORMATS, exported_bytes
 from backend.spec.faults import Mistake

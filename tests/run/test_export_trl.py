@@ -20,8 +20,7 @@ from backend.rewards.resolve import resolve
 from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.runner.score import score
 from backend.rewards.scorer import begin_scorer
-from backend.run.export.trl.carried_code import carried_code
-from backend.run.export.trl.code_files import SCRIPTS, our_code, script
+from backend.run.export.trl.code_files import SCRIPTS, carried_code, our_code, script
 from backend.run.export.trl.folder import export_trl
 from backend.run.export.trl.module_source import Use, module_source
 from backend.run.run_inputs import read_rows

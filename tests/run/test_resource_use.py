@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from backend.run.machine import resource_use
-from backend.run.machine.resource_use import GPU_STATISTICS, GpuUse, ResourceUse, gpu_share
+from backend.run import step_timer
+from backend.run.step_timer import GPU_STATISTICS, GpuUse, ResourceUse, gpu_share
 from backend.spec.events import read_events
 from backend.spec.run_folder import RunFolder
 from tests.support import small_run
@@ -43,8 +43,8 @@ def test_the_share_of_the_gpu_is_read_from_the_drivers_counters(printed: str, ex
 def test_the_gpu_is_read_in_a_thread_and_averaged_over_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([PRINTED, PRINTED.replace("=42", "=52"), ""])
     asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(resource_use, "GPU_EVERY_S", 0.001)
-    monkeypatch.setattr(resource_use, "printed_by", lambda command: asked.append(command) or next(answers))
+    monkeypatch.setattr(step_timer, "GPU_EVERY_S", 0.001)
+    monkeypatch.setattr(step_timer, "printed_by", lambda command: asked.append(command) or next(answers))
     use = GpuUse()
     assert use.mean() is None
     use.begin()
@@ -58,9 +58,9 @@ def test_the_gpu_is_read_in_a_thread_and_averaged_over_a_step(monkeypatch: pytes
 
 
 def test_only_a_mac_is_asked_for_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource_use.sys, "platform", "darwin")
+    monkeypatch.setattr(step_timer.sys, "platform", "darwin")
     assert ResourceUse()._gpu is not None
-    monkeypatch.setattr(resource_use.sys, "platform", "linux")
+    monkeypatch.setattr(step_timer.sys, "platform", "linux")
     assert ResourceUse()._gpu is None
 
 

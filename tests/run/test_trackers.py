@@ -23,9 +23,9 @@ import yaml
 from backend.cli.exit_codes import MISTAKE
 from backend.cli.track import track as verb_track
 from backend.run import run_process
-from backend.run.trackers import csv_tables, follow, launch, process, trackio_run, wandb_run
-from backend.run.trackers.csv_tables import CsvTables
-from backend.run.trackers.follow import MAKERS, about_run, track
+from backend.run.trackers import follow, launch, process, trackio_run, wandb_run
+from backend.run.trackers import follow as csv_tables
+from backend.run.trackers.follow import MAKERS, CsvTables, about_run, track
 from backend.run.trackers.records import RecordReader, Sent, StepRecord
 from backend.run.trackers.tracker import AboutRun
 from backend.spec.checks import cross_setting_faults

@@ -7,7 +7,7 @@ import threading
 
 import yaml
 
-from app.model.time_forecast import TimeForecast
+from app.model.session import TimeForecast
 from backend.spec.run_folder import RunFolder, make_run_folder
 from backend.spec.throughput import CompletionTime, completion_time_of, seconds_per_completion
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.spec.rewards.verdicts import LEVELS, Sample, Scores, required_texts, verdicts
+from backend.rewards.trial_scoring import LEVELS, Sample, Scores, required_texts, verdicts
 
 TAGGED = "<think>so</think><answer>4</answer>"
 

@@ -41,7 +41,7 @@ ORPHANS_MAY_TAKE_S = 5.0
 IMPORTED = (
     *("backend.__main__", "backend.run.preflight", "backend.run.run_process", "backend.run.clone", "backend.run.evaluation.comparison"),
     *("backend.run.evaluation.evaluated_model", "backend.run.export.export_run", "backend.run.sweep.sweep", "backend.run.sweep.inputs"),
-    *("backend.cli.sweep", "backend.cli.evaluate", "backend.cli.evaluation_table", "backend.cli.export"),
+    *("backend.cli.sweep", "backend.cli.evaluate", "backend.cli.evaluate", "backend.cli.export"),
     *("backend.cli.clone", "backend.cli.resume", "backend.cli.train", "backend.cli.progress", "backend.cli.restart"),
     *("mlx_lm.utils", "mlx_lm.models.qwen3", "mlx_lm.models.llama", "mlx.optimizers", "transformers"),
     *("backend.cli.queue", "backend.cli.help_page", "transformers.models.qwen3.configuration_qwen3"),

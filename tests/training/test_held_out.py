@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from backend.training.batch import pack
-from backend.training.held_out import RowSums, means, row_sums
+from backend.training.grpo import RowSums, means, row_sums
 from backend.training.losses import Settings
 from backend.types import Completion, Group, Problem
 

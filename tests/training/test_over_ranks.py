@@ -25,7 +25,7 @@ from backend.training.losses import LOSSES
 from backend.training.microbatch import RowLengths
 from backend.training.not_finite import NotFinite
 from backend.training.over_ranks import total_gradient
-from backend.training.rank_rows import rows_of_ranks
+from backend.training.policy_forward import rows_of_ranks
 from backend.types import Completion, Group, Problem
 from tests.support import random_models
 from tests.support.rank_threads import ThreadCollectives, on_ranks

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 
 from backend.engine.adapter_product import add_adapter
 from backend.generation import fused_model
-from backend.generation.decoding_block import DecodingBlock
+from backend.generation.fused_model import DecodingBlock
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.policy import Policy, load_policy

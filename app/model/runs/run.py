@@ -6,8 +6,10 @@ alike. It starts no process and writes nothing but control words.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,13 +23,13 @@ from app.model.runs.run_control import RunControl
 from app.model.runs.run_files import (
     configured_rewards,
     file_size,
+    last_lines,
     log_lines,
     modified_ns,
     newest_checkpoint,
     problem_of,
 )
 from app.model.runs.run_state import LIVE, RunState, State
-from app.model.runs.start_log import StartLog
 from backend.spec.completion_rows import GroupRow
 from backend.spec.config import read
 from backend.spec.events import Event, Follower
@@ -36,6 +38,44 @@ from backend.spec.run_folder import RunFolder
 from backend.spec.runs.archive import STARTUP_GRACE_S, may_be_starting
 from backend.spec.runs.queue import is_waiting
 from backend.spec.runs.start_progress import StartProgress
+
+# What a run says in its log before its first step: how far its process has come with rows and weights.
+
+READ = 4096
+"""Bytes at the end of the log that are looked at, however long it is."""
+
+
+class StartLog:
+    """The end of one log, looked at when the file has changed.
+
+    Attributes:
+        progress – what the log's last line says; None where that is another line.
+        written – unix seconds of the last change; 0 where there is no log.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp: tuple[int, int] | None = None
+        self.progress: StartProgress | None = None
+        self.written = 0.0
+
+    def look(self) -> bool:
+        """→ whether the log says something else than at the last look."""
+        try:
+            about = os.stat(self._path)
+            stamp, self.written = (about.st_mtime_ns, about.st_size), about.st_mtime
+        except OSError:
+            stamp, self.written = None, 0.0
+        if stamp == self._stamp:
+            return False
+        self._stamp, before = stamp, self.progress
+        text = last_lines(self._path, READ).decode(errors="replace")
+        last = next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "")
+        self.progress = StartProgress.read(last)
+        return self.progress != before
+
+
+# ── run ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 LIVE_MS, IDLE_MS, BEHIND_MS = 250, 1000, 4
 """Polling intervals: of a live run, of one that has ended, and while there is more to read than one poll takes."""

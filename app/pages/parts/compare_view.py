@@ -9,9 +9,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtGui import QHideEvent, QKeySequence, QResizeEvent, QShortcut, QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QSplitter, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtCore import QObject, Qt, QTimer, Signal
+from PySide6.QtGui import (
+    QGuiApplication,
+    QHideEvent,
+    QKeySequence,
+    QResizeEvent,
+    QShortcut,
+    QShowEvent,
+    QStandardItem,
+    QStandardItemModel,
+)
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QHBoxLayout,
+    QHeaderView,
+    QMenu,
+    QMessageBox,
+    QSplitter,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
 
 from app import theme
 from app.model.guide import place_of_chart
@@ -20,21 +39,24 @@ from app.model.runs.reward_change import rewards_at_the_ends
 from app.model.runs.run import Run
 from app.model.runs.run_comparison import AXES, ComparedMetric, RunComparison
 from app.pages.parts.chart_export import ChartExport
-from app.pages.parts.comparison_export import ComparisonExport
 from app.pages.parts.shared_prompt_panel import SharedPromptPanel
-from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.base_table import BaseTable
+from app.widgets.basic.file_dialogs import save_file
+from app.widgets.basic.labels_and_buttons import button, label, plain_tip
 from app.widgets.basic.number_format import duration, figure
 from app.widgets.basic.segmented_control import Segments
 from app.widgets.charts.chart_grid import ChartContent, ChartGrid
 from app.widgets.charts.plot import Plot
 from app.widgets.charts.trace import Trace
-from app.widgets.compare.comparison_table import ComparisonTable
 from app.widgets.compare.run_legend import ComparedName, RunLegend, letter_of
 from app.widgets.help.guide_link import explain_at
 from app.widgets.runs.state_chip import STATE_LABELS
+from backend.spec.disk_faults import DiskFault
 from backend.spec.run_folder import RunFolder
 from backend.spec.runs.run_comparison import (
     RunResult,
+    as_csv,
+    as_markdown,
     differing_settings,
     result_of,
     results_table,
@@ -43,6 +65,99 @@ from backend.spec.runs.run_comparison import (
     value_text,
 )
 from backend.spec.runs.run_record import RunRecord
+from backend.spec.whole_file import save_as
+
+# A read-only table of texts, such as the settings that differ between runs.
+
+_WIDEST = 260
+_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+
+
+class ComparisonTable(BaseTable):
+    """The first row of a table is its header, its first column names the rows."""
+
+    def __init__(self, name: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setAccessibleName(name)
+        self.table: list[list[str]] = []
+        self._cells = QStandardItemModel(self)
+        self.setModel(self._cells)
+        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
+        self.setTextElideMode(Qt.TextElideMode.ElideMiddle)
+        self.horizontalHeader().setDefaultAlignment(_LEFT)
+        self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
+
+    def show_table(self, table: Sequence[Sequence[str]]) -> None:
+        """Show these rows; where only texts have changed, selection and scroll position stay."""
+        rows = [list(row) for row in table]
+        if rows == self.table:
+            return
+        is_same_shape = [len(row) for row in rows] == [len(row) for row in self.table]
+        self.table = rows
+        if is_same_shape:
+            for i, row in enumerate(rows[1:]):
+                for j, text in enumerate(row):
+                    self._cells.item(i, j).setText(text)
+        else:
+            self._cells.clear()
+            for row in rows[1:]:
+                self._cells.appendRow([_cell(text) for text in row])
+        self._cells.setHorizontalHeaderLabels(rows[0])
+        self.resizeColumnsToContents()
+        for column in range(self._cells.columnCount()):
+            self.setColumnWidth(column, min(self.columnWidth(column) + theme.SPACE, theme.scaled(_WIDEST)))
+
+
+def _cell(text: str) -> QStandardItem:
+    item = QStandardItem(text)
+    item.setFont(theme.figures_font())
+    item.setToolTip(plain_tip(text))
+    return item
+
+
+# ── comparison export ────────────────────────────────────────────────────────────────────────────────────────────────
+
+# The menu that copies or saves the two tables of a comparison, as CSV or Markdown.
+
+Tables = Sequence[Sequence[Sequence[str]]]
+KIND = "tables"
+"""What the preferences remember the folder for."""
+
+
+class ComparisonExport(QObject):
+    """`tables()` returns the tables as they are now."""
+
+    def __init__(self, tables: Callable[[], Tables], parent: QWidget) -> None:
+        super().__init__(parent)
+        self._tables, self._window = tables, parent
+
+    def menu(self, parent: QWidget) -> QMenu:
+        menu = QMenu(parent)
+        menu.addAction("Copy as Markdown", lambda: self.copy(as_markdown))
+        menu.addAction("Copy as CSV", lambda: self.copy(as_csv))
+        menu.addSeparator()
+        menu.addAction("Save as Markdown…", lambda: self.save_as("Markdown", ".md", as_markdown))
+        menu.addAction("Save as CSV…", lambda: self.save_as("CSV", ".csv", as_csv))
+        return menu
+
+    def copy(self, write: Callable[[Sequence[Sequence[str]]], str]) -> None:
+        """Put both tables on the clipboard, with an empty line between them."""
+        QGuiApplication.clipboard().setText("\n".join(map(write, self._tables())))
+
+    def save_as(self, format: str, suffix: str, write: Callable[[Sequence[Sequence[str]]], str]) -> None:
+        """Ask for a file, and write both tables into it."""
+        name, pattern = f"comparison{suffix}", f"{format} (*{suffix})"
+        if path := save_file(self._window, KIND, "Save the tables", name, pattern):
+            self.save(path, write)
+
+    def save(self, path: Path, write: Callable[[Sequence[Sequence[str]]], str]) -> None:
+        try:
+            save_as(path, "\n".join(map(write, self._tables())))
+        except DiskFault as fault:
+            QMessageBox.warning(self._window, "Not saved", fault.faults[0].sentence)
+
+
+# ── compare view ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 POSITIONS: dict[str, tuple[str, Callable[[int], str]]] = {
     "step": ("step", lambda x: f"step {x:,}"),

@@ -9,13 +9,108 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QFileSystemWatcher, QObject, Signal
 
-from app.model.reward_file import EditedRewardFile
+from app.model.consent import Consent
 from app.model.session import Session
 from app.widgets.basic.file_dialogs import open_file, save_file
 from app.widgets.rewards.reward_file_panel import RewardFilePanel
 from backend.spec.faults import Mistake
+from backend.spec.rewards.allowed_code import Rights
+from backend.spec.rewards.user_code import read_code
+from backend.spec.user_input.files import read_text
+from backend.spec.whole_file import save_as
+
+# The user's reward file as it is edited in the window: written atomically, and watched for changes by other programs.
+
+TEMPLATE = '''"""Reward functions: each gets all completions of a step and gives each a number, or None for no opinion."""
+
+from backend.rewards import register_reward_function
+
+
+@register_reward_function("concise", label="Concise")
+def concise(completions, **kwargs):
+    """1.0 for short answers, falling to 0 at 200 words."""
+    return [max(0.0, 1.0 - len(text.split()) / 200) for text in completions]
+
+
+@register_reward_function("mentions_answer", label="Mentions Answer")
+def mentions_answer(completions, answer, **kwargs):
+    """1.0 when the dataset's answer stands anywhere in the completion."""
+    return [1.0 if right and right in text else 0.0 for text, right in zip(completions, answer)]
+'''
+"""The contents of a new file: two functions that work."""
+
+
+class EditedRewardFile(QObject):
+    """The file being edited.
+
+    Attributes:
+        path – the file, or None.
+        text – its contents when it was last read or written.
+
+    Signals:
+        changed_elsewhere – another program wrote it.
+    """
+
+    changed_elsewhere = Signal()
+
+    def __init__(self, consent: Consent, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.path: Path | None = None
+        self.text = ""
+        self._consent = consent
+        self._watcher = QFileSystemWatcher(self)
+        self._watcher.fileChanged.connect(lambda _path: self._check_disk())
+
+    def open(self, path: Path | None) -> None:
+        """Switch to another file, or to none. Raises Mistake when it cannot be read."""
+        if self._watcher.files():
+            self._watcher.removePaths(self._watcher.files())
+        self.path, self.text = None, ""
+        if path is not None:
+            self.text = read_text(path, "reward_functions_file")
+            self.path = path
+            self._watcher.addPath(str(path))
+
+    @property
+    def matches_disk(self) -> bool:
+        """Whether the file on disk still holds `text`."""
+        try:
+            return self.path is not None and read_text(self.path, "reward_functions_file") == self.text
+        except Mistake:
+            return False
+
+    def save(self, text: str) -> None:
+        """Write the file. Raises Mistake."""
+        assert self.path is not None
+        rights = self._rights(self.path)
+        save_as(self.path, text)
+        self.text = text
+        self._watcher.addPath(str(self.path))  # saved by rename, it is a new inode, which the watcher has not seen
+        if rights is not None:
+            self._consent.allow(read_code(self.path.resolve()), rights)
+
+    def create(self, path: Path) -> None:
+        """Write a new file from the template, allow it to run, as its code is ours, and open it. Raises Mistake."""
+        save_as(path, TEMPLATE)
+        self._consent.allow(read_code(path.resolve()), Rights())
+        self.open(path)
+
+    def _rights(self, path: Path) -> Rights | None:
+        try:
+            return self._consent.rights(read_code(path.resolve()))
+        except Mistake:
+            return None
+
+    def _check_disk(self) -> None:
+        if self.path is not None and self.path.exists():
+            self._watcher.addPath(str(self.path))
+            if not self.matches_disk:
+                self.changed_elsewhere.emit()
+
+
+# ── reward editing ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 SETTING = "reward_functions_file"
 

@@ -6,18 +6,73 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from PySide6.QtCore import Signal
+from PySide6.QtGui import QAction, QActionGroup
+from PySide6.QtWidgets import QMenu, QPushButton
+
 from app.model import charts
-from app.model.chart_columns import Naming, column_names
+from app.model.chart_columns import NAMINGS, Naming, column_names
 from app.model.charts import CHARTS, Chart, Curve
 from app.model.guide import place_of_chart
 from app.model.runs.run import Run
 from app.model.session import Session
 from app.pages.parts.chart_export import ChartExport
-from app.pages.parts.charts_menu import ChartsMenu
 from app.widgets.basic.controls import ComboBox
+from app.widgets.charts.chart_files import FORMATS
 from app.widgets.charts.chart_grid import ChartContent, ChartGrid, ZoomButton
 from app.widgets.charts.plot import Plot, Trace
 from app.widgets.help.guide_link import explain_at
+
+# The button above a grid of charts with what concerns all of them: marks, hidden curves, saving as files, the columns
+# of tables.
+
+
+class ChartsMenu(QPushButton):
+    """A button that opens the menu.
+
+    Attributes:
+        marks – the action that shows or hides the marks; checked while they are shown.
+
+    Signals:
+        naming_chosen(str) – tables shall call their columns so.
+    """
+
+    naming_chosen = Signal(str)
+
+    def __init__(self, grid: ChartGrid, export: ChartExport) -> None:
+        super().__init__("Charts")
+        self.setProperty("menu", "true")
+        self.setAccessibleName("What to do with the charts")
+        menu = QMenu(self)
+        self.marks: QAction = menu.addAction("Show marks")
+        self.marks.setCheckable(True)
+        self.marks.setToolTip("Evaluations, saves, changes of settings, findings and resumes")
+        menu.addAction("Show all curves", lambda: _show_all_curves(grid))
+        menu.addAction("Show all steps", lambda: grid.zoom(None))
+        menu.addSeparator()
+        for name, text in FORMATS.items():
+            menu.addAction(f"Save all as {text}s…", lambda name=name: export.save_all(name))
+        columns = menu.addMenu("Columns of CSV tables")
+        names = QActionGroup(columns)
+        self._namings: dict[Naming, QAction] = {}
+        for naming, text in NAMINGS.items():
+            action = self._namings[naming] = names.addAction(columns.addAction(text))
+            action.setCheckable(True)
+            action.triggered.connect(lambda _, naming=naming: self.naming_chosen.emit(naming))
+        self.setMenu(menu)
+
+    def choose_naming(self, naming: Naming) -> None:
+        """Mark a naming as the chosen one."""
+        self._namings[naming].setChecked(True)
+
+
+def _show_all_curves(grid: ChartGrid) -> None:
+    for plot in grid.plots:
+        for name in list(plot.hidden):
+            plot.toggle_curve(name)
+
+
+# ── run charts ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 TWO_UPDATES = "Set Updates per rollout to 2 in the form"
 SMOOTHING = (("No smoothing", 0.0), ("Light smoothing", 0.6), ("Strong smoothing", 0.9))

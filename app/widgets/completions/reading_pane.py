@@ -2,24 +2,189 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import SequenceMatcher
+from itertools import accumulate, takewhile
+from typing import Any, Literal
 
-from PySide6.QtCore import QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QLinearGradient, QPainter, QPaintEvent
-from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtCore import QEvent, QObject, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QFont, QHelpEvent, QLinearGradient, QPainter, QPaintEvent, QTextCharFormat, QTextCursor
+from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QSizePolicy, QTextEdit, QToolTip, QVBoxLayout, QWidget
 
 from app import theme
-from app.model.completions.folding import FOLDABLE, fold, has_tag
-from app.model.completions.word_diff import diff
 from app.widgets.basic.controls import CheckBox, ComboBox, LinkButton
 from app.widgets.basic.labels_and_buttons import label
 from app.widgets.basic.layout import set_shown
 from app.widgets.basic.number_format import figure
 from app.widgets.completions.completion_detail import CompletionPane
-from app.widgets.completions.marked_text import MarkedText
-from app.widgets.completions.token_colours import MEASURES, ColouredTokens, background, coloured
+from app.widgets.completions.token_colours import MEASURES, ColouredTokens, background, blend, coloured
 from backend.spec.user_input.text import visible
+
+# A pane of text with parts of it marked: tokens by a number, or what differs from another text.
+
+STEPS = 24
+"""Shades that strengths are rounded to, so that neighbours share one mark."""
+CHANGE = 0.30
+"""Share of the role's colour behind an insertion or a deletion."""
+
+
+class MarkedText(QObject):
+    """Marks parts of a pane's text. The pane stays whoever's it is; this object owns its extra selections and its tooltips."""
+
+    def __init__(self, pane: QPlainTextEdit) -> None:
+        super().__init__(pane)
+        self._pane = pane
+        self._tokens: ColouredTokens | None = None
+        self._ends: list[int] = []
+        pane.viewport().installEventFilter(self)
+
+    def clear(self) -> None:
+        self._tokens = None
+        self._pane.setExtraSelections([])
+
+    def show_tokens(self, tokens: ColouredTokens) -> None:
+        """Mark the pane's text, which the tokens make up, by their strengths; tokens that are not trained on are underlined with dots."""
+        self._tokens, self._ends = tokens, list(accumulate(map(_units, tokens.texts)))
+        shades = [
+            (None if x is None else round(x * STEPS), is_trained)
+            for x, is_trained in zip(tokens.strengths, tokens.trained, strict=False)
+        ]
+        self._mark(_merged(shades, self._ends), lambda shade: self._token_format(tokens, *shade))
+
+    def show_difference(self, parts: Iterable[tuple[str, str]]) -> None:
+        """Mark what was removed and what was added: (kind, text), whose texts make up the pane's."""
+        listed = list(parts)
+        self._tokens = None
+        ends = list(accumulate(_units(text) for _, text in listed))
+        self._mark(_merged([kind for kind, _ in listed], ends), change_format)
+
+    def _token_format(self, tokens: ColouredTokens, shade: int | None, is_trained: bool) -> QTextCharFormat | None:
+        form = QTextCharFormat()
+        if not is_trained:
+            form.setForeground(theme.palette().muted)
+            form.setUnderlineStyle(QTextCharFormat.UnderlineStyle.DotLine)
+        elif shade:
+            form.setBackground(background(tokens.measure, shade / STEPS))
+        return form if shade or not is_trained else None
+
+    def _mark(self, spans: Iterable[tuple[object, int, int]], format_of: Callable[..., QTextCharFormat | None]) -> None:
+        marks = []
+        for kind, start, end in spans:
+            form = format_of(kind)
+            if form is None:
+                continue
+            mark = QTextEdit.ExtraSelection()
+            mark.cursor = QTextCursor(self._pane.document())
+            mark.cursor.setPosition(start)
+            mark.cursor.setPosition(end, QTextCursor.MoveMode.KeepAnchor)
+            mark.format = form
+            marks.append(mark)
+        self._pane.setExtraSelections(marks)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Shows the numbers of the token below the pointer."""
+        if self._tokens is None or event.type() != QEvent.Type.ToolTip or not isinstance(event, QHelpEvent):
+            return False
+        position = self._pane.cursorForPosition(event.pos()).position()
+        number = next((at for at, end in enumerate(self._ends) if position < end), None)
+        QToolTip.showText(event.globalPos(), "" if number is None else self.token_tip(number), self._pane)
+        return True
+
+    def token_tip(self, number: int) -> str:
+        """What a token is and has, as one line."""
+        tokens = self._tokens
+        if tokens is None:
+            return ""
+        text = tokens.texts[number].replace("\n", "⏎")
+        shown = f"token {number + 1}, “{text}”: {tokens.measure.label} {figure(tokens.values[number])} {tokens.measure.unit}"
+        return shown.strip() if tokens.trained[number] else f"{shown.strip()}; not trained on"
+
+
+def change_format(kind: str) -> QTextCharFormat | None:
+    """How a part of a difference looks: not by its colour alone."""
+    if kind == "same":
+        return None
+    colours, form = theme.palette(), QTextCharFormat()
+    is_added = kind == "added"
+    form.setBackground(blend(colours.field, colours.good if is_added else colours.bad, CHANGE))
+    form.setFontStrikeOut(not is_added)
+    form.setFontWeight(QFont.Weight.DemiBold if is_added else QFont.Weight.Normal)
+    return form
+
+
+def _merged(kinds: Sequence[object], ends: Sequence[int]) -> Iterable[tuple[object, int, int]]:
+    """(kind, start, end) of each run of equal neighbours."""
+    start = 0
+    for at, (kind, end) in enumerate(zip(kinds, ends, strict=False)):
+        if at + 1 == len(kinds) or kinds[at + 1] != kind:
+            yield kind, start, end
+            start = end
+
+
+def _units(text: str) -> int:
+    """The length that a document counts: UTF-16 units, two for an emoji."""
+    return len(text) + sum(ord(letter) > 0xFFFF for letter in text)
+
+
+# ── word diff ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# The difference between two texts, word by word.
+
+Part = tuple[Literal["same", "removed", "added"], str]
+
+_WORDS = re.compile(r"\s+|\w+|[^\w\s]")
+"""Runs of white space, words, and single signs: in sums and tags a sign is what differs."""
+MOST_WORDS = 6000
+"""Words of the two texts together above which whole lines are compared: the time grows with the square."""
+
+
+def diff(old: str, new: str) -> list[Part]:
+    """What becomes of `old` in `new`, in order; the parts that are not added make up `old`, those not removed `new`."""
+    first, second = _WORDS.findall(old), _WORDS.findall(new)
+    if len(first) + len(second) > MOST_WORDS:
+        first, second = old.splitlines(keepends=True), new.splitlines(keepends=True)
+    # Equal beginnings and ends are most of two completions of one prompt, and cost the matcher the most.
+    head = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+    rest = zip(reversed(first[head:]), reversed(second[head:]), strict=False)
+    tail = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], rest))
+    middle = first[head : len(first) - tail], second[head : len(second) - tail]
+    parts: list[Part] = [("same", "".join(first[:head]))]
+    for kind, a, b, c, d in SequenceMatcher(None, *middle, autojunk=False).get_opcodes():
+        if kind == "equal":
+            parts.append(("same", "".join(middle[0][a:b])))
+        else:
+            parts.append(("removed", "".join(middle[0][a:b])))
+            parts.append(("added", "".join(middle[1][c:d])))
+    parts.append(("same", "".join(first[len(first) - tail :])))
+    return [part for part in parts if part[1]]
+
+
+# ── folding ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# The parts of a completion between tags, and the text with some of them folded away.
+
+FOLDABLE = {"think": "Thinking", "answer": "Answer"}
+"""Tag → the name of what is between its opening and its closing one."""
+
+
+def fold(text: str, tags: Iterable[str]) -> str:
+    """`text` with what is between these tags replaced by the number of its words. A tag that is never closed goes on to the end."""
+    for tag in tags:
+        text = re.sub(rf"(<{tag}>)(.*?)(</{tag}>|\Z)", _folded, text, flags=re.DOTALL)
+    return text
+
+
+def has_tag(text: str, tag: str) -> bool:
+    return f"<{tag}>" in text
+
+
+def _folded(match: re.Match[str]) -> str:
+    words = len(match[2].split())
+    return f"{match[1]} … {words:,} {'word' if words == 1 else 'words'} … {match[3]}"
+
+
+# ── reading pane ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 NOT_RECORDED = "This run did not record its tokens. Record tokens, an advanced setting of the training, does."
 NOT_LEARNED = (

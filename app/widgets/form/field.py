@@ -15,10 +15,110 @@ from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton, PathEdit
 from app.widgets.basic.labels_and_buttons import PlainLabel
 from app.widgets.basic.layout import set_style_property
-from app.widgets.form.field_hints import HINTS, WHEN_EMPTY
 from app.widgets.form.value_text import limits_text
 from backend.spec.config import SETTINGS
 from backend.spec.setting import Setting
+
+# Short hints for fields of the form: next to a terse label, and inside an empty editor.
+
+HINTS: dict[str, str] = {
+    "num_layers": "counted from the last",
+    "rank": "of the adapter",
+    "scale": "factor on the adapter",
+    "dropout": "of the adapter",
+    "dtype": "of the weights",
+    "iters": "training steps",
+    "epochs": "instead of iterations",
+    "batch_size": "prompts per step",
+    "gradient_accumulation_steps": "batches per update",
+    "max_seq_length": "prompt and completion",
+    "seed": "for all random numbers",
+    "learning_rate": "step size",
+    "lr_schedule": "learning rate over time",
+    "steps_per_report": "lines in the terminal",
+    "steps_per_eval": "steps per evaluation",
+    "save_every": "steps per checkpoint",
+    "val_batches": "batches per evaluation",
+    "test_batches": "after the run",
+    "fuse": "save a merged model",
+    "prompt_feature": "column of prompts",
+    "answer_feature": "column of answers",
+    "type_feature": "column of problem types",
+    "system_feature": "column of system prompts",
+    "beta": "0 is off",
+    "group_size": "completions per prompt",
+    "max_completion_length": "tokens, at most",
+    "temperature": "randomness of sampling",
+    "top_p": "probability mass kept",
+    "top_k": "tokens kept, 0 = all",
+    "min_p": "relative to the best",
+    "epsilon": "clip range",
+    "epsilon_high": "upper clip range",
+    "importance_sampling_level": "ratio per token/sequence",
+    "advantage_baseline": "subtracted from rewards",
+    "adam_epsilon": "added to the root",
+    "eval_batch_size": "prompts at a time",
+    "eval_delay": "steps before the first",
+    "lora_alpha": "scale × rank",
+    "lr_warmup_ratio": "share of updates",
+    "map_function": "in the Python file",
+    "max_prompt_length": "tokens, at most",
+    "neftune_noise_alpha": "0 is off",
+    "optimizer_bits": "of its state",
+    "repetition_penalty": "1 is off",
+    "presence_penalty": "0 is off",
+    "frequency_penalty": "0 is off",
+    "streaming": "read rows as needed",
+    "validation_split": "of the train rows",
+}
+"""Setting → the words."""
+LONGEST = 26
+"""Characters that fit beside a label in the narrowest column."""
+
+WHEN_EMPTY: dict[str, str] = {
+    "answer_pattern": "such as #### (.*)",
+    "best_metric": "reward",
+    "chat_template_kwargs": "such as enable_thinking: false",
+    "data_seed": "as Seed",
+    "dataset_config": "the default one",
+    "delta": "off",
+    "epsilon_high": "as Epsilon",
+    "eval_batch_size": "as Batch",
+    "eval_data": "one dataset a line, such as gsm8k: openai/gsm8k",
+    "lm_studio_name": "not exported",
+    "lora_alpha": "by Scale",
+    "lora_keys": "all that can have adapters; or names such as q_proj, v_proj",
+    "lr_final": "a fifth of the rate",
+    "lr_warmup_ratio": "by Warm-up",
+    "map_function": "none",
+    "max_prompt_length": "no limit",
+    "modules_to_save": "none; or names such as lm_head, embed_tokens",
+    "num_generations_eval": "as Group",
+    "off_policy_mask_threshold": "off",
+    "output_regex": "free; or a regular expression such as <answer>[0-9]+</answer>",
+    "output_schema": "free; or a JSON schema, or the path of a file with one",
+    "prompt_template": "the prompt column as it is; or text such as Solve: {question}",
+    "reference_model_path": "the base model as it was before training",
+    "report_to": "none; or csv, tensorboard, trackio, wandb",
+    "reward_weights_final": "the weights at the last step, such as 1, 0.5",
+    "run_name": "by model and date",
+    "sampling_correction_min": "none",
+    "stop": "none; or texts such as </answer>",
+    "stop_when": "never; or conditions such as kl > 0.8, reward >= 2.5",
+    "system_prompt": "none",
+    "test_data": "the dataset's own test split",
+    "own_optimizer": "a program writes it",
+    "own_schedule": "a program writes it",
+    "tokenizer": "the model's own",
+    "hosts": "this machine alone",
+    "tracker_project": "grpo-studio",
+    "tracker_run_name": "as the run folder",
+    "valid_data": "the dataset's own valid split",
+}
+"""Setting → what an empty editor stands for, shown in it in grey."""
+
+
+# ── field ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Field(QWidget):

@@ -1,7 +1,7 @@
 """Verify that a model written to disk equals the trained one: its files, its tokenizer, its logits on the run's own completions.
 
 The trained model's logits are computed first and kept on disk; the written folder is then loaded back and compared with them. Both passes
-hold one layer at a time (`forward_pass`). Rewards on held-out prompts are `backend.run.export.held_out`'s.
+hold one layer at a time (`forward_pass`). Rewards on held-out prompts are `backend.run.export.export_run`'s.
 """
 
 from __future__ import annotations

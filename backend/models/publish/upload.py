@@ -9,20 +9,85 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, set_client_factory
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.hf_api import ModelInfo, RepoSibling
-from huggingface_hub.utils import _http, disable_progress_bars
+from huggingface_hub.utils import _http, _xet_progress_reporting, disable_progress_bars, enable_progress_bars
+from huggingface_hub.utils._runtime import is_xet_available
 
 from backend.models.hub_errors import host
-from backend.models.publish.transfer import CountedAddition, xet_progress
 from backend.models.publish.upload_errors import upload_errors_as_mistakes
 from backend.spec.faults import Mistake
+
+# Bytes on their way to the Hub, counted. huggingface_hub sends them; it tells of them by progress bars only.
+
+Heard = Callable[[int], None]
+"""Receives how many bytes of a file have been sent."""
+
+
+class CountedFile(io.FileIO):
+    """A file that tells how far it has been read. A retry seeks back, and the count goes back with it."""
+
+    def __init__(self, path: Path, heard: Heard) -> None:
+        super().__init__(path)
+        self._heard = heard
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(-1 if size is None else size)
+        self._heard(self.tell())
+        return data or b""
+
+
+class CountedAddition(CommitOperationAdd):
+    """A file of a commit. `heard` is told of its bytes as they are sent to the LFS storage."""
+
+    def __init__(self, name: str, path: Path, heard: Heard) -> None:
+        self._path, self._heard = path, heard
+        super().__init__(path_in_repo=name, path_or_fileobj=path)
+
+    @contextlib.contextmanager
+    def as_file(self, with_tqdm: bool = False) -> Iterator[BinaryIO]:
+        # with_tqdm marks the reading that sends; without it the library reads a file for its hash or into the commit.
+        with CountedFile(self._path, self._heard) if with_tqdm else open(self._path, "rb") as file:
+            yield file  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def xet_progress(heard: Heard) -> Iterator[None]:
+    """Within this context the library's uploads to Xet are told to `heard` instead of to progress bars.
+
+    The library makes its reporter by the name that is replaced here, and only where progress bars are on. Where it does not use Xet
+    this does nothing.
+    """
+    if not is_xet_available():
+        yield
+        return
+
+    class Reporter:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        def update_progress(self, group_report: Any, item_reports: dict[Any, Any]) -> None:
+            heard(group_report.total_bytes_completed)
+
+        def close(self, *_: Any) -> None: ...
+
+    library_reporter = _xet_progress_reporting.XetUploadProgressReporter
+    enable_progress_bars()
+    _xet_progress_reporting.XetUploadProgressReporter = Reporter  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        _xet_progress_reporting.XetUploadProgressReporter = library_reporter
+        disable_progress_bars()
+
+
+# ── upload ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 TIMEOUT_S = 60.0
 """Silence after which a connection counts as broken; the library itself would wait for ever."""

@@ -1,7 +1,7 @@
 """What runs in the fork of one program: it gives up what it may not have, executes the program, and reports what it observes.
 
 Whatever is in this process, the program can reach: its own tests, but no expected value. Reports are lines of JSON on descriptor
-`REPORTS`, which the program could write too (`backend.rewards.programs.grading` believes none of them by themselves).
+`REPORTS`, which the program could write too (`backend.rewards.functions.code` believes none of them by themselves).
 """
 
 from __future__ import annotations

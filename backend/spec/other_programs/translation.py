@@ -14,14 +14,127 @@ from typing import Any, Literal, cast
 
 from backend.spec.faults import Fault
 from backend.spec.other_programs import spellings
-from backend.spec.other_programs.mlx_grpo import MLX_GRPO
 from backend.spec.other_programs.mlx_lm_groups import PRECISION_FLAGS, QUANTIZATION_FLAGS
 from backend.spec.other_programs.mlx_lm_lora import MLX_LM_LORA
-from backend.spec.other_programs.rewriting import Raw, Rewriting, as_bool
+from backend.spec.other_programs.rewriting import Raw, Rewriting, as_bool, as_number
 from backend.spec.other_programs.spellings import KEY_ALIASES
 from backend.spec.other_programs.trl import TRL
-from backend.spec.other_programs.words import OtherProgram, Refused, Translated, WithoutEffect, Word
+from backend.spec.other_programs.trl_training import PLUMBING
+from backend.spec.other_programs.words import (
+    OtherProgram,
+    Refused,
+    Translated,
+    WithoutEffect,
+    Word,
+    refused,
+    renamed,
+    same,
+    without_effect,
+)
 from backend.spec.user_input.text import about_value, shown
+
+# The words of mlx-grpo (document 002): the arguments that its README lists, and the fields of its TrainingArgs.
+
+CONTENT_REWARDS = ("jaccard", "math_eval", "choice_correctness")
+"""Values of its `reward_content_type`; our reward functions have the same names."""
+FORMAT_REWARD = "r1_soft_format_reward_func"
+_REWARDS = "The format reward r1_soft_format_reward_func (0 or 0.5, −0.5 or 0.5 there) and the content reward, with these weights."
+
+_README: dict[str, Word] = {
+    **without_effect("a run has a folder of its own; --runs-dir and --name choose it", "output_dir"),
+    **renamed(model_path="model", train_dataset_path="data", val_dataset_path="valid_data", num_training_steps="iters"),
+    "dataset_name": Translated(("data",), "train_dataset_path comes first, as there."),
+    **same("dataset_config"),
+    **dict.fromkeys(
+        ("reward_content_type", "reward_format_weight", "reward_content_weight"),
+        Translated(("reward_functions", "reward_weights"), _REWARDS),
+    ),
+}
+_TAGS = "The shipped format rewards read <think> and <answer>; a function of your own may read other tags."
+_FIELDS: dict[str, Word] = {
+    **renamed(ref_model_path="reference_model_path", dataset_train_split="train_split", dataset_val_split="valid_split"),
+    **renamed(dataset_prompt_key="prompt_feature", dataset_answer_key="answer_feature", max_gen_len="max_completion_length"),
+    "max_prompt_len": Translated(("max_prompt_length", "long_prompts"), "Longer prompts are cut on the left, as there."),
+    **same("system_prompt", "learning_rate", "seed", "save_every"),
+    "lr_schedule_config": Translated(("lr_schedule", "learning_rate", "lr_final", "lr_warmup_steps"), "mlx-lm's mapping."),
+    **renamed(grad_clip_norm="max_grad_norm", optimizer_beta1="adam_beta1", optimizer_beta2="adam_beta2"),
+    **renamed(optimizer_weight_decay="weight_decay", num_rollout_samples="group_size", ppo_batch_size="batch_size"),
+    **renamed(sampling_temperature="temperature", sampling_top_p="top_p", sampling_min_p="min_p", grpo_beta="beta"),
+    **renamed(eval_every="steps_per_eval", grad_accum_steps="gradient_accumulation_steps", use_grad_checkpointing="grad_checkpoint"),
+    "use_wandb": Translated(("report_to",), "true is wandb.", is_switch=True),
+    **renamed(wandb_project="tracker_project", wandb_run_name="tracker_run_name"),
+    "resume_from_checkpoint": PLUMBING["resume_from_checkpoint"],
+    **refused(_TAGS, "think_start_tag", "think_end_tag", "answer_start_tag", "answer_end_tag",
+              off=("<think>", "</think>", "<thinking>", "</thinking>", "<answer>", "</answer>")),
+    **refused("Prompts are always shuffled, by data_seed.", "shuffle_data", off=(True,)),
+    **refused("Speculative decoding is not built yet.", "use_speculative_decoding"),
+    **without_effect("speculative decoding is not built", "draft_model_path", "num_draft_tokens"),
+    **without_effect("caches keep the model's precision and grow to what the prompts need", "max_kv_size", "kv_bits", "kv_group_size",
+                     "quantized_kv_start"),
+    **without_effect("the vocabulary stays as the model has it", "init_new_embeddings_with_mean"),
+    **without_effect("a group whose rewards are alike teaches nothing, so that nothing is divided by 0", "advantage_epsilon"),
+    **without_effect("every layer is recomputed, or none", "grad_checkpoint_layers"),
+    **without_effect("log.txt in the run folder holds all of it", "verbose"),
+    **without_effect("the tracker's own variables of the environment set this", "wandb_entity"),
+}  # fmt: skip
+_DEFAULTS: dict[str, Any] = {
+    "learning_rate": 3e-5, "num_training_steps": 500, "ppo_batch_size": 2, "num_rollout_samples": 2, "max_gen_len": 50,
+    "grpo_beta": 0.15, "sampling_top_p": 1.0, "top_k": 0, "seed": 42, "grad_clip_norm": 0.9, "optimizer_beta2": 0.95,
+    "reward_content_type": "jaccard", "save_every": 2, "eval_every": 10, "dataset_answer_key": "completion",
+    "dataset_val_split": "test", "max_prompt_len": 100, "train_type": "full",
+}  # fmt: skip
+"""Of its TrainingArgs, where they are not ours; it trains every weight."""
+
+
+def rewards(to: Rewriting) -> None:
+    """Its two rewards, format and content, and their weights."""
+    words = ("reward_content_type", "reward_format_weight", "reward_content_weight")
+    if not to.has(*words):
+        return
+    kind = str(to.take("reward_content_type") or "jaccard").strip().lower()
+    weights = [to.number("reward_format_weight"), to.number("reward_content_weight")]
+    if kind not in CONTENT_REWARDS:
+        sentence = f"reward_content_type cannot be {shown(kind, 40)}; it is one of {', '.join(CONTENT_REWARDS)}."
+        return to.refuse("reward_content_type", sentence)
+    to.fill("reward_functions", [FORMAT_REWARD, kind], "reward_content_type")
+    to.fill("reward_weights", [0.5 if weight is None else weight for weight in weights], "reward_format_weight")
+
+
+def data_and_schedule(to: Rewriting) -> None:
+    """Which dataset comes first, its schedule mapping, prompts that are too long, its tracker."""
+    if to.has("train_dataset_path") and to.has("dataset_name"):
+        to.take("dataset_name")
+        to.remark("dataset_name", "train_dataset_path is given, which comes first")
+    if to.program == "mlx_grpo" and to.has("max_prompt_len"):
+        to.suggest("long_prompts", "cut_left")
+    if isinstance(mapping := to.values.get("lr_schedule_config"), Mapping) and not to.has("lr_schedule"):
+        to.values["lr_schedule"] = dict(cast("Mapping[str, Any]", to.take("lr_schedule_config")))
+    elif mapping is not None:
+        to.refuse(
+            "lr_schedule_config", "lr_schedule_config must be a mapping, as mlx-lm's lr_schedule, and stand alone."
+        )
+    if (as_number(to.values.get("grad_clip_norm"), 1.0) or 0.0) < 0:
+        to.values["grad_clip_norm"] = 0
+    if to.flag("use_wandb"):
+        to.suggest("report_to", ["wandb"])
+
+
+def _defaults(_raw: Mapping[str, Any]) -> dict[str, Any]:
+    return _DEFAULTS
+
+
+MLX_GRPO = OtherProgram(
+    key="mlx_grpo",
+    name="mlx-grpo",
+    source="document 002, and mlx_grpo_trainer_aligned.py of the repository that it describes",
+    words=_README | _FIELDS,
+    regroups=(rewards, data_and_schedule),
+    defaults=_defaults,
+    sections={"Arguments that its README lists": tuple(_README), "Fields of its TrainingArgs": tuple(_FIELDS)},
+)
+
+
+# ── translation ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 PROGRAMS: tuple[OtherProgram, ...] = (TRL, MLX_LM_LORA, MLX_GRPO)
 _OWN_REGROUPS = (spellings.one_dataset, spellings.split_lists)

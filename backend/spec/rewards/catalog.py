@@ -18,8 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from backend.spec.faults import Fault, Mistake
-from backend.spec.rewards.entry import ALIAS, RewardCall, read_call
-from backend.spec.rewards.entry import split_names as split_names  # re-exported for readers of settings
+from backend.spec.rewards.entry import (
+    ALIAS,
+    RewardCall,
+    read_call,
+    split_names,  # re-exported for readers of settings
+)
 from backend.spec.rewards.parse import (
     Parameter,
     RewardEntry,

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backend.run.distributed import channel, frames, handshake
 from backend.run.distributed import channel as channels
-from backend.run.distributed import collective_watch, frames, handshake
 from backend.run.distributed import connection as wire
 from backend.run.distributed.addresses import ADDRESSES_VARIABLE, Address, own_addresses
-from backend.run.distributed.channel import LeaderChannel, WorkerChannel, open_channel
-from backend.run.distributed.collective_watch import CollectiveWatch
+from backend.run.distributed.channel import CollectiveWatch, LeaderChannel, WorkerChannel, open_channel
 from backend.run.distributed.faults import LostRank, WorkerFault
 from backend.run.distributed.frames import BadFrame
 from backend.run.distributed.handshake import Listeners, NoProof
@@ -77,7 +76,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Ranks]]:
     monkeypatch.setenv(ADDRESSES_VARIABLE, "127.0.0.1")
     monkeypatch.setattr(wire, "HEARTBEAT_S", 0.1)
     monkeypatch.setattr(wire, "LOST_AFTER_S", 1.0)
-    monkeypatch.setattr(collective_watch, "SUSPICION_S", 0.3)
+    monkeypatch.setattr(channel, "SUSPICION_S", 0.3)
     made: list[Ranks] = []
     ended: list[str] = []
     monkeypatch.setattr(WorkerChannel, "_end_process", lambda self, why: ended.append(f"rank {self._rank}: {why}"))
@@ -150,7 +149,7 @@ def test_every_rank_introduces_itself(ranks: Callable[[int], Ranks]) -> None:
 
 
 def test_heartbeats_tell_how_far_the_sums_are(ranks: Callable[[int], Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collective_watch, "LEAST_LIMIT_S", 0.3)
+    monkeypatch.setattr(channel, "LEAST_LIMIT_S", 0.3)
     two = ranks(2)
     for group in two.groups:
         group.entered, group.left = 5, 4
@@ -310,8 +309,8 @@ def group_at(entered: int, left: int, **about: Any) -> ThreadGroup:
 
 def test_a_sum_that_all_have_begun_and_one_has_not_ended_is_that_ones_fault() -> None:
     watch = watch_of(group_at(5, 5), (5, 5), (5, 4))
-    assert watch.verdict(100.0) is None and watch.verdict(100.0 + collective_watch.LEAST_LIMIT_S - 1) is None
-    verdict = watch.verdict(100.0 + collective_watch.LEAST_LIMIT_S)
+    assert watch.verdict(100.0) is None and watch.verdict(100.0 + channel.LEAST_LIMIT_S - 1) is None
+    verdict = watch.verdict(100.0 + channel.LEAST_LIMIT_S)
     assert verdict is not None and verdict.rank == 2 and "did not end within 15 seconds" in verdict.why
 
 

@@ -7,13 +7,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from backend.run.distributed.collective_watch import CollectiveWatch
+from backend.run.distributed.channel import CollectiveWatch
 from backend.run.distributed.faults import LostRank
 from backend.run.distributed.hand_out import RankPaces
-from backend.run.distributed.leader import Leader
+from backend.run.distributed.leader import Leader, SharedSampling
 from backend.run.distributed.patience import LEAST_S, TIMES, UNSEEN_TIMES, LearningPatience
 from backend.run.distributed.sampled_round import SamplingOrder
-from backend.run.distributed.shared_sampling import SharedSampling
 from backend.run.distributed.step_shares import LearningReport
 from backend.spec.distributed.rank_info import RankInfo
 from backend.types import Problem

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from backend.cli.estimate import NetworkLink, StepTraffic, network_cost, step_traffic
 from backend.spec.config import parse
 from backend.spec.distributed.machine_report import LinkSpeed
-from backend.spec.distributed.network_cost import NetworkLink, StepTraffic, network_cost, step_traffic
 from backend.spec.memory.model_shape import shape_from
 
 QWEN3_06B = {

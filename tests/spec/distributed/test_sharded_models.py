@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from backend.spec.config import parse, problems
-from backend.spec.memory.estimate import GB, estimate
+from backend.spec.memory.estimate import GB, estimate, share_of
 from backend.spec.memory.model_shape import shape_from
-from backend.spec.memory.sharded_model import share_of
 
 QWEN3_32B = {
     "model_type": "qwen3", "hidden_size": 5120, "num_hidden_layers": 64, "intermediate_size": 25600, "num_attention_heads": 64,

@@ -12,7 +12,8 @@ import yaml
 from backend.spec.adapters import adapter_scale
 from backend.spec.config import SETTINGS, Config, parse
 from backend.spec.learning_rate import final_rate
-from backend.spec.other_programs.into_trl import exported, optimizing, stand_ins
+from backend.spec.other_programs.into_trl import exported, optimizing
+from backend.spec.other_programs.into_trl import exported as stand_ins
 from backend.spec.other_programs.into_trl.exported import into_trl
 from backend.spec.other_programs.translation import read_words
 from backend.spec.other_programs.trl import TRL

@@ -10,9 +10,8 @@ import yaml
 
 from backend.spec.config import SETTINGS
 from backend.spec.other_programs import page
-from backend.spec.other_programs.mlx_grpo import MLX_GRPO
 from backend.spec.other_programs.mlx_lm_lora import MLX_LM_LORA
-from backend.spec.other_programs.translation import FOREIGN_WORDS, PROGRAMS, WordRead, is_ours, read_words
+from backend.spec.other_programs.translation import FOREIGN_WORDS, MLX_GRPO, PROGRAMS, WordRead, is_ours, read_words
 from backend.spec.other_programs.trl import TRL
 from backend.spec.other_programs.words import OtherProgram, Refused, Translated, WithoutEffect
 
