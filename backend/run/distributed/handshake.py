@@ -14,9 +14,8 @@ import secrets
 import selectors
 import socket
 import struct
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from backend.run.distributed.addresses import Address
@@ -25,11 +24,14 @@ CHALLENGE = 32
 """Bytes."""
 RANK = struct.Struct("<I")
 PROOF_PATIENCE_S = 10.0
-"""How long the other side may take for its part of the proof."""
+"""How long one whole proof may take, however its bytes arrive."""
 CONNECT_PATIENCE_S = (1.0, 3.0, 10.0)
 """How long the first, the second and every later attempt to reach an address may take: an address of another network answers never."""
-MOST_STRANGERS = 32
-"""Connections whose proof is awaited at one time; further ones wait in the kernel."""
+MOST_STRANGERS = 128
+"""Connections whose proof is awaited at one time. One more takes the place of the oldest: a proof takes one round trip, so who merely
+waits loses the place. Below the 256 open files that macOS allows a process."""
+ANSWER = RANK.size + CHALLENGE + CHALLENGE
+"""Bytes of a worker's answer: its rank, its challenge, its proof."""
 
 
 class NoProof(Exception):
@@ -65,74 +67,101 @@ class Listeners:
         """The proven connection of each of `ranks`; those that did not come by `deadline` (monotonic) are missing. Closes the
         listeners."""
         proven: dict[int, socket.socket] = {}
-        missing = set(ranks)
-        lock, slots = threading.Lock(), threading.Semaphore(MOST_STRANGERS)
+        waiting: dict[socket.socket, Stranger] = {}  # the oldest first
+        selector = selectors.DefaultSelector()
 
-        def prove(stranger: socket.socket) -> None:
-            try:
-                rank = admit(stranger, secret)
-                with lock:
-                    if rank in missing:
-                        missing.remove(rank)
-                        proven[rank] = stranger
-                        return
-            except (OSError, NoProof):
-                pass
-            finally:
-                slots.release()
-            stranger.close()
+        def drop(connection: socket.socket) -> None:
+            del waiting[connection]
+            selector.unregister(connection)
+            connection.close()
 
         try:
-            with selectors.DefaultSelector() as selector:
-                for each in self.sockets:
-                    each.setblocking(False)
-                    selector.register(each, selectors.EVENT_READ)
-                while missing and time.monotonic() < deadline:
-                    for key, _ in selector.select(timeout=0.1):
-                        _accept_one(key.fileobj, slots, prove)
+            for each in self.sockets:
+                each.setblocking(False)
+                selector.register(each, selectors.EVENT_READ)
+            while len(proven) < len(ranks) and (now := time.monotonic()) < deadline:
+                for connection in [each for each, stranger in waiting.items() if now >= stranger.ends]:
+                    drop(connection)
+                for connection in [key.fileobj for key, _ in selector.select(timeout=0.1)]:
+                    assert isinstance(connection, socket.socket)
+                    if connection in self.sockets:
+                        if (stranger := _accept_one(connection)) is not None:
+                            if len(waiting) == MOST_STRANGERS:
+                                drop(next(iter(waiting)))
+                            waiting[stranger.connection] = stranger
+                            selector.register(stranger.connection, selectors.EVENT_READ)
+                    elif connection in waiting:
+                        try:
+                            rank = waiting[connection].read(secret, ranks - proven.keys())
+                        except (OSError, NoProof):
+                            drop(connection)
+                            continue
+                        if rank is not None:
+                            del waiting[connection]
+                            selector.unregister(connection)
+                            proven[rank] = connection
         finally:
+            for connection in list(waiting):
+                drop(connection)
+            selector.close()
             self.close()
-        with lock:
-            missing.clear()  # whoever proves itself from now on is turned away
-            return proven
+        return proven
 
     def close(self) -> None:
         for each in self.sockets:
             each.close()
 
 
-def _accept_one(listener: object, slots: threading.Semaphore, prove: Callable[[socket.socket], None]) -> None:
-    assert isinstance(listener, socket.socket)
-    if not slots.acquire(blocking=False):
-        time.sleep(0.01)
-        return
+def _accept_one(listener: socket.socket) -> Stranger | None:
     try:
-        stranger, _ = listener.accept()
+        connection, _ = listener.accept()
     except OSError:  # gone again
-        slots.release()
-        return
-    stranger.settimeout(PROOF_PATIENCE_S)
-    threading.Thread(target=prove, args=(stranger,), daemon=True, name="proof").start()
+        return None
+    try:
+        connection.setblocking(False)
+        return Stranger(connection)
+    except OSError:
+        connection.close()
+        return None
 
 
-def admit(stranger: socket.socket, secret: bytes) -> int:
-    """Rank 0's side. → the rank of the process at the other end, which knows the secret. Raises NoProof or OSError."""
-    mine = secrets.token_bytes(CHALLENGE)
-    stranger.sendall(mine)
-    answer = read_exactly(stranger, RANK.size + CHALLENGE + CHALLENGE)
-    rank, theirs, proof = answer[: RANK.size], answer[RANK.size : -CHALLENGE], answer[-CHALLENGE:]
-    if not hmac.compare_digest(proof, _proof(secret, b"worker", mine, theirs, rank)):
-        raise NoProof
-    stranger.sendall(_proof(secret, b"leader", theirs, mine, rank))
-    return RANK.unpack(rank)[0]
+class Stranger:
+    """Rank 0's side of one proof. Nothing in it waits, so a silent stranger holds up nobody."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Send the challenge. Raises OSError."""
+        self.connection = connection
+        self.ends = time.monotonic() + PROOF_PATIENCE_S
+        self._challenge = secrets.token_bytes(CHALLENGE)
+        self._answer = bytearray()
+        connection.sendall(self._challenge)
+
+    def read(self, secret: bytes, ranks: Set[int]) -> int | None:
+        """Read what has come. → the rank at the other end, one of `ranks`, once it is proven. Raises NoProof or OSError."""
+        piece = self.connection.recv(ANSWER - len(self._answer))
+        if not piece:
+            raise NoProof
+        self._answer += piece
+        if len(self._answer) < ANSWER:
+            return None
+        answer = bytes(self._answer)
+        rank, theirs, proof = answer[: RANK.size], answer[RANK.size : -CHALLENGE], answer[-CHALLENGE:]
+        if not hmac.compare_digest(proof, _proof(secret, b"worker", self._challenge, theirs, rank)):
+            raise NoProof
+        if (number := RANK.unpack(rank)[0]) not in ranks:
+            raise NoProof
+        self.connection.sendall(_proof(secret, b"leader", theirs, self._challenge, rank))
+        return number
 
 
 def introduce(connection: socket.socket, secret: bytes, rank: int) -> None:
     """A worker's side. Raises NoProof where rank 0 does not know the secret, or OSError."""
+    ends = time.monotonic() + PROOF_PATIENCE_S
     mine, own_rank = secrets.token_bytes(CHALLENGE), RANK.pack(rank)
-    theirs = read_exactly(connection, CHALLENGE)
+    theirs = _read_exactly(connection, CHALLENGE, ends)
     connection.sendall(own_rank + mine + _proof(secret, b"worker", theirs, mine, own_rank))
-    if not hmac.compare_digest(read_exactly(connection, CHALLENGE), _proof(secret, b"leader", mine, theirs, own_rank)):
+    proof = _read_exactly(connection, CHALLENGE, ends)
+    if not hmac.compare_digest(proof, _proof(secret, b"leader", mine, theirs, own_rank)):
         raise NoProof
 
 
@@ -149,7 +178,6 @@ def connect(addresses: Sequence[Address], secret: bytes, rank: int, deadline: fl
                 why = error
                 continue
             try:
-                connection.settimeout(PROOF_PATIENCE_S)
                 introduce(connection, secret, rank)
             except (OSError, NoProof) as error:  # another program's port, or an address that several machines have
                 connection.close()
@@ -162,10 +190,13 @@ def connect(addresses: Sequence[Address], secret: bytes, rank: int, deadline: fl
     raise OSError(errno.ETIMEDOUT, f"rank 0 cannot be reached: {str(why) or 'another program answers there'}")
 
 
-def read_exactly(connection: socket.socket, count: int) -> bytes:
-    """That many bytes, within the socket's timeout for each piece. Raises NoProof where the other side hangs up."""
+def _read_exactly(connection: socket.socket, count: int, ends: float) -> bytes:
+    """That many bytes, all of them by `ends` (monotonic). Raises OSError after that, and NoProof where the other side hangs up."""
     data = bytearray()
     while len(data) < count:
+        if (left := ends - time.monotonic()) <= 0:
+            raise TimeoutError("the proof took too long")
+        connection.settimeout(left)
         piece = connection.recv(count - len(data))
         if not piece:
             raise NoProof

@@ -343,7 +343,7 @@ def test_a_large_sum_over_a_slow_cable_may_take_its_time(size: float, bandwidth:
 
 
 def proofs(worker: Callable[[socket.socket], Any], secret: bytes = SECRET) -> int:
-    """The rank that `handshake.admit` makes out, of a worker at the other end. Raises NoProof."""
+    """The rank that a worker at the other end proves. Raises NoProof or OSError."""
     here, there = socket.socketpair()
     here.settimeout(1), there.settimeout(1)
 
@@ -355,7 +355,10 @@ def proofs(worker: Callable[[socket.socket], Any], secret: bytes = SECRET) -> in
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        return handshake.admit(here, secret)
+        stranger = handshake.Stranger(here)
+        while (rank := stranger.read(secret, {7})) is None:
+            pass
+        return rank
     finally:
         here.close()
         thread.join(3)
@@ -415,6 +418,72 @@ def test_strangers_neither_take_a_place_nor_hold_it_up() -> None:
         socket.create_connection(address, timeout=1)
     for each in (*strangers, *connected, *proven.values()):
         each.close()
+
+
+def test_strangers_that_send_bytes_slowly_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than there are places came first, and each sends a byte again and again."""
+    listeners = Listeners.at(["127.0.0.1"])
+    (address,) = listeners.addresses
+    monkeypatch.setattr(handshake, "MOST_STRANGERS", 8)
+    strangers = [socket.create_connection(address) for _ in range(20)]
+    is_over = threading.Event()
+
+    def trickle() -> None:
+        while not is_over.wait(0.05):
+            for each in strangers:
+                with suppress(OSError):
+                    each.send(b"x")
+
+    connected: list[socket.socket] = []
+    threads = [
+        threading.Thread(target=trickle),
+        threading.Thread(
+            target=lambda: connected.append(handshake.connect([address], SECRET, 1, time.monotonic() + 5))
+        ),
+    ]
+    for each in threads:
+        each.start()
+    began = time.monotonic()
+    proven = listeners.accept(SECRET, {1}, began + 5)
+    is_over.set()
+    for each in threads:
+        each.join(6)
+    assert list(proven) == [1] and time.monotonic() - began < 3
+    for each in (*strangers, *connected, *proven.values()):
+        each.close()
+
+
+def test_a_proof_has_one_time_limit_however_its_bytes_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On both sides: each byte comes long before the limit, and all of them long after it."""
+    monkeypatch.setattr(handshake, "PROOF_PATIENCE_S", 0.5)
+    listeners = Listeners.at(["127.0.0.1"])
+    (address,) = listeners.addresses
+    accepting = threading.Thread(target=lambda: listeners.accept(SECRET, {1}, time.monotonic() + 3))
+    accepting.start()
+    began = time.monotonic()
+    with socket.create_connection(address) as slow, suppress(ConnectionError):
+        while time.monotonic() - began < 2.5:
+            slow.send(b"x")
+            time.sleep(0.1)
+    assert time.monotonic() - began < 2
+    accepting.join(6)
+
+    here, there = socket.socketpair()
+    is_over = threading.Event()
+
+    def trickle() -> None:
+        while not is_over.wait(0.1):
+            there.send(b"x")
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        handshake.introduce(here, SECRET, 1)
+    is_over.set()
+    thread.join(3)
+    here.close(), there.close()
+    assert time.monotonic() - began < 2
 
 
 def test_the_first_address_that_answers_is_taken() -> None:
