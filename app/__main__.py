@@ -17,7 +17,7 @@ from backend.spec import places
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.environment import require_environment
 from backend.spec.faults import Mistake
-from backend.spec.user_input.paths import resolved, user_path
+from backend.spec.user_input.files import resolved, user_path
 
 if TYPE_CHECKING:
     from PySide6.QtWidgets import QApplication

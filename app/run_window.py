@@ -17,8 +17,8 @@ from app.menus import Menus
 from app.message_boxes import QuestionBox, ask_and_remember
 from app.model.messages import NOTICE, Offer
 from app.model.processes import VerbProcess
-from app.model.runs.crash_offer import CrashOffer
 from app.model.runs.run_clock import silence_advice
+from app.model.runs.run_files import CrashOffer
 from app.model.session import RUN
 from app.widgets.basic.open_in_desktop import open_path
 from app.widgets.frame.preferences_dialog import PreferencesDialog

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from backend.spec.command import backend_command, backend_environment, is_bundled
-from backend.spec.json_values import json_safe
+from backend.spec.events import json_safe
 
 POLL_S = 0.05
 """How often a waiting parent calls `poll`, and may be interrupted from another thread."""

@@ -16,7 +16,7 @@ from backend.spec import config
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.places import demo_config
 from backend.spec.run_folder import RunFolder
-from backend.spec.runs.run_notes import change_notes
+from backend.spec.runs.run_record import change_notes
 from tests.support.diaries import recording
 
 STEPS = 16

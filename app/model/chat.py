@@ -15,7 +15,7 @@ from PySide6.QtCore import QObject, Signal
 
 from app.model.chat_choice import ChatChoice
 from app.model.consent import Consent
-from app.model.reward_cases import case_of
+from app.model.reward_bench import case_of
 from app.model.service import Service
 from backend.spec.config import keys_used_by
 from backend.spec.faults import Fault, Mistake

@@ -12,8 +12,8 @@ from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.hub_cache import local_folder
 from backend.spec.machine import machine_bytes
-from backend.spec.memory.chat_memory import chat_bytes
 from backend.spec.memory.model_shape import shape_of
+from backend.spec.memory.phases import chat_bytes
 from backend.spec.run_folder import RunFolder, all_runs
 from backend.spec.runs.steering import run_config
 from backend.spec.weight_choices import WeightChoice, choices

@@ -12,8 +12,7 @@ from typing import Any
 
 from backend.spec import config
 from backend.spec.distributed.allowed_hosts import AllowedHosts, HostsToAllow
-from backend.spec.rewards.allowed_code import AllowedCode, CodeToAllow, Rights
-from backend.spec.rewards.user_code import CodeFile
+from backend.spec.rewards.allowed_code import AllowedCode, CodeFile, CodeToAllow, Rights
 from backend.spec.run_folder import RunFolder
 
 Ask = Callable[[Sequence[CodeToAllow]], bool]

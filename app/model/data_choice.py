@@ -15,7 +15,7 @@ from backend.spec.dataset_columns import columns_of, guessed
 from backend.spec.first_choices import SYSTEM_PROMPT, model_to_begin_with
 from backend.spec.hub_cache import local_folder
 from backend.spec.suggested_models import suggested
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import user_path
 
 QUICK_PRESET = "fast_try.yaml"
 

@@ -19,7 +19,7 @@ from backend.spec import places
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder
 from backend.spec.runs.steering import changed_values, read_changes
-from backend.spec.user_input.paths import resolved
+from backend.spec.user_input.files import resolved
 
 FORM = "form"
 """The cause of messages about what was done to the whole form."""

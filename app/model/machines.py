@@ -19,8 +19,7 @@ from app.model.draft import Draft
 from app.model.service import Service
 from backend.spec.command import shell_line
 from backend.spec.distributed.backend_choice import choose_backend
-from backend.spec.distributed.command import launch_command
-from backend.spec.distributed.hosts_file import Host, HostsFile, parse_hosts, read_hosts, write_hosts
+from backend.spec.distributed.hosts_file import Host, HostsFile, launch_command, parse_hosts, read_hosts, write_hosts
 from backend.spec.distributed.machine_report import CheckedMachine, MachineReport
 from backend.spec.faults import Fault, Mistake
 from backend.spec.places import runs_folder

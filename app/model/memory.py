@@ -8,9 +8,8 @@ from app.model.memory_parts import MemoryPart, MemoryParts
 from backend.spec.config import Config
 from backend.spec.hub_cache import local_folder
 from backend.spec.machine import machine_bytes
-from backend.spec.memory.estimate import Estimate
+from backend.spec.memory.estimate import Estimate, estimate_run, machines_note
 from backend.spec.memory.model_shape import ModelShape, shape_of
-from backend.spec.memory.worst_stage import estimate_run, machines_note
 from backend.spec.suggested_models import suggested
 
 NAMES = {

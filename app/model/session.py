@@ -15,7 +15,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.model.memory_parts import GB, MemoryEstimator, MemoryParts
 from app.model.prefs import Prefs
-from app.model.runs.crash_offer import CrashOffer, crash_offer, last_run
+from app.model.runs.run_files import CrashOffer, crash_offer, last_run
 from app.model.service_session import ServiceSession
 from backend.spec import config
 from backend.spec.faults import Mistake

@@ -26,11 +26,9 @@ from app.widgets.basic.labels_and_buttons import button, label, plain_tip
 from app.widgets.basic.layout import set_shown
 from app.widgets.basic.number_format import figure
 from app.widgets.basic.segmented_control import Segments
-from app.widgets.chat.answer_view import ShownAnswer, ShownScore
+from app.widgets.chat.answer_view import PromptBox, ShownAnswer, ShownScore, Transcript
 from app.widgets.chat.model_bar import ModelBar
 from app.widgets.chat.sampling_panel import SamplingPanel
-from app.widgets.chat.text_blocks import PromptBox
-from app.widgets.chat.transcript import Transcript
 from backend.spec.run_folder import RunFolder, all_runs
 
 # Prompts of the run's held-out split: the one before, the one after, any; and the answer that is expected.

@@ -17,12 +17,11 @@ from PySide6.QtWidgets import QFileDialog, QMenu, QSplitter, QStackedLayout, QVB
 
 from app import theme
 from app.model.completions.export import SUFFIXES, CompletionExport, Place
-from app.model.completions.filters import ALL, FILTERS
+from app.model.completions.facts import ALL, FILTERS
 from app.model.completions.run_completions import RunCompletions
 from app.model.runs.run import Run
 from app.model.session import Session
-from app.pages.parts.completion_lines import RunLines
-from app.pages.parts.completion_lists import CompletionLists, called
+from app.pages.parts.completion_lists import CompletionLists, RunLines, called
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.empty_state import EmptyState
 from app.widgets.basic.labels_and_buttons import button

@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.model import charts
-from app.model.completions.filters import FILTERS
+from app.model.completions.facts import FILTERS
 from app.model.guide import place_of_rule
 from app.model.runs.findings import Findings, note_text, take_up
 from app.model.runs.ranks import ranks_of
@@ -40,7 +40,7 @@ from app.widgets.runs.log_view import LogView
 from app.widgets.runs.result_card import CardAction, ResultCard
 from app.widgets.runs.run_header import RunHeader
 from backend.spec.faults import Mistake
-from backend.spec.health.episodes import Episode
+from backend.spec.health.watch import Episode
 
 # The health cards of the run on show, connected: what they show, how much room they take, and what their buttons do.
 

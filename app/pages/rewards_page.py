@@ -25,8 +25,8 @@ from app.widgets.basic.file_dialogs import open_file
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.number_format import THIN, figure
 from app.widgets.basic.segmented_control import Segments
-from app.widgets.completions.cells import one_line
 from app.widgets.completions.completion_detail import CompletionDetail
+from app.widgets.completions.completion_model import one_line
 from app.widgets.rewards.bench_results import BenchResults
 from app.widgets.rewards.completion_source import CompletionSource
 from app.widgets.rewards.reward_file_panel import RewardFilePanel

@@ -35,9 +35,8 @@ from backend.spec.run_folder import RunFolder
 from backend.spec.runs.archive import raw_settings
 from backend.spec.runs.disk_use import freeable_space
 from backend.spec.runs.queue import is_fresh
-from backend.spec.runs.run_fields import all_keys
 from backend.spec.runs.run_record import RunRecord
-from backend.spec.runs.run_search import HINT, asks_for_archived, search
+from backend.spec.runs.run_search import HINT, all_keys, asks_for_archived, search
 
 # The queue on the Runs page: the panel of waiting runs, connected to the session's queue.
 

@@ -26,13 +26,11 @@ from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels_and_buttons import PlainLabel, button
 from app.widgets.basic.layout import set_shown
 from app.widgets.form import launch_column
-from app.widgets.form.adapter_field import AdapterField
-from app.widgets.form.field_grid import FieldGrid
 from app.widgets.form.form import Form
 from app.widgets.form.launch_column import LaunchColumn
-from app.widgets.form.path_field import PathField
+from app.widgets.form.path_field import AdapterField, PathField
 from app.widgets.form.setting_search import SettingSearch
-from app.widgets.form.settings_card import SettingsCard
+from app.widgets.form.settings_card import FieldGrid, SettingsCard
 from app.widgets.form.translated_file import TranslatedFileBanner
 from app.widgets.picker.picker_rows import size_text
 from app.widgets.rewards.reward_panel import RewardPanel

@@ -17,8 +17,8 @@ from mlx.utils import tree_flatten
 
 from backend.chat.source import ChatSource
 from backend.engine.model_probe import split
+from backend.engine.output_layer import SplitModel
 from backend.engine.shared_weights import copy_sharing_arrays
-from backend.engine.split_model import SplitModel
 from backend.models.own_tokenizer import run_tokenizer
 from backend.models.policy import cast, load_model, load_policy
 from backend.spec.faults import Mistake

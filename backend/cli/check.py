@@ -28,8 +28,7 @@ def check(
     Of a file for TRL, mlx-lm-lora or mlx-grpo, say what was made of each of its words.
     """
     from backend.spec.config import parse, read
-    from backend.spec.other_programs.account import account
-    from backend.spec.other_programs.translation import read_words
+    from backend.spec.other_programs.translation import account, read_words
     from backend.spec.runs.adapter_source import with_adapter
     from backend.spec.unusual import unusual
 

@@ -12,8 +12,7 @@ from backend.cli.options import AsJson, ExistingRunsDir
 from backend.cli.output import tell, tell_json
 
 if TYPE_CHECKING:
-    from backend.spec.health.episodes import Episode
-    from backend.spec.health.examination import Examination
+    from backend.spec.health.watch import Episode, Examination
 
 
 @verb
@@ -23,7 +22,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Say what went wrong in a run, at which steps, against which limits, and what to do about it."""
-    from backend.spec.health.examination import examine
+    from backend.spec.health.watch import examine
     from backend.spec.run_folder import find_run
 
     examination = examine(find_run(run, runs_dir))

@@ -13,15 +13,14 @@ import typer
 from backend.cli.exit_codes import verb
 from backend.cli.output import tell, tell_json
 from backend.spec.config import Config
-from backend.spec.disk_space import gigabytes
+from backend.spec.disk_faults import gigabytes
 from backend.spec.distributed.machine_report import LinkSpeed
 from backend.spec.faults import Fault, Mistake
 from backend.spec.machine import has_gpu
 from backend.spec.memory.estimate import Estimate
 from backend.spec.memory.model_shape import ModelShape
 from backend.spec.memory.phases import MemoryModel
-from backend.spec.user_input.files import exists
-from backend.spec.user_input.paths import possible_path
+from backend.spec.user_input.files import exists, possible_path
 
 # What the network costs a step on several machines: bytes, and seconds on a link of a known latency and rate.
 
@@ -195,8 +194,8 @@ def estimate(
     from backend.spec.config import parse, read
     from backend.spec.hub_cache import local_folder
     from backend.spec.machine import machine_bytes
+    from backend.spec.memory.estimate import estimate_run, machines_note
     from backend.spec.memory.model_shape import shape_of
-    from backend.spec.memory.worst_stage import estimate_run, machines_note
     from backend.spec.model_and_data_names import model_source
     from backend.spec.runs.adapter_source import with_adapter
 

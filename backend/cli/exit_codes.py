@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from backend.cli.output import tell
-from backend.run.machine.gpu_errors import fault_of_gpu
+from backend.run.machine.gpu_retries import fault_of_gpu
 from backend.spec.disk_faults import fault_of
 from backend.spec.environment import require_environment
 from backend.spec.faults import Mistake

@@ -13,8 +13,7 @@ from backend.spec.export_choices import settings_of
 from backend.spec.faults import Mistake
 from backend.spec.rewards.allowed_code import require_allowed
 from backend.spec.run_folder import find_run
-from backend.spec.user_input.files import is_file
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import is_file, user_path
 
 
 def export_settings(

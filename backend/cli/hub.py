@@ -22,8 +22,7 @@ def login(
     from_stdin: Annotated[bool, typer.Option("--from-stdin", help="Read the token from standard input.")] = False,
 ) -> None:
     """Keep a token with write access in the system's keychain. It is asked for without being shown."""
-    from backend.models.publish.hub_token import log_in
-    from backend.models.publish.upload_errors import TOKENS_PAGE
+    from backend.models.publish.hub_token import TOKENS_PAGE, log_in
 
     if from_stdin:
         token = sys.stdin.readline()

@@ -12,8 +12,7 @@ from backend.cli.exit_codes import print_faults, verb
 from backend.cli.output import tell, tell_file
 from backend.spec.faults import Mistake
 from backend.spec.runs.adapter_source import imported_folder
-from backend.spec.user_input.files import is_folder
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import is_folder, user_path
 from backend.spec.user_input.text import shown
 
 

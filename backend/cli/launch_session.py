@@ -17,12 +17,12 @@ from backend.run.distributed.orders import Orders
 from backend.spec.command import shell_line
 from backend.spec.config import SETTINGS, Config, parse
 from backend.spec.distributed.allowed_hosts import allow_hosts, require_hosts
-from backend.spec.distributed.command import launch_command
+from backend.spec.distributed.hosts_file import launch_command
 from backend.spec.faults import Mistake
 from backend.spec.run_lock import held_for_launch
 from backend.spec.runs.changeable import AT_RESUME
 from backend.spec.runs.steering import run_config
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import user_path
 
 if TYPE_CHECKING:
     from backend.run.distributed.launching.launcher import Launch
@@ -80,7 +80,7 @@ def _prepared_launch(run: PreparedRun, config: Config, stream: bool, progress: b
 
 def _launch(run: PreparedRun, config: Config, options: Sequence[str]) -> Launch:
     """What is to be started. Raises Mistake for machines that cannot train it, and for a hosts file that was never allowed here."""
-    from backend.run.distributed.check.planned_machines import check_machines_answer, plan_machines
+    from backend.run.distributed.check.machine_check import check_machines_answer, plan_machines
     from backend.run.distributed.launching.launcher import Launch
     from backend.run.run_process import record_changes
 

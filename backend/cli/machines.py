@@ -11,7 +11,7 @@ import typer
 from backend.cli.exit_codes import MISTAKE, verb
 from backend.cli.options import AsJson
 from backend.cli.output import tell, tell_json
-from backend.spec.disk_space import gigabytes
+from backend.spec.disk_faults import gigabytes
 from backend.spec.faults import Mistake
 from backend.spec.memory.estimate import format_bytes
 

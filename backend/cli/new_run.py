@@ -31,7 +31,7 @@ from backend.spec.run_folder import RunFolder, default_run_name, make_run_folder
 from backend.spec.run_lock import hold_lock
 from backend.spec.runs.adapter_source import with_adapter
 from backend.spec.user_input.documents import parse_yaml
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import user_path
 from backend.spec.user_input.text import shown
 from backend.spec.whole_file import replace_file
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from backend.spec.faults import Mistake
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import user_path
 
 
 def _folder(path: Path | None) -> Path | None:

@@ -20,7 +20,7 @@ from backend.cli.run_session import train_and_exit
 from backend.run.machine.gpu_timeout import relax_gpu_timeout
 from backend.spec import own_updates
 from backend.spec.config import load, read
-from backend.spec.diary_ends import has_finished
+from backend.spec.events import has_finished
 from backend.spec.faults import Mistake
 from backend.spec.other_programs.translation import translate
 from backend.spec.rewards.allowed_code import require_allowed
@@ -86,7 +86,7 @@ def resume(
 
 def _taken_back(run: RunFolder, which: str, *, yes: bool) -> tuple[str, ...]:
     """Go back to a checkpoint, if that was meant. → the sentence for the diary; none where there is nothing after it. Raises Mistake."""
-    from backend.run.checkpoints.go_back import go_back, last_step
+    from backend.run.checkpoints.checkpoint_integrity import go_back, last_step
 
     chosen, last = find_checkpoint(run, which).step, last_step(run)
     if last <= chosen:

@@ -20,9 +20,8 @@ def runs(
 ) -> None:
     """List the runs, newest first."""
     from backend.spec.run_folder import all_runs
-    from backend.spec.runs.run_fields import all_keys
     from backend.spec.runs.run_record import read_record
-    from backend.spec.runs.run_search import asks_for_archived, search
+    from backend.spec.runs.run_search import all_keys, asks_for_archived, search
     from backend.spec.user_input.text import shown
 
     records = [read_record(run) for run in all_runs(runs_dir)]

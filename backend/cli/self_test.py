@@ -23,10 +23,9 @@ def run(is_requested: bool, report_file: Path | None, subcommand: str | None) ->
         _check_report(report_file)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is asked of the network, before anything imports its client
     from backend.selftest import report as reports
-    from backend.selftest.check import run_checks
+    from backend.selftest.check import Workbench, run_checks
     from backend.selftest.engine_checks import ENGINE_CHECKS
     from backend.selftest.process_checks import PROCESS_CHECKS
-    from backend.selftest.workbench import Workbench
 
     results = []
     with tempfile.TemporaryDirectory(prefix="grpo-studio-selftest-") as folder:

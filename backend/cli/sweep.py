@@ -135,7 +135,7 @@ def _checked(plan: SweepPlan) -> SweepInputs:
     """What the runs read before their model. Raises Mistake with every fault of what the settings point to."""
     base = parse(plan.base)
     relax_gpu_timeout(base)  # before the imports below, which import mlx
-    from backend.run.distributed.check.planned_machines import require_one_machine
+    from backend.run.distributed.check.machine_check import require_one_machine
 
     require_one_machine(base, "A sweep")
     from backend.run.sweep.inputs import SweepInputs

@@ -10,7 +10,7 @@ import typer
 from backend.cli.exit_codes import MISTAKE, verb
 from backend.cli.options import AsJson
 from backend.cli.output import tell, tell_json
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import user_path
 
 
 @verb

@@ -22,7 +22,7 @@ from backend.spec.faults import Mistake
 from backend.spec.machine import machine_bytes
 from backend.spec.model_and_data_names import of_no_known_type
 from backend.spec.runs.start_progress import telling
-from backend.spec.user_input.paths import reason
+from backend.spec.user_input.files import reason
 from backend.spec.user_input.text import shown
 
 Row = dict[str, Any]

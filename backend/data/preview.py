@@ -24,7 +24,7 @@ from backend.spec.faults import Fault, Mistake
 from backend.spec.hub_cache import is_dataset_cached
 from backend.spec.model_and_data_names import DATA_SUFFIXES, check_data
 from backend.spec.setting_groups import ColumnSettings, DatasetSettings
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import user_path
 
 READING = keys_used_by("rows")
 """Settings that decide which rows the dataset has."""

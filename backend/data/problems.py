@@ -1,7 +1,7 @@
 """A dataset's row becomes a Problem: the prompt column as chat messages, rendered by the chat template, tokenised.
 
 A row whose prompt leaves no room for the completion is left out and counted; or, where the settings say so, the beginning of its last user
-message is cut off (`backend.data.cut_prompts`). Reading the rows is `backend.data.rows`'s, choosing when a row is tokenised
+message is cut off (`backend.data.chat_tokens`). Reading the rows is `backend.data.rows`'s, choosing when a row is tokenised
 `backend.data.prompts`'s.
 """
 
@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backend.data.chat_tokens import Messages, TooLong, characters, check_unicode, count, tokenize_if_fits
-from backend.data.cut_prompts import cut_left
+from backend.data.chat_tokens import Messages, TooLong, characters, check_unicode, count, cut_left, tokenize_if_fits
 from backend.data.files import Row
 from backend.data.row_views import LazyRows, Rows
 from backend.data.rows import check_columns, row_name, shown_source

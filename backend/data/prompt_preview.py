@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backend.data.chat_tokens import TooLong, check_unicode, count, tokenize_if_fits
-from backend.data.cut_prompts import cut_left
+from backend.data.chat_tokens import TooLong, check_unicode, count, cut_left, tokenize_if_fits
 from backend.data.files import Row
 from backend.data.problems import PromptFormat, messages_of, problem_of
 from backend.data.rows import row_name

@@ -28,11 +28,11 @@ from backend.data.sources import Check, Found, Names, Reading, find_splits
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import DATA_SUFFIXES as SUFFIXES
 from backend.spec.rewards.catalog import COMPARING_REWARDS, metric_name
-from backend.spec.rewards.code_tests import CODE_TESTS, without_tests
+from backend.spec.rewards.entry import CODE_TESTS, without_tests
 from backend.spec.row_settings import evaluation_sets
 from backend.spec.runs.start_progress import telling
 from backend.spec.setting_groups import ColumnSettings, DatasetSettings
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import user_path
 from backend.spec.user_input.text import shown
 
 SOURCE = 50

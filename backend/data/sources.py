@@ -40,7 +40,7 @@ from backend.spec.model_and_data_names import DATA_SUFFIXES as SUFFIXES
 from backend.spec.model_and_data_names import check_data
 from backend.spec.regular_file import open_regular
 from backend.spec.runs.start_progress import LOOKED, telling
-from backend.spec.user_input.paths import reason, user_path
+from backend.spec.user_input.files import reason, user_path
 from backend.spec.user_input.text import shown
 
 # Rows of files that stay on the disk: read when they are asked for, by an index that is made in one pass.

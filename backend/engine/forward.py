@@ -20,9 +20,9 @@ import numpy as np
 
 from backend.engine.gathers import put_distinct, take_distinct, take_repeated
 from backend.engine.lm_head import TokenScores, token_logps
+from backend.engine.output_layer import SplitModel
 from backend.engine.penalties import CompletionHistory, Penalties, distinct_tokens
 from backend.engine.prefix_cache import PrefixMask, PrefixReader, PrefixRecorder
-from backend.engine.split_model import SplitModel
 
 
 @dataclass(frozen=True, slots=True)

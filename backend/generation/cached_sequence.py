@@ -16,8 +16,8 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import can_trim_prompt_cache, trim_prompt_cache
 
+from backend.engine.output_layer import SplitModel
 from backend.engine.prompt_cache import new_prompt_cache
-from backend.engine.split_model import SplitModel
 from backend.generation.drawing import Drawing
 from backend.generation.grammar import HeldOutputs
 from backend.generation.sampler import Sampling

@@ -24,9 +24,9 @@ from mlx.utils import tree_flatten
 from backend.engine import device, residual_stream
 from backend.engine.metal.heads import HeadNorms, Heads, rotated_heads, rotated_heads_plain
 from backend.engine.model_probe import describe_error
+from backend.engine.output_layer import SplitModel
 from backend.engine.shared_weights import SharedWeights
 from backend.engine.slot_cache import PackedSlotCache, SlotCache, StepContext
-from backend.engine.split_model import SplitModel
 from backend.generation.fused_linear import (
     FusedLinear,
     FusedOutput,

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import numpy as np
 
 from backend.generation.grammar import HeldOutputs
-from backend.spec.completion_stops import Stop
+from backend.spec.completion_rows import Stop
 from backend.types import Completion
 
 OPEN = -1

@@ -19,8 +19,7 @@ from backend.spec.model_and_data_names import DATA_SUFFIXES
 from backend.spec.model_config import model_type
 from backend.spec.places import demo_folder, lm_studio_models
 from backend.spec.run_folder import all_runs
-from backend.spec.user_input.files import read_bytes
-from backend.spec.user_input.paths import possible_path
+from backend.spec.user_input.files import possible_path, read_bytes
 
 Where = Literal["cache", "lmstudio", "run", "folder", "bundled"]
 FileStats = dict[str, tuple[int, float]]

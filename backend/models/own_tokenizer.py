@@ -12,8 +12,7 @@ from backend.models.hub_search import check_reachable
 from backend.models.tokenizers import load_tokenizer
 from backend.spec.faults import Mistake
 from backend.spec.hub_cache import local_folder
-from backend.spec.user_input.files import is_file, is_folder
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import is_file, is_folder, user_path
 from backend.spec.user_input.text import shown, shown_path
 
 SETTING = "tokenizer"

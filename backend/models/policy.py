@@ -26,15 +26,15 @@ from backend.engine.cpu import compiler
 from backend.engine.model_probe import gradient_error, split
 from backend.engine.output_layer import PROBE
 from backend.engine.shared_weights import SharedWeights, copy_sharing_arrays
-from backend.models.adapter_files import check_adapter
 from backend.models.adapters import attach_adapters, without_adapters
 from backend.models.loading import load_model
+from backend.models.model_folder import check_adapter
 from backend.models.own_tokenizer import run_tokenizer, with_end_tokens
 from backend.models.saved_modules import masters_of
 from backend.models.tokenizers import reason_of
 from backend.spec.faults import Mistake
 from backend.spec.setting_groups import ModelSettings
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import user_path
 from backend.spec.user_input.text import shown
 
 QUANTIZATION = {

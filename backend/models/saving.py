@@ -20,7 +20,7 @@ from backend.models.export.model_files import write_model, write_safetensors
 from backend.models.own_tokenizer import tokenizer_folder
 from backend.models.policy import Policy
 from backend.models.saved_modules import whole_modules
-from backend.spec.disk_space import require_room
+from backend.spec.disk_faults import require_room
 from backend.spec.setting_groups import ModelSettings
 from backend.spec.user_input.files import names_folder
 from backend.spec.whole_file import whole_folder

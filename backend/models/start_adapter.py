@@ -13,9 +13,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from backend.models.adapter_files import check_adapter_config
 from backend.models.adapters import lora_parameters
-from backend.models.model_folder import PATH
+from backend.models.model_folder import PATH, check_adapter_config
 from backend.models.policy import Policy
 from backend.spec.faults import Fault, Mistake
 from backend.spec.runs.adapter_source import SETTING, AdapterSource, adapter_settings, find_adapter

@@ -10,8 +10,7 @@ from typing import Any, TypeGuard
 from backend.spec import loose_json
 from backend.spec.completion_rows import SampledRow, ScoringRow, token_ids
 from backend.spec.faults import Mistake
-from backend.spec.user_input.files import read_text
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import read_text, user_path
 from backend.spec.user_input.text import shown
 from backend.types import Completion, Group, Problem
 

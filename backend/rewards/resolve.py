@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from backend.rewards.description import FunctionDescription
 from backend.rewards.registry import REWARD_REGISTRY, RewardCallable
 from backend.rewards.user_files import RewardFile, load_plain_file, load_reward_file
 from backend.spec.faults import Fault, Mistake
@@ -26,6 +25,24 @@ from backend.spec.rewards.catalog import (
 )
 from backend.spec.rewards.entry import RewardCall
 from backend.spec.rewards.parse import INPUTS, Parameter
+
+# A reward function as the rest of the program knows it: what it is called, where it is, how it is called. Plain data.
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionDescription:
+    """`name` in metrics and tables; `file` None for a shipped function; `line` of its def, 0 where that is not in `file`."""
+
+    name: str
+    file: Path | None = None
+    line: int = 0
+    note: str = ""
+    """A sentence to show with a run that uses it: it replaces a shipped function, or was registered twice."""
+    is_async: bool = False
+    """Calls of async functions are awaited together, after all others."""
+
+
+# ── resolve ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from backend.rewards.description import FunctionDescription
 from backend.rewards.mlx_lm_lora_shim import stand_in_library
-from backend.rewards.resolve import RewardFunction, resolve_stages
+from backend.rewards.resolve import FunctionDescription, RewardFunction, resolve_stages
 from backend.rewards.runner import row_mapping
 from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.runner.score import ScoreReport, score
@@ -20,8 +19,8 @@ from backend.rewards.runner.timeout import call_with_timeout
 from backend.rewards.sandbox.process import ScoringProcess
 from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource
 from backend.rewards.user_files import RewardFile
+from backend.spec.rewards.allowed_code import code_files
 from backend.spec.rewards.catalog import locate_reward_file
-from backend.spec.rewards.user_code import code_files
 from backend.spec.setting_groups import RewardSettings
 from backend.types import Group
 

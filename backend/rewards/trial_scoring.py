@@ -22,7 +22,7 @@ from backend.rewards.runner.score import total_reward
 from backend.rewards.sandbox.client import SandboxClient, SandboxResult, SandboxTask
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
-from backend.spec.health.finding import Finding
+from backend.spec.health.reward_rules import Finding
 from backend.spec.rewards.catalog import builtin_rewards, locate_reward_file, reward_call, rewards_in_file
 from backend.spec.rewards.entry import RewardCall
 from backend.spec.rewards.parse import functions, parse_reward_file

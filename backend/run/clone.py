@@ -34,8 +34,8 @@ from backend.spec.private_files import restrict_to_user
 from backend.spec.regular_file import require_plain_files
 from backend.spec.run_folder import RunFolder
 from backend.spec.runs.changeable import STAGE_OWN
-from backend.spec.runs.lineage import Parent, write_parent
 from backend.spec.runs.run_format import check_format
+from backend.spec.runs.run_record import Parent, write_parent
 from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import own_config, read_changes
 from backend.spec.settings.optimizer import OWN

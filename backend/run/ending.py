@@ -14,7 +14,7 @@ from typing import Any
 
 from backend.run.control import Stopped
 from backend.run.distributed.faults import LostRank, WorkerFault
-from backend.run.machine.gpu_errors import GpuError, gpu_error
+from backend.run.machine.gpu_retries import GpuError, gpu_error
 from backend.spec.disk_faults import DiskFault, fault_of
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+import numpy as np
 
 from backend.data.problems import PromptFormat
 from backend.data.prompt_stream import PromptStream
 from backend.data.prompts import BackgroundTokenizer, TokenizedPrompts, measure_first_rows
 from backend.data.rows import SPLITS, Rows, Splits, check_columns, data_seed
 from backend.engine import device
+from backend.generation.text_stream import TextStream
 from backend.models.policy import Base
 from backend.run.checkpoints.checkpoint import Checkpoint
 from backend.run.checkpoints.checkpoint_integrity import DamagedCheckpoint
@@ -24,16 +28,77 @@ from backend.run.evaluation.evaluation_sets import (
 )
 from backend.run.machine.gpu_retries import StepSize
 from backend.run.machine.memory_plan import WHOLE_STEP, refuse_too_large
-from backend.run.run_inputs import RunInputs, read_inputs, read_stages
-from backend.run.stage_prompts import StagePrompts, tokenized_stages
+from backend.run.run_inputs import RunInputs, StageRows, read_inputs, read_stages, stage_mistake
 from backend.run.step_parts import OWN_ENGINE, Engine, StepParts, build_step_parts
 from backend.run.step_work import StepWork
+from backend.spec.completion_rows import TokenData
 from backend.spec.config import Config
 from backend.spec.config_notes import config_notes
 from backend.spec.faults import Mistake
 from backend.spec.runs.steering import stage_configs
+from backend.spec.stages import Stages, stage_at
+from backend.training.batch import token_mask
 from backend.training.not_finite import check_sampled, check_scores
-from backend.types import Group, Problem
+from backend.training.token_records import TokenRecord
+from backend.types import Completion, Group, Problem
+
+# The training prompts of each stage of a run, and which of them its steps take.
+
+
+@dataclass(slots=True)
+class StagePrompts:
+    """`prompts` and `rows` have one entry a stage. Stages with the same rows and format share their prompts."""
+
+    stages: Stages
+    rows: Sequence[StageRows]
+    prompts: Sequence[TokenizedPrompts]
+    present: int = 0
+    """The stage whose prompts are taken."""
+
+    def named(self) -> dict[str, TokenizedPrompts]:
+        """The prompts by a name for notes, each once."""
+        found: dict[str, TokenizedPrompts] = {}
+        for number, prompts in enumerate(self.prompts, 1):
+            if not any(prompts is known for known in found.values()):
+                found[f"train (stage {number})"] = prompts
+        return found
+
+    def begin(self, step: int, stream: PromptStream) -> None:
+        """Let the stream take the prompts of the stage of `step`."""
+        index = stage_at(self.stages, step)
+        if self.prompts[index] is not stream.problems:
+            stream.go_on_with(self.prompts[index], are_same_rows=self.rows[index] is self.rows[self.present])
+        self.present = index
+
+
+def tokenized_stages(
+    config: Config, configs: Sequence[Config], rows: Sequence[StageRows], make: Callable[..., TokenizedPrompts]
+) -> StagePrompts:
+    """The prompts of every stage, their first rows tokenised. `configs`: the settings of each; `make(rows, format, source)` makes prompts.
+    Raises Mistake, naming the stage."""
+    prompts: list[TokenizedPrompts] = []
+    for index, (of_stage, own) in enumerate(zip(configs, rows, strict=True)):
+        prompt_format = PromptFormat.of(of_stage)
+        known = (each for each in prompts if each.are_of(own.rows, prompt_format))
+        try:
+            prompts.append(next(known, None) or _tokenized(of_stage, own, prompt_format, make))
+        except Mistake as mistake:
+            raise stage_mistake(index, mistake) from None
+    return StagePrompts(config.stages, rows, prompts)
+
+
+def _tokenized(
+    config: Config, own: StageRows, prompt_format: PromptFormat, make: Callable[..., TokenizedPrompts]
+) -> TokenizedPrompts:
+    if faults := check_columns(own.rows, config, own.source):
+        raise Mistake(faults)
+    prompts = make(own.rows, prompt_format, own.source)
+    measure_first_rows(prompts, "train")
+    prompts.measure(prompts.longest_texts())  # memory is planned for the longest prompt of all rows
+    return prompts
+
+
+# ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 # The prompts of a run: those it trains on, by stage where it has stages, and those it is evaluated on.
 
@@ -317,3 +382,58 @@ def load_parts(
 
 LoadParts = Callable[[Config, Note, RunInputs | None, StepSize, SharedParts | None, Sequence[Config]], RunParts]
 """`load_parts`, or what takes its place."""
+
+
+# ── token data ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# The tokens of a step's completions as completions.jsonl keeps them, where a run records them (`record_tokens`).
+
+
+def recorded_tokens(config: Config, parts: RunParts, groups: Sequence[Group]) -> list[list[TokenData]]:
+    """The token data of a step that was just learned, group by group; nothing of any group unless the run records tokens."""
+    if not config.record_tokens:
+        return [[] for _ in groups]
+    records = parts.learner.algorithm.take_token_records()
+    return token_data_of(groups, records, parts.policy.tokenizer, mask_truncated=config.mask_truncated_completions)
+
+
+def token_data_of(
+    groups: Sequence[Group], records: Mapping[int, TokenRecord], tokenizer: Any, *, mask_truncated: bool
+) -> list[list[TokenData]]:
+    """The token data of every completion, group by group. `records` are by row: the completions of all groups counted through,
+    as `backend.training.batch.pack` orders them. `mask_truncated`: as the run's `mask_truncated_completions`."""
+    rows = iter(range(sum(len(group.completions) for group in groups)))
+    return [
+        [
+            _token_data(completion, records.get(next(rows)), tokenizer, mask_truncated)
+            for completion in group.completions
+        ]
+        for group in groups
+    ]
+
+
+def _token_data(completion: Completion, record: TokenRecord | None, tokenizer: Any, mask_truncated: bool) -> TokenData:
+    data = TokenData(text=token_texts(completion.tokens, tokenizer), logp=_figures(completion.logps))
+    mask = [int(x) for x in token_mask(completion, mask_truncated)]
+    if not all(mask):
+        data["mask"] = mask
+    if record is None:
+        return data
+    data["learned_logp"], data["ratio"] = _figures(record.learned_logp), _figures(record.ratio)
+    data["clipped"] = [int(is_clipped) for is_clipped in record.clipped]
+    own = np.float32(completion.advantage)  # the batch holds it in that type
+    if any(x != own for x, is_trained in zip(record.advantage, mask, strict=True) if is_trained):
+        data["advantage"] = _figures(record.advantage)
+    return data
+
+
+def token_texts(tokens: Sequence[int], tokenizer: Any) -> list[str]:
+    """The text that each token adds. Of a character spread over several tokens, the last one has it and the others nothing."""
+    stream = TextStream(lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False))
+    texts = [stream.push(token) for token in tokens]
+    return [*texts[:-1], texts[-1] + stream.rest()] if texts else []
+
+
+def _figures(values: Sequence[float]) -> list[float | None]:
+    """Nine significant digits, which name a float32 exactly; None for what is not finite."""
+    return [float(f"{x:.9g}") if math.isfinite(x) else None for x in values]

@@ -16,11 +16,10 @@ from backend.data.rows import SPLITS, Splits, check_columns
 from backend.engine import device
 from backend.engine.shared_weights import copy_sharing_arrays
 from backend.generation.grammar import check_grammar
-from backend.models.adapter_files import check_adapter
 from backend.models.export.model_files import kept_files
 from backend.models.hub_search import config_file
 from backend.models.loading import check_opens
-from backend.models.model_folder import check_config, read_object
+from backend.models.model_folder import check_adapter, check_config, read_object
 from backend.models.own_tokenizer import run_tokenizer, tokenizer_folder
 from backend.models.policy import check_learns, check_same_tokens, quantized_as
 from backend.models.sharded_architectures import sharding_refusal
@@ -28,18 +27,18 @@ from backend.models.sharded_policy import check_divides
 from backend.models.start_adapter import check_start
 from backend.models.supported_architectures import architecture_refusal
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
-from backend.run.distributed.check.planned_machines import plan_machines
+from backend.run.distributed.check.machine_check import plan_machines
 from backend.run.evaluation.evaluation_sets import check_evaluation_sets, check_held_out, held_out_settings
 from backend.run.final_export import exports
 from backend.run.run_inputs import RunInputs, StageRows, read_rows, read_stages, stage_mistake
 from backend.run.scoring_stages import scoring_stages
 from backend.spec.config import Config, parse, problems
-from backend.spec.disk_space import require_room
+from backend.spec.disk_faults import require_room
 from backend.spec.distributed.hosts_file import read_hosts
 from backend.spec.faults import Fault, Mistake
 from backend.spec.machine import machine_bytes
+from backend.spec.memory.estimate import estimate_run
 from backend.spec.memory.model_shape import shape_of
-from backend.spec.memory.worst_stage import estimate_run
 from backend.spec.model_and_data_names import check_reference, check_weights, model_source
 from backend.spec.model_config import is_quantized_by_mlx
 from backend.spec.own_updates import require_no_program
@@ -47,7 +46,7 @@ from backend.spec.places import runs_folder
 from backend.spec.run_disk_use import RESERVE, run_bytes
 from backend.spec.runs.steering import stage_configs
 from backend.spec.trackers import chosen, missing_fault
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import user_path
 from backend.spec.user_input.text import shown
 
 T = TypeVar("T")

@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable
 
 from backend.run.control import Control
-from backend.spec.disk_faults import LONGEST_PLACE
-from backend.spec.disk_space import Room, gigabytes, room_on
+from backend.spec.disk_faults import LONGEST_PLACE, Room, gigabytes, room_on
 from backend.spec.events import Diary
 from backend.spec.run_disk_use import RESERVE
 from backend.spec.run_folder import RunFolder

@@ -25,7 +25,7 @@ from backend.run.checkpoints.checkpoint_integrity import Damaged, DamagedCheckpo
 from backend.run.control import Stopped, StopPending
 from backend.run.ending import RESTART, Ending, after_fault, ending_of, write_ending
 from backend.run.held_folder import FolderPlace
-from backend.run.machine.gpu_errors import GpuError
+from backend.run.machine.gpu_retries import GpuError
 from backend.run.parts import LoadParts, SharedParts, load_parts
 from backend.run.run_inputs import RunInputs
 from backend.run.steering import Steering
@@ -33,9 +33,8 @@ from backend.run.trackers.launch import RunTrackers
 from backend.run.trainer import Trainer
 from backend.spec.completion_rows import parse_group_row
 from backend.spec.config import Config
-from backend.spec.diary_ends import last_events
 from backend.spec.disk_faults import DiskFault
-from backend.spec.events import Diary, parse_line, truncate_file
+from backend.spec.events import Diary, last_events, parse_line, truncate_file
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hand_on_lock, hold_lock, inherited_lock

@@ -12,7 +12,7 @@ from backend.spec.config import Config
 from backend.spec.events import LONGEST_LINE, parse_line
 from backend.spec.faults import Mistake
 from backend.spec.regular_file import open_regular
-from backend.spec.rewards.user_code import code_files, read_code
+from backend.spec.rewards.allowed_code import code_files, read_code
 from backend.spec.run_folder import RunFolder
 from backend.spec.user_input.text import shown
 

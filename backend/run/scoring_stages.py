@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backend.rewards.description import FunctionDescription
+from backend.rewards.resolve import FunctionDescription
 from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.runner.step_calls import Poll, wait_on
 from backend.rewards.scorer import Scorer

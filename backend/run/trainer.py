@@ -18,8 +18,7 @@ from backend.models.start_adapter import load_start
 from backend.run import not_finite, scoring_code
 from backend.run.checkpoints.checkpoint import Checkpoint, TrainingState, first_start, read_checkpoint
 from backend.run.checkpoints.checkpoint_score import CheckpointScore
-from backend.run.checkpoints.checkpoint_writer import Snapshot, publish_adapters, refresh_adapters, snapshot
-from backend.run.checkpoints.run_saver import RunSaver
+from backend.run.checkpoints.checkpoint_writer import RunSaver, Snapshot, publish_adapters, refresh_adapters, snapshot
 from backend.run.control import Control, Stopped
 from backend.run.ending import Ending
 from backend.run.final_export import export_finished, exports
@@ -27,7 +26,7 @@ from backend.run.held_folder import HeldFolder
 from backend.run.machine.gpu_retries import GpuErrorLog, StepSize
 from backend.run.machine.keep_awake import KeepAwake
 from backend.run.machine.slowdowns import SlowdownWatch
-from backend.run.parts import LoadParts, RunParts, SharedParts, load_parts
+from backend.run.parts import LoadParts, RunParts, SharedParts, load_parts, recorded_tokens
 from backend.run.planned_end import MetricWatch, PlannedEnd, patience_is_over
 from backend.run.room_for_saving import RoomForSaving
 from backend.run.run_inputs import RunInputs
@@ -35,7 +34,6 @@ from backend.run.steering import Steering
 from backend.run.step_timer import StepTimer
 from backend.run.step_work import Poll, StepWork
 from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, of_process
-from backend.run.token_data import recorded_tokens
 from backend.spec.config import Config
 from backend.spec.events import Diary, JsonLines, read_events
 from backend.spec.run_folder import RunFolder

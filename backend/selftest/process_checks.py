@@ -11,8 +11,7 @@ from typing import Any
 from backend.child_process import ChildProcess
 from backend.rewards.functions import math_equality
 from backend.rewards.sandbox.client import SandboxClient, SandboxTask
-from backend.selftest.check import Check, CheckFailed, CheckSkipped
-from backend.selftest.workbench import Workbench
+from backend.selftest.check import Check, CheckFailed, CheckSkipped, Workbench
 from backend.spec.command import backend_command, backend_environment, window_command
 from backend.spec.places import RUNS_VARIABLE, resources
 

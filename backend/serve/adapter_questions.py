@@ -8,7 +8,7 @@ from typing import Any
 from backend.models.peft.importing import import_adapter as carry
 from backend.serve.question_call import QuestionCall
 from backend.spec.runs.adapter_source import imported_folder
-from backend.spec.user_input.paths import resolved
+from backend.spec.user_input.files import resolved
 
 
 def import_adapter(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:

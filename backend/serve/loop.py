@@ -21,12 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TextIO
 
 from backend.child_process import claim_stdout, json_line
-from backend.run.machine.gpu_errors import fault_of_gpu
+from backend.run.machine.gpu_retries import fault_of_gpu
 from backend.serve.question_call import Cancelled, QuestionCall
 from backend.serve.questions import QUESTIONS, Question
 from backend.spec.disk_faults import fault_of
+from backend.spec.events import json_safe
 from backend.spec.faults import Fault, Mistake
-from backend.spec.json_values import json_safe
 
 POOL_THREADS = 4
 """Threads for quick questions; most of them wait for a disk or the network."""

@@ -21,8 +21,8 @@ from backend.serve.question_call import QuestionCall
 from backend.spec.completion_rows import GroupRow, ScoringRow, parse_group_row
 from backend.spec.config import keys_used_by, parse, problems
 from backend.spec.faults import Mistake
+from backend.spec.rewards.allowed_code import code_files, read_code
 from backend.spec.rewards.catalog import DEFAULT_REWARDS, locate_reward_file
-from backend.spec.rewards.user_code import code_files, read_code
 
 _sandbox = SandboxClient()
 atexit.register(_sandbox.close)

@@ -20,7 +20,7 @@ from backend.spec.runs.stop_conditions import condition_fault, metric_fault
 from backend.spec.settings.limits import LARGEST_WEIGHT, MOST_COMPLETIONS, MOST_STEPS
 from backend.spec.settings.optimizer import EIGHT_BIT, OWN
 from backend.spec.trackers import project_fault, report_to_fault
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import user_path
 from backend.spec.user_input.text import shown
 
 # What cannot be trained while a model is divided among several machines, with the reason.

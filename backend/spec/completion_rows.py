@@ -7,11 +7,17 @@ another program, so code that shows a row must expect missing keys.
 
 from __future__ import annotations
 
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
-from backend.spec.completion_stops import Stop
-from backend.spec.event_shape import is_step
-from backend.spec.events import parse_line
+from backend.spec.events import is_step, parse_line
+
+# Why a completion ended.
+
+Stop = Literal["eos", "length", "string"]
+"""An end-of-sequence token, the length limit, or one of the `stop` strings."""
+
+
+# ── completion rows ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class TokenData(TypedDict):

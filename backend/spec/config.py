@@ -38,11 +38,9 @@ from backend.spec.settings.reference import ReferenceFields
 from backend.spec.settings.rewards import RewardFields
 from backend.spec.settings.trackers import TrackerFields
 from backend.spec.stages import validated_stages
-from backend.spec.user_input.documents import read_yaml
-from backend.spec.user_input.files import exists
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.documents import read_yaml, unusable
+from backend.spec.user_input.files import exists, user_path
 from backend.spec.user_input.text import SENTENCE, shown
-from backend.spec.user_input.values import unusable
 
 SECTIONS: dict[str, str] = {
     "algorithm": "Algorithm",

@@ -20,9 +20,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from backend.spec.completion_rows import CompletionRow
 from backend.spec.config import Config, dump
 from backend.spec.disk_faults import DiskFault, writing
-from backend.spec.events import LONGEST_LINE, parse_line
+from backend.spec.events import LONGEST_LINE, json_safe, parse_line
 from backend.spec.faults import Mistake
-from backend.spec.json_values import json_safe
 from backend.spec.regular_file import open_regular
 from backend.spec.rewards.catalog import canonical_entry, metric_name, nearest
 from backend.spec.rewards.entry import read_call

@@ -16,23 +16,126 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from io import RawIOBase
 from pathlib import Path
-from typing import Any, cast
+from types import NoneType
+from typing import Any, BinaryIO, TypeGuard, cast
 
 from pydantic_core import from_json
 
 from backend.spec.disk_faults import DiskFault, writing
-from backend.spec.event_shape import well_formed
 from backend.spec.faults import Mistake
-from backend.spec.json_values import json_safe
 from backend.spec.regular_file import open_regular
-from backend.spec.user_input.paths import reason
+from backend.spec.run_folder import RunFolder
+from backend.spec.user_input.files import reason
 from backend.spec.user_input.text import shown
 from backend.spec.whole_file import replace_file
+
+# The shape of diary events: what a field must be for readers to meet it.
+
+LAST_TIME = 253_402_300_800
+MOST_STEPS = 2**53
+"""Beyond it a float does not tell two steps apart."""
+_NUMBERS = {int, float, NoneType}
+
+
+def is_step(value: object) -> TypeGuard[int]:
+    """Whether a value counts steps."""
+    return type(value) is int and 0 <= value < MOST_STEPS
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a finite number; true and false are none, nor is a whole number beyond the range of a float."""
+    try:
+        return type(value) in (int, float) and math.isfinite(cast("float", value))
+    except OverflowError:
+        return False
+
+
+def well_formed(event: dict[str, Any]) -> dict[str, Any] | None:
+    """The event with the fields that have their type, or None where it has no kind. `event` may be changed."""
+    if type(event.get("kind")) is not str:
+        return None
+    for key in [
+        key for key, value in event.items() if value is not None and key in _FIELDS and not _FIELDS[key](value)
+    ]:
+        del event[key]
+    metrics = event.get("metrics")
+    if metrics is not None and event["kind"] in ("step", "eval"):
+        event["metrics"] = metrics = _finite(metrics)
+        # Runs from before December 2026 have TRL's name alone, which is the same number unless rewards are scaled over the batch.
+        if "frac_reward_zero_std" in metrics:
+            metrics.setdefault("frac_groups_without_signal", metrics["frac_reward_zero_std"])
+    return event
+
+
+def _finite(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Metrics without what is no number. Most have numbers alone, which is seen without a look at each."""
+    values = metrics.values()
+    try:
+        if set(map(type, values)) <= _NUMBERS and math.isfinite(sum(filter(None, values))):
+            return metrics
+    except OverflowError:
+        pass
+    return {key: value for key, value in metrics.items() if value is None or is_number(value)}
+
+
+def _is_text(value: object) -> bool:
+    return type(value) is str
+
+
+def _is_time(value: object) -> bool:
+    """Unix seconds, up to the year 9999: later ones are no dates."""
+    return is_number(value) and 0 <= value < LAST_TIME
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_pairs_or_values(value: object) -> bool:
+    return isinstance(value, Mapping) and all(type(key) is str for key in cast("Mapping[Any, Any]", value))
+
+
+_FIELDS: dict[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("step", "iterations", "seq", "resumed_from", "until", "since"), is_step),
+    "t": _is_time,
+    **dict.fromkeys(("mono", "progress", "value", "threshold", "seconds", "done", "total"), is_number),
+    **dict.fromkeys(
+        ("sentence", "advice", "code", "level", "metric", "phase", "word", "source", "reason", "split", "path", "model", "command", "device"), _is_text
+    ),
+    **dict.fromkeys(("metrics", "versions", "reward_files"), _is_mapping),
+    "settings": _is_pairs_or_values,
+}  # fmt: skip
+"""Field → whether a value is of its type. None is allowed everywhere; fields of later versions pass as they are."""
+
+
+# ── json values ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# Values as JSON can hold them. Apart from the diary, whose parser takes longer to import than the small helper
+# processes need for all else.
+
+
+def json_safe(value: Any) -> Any:
+    """`value` in JSON's types: NaN and infinities become None, tuples lists, paths text."""
+    if value is None or isinstance(
+        value, (str, int)
+    ):  # first: a step's rows hold tens of thousands, and Mapping is an abstract class
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): json_safe(item) for key, item in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [json_safe(item) for item in cast("list[Any]", value)]
+    return str(value) if isinstance(value, Path) else value
+
+
+# ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 VERSION = 1
 
@@ -294,3 +397,60 @@ METRICS = {
     "peak_memory_gb": "GB", "peak_memory_gb/rollout": "GB", "peak_memory_gb/train": "GB", "num_tokens": "tokens",
 }  # fmt: skip
 """Metrics of every step → their unit. For each reward function there are also `rewards/<function>/mean` and `/std`."""
+
+
+# ── diary ends ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# Both ends of a diary, read without what lies between: its first and its last events, and how the run ended.
+
+TAIL_BYTES = 1 << 16
+
+
+def has_finished(run: RunFolder) -> bool:
+    """Whether the run has taken all of its steps: its diary ends so."""
+    _, last = first_and_last_events(run.events)
+    return bool(last) and last[-1]["kind"] == "finished"
+
+
+def step_of_end(run: RunFolder) -> int | None:
+    """The step whose weights a finished run has left, where that is not its last (`load_best_at_end`)."""
+    _, last = first_and_last_events(run.events)
+    step = last[-1].get("ends_with") if last and last[-1]["kind"] == "finished" else None
+    return step if is_step(step) else None
+
+
+def first_and_last_events(path: Path) -> tuple[list[Event], list[Event]]:
+    """(events of the first TAIL_BYTES of a diary, events of its last TAIL_BYTES or of more until they include a `step`).
+
+    A step may be far from the end: a long rollout or evaluation writes thousands of `phase` events after it.
+    """
+    try:
+        with open_regular(path) as file:
+            head = file.read(TAIL_BYTES)
+            last = last_events(file, file.seek(0, 2))
+    except OSError:
+        return [], []
+    return _events(head), last
+
+
+def last_events(file: BinaryIO, size: int) -> list[Event]:
+    """Events at the end of the first `size` bytes of a diary: of TAIL_BYTES, or of more until they include a `step`."""
+    reach = TAIL_BYTES
+    last = _tail(file, size, reach)
+    while reach < size and not any(event["kind"] == "step" for event in last):
+        reach *= 4
+        last = _tail(file, size, reach)
+    return last
+
+
+def _tail(file: BinaryIO, size: int, reach: int) -> list[Event]:
+    """Events of the last `reach` of the first `size` bytes."""
+    start = max(0, size - reach)
+    file.seek(start)
+    tail = file.read(size - start)
+    return _events(tail if reach >= size else tail.partition(b"\n")[2])
+
+
+def _events(data: bytes) -> list[Event]:
+    lines = data.rpartition(b"\n")[0].split(b"\n")
+    return [event for event in map(parse_line, lines) if event is not None and "kind" in event]

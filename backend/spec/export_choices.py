@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backend.spec.config import Config, load
-from backend.spec.diary_ends import first_and_last_events
+from backend.spec.events import first_and_last_events
 from backend.spec.exports import PUBLISHER, ExportFormat, exported_bytes
 from backend.spec.faults import Mistake
 from backend.spec.hub_cache import local_folder

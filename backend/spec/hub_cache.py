@@ -9,8 +9,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from backend.spec.faults import Mistake
-from backend.spec.user_input.files import is_folder
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import is_folder, user_path
 from backend.spec.user_input.text import shown
 
 RepoType = Literal["model", "dataset"]

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from backend.spec.config import Config
 from backend.spec.faults import Fault, Mistake
-from backend.spec.user_input.files import exists, is_file, is_folder
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import exists, is_file, is_folder, user_path
 from backend.spec.user_input.text import shown, shown_path
 
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")

@@ -10,8 +10,7 @@ from typing import Any
 
 from backend.spec.faults import Fault, Mistake
 from backend.spec.user_input.documents import parse_json
-from backend.spec.user_input.files import read_text
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import read_text, user_path
 from backend.spec.user_input.text import shown
 
 

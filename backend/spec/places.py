@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from backend.spec.user_input.paths import possible_path, user_path
+from backend.spec.user_input.files import possible_path, user_path
 
 RUNS_VARIABLE = "GRPO_STUDIO_RUNS"
 """Environment variable that moves the runs folder."""

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from backend.spec.faults import Fault, Mistake
-from backend.spec.user_input.paths import user_path
-from backend.spec.user_input.patterns import excess
-from backend.spec.user_input.text import shown
+from backend.spec.user_input.files import user_path
+from backend.spec.user_input.text import excess, shown
 
 DATASET_KEYS = (
     *("data", "dataset_config", "train_split", "valid_split", "test_split", "prompt_feature", "answer_feature", "type_feature"),

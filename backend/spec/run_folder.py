@@ -13,8 +13,7 @@ from backend.spec import file_lock
 from backend.spec.faults import Mistake
 from backend.spec.places import runs_folder
 from backend.spec.private_files import make_private_folder, restrict_to_user
-from backend.spec.user_input.files import is_file
-from backend.spec.user_input.paths import is_folder_name, user_path
+from backend.spec.user_input.files import is_file, is_folder_name, user_path
 from backend.spec.user_input.text import shown, shown_path
 from backend.spec.whole_file import replace_file
 

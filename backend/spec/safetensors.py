@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, cast
 
-from backend.spec.user_input.paths import reason
+from backend.spec.user_input.files import reason
 from backend.spec.user_input.text import shown
 
 LONGEST_HEADER = 100_000_000

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, cast
 
 from backend.spec.config import SETTINGS, keys_used_by
-from backend.spec.diary_ends import first_and_last_events
+from backend.spec.events import first_and_last_events
 from backend.spec.run_folder import RunFolder
 from backend.spec.runs.archive import raw_settings
 

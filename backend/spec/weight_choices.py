@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from backend.spec.diary_ends import step_of_end
+from backend.spec.events import step_of_end
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder
 from backend.spec.runs.saved_weights import WEIGHT_FILES, SavedWeights, best_of, saved_weights

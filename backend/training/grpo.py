@@ -20,11 +20,10 @@ from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy
 from backend.spec.config import Config
 from backend.training.additive_metrics import Tally
-from backend.training.algorithm import Algorithm, OptimizerBatch
 from backend.training.batch import Batch
 from backend.training.collectives import Collectives
 from backend.training.importance_sampling import importance_ratio, logp_gap
-from backend.training.learner import Learner, build_learner
+from backend.training.learner import Algorithm, Learner, OptimizerBatch, build_learner
 from backend.training.losses import Settings, entropy_quantile, policy_terms, token_values, token_weights
 from backend.training.over_ranks import total
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -31,7 +31,6 @@ from backend.spec.faults import Mistake
 from backend.spec.memory.chunking import MICRO_BATCH_TOKENS, head_chunk
 from backend.spec.settings.optimizer import OWN
 from backend.training.additive_metrics import Tally, merge
-from backend.training.algorithm import Algorithm, OptimizerBatch
 from backend.training.batch import Batch
 from backend.training.not_finite import NotFinite, gradient_norms, token_numbers
 from backend.training.optimizers.by_name import optimizer
@@ -41,6 +40,76 @@ from backend.training.optimizers.schedules import learning_rates
 from backend.training.optimizers.state import restore, state_arrays
 from backend.training.over_ranks import merged, total_gradient, total_loss
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
+from backend.training.token_records import TokenRecord
+
+# What a training step needs of an algorithm. GRPO's family is `grpo.py`; a supervised warm-up or DPO is one file
+# beside it.
+
+OptimizerBatch = list[MicroBatch]
+"""The micro-batches of one optimizer update; empty where no token has a gradient."""
+
+
+class Algorithm(Protocol):
+    """Subclass it and implement `prepare` and `objective`; the other methods do nothing unless overridden."""
+
+    @property
+    def needs_entropy_gradient(self) -> bool:
+        """Whether `objective` differentiates the entropies too."""
+        return False
+
+    def prepare(self, batch: Batch, forward: PolicyForward) -> list[OptimizerBatch]:
+        """The updates of one step, in order: an optimizer batch for each, split into micro-batches that carry all that
+        stays fixed over the updates (token weights, reference log-probabilities, …). The same batch may occur several times."""
+        ...
+
+    def batch_totals(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> Any:
+        """Before each update: totals of the optimizer batch that a micro-batch cannot know. Passed to `objective`."""
+        return None
+
+    def objective(self, micro_batch: MicroBatch, scores: TokenScores, totals: Any) -> tuple[mx.array, Tally]:
+        """This micro-batch's share of the loss, a scalar differentiable in `scores`, and of the metrics."""
+        ...
+
+    def after_backward(self, micro_batch: MicroBatch, scores: TokenScores, totals: Any) -> None:
+        """After a micro-batch's backward pass, with what `objective` was given: log-probabilities and entropies [B, T]."""
+
+    def after_update(self, update: int, metrics: dict[str, float]) -> None:
+        """After update number `update` (from 1 over the run), with its merged metrics."""
+
+    def change(self, config: Config, keys: Collection[str]) -> None:
+        """Go on with the settings of `config`, between two steps; `keys` names those that differ from before."""
+
+    def notes(self) -> list[str]:
+        """Sentences for the user about what was chosen where a setting leaves the choice open."""
+        return []
+
+    def metric_names(self) -> list[str]:
+        """Metrics that every step reports: NaN where nothing was measured."""
+        return []
+
+    def take_token_records(self) -> dict[int, TokenRecord]:
+        """Row of the step's batch → what its last update saw of its tokens, of the last step; empty unless recorded."""
+        return {}
+
+    def held_out_metrics(
+        self, batch: Batch, forward: PolicyForward, poll: Callable[[], None] = do_nothing
+    ) -> dict[str, float]:
+        """Metrics of completions that are not learned from, by forward passes alone. `poll` is called after each micro-batch."""
+        return {}
+
+    def step_metrics(self, optimizer_batches: list[OptimizerBatch], forward: PolicyForward) -> dict[str, float]:
+        """Metrics of the step as a whole, after its last update. Every rank calls it: what each has of its own rows can be exchanged."""
+        return {}
+
+    def state(self) -> list[float | None]:
+        """The algorithm's part of a checkpoint."""
+        return []
+
+    def restore(self, state: list[float | None]) -> None:
+        """Put `state` back; an empty list, from older checkpoints, changes nothing."""
+
+
+# ── learner ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Learner:

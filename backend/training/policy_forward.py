@@ -16,8 +16,8 @@ import mlx.core as mx
 from backend.engine.embedding_noise import EmbeddingNoise
 from backend.engine.forward import PrefilledPrompts, SequenceRows, completion_logps, sequence_rows
 from backend.engine.lm_head import TokenScores
+from backend.engine.output_layer import SplitModel
 from backend.engine.penalties import NO_PENALTIES, Penalties
-from backend.engine.split_model import SplitModel
 from backend.training.batch import Batch
 from backend.training.collectives import ALONE, Collectives
 from backend.training.microbatch import PromptMode, RowLengths

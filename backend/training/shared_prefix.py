@@ -25,7 +25,7 @@ from mlx.utils import tree_map
 
 from backend.engine.forward import PrefilledPrompts, SequenceRows, prefill_prompts
 from backend.engine.gathers import put_distinct
-from backend.engine.split_model import SplitModel
+from backend.engine.output_layer import SplitModel
 
 
 class RowsAndGroups(Protocol):

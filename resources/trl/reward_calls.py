@@ -18,7 +18,7 @@ from backend.data.problems import problem_of
 from backend.rewards.mlx_lm_lora_shim import stand_in_library
 from backend.rewards.resolve import RewardFunction, resolve
 from backend.rewards.runner.inputs import TrainerState, inputs_for
-from backend.rewards.runner.returned_scores import read_scores
+from backend.rewards.runner.step_calls import read_scores
 from backend.types import Completion
 from dataset import HERE, prompt_format, settings
 

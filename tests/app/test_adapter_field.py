@@ -11,7 +11,7 @@ import pytest
 from app.model.prefs import Prefs
 from app.model.session import Session
 from app.pages.train_page import TrainPage
-from app.widgets.form.adapter_field import AdapterField
+from app.widgets.form.path_field import AdapterField
 from backend.spec import places
 from backend.spec.faults import Fault
 from backend.spec.run_folder import RunFolder

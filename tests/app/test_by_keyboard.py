@@ -36,8 +36,7 @@ from app.widgets.runs.column_dialog import ColumnDialog
 from app.widgets.runs.export_panel import ExportPanel
 from app.widgets.runs.free_space_dialog import FreeSpaceDialog
 from app.window import FORM_PAGES, Window
-from backend.spec.rewards.allowed_code import CodeToAllow
-from backend.spec.rewards.user_code import read_code
+from backend.spec.rewards.allowed_code import CodeToAllow, read_code
 from tests.support import made_up_runs
 from tests.support.tab_walk import unnamed, walk_by_tab
 

@@ -19,15 +19,14 @@ from app.model.charts import CHARTS
 from app.model.prefs import Prefs
 from app.model.runs.marks import Mark
 from app.model.session import Session
-from app.pages.parts.chart_export import ChartExport
-from app.pages.parts.run_charts import RunCharts
+from app.pages.parts.run_charts import ChartExport, RunCharts
 from app.widgets.basic.file_dialogs import keep_folders_in
+from app.widgets.charts.chart_files import pile
 from app.widgets.charts.chart_grid import ChartContent, ChartGrid, ZoomButton
 from app.widgets.charts.curves import axis_range, has_spike
 from app.widgets.charts.mark_painter import APART, MarkPainter
 from app.widgets.charts.plot import Plot, Trace
 from app.widgets.charts.plot_view import log_ticks
-from app.widgets.charts.trace import pile
 from backend.spec.metric_names import our_name
 
 X = np.arange(1, 41)

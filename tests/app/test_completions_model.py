@@ -13,11 +13,10 @@ import pytest
 
 from app.model.completions import run_completions
 from app.model.completions.export import CompletionExport
-from app.model.completions.facts import CompletionFacts
-from app.model.completions.filters import FILTERS, Query, select, sort, why_empty
+from app.model.completions.facts import FILTERS, CompletionFacts, Query, select, sort, why_empty
 from app.model.completions.run_completions import RunCompletions, TextSearch
 from app.model.completions.step_index import TAIL, CompletionIndex
-from app.widgets.completions.cells import prompt_line
+from app.widgets.completions.completion_model import prompt_line
 from app.widgets.completions.reading_pane import diff, fold
 from backend.spec.completion_rows import without_token_data
 from backend.spec.events import JsonLines

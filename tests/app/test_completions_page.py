@@ -16,8 +16,7 @@ from PySide6.QtWidgets import QFileDialog
 from app import theme
 from app.model.session import Session
 from app.pages.completions_page import CompletionsPage
-from app.widgets.completions.cells import STOP_LABELS
-from app.widgets.completions.completion_model import BAR_ROLE, CompletionModel
+from app.widgets.completions.completion_model import BAR_ROLE, STOP_LABELS, CompletionModel
 from app.widgets.completions.reading_pane import change_format
 from app.widgets.completions.token_colours import MEASURES, background
 from app.window import Window

@@ -20,8 +20,7 @@ from app.widgets.machines.hosts_dialog import HostsDialog
 from app.widgets.rewards.consent_dialog import ConsentDialog
 from app.window import Window
 from backend.spec.distributed.allowed_hosts import AllowedHosts, HostsToAllow
-from backend.spec.rewards.allowed_code import CodeToAllow, Rights
-from backend.spec.rewards.user_code import code_files, read_code
+from backend.spec.rewards.allowed_code import CodeToAllow, Rights, code_files, read_code
 from backend.spec.run_folder import RunFolder
 from tests.support import small_run
 

@@ -10,8 +10,8 @@ import pytest
 from PySide6.QtCore import QEvent, QObject
 from PySide6.QtWidgets import QApplication, QWidget
 
-from app.model.runs.reward_change import reward_before_and_after
 from app.model.runs.run import Run
+from app.model.runs.run_notices import reward_before_and_after
 from app.model.session import Session
 from app.pages.monitor_page import MonitorPage
 from app.widgets.runs.run_header import RunHeader

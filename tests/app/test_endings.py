@@ -16,9 +16,9 @@ import pytest
 
 from app.message_boxes import QuestionBox
 from app.model.prefs import Prefs
-from app.model.runs.crash_offer import crash_offer, last_run
 from app.model.runs.run import Run
 from app.model.runs.run_control import RunControl
+from app.model.runs.run_files import crash_offer, last_run
 from app.model.session import Session
 from app.window import Window
 from backend.spec import places

@@ -21,8 +21,8 @@ from app.widgets.form.field import Field
 from app.widgets.help.guide_link import place_about
 from app.window import Window
 from backend.spec.config import SETTINGS
-from backend.spec.health.episodes import Episode
 from backend.spec.health.rules import RULES
+from backend.spec.health.watch import Episode
 from tests.support.windows import active_window
 
 BETA = guide.place_of_setting("beta")

@@ -15,8 +15,8 @@ from app.model.runs.findings import take_up
 from app.model.session import Session
 from app.pages.monitor_page import MonitorPage
 from app.widgets.monitor.health_cards import HealthCards, proposal
-from backend.spec.health.episodes import Episode
 from backend.spec.health.rules import RULES
+from backend.spec.health.watch import Episode
 from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from tests.support.diaries import recording

@@ -24,9 +24,7 @@ from app.widgets.runs.column_dialog import ColumnDialog
 from app.widgets.runs.free_space_dialog import FreeSpaceDialog
 from app.widgets.runs.run_table import CURVE, RunModel
 from backend.spec.run_folder import RunFolder
-from backend.spec.runs.lineage import Parent, write_parent
-from backend.spec.runs.run_notes import RunNotes, change_notes, read_notes
-from backend.spec.runs.run_record import read_record
+from backend.spec.runs.run_record import Parent, RunNotes, change_notes, read_notes, read_record, write_parent
 from tests.support import made_up_runs
 
 

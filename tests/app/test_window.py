@@ -29,7 +29,7 @@ from app.pages import PAGES
 from app.widgets.basic import file_dialogs
 from app.widgets.basic.layout import FRAME
 from app.widgets.form.preset_panel import PresetPanel
-from app.widgets.runs.state_chip import STATE_LABELS, STATE_ROLES
+from app.widgets.runs.run_header import STATE_LABELS, STATE_ROLES
 from app.window import FIRST_SIZE, LEAST_PAGE, NARROW, Window
 from backend.__main__ import app as verbs
 from backend.spec import first_choices, places

@@ -24,7 +24,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_sampler
 
 from backend.bench.ablation import SWITCHES
-from backend.engine.split_model import SplitModel
+from backend.engine.output_layer import SplitModel
 from backend.generation.rollout import Rollout
 from backend.models.policy import load_policy
 from backend.training.batch import pack

@@ -12,7 +12,7 @@ from backend.__main__ import app
 from backend.spec.places import demo_folder
 from backend.spec.run_folder import RunFolder
 from backend.spec.runs.run_comparison import value_text
-from backend.spec.runs.run_notes import change_notes
+from backend.spec.runs.run_record import change_notes
 from tests.support import made_up_runs
 
 VERBS = app()

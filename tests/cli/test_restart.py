@@ -17,7 +17,7 @@ import pytest
 from app.model.runs.run_state import RunState
 from backend.cli import restart
 from backend.run.machine import gpu_timeout
-from backend.run.machine.gpu_errors import gpu_error
+from backend.run.machine.gpu_retries import gpu_error
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.config import parse
 from backend.spec.events import Follower, read_events

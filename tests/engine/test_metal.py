@@ -11,8 +11,7 @@ import pytest
 
 from backend.engine.device import has_metal
 from backend.engine.metal import adapter, heads
-from backend.engine.metal.heads import HeadNorms, Heads
-from backend.engine.metal.kernel import MetalKernel
+from backend.engine.metal.heads import HeadNorms, Heads, MetalKernel
 from backend.engine.slot_cache import StepContext
 from tests.support import metal_shim
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from mlx.nn.layers.distributed import shard_linear
 
-from backend.engine.sharding.division import Division, segments_of
-from backend.engine.sharding.tensor import COLUMNS, ROWS, LayerShare, weight_division
+from backend.engine.sharding.tensor import COLUMNS, ROWS, Division, LayerShare, segments_of, weight_division
 from backend.models.sharded_policy import AbsentGroup
 
 

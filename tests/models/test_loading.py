@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from backend.models import inventory, template_probe
-from backend.models.adapter_files import check_adapter
 from backend.models.loading import check_opens
+from backend.models.model_folder import check_adapter
 from backend.models.tokenizers import load_tokenizer
 from backend.spec.faults import Mistake
 from backend.spec.memory.model_shape import shape_of

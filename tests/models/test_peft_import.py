@@ -18,9 +18,8 @@ from backend.__main__ import app
 from backend.models.export.original.row_trace import Rows
 from backend.models.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.models.peft.importing import carried_adapter, import_adapter
-from backend.models.peft.origin import Origin
 from backend.models.peft.reading import PeftAdapter, PeftLayer
-from backend.models.peft.settings import read_settings
+from backend.models.peft.settings import Origin, read_settings
 from backend.run.export.export_run import Export, export_run
 from backend.run.preflight import check
 from backend.serve.adapter_questions import import_adapter as import_question

@@ -29,7 +29,7 @@ from backend.spec.evaluation import write_evaluation
 from backend.spec.exports import FORMATS
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder
-from backend.spec.runs.lineage import Parent, write_parent
+from backend.spec.runs.run_record import Parent, write_parent
 from tests.support import made_up_evaluations, made_up_runs
 
 

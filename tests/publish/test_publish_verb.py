@@ -17,8 +17,7 @@ from backend.models.export.verify import Verification
 from backend.models.publish import hub_token
 from backend.spec.exports import ExportFormat
 from backend.spec.run_folder import RunFolder
-from backend.spec.runs.lineage import Parent, write_parent
-from backend.spec.runs.run_notes import change_notes
+from backend.spec.runs.run_record import Parent, change_notes, write_parent
 from tests.support import made_up_runs
 from tests.support.hub_server import TOKEN
 from tests.support.hub_upload_server import Fault, UploadHub

@@ -175,7 +175,7 @@ _PATCHES = [
     ("time", "time.monotonic = time.time = time.perf_counter = lambda: 1e18", None),
     ("time that raises", "time.perf_counter = time.monotonic = None", SPOILED),
     ("math", "import math; math.isfinite = lambda x: True; return [float('nan')] * 2", SPOILED),
-    ("our own modules", "import backend.rewards.sandbox.server as s, backend.rewards.runner.returned_scores as r\nr.read_scores = lambda *a: ['x', {}]; s.ScoringServer.answer = lambda *a: {'scores': 'x'}", None),
+    ("our own modules", "import backend.rewards.sandbox.server as s, backend.rewards.runner.step_calls as r\nr.read_scores = lambda *a: ['x', {}]; s.ScoringServer.answer = lambda *a: {'scores': 'x'}", None),
     ("tracing", "sys.settrace(lambda *a: time.sleep(9)); sys.setprofile(lambda *a: None)\n(lambda: 1)()", STILL_RUNNING),
     ("an audit hook that raises", "sys.addaudithook(lambda *a: (_ for _ in ()).throw(OSError('no')))", SPOILED),
     ("collection", "gc.disable(); gc.set_threshold(0); gc.freeze()", None),

@@ -16,8 +16,8 @@ from backend.rewards.functions import code
 from backend.rewards.functions.code import same_output
 from backend.rewards.programs.assertions import ExpectedValue
 from backend.rewards.programs.client import runner
+from backend.rewards.programs.program import NotPlain, decoded, encoded
 from backend.rewards.programs.row_tests import UnusableTests, row_tests
-from backend.rewards.programs.values import NotPlain, decoded, encoded
 from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.runner.reward_errors import RewardError
 from backend.rewards.sandbox.process import ScoringProcess

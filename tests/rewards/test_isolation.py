@@ -20,16 +20,21 @@ import pytest
 
 from backend.rewards.resolve import resolve
 from backend.rewards.runner.inputs import TrainerState
-from backend.rewards.runner.returned_scores import LARGEST
 from backend.rewards.runner.reward_errors import RewardError
 from backend.rewards.runner.score import ScoreReport, score
+from backend.rewards.runner.step_calls import LARGEST
 from backend.rewards.runner.user_traceback import LoadError, UserError, UserFrame
 from backend.rewards.sandbox import process as process_module
 from backend.rewards.sandbox.answers import Failure, Untrusted, read_answer, read_loaded, read_mapped, read_scored
-from backend.rewards.sandbox.process import ChildFailed, ScoringProcess
+from backend.rewards.sandbox.process import (
+    FOLDER_PREFIX,
+    ChildFailed,
+    ScoringProcess,
+    make_working_folder,
+    remove_abandoned,
+)
 from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource
 from backend.rewards.sandbox.wire import FIRST_CALL, IDLE, LONGEST_TEXT
-from backend.rewards.sandbox.working_folders import FOLDER_PREFIX, make_working_folder, remove_abandoned
 from backend.spec import file_lock
 from backend.spec.faults import Mistake
 from backend.types import Group

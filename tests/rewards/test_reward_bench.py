@@ -19,7 +19,7 @@ from backend.rewards.trial_scoring import ScoringSettings, score_lines
 from backend.serve import reward_questions as handlers
 from backend.serve.question_call import Cancelled, QuestionCall
 from backend.spec.faults import Mistake
-from backend.spec.rewards.user_code import read_code
+from backend.spec.rewards.allowed_code import read_code
 from backend.spec.run_folder import RunFolder
 from backend.training.advantages import advantages
 from tests.support import small_run

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.rewards.description import FunctionDescription
-from backend.rewards.resolve import resolve
+from backend.rewards.resolve import FunctionDescription, resolve
 from backend.rewards.runner.error_text import describe_error
 from backend.rewards.runner.reward_errors import RewardError, failure_room, reward_error
 from backend.rewards.runner.score import score

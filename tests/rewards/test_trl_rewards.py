@@ -18,10 +18,10 @@ import pytest
 
 from backend.rewards.completion_lines import read_groups
 from backend.rewards.resolve import resolve
-from backend.rewards.runner.async_calls import Gathering
 from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.runner.reward_errors import RewardError
 from backend.rewards.runner.score import ScoreReport, score
+from backend.rewards.runner.timeout import Gathering
 from backend.spec.faults import Mistake
 from backend.types import Completion, Group, Problem
 from tests.support.scoring import make_group, reward_function

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from backend.__main__ import app as verbs
 from backend.run.checkpoints import checkpoint
 from backend.run.checkpoints.checkpoint import TrainingState
+from backend.run.checkpoints.checkpoint_integrity import go_back, last_step
 from backend.run.checkpoints.checkpoint_score import observe_score
-from backend.run.checkpoints.go_back import go_back, last_step
 from backend.run.evaluation.evaluated_model import find_evaluated
 from backend.run.parts import RunParts
 from backend.run.planned_end import patience_is_over

@@ -14,7 +14,7 @@ import pytest
 
 from backend.run.checkpoints import checkpoint
 from backend.run.checkpoints.checkpoint import TrainingState, all_checkpoints, first_start, newest, state_of
-from backend.run.machine.gpu_errors import MEMORY, gpu_error
+from backend.run.machine.gpu_retries import MEMORY, gpu_error
 from backend.spec import whole_file
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder

@@ -20,12 +20,12 @@ from backend.run.checkpoints import checkpoint_writer as writer_module
 from backend.run.checkpoints.checkpoint import Checkpoint, TrainingState
 from backend.run.checkpoints.checkpoint_writer import (
     CheckpointWriter,
+    RunSaver,
     Snapshot,
     publish_adapters,
     refresh_adapters,
     snapshot,
 )
-from backend.run.checkpoints.run_saver import RunSaver
 from backend.spec import whole_file
 from backend.spec.config import parse
 from backend.spec.events import Diary, JsonLines, read_events

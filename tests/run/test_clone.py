@@ -21,7 +21,7 @@ from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder, all_runs
 from backend.spec.runs.archive import summary
-from backend.spec.runs.lineage import Parent, children, read_parent
+from backend.spec.runs.run_record import Parent, children, read_parent
 from backend.spec.runs.steering import Change, write_changes
 from tests.support import small_run
 from tests.support.synced_files import synced_before_renames

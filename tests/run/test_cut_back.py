@@ -10,8 +10,7 @@ import pytest
 
 from backend.run.checkpoints.checkpoint import TrainingState
 from backend.run.run_process import cut_back
-from backend.spec.diary_ends import TAIL_BYTES
-from backend.spec.events import read_events
+from backend.spec.events import TAIL_BYTES, read_events
 from backend.spec.run_folder import RunFolder
 
 

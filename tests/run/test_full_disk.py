@@ -22,11 +22,10 @@ from backend.run import room_for_saving
 from backend.run.control import Control
 from backend.run.preflight import check
 from backend.run.room_for_saving import LOOK_EVERY_S, RESERVED_FILES, RoomForSaving
-from backend.spec import disk_space
+from backend.spec import disk_faults
 from backend.spec import events as events_module
 from backend.spec.config import parse
-from backend.spec.disk_faults import LONGEST_PLACE
-from backend.spec.disk_space import Room
+from backend.spec.disk_faults import LONGEST_PLACE, Room
 from backend.spec.events import Diary, JsonLines, read_events
 from backend.spec.faults import Mistake
 from backend.spec.memory.model_shape import shape_of
@@ -276,7 +275,7 @@ def test_a_disk_without_room_for_the_run_refuses_it_with_both_numbers(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = settings(inputs)
-    monkeypatch.setattr(disk_space, "room_on", lambda folder: Room(5_000_000, None))
+    monkeypatch.setattr(disk_faults, "room_on", lambda folder: Room(5_000_000, None))
     (fault,) = check(raw)
     assert fault.setting == "disk"
     assert re.fullmatch(r"The run needs 1[67]\.?\d* MB on the disk of .*, which has 5 MB free\.", fault.sentence), (
@@ -285,7 +284,7 @@ def test_a_disk_without_room_for_the_run_refuses_it_with_both_numbers(
     with pytest.raises(Mistake, match="disk: The run needs"):
         new_run(raw, tmp_path / "runs", "a")
     assert not (tmp_path / "runs").exists()
-    monkeypatch.setattr(disk_space, "room_on", lambda folder: None)
+    monkeypatch.setattr(disk_faults, "room_on", lambda folder: None)
     assert check(raw) == []
 
 

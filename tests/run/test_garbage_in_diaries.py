@@ -16,14 +16,12 @@ from app.model.runs.run_state import RunState
 from backend.run.checkpoints import checkpoint
 from backend.run.planned_end import MetricWatch
 from backend.spec.completion_rows import parse_group_row
-from backend.spec.diary_ends import first_and_last_events, has_finished
-from backend.spec.events import Diary, Follower, read_events
-from backend.spec.health.examination import examine
-from backend.spec.health.watch import Watch
+from backend.spec.events import Diary, Follower, first_and_last_events, has_finished, read_events
+from backend.spec.health.watch import Watch, examine
 from backend.spec.run_folder import RunFolder
 from backend.spec.runs.archive import summary
-from backend.spec.runs.reward_curve import newest_evaluation, reward_curve
 from backend.spec.runs.run_comparison import compare
+from backend.spec.runs.run_record import newest_evaluation, reward_curve
 from backend.spec.runs.work_clock import WorkClock
 from tests.support import small_run
 from tests.support.diaries import recording

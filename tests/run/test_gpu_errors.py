@@ -12,7 +12,7 @@ import typer
 
 from backend.cli.exit_codes import verb
 from backend.run.checkpoints import checkpoint
-from backend.run.machine.gpu_errors import BUFFERS, DISCARDED, INTERACTIVITY, MEMORY, OTHER, TIMEOUT, gpu_error
+from backend.run.machine.gpu_retries import BUFFERS, DISCARDED, INTERACTIVITY, MEMORY, OTHER, TIMEOUT, gpu_error
 from backend.run.trainer import Trainer
 from backend.spec.disk_faults import DiskFault
 from backend.spec.events import read_events

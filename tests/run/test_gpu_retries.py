@@ -19,8 +19,7 @@ import pytest
 
 from backend.run.checkpoints import checkpoint
 from backend.run.ending import RESTART
-from backend.run.machine.gpu_errors import BUFFERS, INTERACTIVITY, MEMORY
-from backend.run.machine.gpu_retries import GpuErrorLog, StepSize
+from backend.run.machine.gpu_retries import BUFFERS, INTERACTIVITY, MEMORY, GpuErrorLog, StepSize
 from backend.run.machine.memory_plan import learner_limits, rollout_limits
 from backend.run.stop_signals import STOP_SIGNALS
 from backend.spec.disk_faults import disk_fault

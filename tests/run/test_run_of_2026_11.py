@@ -16,8 +16,7 @@ from backend.run.run_process import train
 from backend.run.telemetry import group_row
 from backend.spec.completion_rows import GroupRow
 from backend.spec.config import load, problems
-from backend.spec.diary_ends import has_finished
-from backend.spec.events import JsonLines, read_events
+from backend.spec.events import JsonLines, has_finished, read_events
 from backend.spec.run_folder import RunFolder
 from backend.spec.runs.archive import summary
 from backend.types import Completion, Group

@@ -19,9 +19,8 @@ from backend.run.steering import Steering
 from backend.spec.config import parse, problems
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
-from backend.spec.memory.estimate import estimate
+from backend.spec.memory.estimate import estimate, estimate_run
 from backend.spec.memory.model_shape import shape_of
-from backend.spec.memory.worst_stage import estimate_run
 from backend.spec.run_folder import RunFolder
 from backend.spec.runs.saved_weights import best_of, find_checkpoint, saved_weights
 from backend.spec.runs.steering import Change, config_at, own_config, stage_configs, write_changes

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from backend.run.checkpoints import checkpoint
-from backend.run.token_data import token_data_of, token_texts
+from backend.run.parts import token_data_of, token_texts
 from backend.spec.events import read_events
 from backend.spec.run_folder import RunFolder
 from backend.training.token_records import TokenRecord

@@ -26,8 +26,7 @@ from backend.run import run_process
 from backend.run.trackers import follow, launch, process, trackio_run, wandb_run
 from backend.run.trackers import follow as csv_tables
 from backend.run.trackers.follow import MAKERS, CsvTables, about_run, track
-from backend.run.trackers.records import RecordReader, Sent, StepRecord
-from backend.run.trackers.tracker import AboutRun
+from backend.run.trackers.records import AboutRun, RecordReader, Sent, StepRecord
 from backend.spec.checks import cross_setting_faults
 from backend.spec.command import backend_environment
 from backend.spec.config import parse, problems

@@ -20,8 +20,7 @@ from backend.__main__ import app
 from backend.rewards.functions import math_equality
 from backend.run.checkpoints import checkpoint
 from backend.selftest import engine_checks, process_checks, report
-from backend.selftest.check import Check, CheckResult, CheckSkipped, run_checks
-from backend.selftest.workbench import Workbench
+from backend.selftest.check import Check, CheckResult, CheckSkipped, Workbench, run_checks
 from backend.spec.command import backend_command, backend_environment, window_command
 
 VERBS = app()

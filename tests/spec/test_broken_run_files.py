@@ -10,10 +10,9 @@ import pytest
 
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder
-from backend.spec.runs.lineage import read_parent
 from backend.spec.runs.queue import QueueFile
 from backend.spec.runs.run_format import check_format
-from backend.spec.runs.run_notes import read_notes
+from backend.spec.runs.run_record import read_notes, read_parent
 from backend.spec.runs.steering import read_changes
 from backend.spec.sweeps.sweep_results import SweepFolder, read_results
 

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from backend.spec import whole_file
-from backend.spec.disk_faults import DiskFault, fault_of
-from backend.spec.disk_space import Room, room_on
+from backend.spec.disk_faults import DiskFault, Room, fault_of, room_on
 from backend.spec.events import TAIL_BLOCK, Diary, JsonLines, read_events, write_all
 from backend.spec.whole_file import remove_folder, replace_file, save_as, whole_folder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.spec.disk_space import gigabytes
+from backend.spec.disk_faults import gigabytes
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backend.spec import diary_ends
+from backend.spec import events as diary_ends
 from backend.spec.disk_faults import DiskFault
 from backend.spec.events import (
     TAIL_BLOCK,

@@ -10,10 +10,9 @@ import pytest
 from backend.run.telemetry import HealthReporter
 from backend.spec.config import SETTINGS
 from backend.spec.events import Diary, Event, read_events
-from backend.spec.health.episodes import Episode, examined, reported
 from backend.spec.health.recent import LONG, WINDOW, Recent
 from backend.spec.health.rules import RULES, findings
-from backend.spec.health.watch import QUIET, Watch
+from backend.spec.health.watch import QUIET, Episode, Watch, examined, reported
 from tests.support import diaries, health_page
 from tests.support.diaries import recording
 

@@ -14,12 +14,21 @@ from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
 from backend.spec.runs import disk_use, run_comparison
 from backend.spec.runs.archive import summary
-from backend.spec.runs.lineage import Parent, write_parent
-from backend.spec.runs.reward_curve import newest_evaluation, reward_curve
-from backend.spec.runs.run_fields import all_keys, field_of
-from backend.spec.runs.run_notes import RunNotes, change_notes, read_notes, tags_in
-from backend.spec.runs.run_record import RunRecord, read_record, record_of, stamp
-from backend.spec.runs.run_search import FLAGS, SHORT_NAMES, search
+from backend.spec.runs.run_record import (
+    Parent,
+    RunNotes,
+    RunRecord,
+    change_notes,
+    newest_evaluation,
+    read_notes,
+    read_record,
+    record_of,
+    reward_curve,
+    stamp,
+    tags_in,
+    write_parent,
+)
+from backend.spec.runs.run_search import FLAGS, SHORT_NAMES, all_keys, field_of, search
 from tests.support import made_up_runs
 
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import yaml
 
-from backend.spec.event_shape import well_formed
-from backend.spec.events import Event
+from backend.spec.events import Event, well_formed
 from backend.spec.health.watch import Watch
 from backend.spec.run_folder import RunFolder
 

@@ -15,7 +15,7 @@ from mlx_lm.utils import load_model
 
 from backend.engine.forward import completion_logps, sequence_rows
 from backend.engine.lm_head import TokenScores
-from backend.engine.split_model import SplitModel
+from backend.engine.output_layer import SplitModel
 from backend.models.policy import Policy, load_policy
 from backend.spec.config import parse
 from tests.support import random_models

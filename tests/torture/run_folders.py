@@ -24,9 +24,9 @@ from typing import Any
 from backend.spec import evaluation, export_choices
 from backend.spec.events import Follower, read_events
 from backend.spec.faults import Mistake
-from backend.spec.health.examination import examine
+from backend.spec.health.watch import examine
 from backend.spec.run_folder import RunFolder, all_runs
-from backend.spec.runs import archive, disk_use, lineage, run_comparison, run_notes, saved_weights, steering
+from backend.spec.runs import archive, disk_use, run_comparison, run_record, saved_weights, steering
 from backend.spec.runs.queue import QueueFile
 from backend.spec.runs.run_record import read_record, stamp
 from backend.spec.sweeps import sweep_results
@@ -236,10 +236,10 @@ def readers(root: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "examine", lambda: json.dumps(examine(run).to_dict(), default=str)
     yield "events", lambda: list(read_events(run.events))
     yield "follow", lambda: Follower(run.events).read()
-    yield "notes", lambda: run_notes.read_notes(run)
-    yield "note it", lambda: run_notes.change_notes(run, title="another")
-    yield "parent", lambda: lineage.read_parent(run)
-    yield "children", lambda: lineage.children(run, [run, other])
+    yield "notes", lambda: run_record.read_notes(run)
+    yield "note it", lambda: run_record.change_notes(run, title="another")
+    yield "parent", lambda: run_record.read_parent(run)
+    yield "children", lambda: run_record.children(run, [run, other])
     yield (
         "checkpoints",
         lambda: (saved_weights.saved_weights(run), saved_weights.best_of(saved_weights.saved_weights(run))),

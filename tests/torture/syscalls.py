@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 from backend.run.checkpoints import checkpoint
-from backend.spec.diary_ends import first_and_last_events, has_finished
+from backend.spec.events import first_and_last_events, has_finished
 from backend.spec.run_folder import RunFolder
 from tests.support.small_run import write_config
 from tests.torture.drawn_settings import Inputs

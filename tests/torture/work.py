@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from backend.spec.diary_ends import has_finished
+from backend.spec.events import has_finished
 from backend.spec.run_folder import RunFolder
 from backend.spec.runs.queue import QueueFile
 from backend.spec.sweeps.sweep_results import find_sweep, read_results

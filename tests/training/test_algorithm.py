@@ -18,9 +18,8 @@ from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy, load_policy
 from backend.spec.config import Config, parse
 from backend.training.additive_metrics import Tally, token_mean
-from backend.training.algorithm import Algorithm, OptimizerBatch
 from backend.training.batch import Batch, pack
-from backend.training.learner import build_learner
+from backend.training.learner import Algorithm, OptimizerBatch, build_learner
 from backend.training.policy_forward import MicroBatch, PolicyForward, micro_batch_of
 from backend.types import Group
 from tests.support import random_models

@@ -14,8 +14,7 @@ from app.model.consent import Consent
 from backend.__main__ import app
 from backend.spec import config
 from backend.spec.faults import Mistake
-from backend.spec.rewards.allowed_code import allow_named, require_allowed
-from backend.spec.rewards.user_code import code_files
+from backend.spec.rewards.allowed_code import allow_named, code_files, require_allowed
 from backend.spec.run_folder import RunFolder
 from backend.spec.runs.queue import QueueFile
 from backend.spec.runs.steering import read_changes

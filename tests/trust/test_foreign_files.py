@@ -13,8 +13,7 @@ import pytest
 from backend.models.export.model_files import kept_files
 from backend.models.peft.settings import _matching
 from backend.run.distributed.check.model_copy import copy_model
-from backend.run.export.trl.folder import export_trl, readme
-from backend.run.export.trl.requirements import Requirements
+from backend.run.export.trl.folder import Requirements, export_trl, readme
 from backend.run.preflight import preflight
 from backend.spec.config import parse
 from backend.spec.distributed.hosts_file import Host

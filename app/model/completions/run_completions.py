@@ -16,9 +16,8 @@ from typing import Any, cast
 import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.model.completions.facts import CompletionFacts, listed_completions, logged_of
-from app.model.completions.filters import Query, select
-from app.model.completions.line_reader import LineReader, read_line
+from app.model.completions.facts import CompletionFacts, Query, listed_completions, logged_of, select
+from app.model.completions.step_index import LineReader, read_line
 from backend.spec.completion_rows import GroupRow, TokenData, parse_group_row, without_token_data
 from backend.spec.regular_file import open_regular
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from backend.spec.config import SETTINGS
-from backend.spec.health.episodes import Episode, reported
+from backend.spec.health.watch import Episode, reported
 from backend.spec.runs.steering import STEERABLE
 from backend.spec.user_input.text import shown
 

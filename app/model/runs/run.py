@@ -17,10 +17,10 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.model.completions.step_index import CompletionIndex
 from app.model.runs.marks import Mark
-from app.model.runs.present_settings import PresentSettings
 from app.model.runs.run_clock import RunClock, silence_sentence
 from app.model.runs.run_control import RunControl
 from app.model.runs.run_files import (
+    PresentSettings,
     configured_rewards,
     file_size,
     last_lines,

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backend.spec.config import SETTINGS
+from backend.spec.config import SETTINGS, Config, parse
 from backend.spec.events import Event
+from backend.spec.faults import Mistake
 from backend.spec.regular_file import open_regular
 from backend.spec.rewards.catalog import DEFAULT_REWARDS, metric_name, split_names
-from backend.spec.run_folder import RunFolder
+from backend.spec.run_folder import RunFolder, all_runs
+from backend.spec.runs.archive import summary
+from backend.spec.runs.queue import is_fresh
 from backend.spec.runs.start_progress import StartProgress
+from backend.spec.runs.steering import Change, changed, config_at, read_changes, request_change
 from backend.spec.user_input.text import as_in_a_terminal, shown
 
 LOG_TAIL = 64 << 10
@@ -108,3 +114,95 @@ def last_lines(path: Path, max_bytes: int) -> bytes:
     except OSError:
         return b""
     return text if size <= max_bytes else text.partition(b"\n")[2]  # the first line is cut, perhaps inside a character
+
+
+# ── crash offer ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# A run that crashed while no window looked: what was lost, and whether it was offered to be resumed before.
+
+
+@dataclass(frozen=True, slots=True)
+class CrashOffer:
+    """A crashed run. `step`: the last one in its diary; `checkpoint`: the step that a resume goes on from, None for the start.
+    `key` tells this crash from every other."""
+
+    folder: RunFolder
+    step: int
+    checkpoint: int | None
+    key: str
+
+    @property
+    def question(self) -> str:
+        return f"{self.folder.name} ended unexpectedly {f'after step {self.step:,}' if self.step else 'before its first step'}."
+
+    @property
+    def detail(self) -> str:
+        if self.checkpoint is None:
+            return "There is no checkpoint yet, so it would start over."
+        lost = self.step - self.checkpoint
+        again = (
+            "Nothing is lost."
+            if lost <= 0
+            else f"The {f'{lost:,} steps' if lost > 1 else 'step'} after it would be trained again."
+        )
+        return f"It can go on from step {self.checkpoint:,}. {again}"
+
+    @property
+    def action(self) -> str:
+        return "Start over" if self.checkpoint is None else f"Resume from step {self.checkpoint:,}"
+
+
+def last_run(folder: Path | None = None) -> RunFolder | None:
+    """The run in `folder` (the runs folder by default) that has trained last; None where none has ever begun."""
+    begun = (run for run in all_runs(folder) if not is_fresh(run))
+    return max(begun, key=_written_at, default=None)
+
+
+def crash_offer(run: RunFolder, offered: str) -> CrashOffer | None:
+    """The offer to resume this run; None where it has not crashed, or `offered` is the key of this crash."""
+    about = summary(run)
+    key = f"{run.path}:{run.events.stat().st_size if run.has_diary else 0}"
+    if about.state != "crashed" or key == offered:
+        return None
+    return CrashOffer(run, about.step or 0, newest_checkpoint(run), key)
+
+
+def _written_at(run: RunFolder) -> float:
+    try:
+        return run.events.stat().st_mtime
+    except OSError:  # deleted in the meantime
+        return 0.0
+
+
+# ── present settings ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+# The settings of a run as they are now: those of its config.yaml with every change that its trainer took.
+
+STEERED_STATES = ("running", "paused")
+
+
+class PresentSettings:
+    """Reads changes.json again when it has changed, and asks a trainer for more changes. `raw` returns what config.yaml says."""
+
+    def __init__(self, folder: RunFolder, raw: Callable[[], Mapping[str, Any]]) -> None:
+        self._folder, self._raw = folder, raw
+        self._read: tuple[int, list[Change]] = (-1, [])
+
+    def changes(self) -> list[Change]:
+        """Every change, in the order of their steps; the last may be of a step to come. Raises Mistake for a damaged file."""
+        written = modified_ns(self._folder.changes)
+        if written != self._read[0]:
+            self._read = (written, read_changes(self._folder))
+        return list(self._read[1])
+
+    def at_last(self) -> Config:
+        """The settings once every change holds. Raises Mistake where config.yaml or changes.json has faults."""
+        return config_at(parse(self._raw()), self.changes())
+
+    def ask(self, settings: Mapping[str, Any], state: str, done: int) -> None:
+        """Ask the trainer of a run in this state for a change. `done`: steps that are done at least. Raises Mistake for settings that
+        cannot be, and for a run that does not train."""
+        if state not in STEERED_STATES:
+            raise Mistake("run", "Settings change while a run is training or paused.")
+        changed(self.at_last(), settings, done)
+        request_change(self._folder, settings)

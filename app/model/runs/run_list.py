@@ -19,8 +19,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from backend.spec.disk_faults import DiskFault
 from backend.spec.run_folder import RunFolder, all_runs
 from backend.spec.runs.archive import Summary
-from backend.spec.runs.run_notes import RunNotes
-from backend.spec.runs.run_record import RunRecord, read_record, record_of, stamp
+from backend.spec.runs.run_record import RunNotes, RunRecord, read_record, record_of, stamp
 from backend.spec.whole_file import replace_file
 
 CACHE = "runs-cache.jsonl"

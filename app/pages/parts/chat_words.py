@@ -7,7 +7,7 @@ from typing import NamedTuple
 from app.model.chat import ChatAnswer, ChatWithModel
 from app.model.chat_choice import ChatChoice, memory_sentence
 from app.widgets.basic.number_format import THIN, figure
-from app.widgets.completions.cells import STOP_LABELS
+from app.widgets.completions.completion_model import STOP_LABELS
 from backend.spec.run_folder import RunFolder
 
 

@@ -35,22 +35,22 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.model.guide import place_of_chart
 from app.model.runs.marks import Mark
-from app.model.runs.reward_change import rewards_at_the_ends
 from app.model.runs.run import Run
 from app.model.runs.run_comparison import AXES, ComparedMetric, RunComparison
-from app.pages.parts.chart_export import ChartExport
+from app.model.runs.run_notices import rewards_at_the_ends
+from app.pages.parts.run_charts import ChartExport
 from app.pages.parts.shared_prompt_panel import SharedPromptPanel
 from app.widgets.basic.base_table import BaseTable
 from app.widgets.basic.file_dialogs import save_file
 from app.widgets.basic.labels_and_buttons import button, label, plain_tip
 from app.widgets.basic.number_format import duration, figure
 from app.widgets.basic.segmented_control import Segments
+from app.widgets.charts.chart_files import Trace
 from app.widgets.charts.chart_grid import ChartContent, ChartGrid
 from app.widgets.charts.plot import Plot
-from app.widgets.charts.trace import Trace
 from app.widgets.compare.run_legend import ComparedName, RunLegend, letter_of
 from app.widgets.help.guide_link import explain_at
-from app.widgets.runs.state_chip import STATE_LABELS
+from app.widgets.runs.run_header import STATE_LABELS
 from backend.spec.disk_faults import DiskFault
 from backend.spec.run_folder import RunFolder
 from backend.spec.runs.run_comparison import (

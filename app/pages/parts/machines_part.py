@@ -23,7 +23,7 @@ from backend.spec.config import SETTINGS
 from backend.spec.distributed.machine_report import Level, MachineFinding
 from backend.spec.faults import Mistake
 from backend.spec.settings.machines import DistributedFields
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import user_path
 
 # What the form's Machines card shows besides its settings: one line, or the list of machines with its check and what
 # that found.

@@ -16,8 +16,7 @@ from app.model.session import Session
 from app.widgets.basic.file_dialogs import open_file, save_file
 from app.widgets.rewards.reward_file_panel import RewardFilePanel
 from backend.spec.faults import Mistake
-from backend.spec.rewards.allowed_code import Rights
-from backend.spec.rewards.user_code import read_code
+from backend.spec.rewards.allowed_code import Rights, read_code
 from backend.spec.user_input.files import read_text
 from backend.spec.whole_file import save_as
 

@@ -19,8 +19,7 @@ from app.widgets.basic.open_in_desktop import open_path
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock
-from backend.spec.runs.run_notes import change_notes, tags_in
-from backend.spec.runs.run_record import RunRecord
+from backend.spec.runs.run_record import RunRecord, change_notes, tags_in
 
 # Runs moved to the desktop's trash, and back.
 

@@ -9,8 +9,8 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QDialog, QGridLayout, QHBoxLayout, QVBoxLayout, QWidget
 
 from app import theme
-from app.model.runs.present_settings import STEERED_STATES
 from app.model.runs.run import Run
+from app.model.runs.run_files import STEERED_STATES
 from app.model.session import Session
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels_and_buttons import button, label

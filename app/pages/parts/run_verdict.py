@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from app.model.runs.reward_change import reward_before_and_after
 from app.model.runs.run import Run
+from app.model.runs.run_notices import reward_before_and_after
 from app.widgets.basic.number_format import duration
 from app.widgets.runs.result_card import BeforeAfter
 from backend.spec.runs.archive import averaging_window

@@ -14,7 +14,7 @@ from app.model.runs.run_comparison import RunComparison, SharedPrompt
 from app.widgets.basic.controls import ComboBox
 from app.widgets.basic.labels_and_buttons import label
 from app.widgets.compare.run_legend import ComparedName
-from app.widgets.completions.cells import one_line
+from app.widgets.completions.completion_model import one_line
 from app.widgets.evaluation.side_by_side import SideBySide
 
 NOTHING = "These two were not asked the same prompt at any of the newest steps that both recorded."

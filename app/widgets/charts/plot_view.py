@@ -20,9 +20,8 @@ from PySide6.QtWidgets import QGraphicsGridLayout, QToolTip
 from app import theme
 from app.model.runs.marks import Mark
 from app.widgets.basic.number_format import THIN, display_unit, duration, figure, ticks
-from app.widgets.charts.curve_items import CurveItems, faint
 from app.widgets.charts.curves import axis_range, downsample, envelope, exponential_average, means
-from app.widgets.charts.mark_painter import MarkPainter
+from app.widgets.charts.mark_painter import CurveItems, MarkPainter, faint
 
 # The two axes of a plot: values with short labels, linear or logarithmic, and steps or working time.
 

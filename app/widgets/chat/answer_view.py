@@ -5,16 +5,95 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
+from PySide6.QtCore import QSizeF, Qt, Signal
+from PySide6.QtGui import QFont, QKeyEvent, QTextCursor, QTextOption
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QScrollArea, QTextEdit, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels_and_buttons import label
-from app.widgets.basic.layout import set_shown
+from app.widgets.basic.layout import clear_layout, set_shown
 from app.widgets.basic.number_format import figure
-from app.widgets.chat.text_blocks import GrowingText
 from app.widgets.completions.completion_detail import TagHighlighter, scores_html
+
+# Read-only text as high as its content, and the box that a prompt is typed in.
+
+FEWEST_LINES, MOST_LINES = 3, 8
+"""Height of the prompt box: it grows with its text between these."""
+_MARGINS = 18
+"""What the frame of a text edit takes in height, in pixels."""
+
+
+class GrowingText(QTextEdit):
+    """Selectable plain text without a frame, as high as what it holds. Text is appended without setting the rest again, so a long answer
+    that is being written costs no more than a short one, and a selection stays."""
+
+    def __init__(self, name: str, font: QFont, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setAccessibleName(name)
+        self.setProperty("role", "plain")
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setReadOnly(True)
+        self.setTabChangesFocus(True)
+        self.setFont(font)
+        self.setAcceptRichText(False)
+        self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.document().setDocumentMargin(0)
+        self.document().documentLayout().documentSizeChanged.connect(self._fit)
+        self._fit(self.document().size())
+
+    def show_text(self, text: str) -> None:
+        """Show `text`; where it begins with what is shown, only the rest is appended."""
+        shown = self.toPlainText()
+        if text == shown:
+            return
+        if shown and text.startswith(shown):
+            cursor = QTextCursor(self.document())
+            cursor.movePosition(QTextCursor.MoveOperation.End)
+            cursor.insertText(text[len(shown) :])
+        else:
+            self.setPlainText(text)
+
+    def _fit(self, size: QSizeF) -> None:
+        self.setFixedHeight(max(self.fontMetrics().lineSpacing(), round(size.height())) + 1)
+
+
+class PromptBox(QPlainTextEdit):
+    """Enter sends, Shift+Enter begins a line, Escape stops.
+
+    Signals:
+        sent – Enter was pressed.
+        stopped – Escape was pressed.
+    """
+
+    sent = Signal()
+    stopped = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setTabChangesFocus(True)
+        self.setAccessibleName("Prompt")
+        self.textChanged.connect(self._fit)
+        self._fit()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        is_enter = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
+        if is_enter and not event.modifiers() & Qt.KeyboardModifier.ShiftModifier:
+            self.sent.emit()
+        elif event.key() == Qt.Key.Key_Escape:
+            self.stopped.emit()
+        else:
+            super().keyPressEvent(event)
+
+    def _fit(self) -> None:
+        # A plain text edit's document counts its height in lines, wrapped ones included.
+        lines = min(MOST_LINES, max(FEWEST_LINES, round(self.document().size().height())))
+        self.setFixedHeight(lines * self.fontMetrics().lineSpacing() + _MARGINS)
+
+
+# ── answer view ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 OPEN_TAG, CLOSE_TAG = "<think>", "</think>"
 SHORT = 240
@@ -146,3 +225,91 @@ def split_thinking(text: str) -> tuple[str, str]:
     if not thinking.strip():
         return "", text
     return thinking.strip(), after.lstrip("\n") if tag else ""
+
+
+# ── transcript ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# The conversation: each prompt across the page, and below it the answers side by side, so that the same turn is at
+# the same height.
+
+
+class Transcript(QScrollArea):
+    """Keeps the end in sight while answers grow, unless the user has scrolled away from it.
+
+    Attributes:
+        answers – by turn, side → its view.
+
+    Signals:
+        keep_requested(int, str) – keep the answer of this turn and side as a case.
+    """
+
+    keep_requested = Signal(int, str)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.answers: list[dict[str, AnswerView]] = []
+        self.setWidgetResizable(True)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setAccessibleName("Conversation")
+        content = QWidget()
+        content.setObjectName("page")
+        self._turns = QVBoxLayout()
+        self._turns.setSpacing(2 * theme.SPACE)
+        column = QVBoxLayout(content)
+        column.setContentsMargins(0, 0, theme.SPACE, 0)
+        column.addLayout(self._turns)
+        column.addStretch(1)
+        self.setWidget(content)
+        self._follows = True
+        bar = self.verticalScrollBar()
+        bar.rangeChanged.connect(self._follow)
+        bar.actionTriggered.connect(lambda _: self._note_place())
+
+    def clear(self) -> None:
+        clear_layout(self._turns)
+        self.answers, self._follows = [], True
+
+    def add_turn(self, prompt: str, expected: str, sides: Sequence[str], *, is_first: bool) -> None:
+        """A prompt, with an empty answer for each side; `is_first` in a conversation, it is set apart from what stands above."""
+        number, views = len(self.answers) + 1, dict[str, AnswerView]()
+        turn, beside = QWidget(), QHBoxLayout()
+        beside.setSpacing(12)
+        for side in sides:
+            view = views[side] = AnswerView(side, number)
+            view.keep_requested.connect(lambda side=side: self.keep_requested.emit(number - 1, side))
+            beside.addWidget(view, 1)
+        column = QVBoxLayout(turn)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(theme.SPACE)
+        if is_first and self.answers:
+            column.addWidget(
+                label("New conversation", theme.caption_font(), "caption", align=Qt.AlignmentFlag.AlignCenter)
+            )
+        column.addWidget(_prompt(prompt, expected, number))
+        column.addLayout(beside)
+        self._turns.addWidget(turn)
+        self.answers.append(views)
+        self._follows = True
+
+    def _note_place(self) -> None:
+        bar = self.verticalScrollBar()
+        self._follows = bar.sliderPosition() >= bar.maximum() - theme.scaled(24)
+
+    def _follow(self) -> None:
+        if self._follows:
+            self.verticalScrollBar().setValue(self.verticalScrollBar().maximum())
+
+
+def _prompt(text: str, expected: str, number: int) -> QFrame:
+    block = QFrame()
+    block.setProperty("role", "banner")
+    row = QHBoxLayout(block)
+    row.setContentsMargins(12, theme.SPACE, 12, theme.SPACE)
+    shown = GrowingText(f"Prompt {number}", theme.mono_font())
+    shown.show_text(text)
+    row.addWidget(shown, 1)
+    if expected:
+        answer = label(f"Answer: {expected}", theme.figures_font(12), "muted", selectable=True)
+        row.addWidget(answer, 0, Qt.AlignmentFlag.AlignTop)
+    return block

@@ -15,7 +15,7 @@ from app import theme
 from app.stylesheet import CELL_PADDING
 from app.widgets.basic.base_table import BaseTable
 from app.widgets.basic.number_format import DASH, MINUS, figure
-from app.widgets.completions.cells import reward_dot
+from app.widgets.completions.completion_model import reward_dot
 from backend.spec.evaluation import Decoding, Figures, MeanWithInterval
 
 Index = QModelIndex | QPersistentModelIndex

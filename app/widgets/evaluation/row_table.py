@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QAbstractItemView, QHeaderView
 from app import theme
 from app.widgets.basic.base_table import BaseTable
 from app.widgets.basic.number_format import figure, signed
-from app.widgets.completions.cells import advantage_colour, one_line
+from app.widgets.completions.completion_model import advantage_colour, one_line
 from backend.spec.evaluation import SAME
 
 Index = QModelIndex | QPersistentModelIndex

@@ -11,9 +11,8 @@ from app import theme
 from app.widgets.basic.controls import ComboBox, LinkButton, NumberEdit, ProseEdit, Switch
 from app.widgets.basic.labels_and_buttons import PlainLabel
 from app.widgets.form import value_text
-from app.widgets.form.adapter_field import AdapterField
 from app.widgets.form.field import Field, LineField
-from app.widgets.form.path_field import PathField
+from app.widgets.form.path_field import AdapterField, PathField
 from backend.spec import first_choices
 from backend.spec.rewards.catalog import split_names
 from backend.spec.setting import Choice, Setting

@@ -19,8 +19,8 @@ from app.widgets.basic.labels_and_buttons import label
 from app.widgets.basic.layout import set_shown
 from app.widgets.basic.tab_area import TabArea
 from backend.spec.config import SETTINGS
-from backend.spec.health.episodes import Episode
 from backend.spec.health.rules import RULES
+from backend.spec.health.watch import Episode
 
 FOLDED = 2
 """Findings that are shown at most while the rest is folded."""

@@ -37,8 +37,7 @@ from app.widgets.basic.base_table import ROW_HEIGHT, BaseTable
 from app.widgets.basic.labels_and_buttons import label
 from app.widgets.basic.layout import clear_layout
 from app.widgets.basic.number_format import DASH, THIN, figure
-from app.widgets.completions.cells import reward_dot
-from app.widgets.completions.completion_model import CompletionModel
+from app.widgets.completions.completion_model import CompletionModel, reward_dot
 from app.widgets.completions.completion_table import CompletionTable
 from app.widgets.form.value_text import number_text
 from app.widgets.rewards.reward_delegates import WeightDelegate

@@ -1,6 +1,6 @@
 """The question before a user's code runs: which file, what is in it, and what it could reach.
 
-The facts come from the source text (`backend.spec.rewards.user_code`); nothing is run to find them.
+The facts come from the source text (`backend.spec.rewards.allowed_code`); nothing is run to find them.
 """
 
 from __future__ import annotations

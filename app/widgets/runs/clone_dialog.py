@@ -25,7 +25,7 @@ from app.widgets.basic.tab_area import TabArea
 from app.widgets.form.field import Field
 from app.widgets.form.fields import make_field
 from app.widgets.form.setting_search import SettingSearch
-from app.widgets.runs.verb_task import MakeTask, VerbTask, is_held_open
+from app.widgets.runs.upload_dialog import MakeTask, VerbTask, is_held_open
 from backend.spec.command import backend_command
 from backend.spec.config import SETTINGS, TEXTS, problems
 from backend.spec.faults import Mistake

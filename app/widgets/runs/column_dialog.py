@@ -21,7 +21,7 @@ from app import theme
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.layout import on_screen
 from app.widgets.runs.run_columns import DEFAULT_COLUMNS, NAME
-from backend.spec.runs.run_fields import field_of
+from backend.spec.runs.run_search import field_of
 
 KEY = Qt.ItemDataRole.UserRole
 

@@ -31,8 +31,16 @@ from app.widgets.basic.labels_and_buttons import button, label, plain_tip
 from app.widgets.basic.layout import set_shown
 from app.widgets.basic.number_format import figure
 from app.widgets.basic.open_in_desktop import open_link, open_path
-from app.widgets.runs.upload_dialog import LogIn, UploadDialog, UploadPreview
-from app.widgets.runs.verb_task import MakeTask, VerbTask, is_held_open, json_object, without_setting
+from app.widgets.runs.upload_dialog import (
+    LogIn,
+    MakeTask,
+    UploadDialog,
+    UploadPreview,
+    VerbTask,
+    is_held_open,
+    json_object,
+    without_setting,
+)
 from backend.spec import export_choices
 from backend.spec.command import backend_command
 from backend.spec.config import SETTINGS

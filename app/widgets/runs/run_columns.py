@@ -8,11 +8,11 @@ from PySide6.QtGui import QColor
 
 from app import theme
 from app.widgets.basic.number_format import DASH, duration, figure, file_size, moment, signed
-from app.widgets.runs.state_chip import STATE_LABELS, STATE_ROLES
+from app.widgets.runs.run_header import STATE_LABELS, STATE_ROLES
 from backend.spec.config import SETTINGS
 from backend.spec.runs.run_comparison import value_text
-from backend.spec.runs.run_fields import RunField, field_of
 from backend.spec.runs.run_record import RunRecord
+from backend.spec.runs.run_search import RunField, field_of
 
 DEFAULT_COLUMNS = ("favourite", "name", "state", "curve", "reward", "change", "held_out", "steps", "began", "worked", "model", "tags", "disk")  # fmt: skip
 NAME, FAVOURITE, CURVE_KEY = "name", "favourite", "curve"

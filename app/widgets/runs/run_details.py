@@ -24,13 +24,12 @@ from app.widgets.basic.labels_and_buttons import label, plain_tip
 from app.widgets.basic.layout import clear_layout, set_shown
 from app.widgets.basic.number_format import file_size, moment
 from app.widgets.basic.tab_area import TabArea
-from app.widgets.runs.state_chip import StateChip
+from app.widgets.runs.run_header import StateChip
 from backend.spec.config import SETTINGS
 from backend.spec.runs.archive import Summary
 from backend.spec.runs.disk_use import PARTS
 from backend.spec.runs.run_comparison import value_text
-from backend.spec.runs.run_notes import tags_in
-from backend.spec.runs.run_record import RunRecord
+from backend.spec.runs.run_record import RunRecord, tags_in
 
 # A run's family as a tree: the run that all were cloned from at the top, each clone below its parent.
 
@@ -97,7 +96,7 @@ class RunDetails(TabArea):
     """Shows one run, or how many are selected.
 
     Signals:
-        notes_changed(path, changes) – the user has changed fields of the notes (`backend.spec.runs.run_notes`).
+        notes_changed(path, changes) – the user has changed fields of the notes (`backend.spec.runs.run_record`).
         run_chosen(name) – a relative was clicked.
         free_requested – *Free space…* was pressed.
     """

@@ -27,8 +27,8 @@ from app.widgets.basic.base_table import BaseTable
 from app.widgets.basic.labels_and_buttons import plain_tip
 from app.widgets.runs import run_columns
 from app.widgets.runs.run_columns import CURVE_KEY, DEFAULT_COLUMNS, FAVOURITE, NAME
-from backend.spec.runs.run_fields import RunField
 from backend.spec.runs.run_record import RunRecord
+from backend.spec.runs.run_search import RunField
 
 # The cell of a table that shows a few numbers as a small curve.
 

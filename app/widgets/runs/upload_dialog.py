@@ -6,6 +6,8 @@ resuming starts it again: what the Hub has is not sent twice.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +41,59 @@ from app import theme
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.layout import on_screen, set_shown, wrap_in_card
 from app.widgets.basic.open_in_desktop import open_link, open_path
-from app.widgets.runs.verb_task import MakeTask, VerbTask, json_object, without_setting
+
+# What dialogs need of a running command, and how they read its last sentence.
+
+_SETTING_PREFIX = re.compile(r"^[a-z_]+: ")
+
+
+class VerbTask(Protocol):
+    """A running command; `app.model.processes.VerbProcess` has it.
+
+    Signals:
+        line(str) – a line of output.
+        done(outcome) – it has ended; the outcome has `ok`, `sentence` and `output`.
+    """
+
+    line: Any  # of type Signal, which pyright cannot match with a class attribute of the implementation
+    done: Any
+
+    @property
+    def is_running(self) -> bool: ...
+    def start(self) -> None: ...
+    def cancel(self) -> None: ...
+
+
+MakeTask = Callable[[list[str], QWidget], VerbTask]
+"""Makes a task that has not been started, from a command line and a parent."""
+
+
+def is_held_open(dialog: QWidget, task: VerbTask | None, event: QCloseEvent) -> bool:
+    """Whether a dialog stays open as its command is running. That is then cancelled, and the dialog closes when it has ended: closing at
+    once would delete the process object, which kills the process before it has cleaned up."""
+    if task is None or not task.is_running:
+        return False
+    task.done.connect(dialog.close)
+    task.cancel()
+    event.ignore()
+    return True
+
+
+def without_setting(sentence: str) -> str:
+    """A sentence of the command line without the name of its setting."""
+    return _SETTING_PREFIX.sub("", sentence)
+
+
+def json_object(line: str) -> dict[str, Any]:
+    """A line of a verb's `--json` output; {} for any other line, such as an error's, which the outcome repeats."""
+    try:
+        content = json.loads(line)
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+# ── upload dialog ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 # A model card as a page will show it: Markdown with its tables and pictures, the settings at the top as they are
 # written.

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from backend.engine.metal.kernel import MetalKernel
+from backend.engine.metal.heads import MetalKernel
 from backend.engine.patches import swiglu
 
 GROUP = 256

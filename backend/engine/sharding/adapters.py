@@ -23,9 +23,8 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path, tree_unflatten
 from mlx_lm.tuner.lora import LoRALinear, LoRASwitchLinear
 
-from backend.engine.sharding.division import Division
 from backend.engine.sharding.sharded_lora import LAYERS, ShardedLoRALinear
-from backend.engine.sharding.tensor import COLUMNS, LayerShare, Unshardable, weight_division
+from backend.engine.sharding.tensor import COLUMNS, Division, LayerShare, Unshardable, weight_division
 
 Sum = Callable[[mx.array], mx.array]
 """Adds up one vector of float32 over all ranks."""

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from backend.spec import file_lock
-from backend.spec.disk_faults import LONGEST_PLACE
-from backend.spec.disk_space import gigabytes
+from backend.spec.disk_faults import LONGEST_PLACE, gigabytes
 from backend.spec.faults import Mistake
 from backend.spec.user_input.text import shown
 from backend.spec.whole_file import sync, sync_tree

@@ -38,9 +38,8 @@ from backend.models.export.verify import (
     make_reference,
     verify_folder,
 )
-from backend.models.peft.origin import is_tied
 from backend.models.peft.reading import ARRAYS, CONFIG, PREFIX, PeftLayer, merged_model, read_peft_adapter
-from backend.models.peft.settings import tidy
+from backend.models.peft.settings import is_tied, tidy
 from backend.spec.disk_faults import cause, disk_errors_of
 from backend.spec.exports import ExportFormat, exported_bytes
 from backend.spec.faults import Mistake

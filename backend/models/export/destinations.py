@@ -18,7 +18,7 @@ from backend.spec.checks import cross_setting_faults
 from backend.spec.exports import PUBLISHER
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder
-from backend.spec.user_input.paths import resolved
+from backend.spec.user_input.files import resolved
 
 
 class Destination(Protocol):

@@ -14,7 +14,7 @@ from backend.models.model_folder import read_object
 from backend.spec import places
 from backend.spec.faults import Fault, Mistake
 from backend.spec.safetensors import BrokenFile, read_header_and_metadata
-from backend.spec.user_input.paths import resolved
+from backend.spec.user_input.files import resolved
 
 INDEX = "model.safetensors.index.json"
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "*.tiktoken")

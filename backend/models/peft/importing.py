@@ -21,9 +21,8 @@ from backend.models.export.original.original_files import Fetch
 from backend.models.export.original.row_trace import Rows, by_original
 from backend.models.export.trained_weights import AdapterFiles, TrainedWeights, open_model, open_tokenizer
 from backend.models.export.verify import SAMPLES, TOLERANCE, Verification, compare, make_reference
-from backend.models.peft.origin import Origin, origin_of
 from backend.models.peft.reading import NAME, PeftAdapter, PeftLayer, merged_model, read_peft_adapter
-from backend.models.peft.settings import SETTING, PeftSettings
+from backend.models.peft.settings import SETTING, Origin, PeftSettings, origin_of
 from backend.models.saved_modules import array_names, whole_modules
 from backend.models.saving import save_arrays
 from backend.spec.disk_faults import disk_errors_of

@@ -17,7 +17,6 @@ from huggingface_hub.errors import HTTPError
 from backend.models.publish.privacy import public_name, public_settings, public_text
 from backend.spec.completion_rows import CompletionRow, GroupRow, parse_group_row
 from backend.spec.config import SETTINGS, Config
-from backend.spec.diary_ends import step_of_end
 from backend.spec.evaluation import (
     EvaluatedRow,
     Evaluation,
@@ -27,7 +26,7 @@ from backend.spec.evaluation import (
     read_evaluation,
     read_rows,
 )
-from backend.spec.events import Event, read_events
+from backend.spec.events import Event, read_events, step_of_end
 from backend.spec.exports import ExportFormat
 from backend.spec.faults import Mistake
 from backend.spec.hub_cache import local_folder
@@ -35,7 +34,7 @@ from backend.spec.machine import chip
 from backend.spec.rewards.catalog import canonical_entry, metric_name
 from backend.spec.run_folder import RunFolder
 from backend.spec.runs.archive import first_and_last_means
-from backend.spec.runs.lineage import read_parent
+from backend.spec.runs.run_record import read_parent
 from backend.spec.runs.saved_weights import find_checkpoint
 from backend.spec.runs.steering import Change, run_config
 from backend.spec.runs.work_clock import WorkClock

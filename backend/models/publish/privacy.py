@@ -14,8 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from backend.spec.faults import Mistake
-from backend.spec.user_input.files import exists
-from backend.spec.user_input.paths import possible_path
+from backend.spec.user_input.files import exists, possible_path
 
 FREE_TEXT = ("system_prompt", "stop", "chat_template_kwargs")
 """Settings whose slashes belong to their text."""

@@ -22,7 +22,7 @@ from huggingface_hub.utils import _http, _xet_progress_reporting, disable_progre
 from huggingface_hub.utils._runtime import is_xet_available
 
 from backend.models.hub_errors import host
-from backend.models.publish.upload_errors import upload_errors_as_mistakes
+from backend.models.publish.hub_token import upload_errors_as_mistakes
 from backend.spec.faults import Mistake
 
 # Bytes on their way to the Hub, counted. huggingface_hub sends them; it tells of them by progress bars only.

@@ -40,7 +40,7 @@ from typing import Any
 from backend import child_process
 from backend.confinement import confine_program, readable_by_programs
 from backend.rewards.programs.program import REPORTS, ProgramLimits, become_program
-from backend.rewards.sandbox.working_folders import make_working_folder
+from backend.rewards.sandbox.process import make_working_folder
 
 PRELOADED = (bisect, collections, functools, heapq, itertools, math, random, re, string, typing)
 """What most programs import: loaded once, before they are forked."""

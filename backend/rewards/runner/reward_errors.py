@@ -5,7 +5,7 @@ The failure has the most room. The function's name and file are cut first, then 
 
 from __future__ import annotations
 
-from backend.rewards.description import FunctionDescription
+from backend.rewards.resolve import FunctionDescription
 from backend.rewards.runner.inputs import Sample
 from backend.spec.faults import Mistake
 from backend.spec.user_input.text import cut_in_the_middle, one_line, shown

@@ -13,9 +13,8 @@ from typing import Any
 
 from backend.rewards.resolve import RewardFunction
 from backend.rewards.runner.inputs import Sample, TrainerState
-from backend.rewards.runner.returned_scores import Scores
 from backend.rewards.runner.reward_errors import reward_error
-from backend.rewards.runner.step_calls import FunctionFailed, Poll, ScoringStep, wait_on
+from backend.rewards.runner.step_calls import FunctionFailed, Poll, Scores, ScoringStep, wait_on
 from backend.rewards.runner.timeout import ThreadCaller
 from backend.types import Group
 

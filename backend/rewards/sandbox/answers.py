@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from backend.rewards.description import FunctionDescription
+from backend.rewards.resolve import FunctionDescription
 from backend.rewards.runner.error_text import LONGEST_TRACEBACK
 from backend.rewards.runner.extra_logs import check_metric_name, check_name
-from backend.rewards.runner.returned_scores import LARGEST, Scores
+from backend.rewards.runner.step_calls import LARGEST, Scores
 from backend.rewards.runner.user_traceback import LoadError, UserError, UserFrame
 from backend.rewards.sandbox.wire import LONGEST_TEXT
 from backend.spec.faults import Fault

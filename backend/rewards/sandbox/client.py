@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from backend.rewards.completion_lines import group_of
-from backend.rewards.description import FunctionDescription
+from backend.rewards.resolve import FunctionDescription
 from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.runner.score import samples_of
 from backend.rewards.runner.user_traceback import UserError
 from backend.rewards.sandbox.answers import Failure
 from backend.rewards.sandbox.process import ScoringProcess
 from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource, failed_on
-from backend.spec.rewards.user_code import code_files
+from backend.spec.rewards.allowed_code import code_files
 from backend.types import Group
 
 

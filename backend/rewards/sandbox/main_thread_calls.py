@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from backend.rewards.runner.async_calls import Gathering
 from backend.rewards.runner.step_calls import AsyncCall, CallFailed
+from backend.rewards.runner.timeout import Gathering
 from backend.rewards.sandbox.wire import FIRST_ASYNC, FIRST_CALL, IDLE
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from backend.rewards.description import FunctionDescription
+from backend.rewards.resolve import FunctionDescription
 from backend.rewards.runner import row_mapping
 from backend.rewards.runner.inputs import Sample, TrainerState
 from backend.rewards.runner.reward_errors import RewardError, reward_error

@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from backend.confinement import confine, guard, tell_children
-from backend.rewards.description import FunctionDescription
 from backend.rewards.mlx_lm_lora_shim import stand_in_library
-from backend.rewards.resolve import RewardFunction, resolve_stages
+from backend.rewards.resolve import FunctionDescription, RewardFunction, resolve_stages
 from backend.rewards.runner.error_text import describe_error
 from backend.rewards.runner.row_mapping import RowFailed, map_each
 from backend.rewards.runner.score import samples_of

@@ -28,7 +28,7 @@ import mlx.core as mx
 
 from backend.models.saving import Arrays, HostArrays, save_arrays
 from backend.run.checkpoints.file_sums import file_sums
-from backend.run.machine.gpu_errors import gpu_error
+from backend.run.machine.gpu_retries import gpu_error
 from backend.spec.disk_faults import writing
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake

@@ -7,6 +7,7 @@ run does not go on: it never starts over unasked once steps were saved.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,13 @@ from typing import Any
 
 from backend.run.checkpoints.checkpoint import Checkpoint, TrainingState, first_start, read_checkpoint
 from backend.run.checkpoints.file_sums import file_sums
-from backend.spec.events import read_events
+from backend.spec.events import first_and_last_events, read_events
 from backend.spec.faults import Mistake
 from backend.spec.regular_file import read_regular
 from backend.spec.run_folder import RunFolder
-from backend.spec.runs.saved_weights import OPTIMIZER_FILE, has_optimizer
+from backend.spec.run_lock import hold_lock
+from backend.spec.runs.saved_weights import OPTIMIZER_FILE, find_checkpoint, has_optimizer, saved_weights
+from backend.spec.whole_file import remove_folder
 
 ASIDE = "damaged-"
 """What the name of a checkpoint's folder begins with once it is set aside."""
@@ -149,3 +152,32 @@ def _of_another_run(run: RunFolder, state: TrainingState) -> str:
     if state.began is None or began is None or began == state.began:
         return ""
     return "it was saved by another run than the one in events.jsonl"
+
+
+# ── go back ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# Going back within a run to one of its checkpoints: what came after it is taken back, so that the next resume begins
+# there.
+
+
+def last_step(run: RunFolder) -> int:
+    """The newest step that the diary or a checkpoint has; 0 before the first."""
+    _, last = first_and_last_events(run.events)
+    steps = [event.get("step") or 0 for event in last if event["kind"] == "step"]
+    return max([0, *steps, *(saved.step for saved in saved_weights(run))])
+
+
+def go_back(run: RunFolder, which: str) -> str:
+    """Take back every step after the checkpoint `which` ("best", "last" or a step). → a sentence for the diary. Raises Mistake where there
+    is no such checkpoint, it is damaged, or another process trains the run."""
+    lock = hold_lock(run)
+    try:
+        chosen, last = find_checkpoint(run, which), last_step(run)
+        if why := examine(run, chosen.path):
+            raise Mistake("step", f"The checkpoint of step {chosen.step} cannot be used: {why}.")
+        for saved in reversed(saved_weights(run)):
+            if saved.step > chosen.step:
+                remove_folder(saved.path)
+    finally:
+        os.close(lock)
+    return f"The run was taken back from step {last} to its checkpoint of step {chosen.step}, and goes on from there."

@@ -28,7 +28,7 @@ from backend.run.distributed.faults import LostRank, WorkerFault
 from backend.run.distributed.frames import Arrays, encode
 from backend.run.distributed.handshake import Listeners, connect
 from backend.run.distributed.rank_process import own_info
-from backend.run.machine.gpu_errors import gpu_error
+from backend.run.machine.gpu_retries import gpu_error
 from backend.spec.distributed.rank_info import RankInfo
 from backend.spec.faults import Mistake
 

@@ -19,11 +19,18 @@ from backend.run.distributed import group_wire, reward_code
 from backend.run.distributed.collectives import FlatCollectives, MlxCollectives, do_nothing
 from backend.run.distributed.hand_out import HandOut, RankPaces
 from backend.run.distributed.kept_state import KeptState
-from backend.run.distributed.lockstep import check_same_base, follow_leader, keep_together
-from backend.run.distributed.patience import LearningPatience, limit_s
-from backend.run.distributed.sampled_round import SampledRound, SamplingOrder, sample_round, score_round, unpacked_round
 from backend.run.distributed.sharded.leading import LeadingEngine, ShardedParts, load_sharded_parts
-from backend.run.distributed.step_shares import LearningReport, StepShares, timed_learning
+from backend.run.distributed.step_shares import (
+    LearningReport,
+    SampledRound,
+    SamplingOrder,
+    StepShares,
+    sample_round,
+    score_round,
+    timed_learning,
+    unpacked_round,
+)
+from backend.run.distributed.worker import check_same_base, follow_leader, keep_together
 from backend.run.distributed.workers import Workers
 from backend.run.evaluation.evaluate import EVAL_SEED
 from backend.run.machine.gpu_retries import StepSize
@@ -36,6 +43,40 @@ from backend.spec.config import Config
 from backend.spec.runs.steering import stage_configs
 from backend.training.not_finite import check_sampled, check_scores
 from backend.types import Group, Problem
+
+# How long a rank that answers may take for its work before it counts as hung: by what such work has taken so far.
+
+LEAST_S = 120.0
+"""What any work may take, such as kernels that are compiled first."""
+TIMES = 10.0
+"""How many times as long as usual work may take besides."""
+UNSEEN_TIMES = 30.0
+"""The same of a rank that has done none yet: what is usual is then that of the others."""
+
+
+def limit_s(usual_s: float, *, is_seen: bool = True) -> float:
+    """Seconds that work may take which usually takes `usual_s`."""
+    return LEAST_S + (TIMES if is_seen else UNSEEN_TIMES) * usual_s
+
+
+class LearningPatience:
+    """Of the updates of a step, or of a measurement without them. Before the first nothing is usual, and there is no limit."""
+
+    def __init__(self) -> None:
+        self._longest_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """A step was learned from, or measured."""
+        self._longest_s = max(self._longest_s, seconds)
+
+    def overdue(self, waited_s: float) -> str:
+        """Why a rank that the others have waited for so long counts as hung, to follow its name; "" as long as it does not."""
+        if not self._longest_s or waited_s <= limit_s(self._longest_s):
+            return ""
+        return f"answers, but the others have waited {waited_s:.0f} s for it to compute; a step took {self._longest_s:.1f} s"
+
+
+# ── leader ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 # The prompts of a step, or of an evaluation, sampled and scored by all ranks; the leader's side.
 

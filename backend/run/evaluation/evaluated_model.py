@@ -8,8 +8,8 @@ from pathlib import Path
 from backend.run.checkpoints.checkpoint import Checkpoint, all_checkpoints
 from backend.run.trial_sampling import SMALLEST_MODEL, WITHOUT_REFERENCE
 from backend.spec.config import Config
-from backend.spec.diary_ends import step_of_end
 from backend.spec.evaluation import Subject, config_digest
+from backend.spec.events import step_of_end
 from backend.spec.faults import Mistake
 from backend.spec.hub_cache import local_folder
 from backend.spec.model_and_data_names import check_weights, model_source

@@ -18,8 +18,8 @@ from backend.run.library.trained_run import RunFailed, TrainedRun
 from backend.run.machine.gpu_timeout import relax_gpu_timeout
 from backend.run.stop_signals import handlers_restored
 from backend.spec.config import Config, beside, dump, load, parse, read
-from backend.spec.diary_ends import has_finished
 from backend.spec.environment import require_environment
+from backend.spec.events import has_finished
 from backend.spec.faults import Mistake
 from backend.spec.rewards.allowed_code import allow_named
 from backend.spec.run_folder import RunFolder, default_run_name, find_run, make_run_folder
@@ -216,7 +216,7 @@ def _new_folder(raw: Mapping[str, Any], runs_dir: str | os.PathLike[str] | None)
 
 def _checked(raw: Mapping[str, Any], folder: RunFolder, calls: OwnCalls) -> tuple[Config, RunInputs]:
     settings = parse(raw)
-    from backend.run.distributed.check.planned_machines import require_one_machine
+    from backend.run.distributed.check.machine_check import require_one_machine
     from backend.run.preflight import preflight
 
     require_one_machine(settings, "A run of a program's train()")

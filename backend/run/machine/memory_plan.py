@@ -19,9 +19,8 @@ from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.hub_cache import local_folder
 from backend.spec.machine import machine_bytes
-from backend.spec.memory.estimate import Estimate, MemoryPlan
+from backend.spec.memory.estimate import Estimate, MemoryPlan, estimate_stages
 from backend.spec.memory.model_shape import ModelShape, shape_of
-from backend.spec.memory.worst_stage import estimate_stages
 
 WHOLE_STEP = StepSize()
 

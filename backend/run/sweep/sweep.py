@@ -27,8 +27,8 @@ from backend.run.parts import SharedParts
 from backend.run.sweep.inputs import SweepInputs
 from backend.run.sweep.member import MemberRun
 from backend.spec.config import load
-from backend.spec.diary_ends import first_and_last_events
 from backend.spec.disk_faults import DiskFault
+from backend.spec.events import first_and_last_events
 from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hand_on_lock, hold_lock, inherited_lock
 from backend.spec.sweeps.sweep import Member, Rung, SweepPlan

@@ -18,9 +18,8 @@ from typing import Any
 
 from backend.models.publish.privacy import public_settings
 from backend.run.trackers import completion_table
-from backend.run.trackers.records import RecordReader, Sent, StepRecord
+from backend.run.trackers.records import AboutRun, RecordReader, Sent, StepRecord, Tracker
 from backend.run.trackers.tensorboard import TensorBoardFiles
-from backend.run.trackers.tracker import AboutRun, Tracker
 from backend.run.trackers.trackio_run import TrackioRun
 from backend.run.trackers.wandb_run import WandbRun
 from backend.spec import file_lock

@@ -11,8 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from backend.run.trackers import completion_table
-from backend.run.trackers.records import Sent, StepRecord
-from backend.run.trackers.tracker import AboutRun
+from backend.run.trackers.records import AboutRun, Sent, StepRecord
 from backend.spec.disk_faults import writing
 from backend.spec.private_files import make_private_folder
 

@@ -13,8 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from backend.run.trackers.completion_table import logged
-from backend.run.trackers.records import Sent, StepRecord
-from backend.run.trackers.tracker import AboutRun
+from backend.run.trackers.records import AboutRun, Sent, StepRecord
 
 MARK = "grpo_studio_run"
 """The key of the mark: a sum of the folder's path, which does not tell the path."""

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.run.trackers.completion_table import logged
-from backend.run.trackers.records import Sent, StepRecord
-from backend.run.trackers.tracker import AboutRun
+from backend.run.trackers.records import AboutRun, Sent, StepRecord
 from backend.spec.faults import Mistake
 from backend.spec.places import preferences_folder
 from backend.spec.private_files import make_private_folder

@@ -16,8 +16,7 @@ from typing import Any, cast
 from backend.spec.distributed.hosts_file import HOSTS_LIMIT, Host, HostsFile, read_hosts
 from backend.spec.faults import Mistake
 from backend.spec.trust_record import TrustRecord
-from backend.spec.user_input.files import read_bytes
-from backend.spec.user_input.paths import resolved, user_path
+from backend.spec.user_input.files import read_bytes, resolved, user_path
 from backend.spec.user_input.text import shown
 
 _ENTRY = "hosts"

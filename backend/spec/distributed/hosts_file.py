@@ -14,18 +14,22 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
+import shlex
 import socket
+import sys
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from backend.spec.command import BUNDLED_PROGRAM, backend_command, is_bundled
 from backend.spec.faults import Fault, Mistake
+from backend.spec.places import project_root
 from backend.spec.rewards.catalog import nearest
 from backend.spec.user_input.documents import parse_json
-from backend.spec.user_input.files import read_text
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import read_text, user_path
 from backend.spec.user_input.text import shown
 from backend.spec.whole_file import save_as
 
@@ -288,3 +292,127 @@ def _is_ipv4(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+# ── command ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# The commands of a run on several machines: a rank's program on its machine, and the line to start all by hand.
+
+CONNECT_S = 8
+"""Seconds that ssh may take to connect."""
+SSH_OPTIONS = (
+    "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
+    "-o", "LogLevel=ERROR",
+)  # fmt: skip
+
+MPI_OPTIONS = (
+    "--enable-recovery", "--mca", "mpi_yield_when_idle", "1", "--mca", "plm_rsh_args", "-o BatchMode=yes",
+    "--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm", "4",
+)  # fmt: skip
+"""Of mpirun: rank 0 outlives another rank, to save; a rank that waits leaves its core to others; and large sums go round a ring, which
+over a wire takes half the time of what Open MPI chooses itself (3 ranks, 4 MB, 100 Mb/s: 0.50 s and 1.14 s)."""
+
+
+def rank_program(host: Host, verb: str, *arguments: str) -> list[str]:
+    """Program and arguments of `python -m backend VERB …` on a machine; its `program` in place of ours, where it has one."""
+    if Path(host.program).name == BUNDLED_PROGRAM:
+        return [host.program, verb, *arguments]
+    if not host.program and (is_bundled() or not host.folder):
+        return backend_command(verb, *arguments)
+    module = "backend" if host.folder or _is_checkout() else "grpo_studio.backend"
+    return [host.program or sys.executable, "-P", "-m", module, verb, *arguments]
+
+
+def rank_environment(host: Host) -> dict[str, str]:
+    """What Python needs on that machine to find our packages: a checkout's folder; nothing where they are installed."""
+    is_program = is_bundled() if not host.program else Path(host.program).name == BUNDLED_PROGRAM
+    if is_program or not (host.folder or _is_checkout()):
+        return {}
+    return {"PYTHONPATH": host.folder or str(project_root())}
+
+
+def ssh_command(host: Host, program: list[str], variables: Mapping[str, str]) -> list[str]:
+    """What runs a program on another machine. It asks nothing (a password, an unknown host's key), and ends where the connection is lost."""
+    words = [*(f"{name}={value}" for name, value in variables.items()), *program]
+    return ["ssh", *SSH_OPTIONS, host.ssh, f"exec env {shell_words(words)}"]
+
+
+def launch_command(hosts: HostsFile, file: Path, backend: str, run: Path) -> list[str]:
+    """What starts all ranks of a prepared run by hand: `mlx.launch`; for MPI mpirun itself, since mlx.launch gives it an option that
+    Open MPI 4 refuses. The same program runs on every machine, at the same path: it cannot carry `program` and `folder` of a host."""
+    alike = Host("")
+    variables = [f"{name}={value}" for name, value in rank_environment(alike).items()]
+    program = rank_program(alike, "rank", "--run", str(run))
+    if backend == "mpi":
+        slots = Counter(host.ssh for host in hosts.hosts)
+        of_mpi = [part for variable in [*variables, *hosts.envs] for part in ("-x", variable)]
+        machines = ",".join(f"{name}:{count}" for name, count in slots.items())
+        return ["mpirun", "-np", str(len(hosts.hosts)), "--host", machines, *MPI_OPTIONS, *of_mpi, *program]
+    of_mlx = [part for variable in variables for part in ("--env", variable)]
+    return [_mlx_launch(), "--hostfile", str(file), "--backend", backend, *of_mlx, "--", *program]
+
+
+def shell_words(words: list[str]) -> str:
+    """Words for a POSIX shell; a path that begins with ~/ begins with the home folder of that shell's user."""
+    return " ".join(
+        f'"$HOME"/{shlex.quote(word[2:])}' if word.startswith("~/") else shlex.quote(word) for word in words
+    )
+
+
+def _mlx_launch() -> str:
+    """mlx's script, beside our Python where that has it."""
+    script = Path(sys.executable).with_name("mlx.launch")
+    return str(script) if script.exists() else script.name
+
+
+def _is_checkout() -> bool:
+    return not (project_root() / "__init__.py").exists()
+
+
+# ── backend environment ──────────────────────────────────────────────────────────────────────────────────────────────
+
+# The environment in which MLX's backends find the other ranks: what `mlx.launch` sets, for the process of one rank.
+
+FIRST_PORT, PORTS = 20_000, 10_000
+"""The ports that a run chooses from: below those that systems hand out by themselves (from 32768 on Linux, 49152 on macOS)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnvironment:
+    variables: dict[str, str]
+    files: dict[str, str]
+    """Name of a variable → the content of the file that it names. The file is made on the rank's machine."""
+
+
+def rank_environment_of(hosts: HostsFile, backend: str, rank: int, port: int) -> RankEnvironment:
+    """`port`: the first of the ports that the ranks listen on; the ring takes one for each address, the others one on the first host."""
+    variables = {name: value for name, _, value in (entry.partition("=") for entry in hosts.envs)}
+    if backend != "mpi":
+        variables["MLX_RANK"] = str(rank)
+    first = hosts.hosts[0].ips[0] if hosts.hosts[0].ips else "127.0.0.1"
+    if backend == "ring":
+        return RankEnvironment(variables, {"MLX_HOSTFILE": json.dumps(_ring_addresses(hosts, port))})
+    if backend in ("jaccl", "jaccl-ring"):
+        devices = json.dumps([host.to_json()["rdma"] for host in hosts.hosts])
+        ring = {"MLX_JACCL_RING": "1"} if backend == "jaccl-ring" else {}
+        of_jaccl = {"MLX_JACCL_COORDINATOR": f"{first}:{port}"} | ring
+        return RankEnvironment(variables | of_jaccl, {"MLX_IBV_DEVICES": devices})
+    if backend == "nccl":
+        before = sum(host.ssh == hosts.hosts[rank].ssh for host in hosts.hosts[:rank])
+        of_nccl = {
+            "NCCL_HOST_IP": first,
+            "NCCL_PORT": str(port),
+            "MLX_WORLD_SIZE": str(len(hosts.hosts)),
+            "CUDA_VISIBLE_DEVICES": str(before),
+        }
+        return RankEnvironment(variables | of_nccl, {})
+    return RankEnvironment(variables, {})
+
+
+def _ring_addresses(hosts: HostsFile, port: int) -> list[list[str]]:
+    """Of each rank, the addresses that it listens on; the ports are different also where ranks share a machine."""
+    rows: list[list[str]] = []
+    for host in hosts.hosts:
+        rows.append([f"{address}:{port + index}" for index, address in enumerate(host.ips)])
+        port += len(host.ips)
+    return rows

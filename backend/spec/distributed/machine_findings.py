@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from backend.spec.disk_space import gigabytes
+from backend.spec.disk_faults import gigabytes
 from backend.spec.distributed.machine_report import (
     COPY_LIMIT,
     GRADIENT_BYTES,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from backend.spec.disk_space import gigabytes
+from backend.spec.disk_faults import gigabytes
 
 Level = Literal["refuse", "warn", "info"]
 LEVELS: tuple[Level, ...] = ("refuse", "warn", "info")

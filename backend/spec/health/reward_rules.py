@@ -2,11 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from backend.spec.first_choices import SYSTEM_PROMPT
 from backend.spec.health.recent import LONG, WINDOW, MeanChange, Metrics, Recent, known, label_of
-from backend.spec.health.rule import Rule, Sign, Threshold
+
+# What a rule has found: a sentence with the figures, advice, and where known the settings that would help.
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`code` stays the same as long as a rule keeps finding the same, so that it is reported once.
+
+    `metric` is the name of the metric behind it, `value` what it was and `threshold` the limit that it passed, in the metric's unit.
+    `settings`: setting → the value that is proposed for it.
+    """
+
+    code: str
+    sentence: str
+    advice: str
+    level: str = "warning"
+    metric: str = ""
+    value: float | None = None
+    threshold: float | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def rule(self) -> str:
+        """The code of the rule that found it."""
+        return self.code.partition(" ")[0]
+
+    def fields(self) -> dict[str, Any]:
+        """As the fields of a `health` event; those that are not known are left out."""
+        always = ("code", "sentence", "advice", "level")
+        return {key: value for key, value in asdict(self).items() if key in always or value not in ("", None, {})}
+
+
+# ── rule ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# The form of a rule: its threshold with the reason for it, and the function that looks at a run.
+
+Level = Literal["error", "warning", "info"]
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """A limit, in words that follow “when”, and where the number comes from."""
+
+    value: float
+    means: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """What a rule saw. `value` and `limit` (where it is not the threshold itself) are in the metric's unit.
+
+    `about` tells findings of one rule apart: the reward functions it is about. `advice` replaces the rule's.
+    """
+
+    value: float | None
+    sentence: str
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    about: tuple[str, ...] = ()
+    limit: float | None = None
+    metric: str = ""
+    advice: str = ""
+
+
+Look = Callable[[Recent, float], Sign | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`look(recent, threshold)` returns what it saw, or None. `metric` is the one behind it and `chart` the title of the chart that
+    shows it; `setting` the one to look at first."""
+
+    code: str
+    title: str
+    chart: str
+    metric: str
+    threshold: Threshold
+    advice: str
+    look: Look
+    setting: str = ""
+    level: Level = "warning"
+    needs: int = WINDOW
+    """Steps before it can find anything."""
+
+    def find(self, recent: Recent) -> Finding | None:
+        """What the rule finds at the newest step."""
+        sign = self.look(recent, self.threshold.value)
+        if sign is None:
+            return None
+        return Finding(
+            " ".join((self.code, *sign.about)),
+            sign.sentence,
+            sign.advice or self.advice,
+            self.level,
+            sign.metric or self.metric,
+            sign.value,
+            self.threshold.value if sign.limit is None else sign.limit,
+            dict(sign.settings),
+        )
+
+
+# ── reward rules ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def never_scores(recent: Recent, threshold: float) -> Sign | None:

@@ -8,10 +8,8 @@ from itertools import pairwise
 from statistics import fmean
 
 from backend.spec.distributed.hosts_file import MOST_HOSTS
-from backend.spec.health.finding import Finding
 from backend.spec.health.recent import LONG, WINDOW, MeanChange, Recent, known
-from backend.spec.health.reward_rules import REWARD_RULES
-from backend.spec.health.rule import Rule, Sign, Threshold
+from backend.spec.health.reward_rules import REWARD_RULES, Finding, Rule, Sign, Threshold
 
 # Rules about the updates: too large, too small, none at all, not a number.
 

@@ -6,7 +6,7 @@ loaded and no device is queried.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -19,6 +19,7 @@ from backend.spec.memory.backward import BackwardMemory
 from backend.spec.memory.chunking import MICRO_BATCH_TOKENS, SMALLEST_CHUNK, head_chunk
 from backend.spec.memory.model_shape import Linear, ModelShape
 from backend.spec.memory.phases import PREFILL_CHUNK, MemoryModel, MemoryPlan, Phase, row_costs_of
+from backend.spec.runs.steering import stage_configs
 
 # One machine's share of a model whose layers are divided among several.
 
@@ -339,3 +340,32 @@ def format_bytes(size: float) -> str:
     if size >= GB:
         return f"{size / GB:.1f} GB"
     return f"{size / 1e6:.0f} MB" if size >= 1e7 else f"{size / 1e6:.1f} MB"
+
+
+# ── worst stage ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# The memory of a run with stages: that of the stage that needs most, for which the whole run is planned.
+
+
+def estimate_run(
+    config: Config, shape: ModelShape, machine: int, prompt: int | None = None, *, gpu: bool | None = None
+) -> Estimate:
+    """As `estimate`, for a run as its settings describe it."""
+    return estimate_stages(stage_configs(config), shape, machine, prompt, gpu=gpu)
+
+
+def estimate_stages(
+    stages: Sequence[Config], shape: ModelShape, machine: int, prompt: int | None = None, *, gpu: bool | None = None
+) -> Estimate:
+    """The estimate of the stage that needs most; `stages`: the settings of each."""
+    estimates = [estimate(config, shape, machine, prompt, gpu=gpu) for config in stages]
+    return max(estimates, key=lambda result: (not result.fits, result.total))
+
+
+def machines_note(config: Config) -> str:
+    """A sentence on whose memory the estimate is about; "" for a run on one machine."""
+    if not config.hosts:
+        return ""
+    if config.parallelism == "data":
+        return "Every machine needs that much: each holds the whole model."
+    return "That is for the whole model on one machine; divided, each machine holds a part of it."

@@ -12,7 +12,7 @@ from backend.spec.config import SETTINGS, beside, dump, problems, valid_value
 from backend.spec.faults import Fault, Mistake
 from backend.spec.other_programs.translation import OtherProgram, Translation, program_of, read_words
 from backend.spec.user_input.documents import read_json, read_yaml
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import user_path
 from backend.spec.user_input.text import one_line, shown
 
 _MENDED_LATER = ("model", "data", "reward_functions", "reward_functions_file")

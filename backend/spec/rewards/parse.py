@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backend.spec.faults import Mistake
-from backend.spec.user_input.files import read_bytes
-from backend.spec.user_input.paths import reason, user_path
+from backend.spec.user_input.files import read_bytes, reason, user_path
 from backend.spec.user_input.text import shown
 
 INPUTS = (

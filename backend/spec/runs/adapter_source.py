@@ -17,8 +17,7 @@ from backend.spec.other_programs.translation import translate
 from backend.spec.places import runs_folder
 from backend.spec.run_folder import RunFolder, find_run
 from backend.spec.user_input.documents import read_json
-from backend.spec.user_input.files import is_file, is_folder
-from backend.spec.user_input.paths import resolved, user_path
+from backend.spec.user_input.files import is_file, is_folder, resolved, user_path
 from backend.spec.user_input.text import shown, shown_path
 from backend.spec.weight_choices import find_choice
 

@@ -12,8 +12,7 @@ from typing import Any, Literal, cast
 
 import yaml
 
-from backend.spec.diary_ends import first_and_last_events
-from backend.spec.events import ENDINGS, Event
+from backend.spec.events import ENDINGS, Event, first_and_last_events
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder, all_runs
 from backend.spec.runs.queue import is_waiting

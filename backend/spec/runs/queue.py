@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from backend.spec import file_lock, places
-from backend.spec.diary_ends import has_finished
+from backend.spec.events import has_finished
 from backend.spec.faults import Mistake
 from backend.spec.private_files import make_private_folder
 from backend.spec.run_folder import RunFolder
 from backend.spec.user_input.documents import read_json
-from backend.spec.user_input.paths import is_folder_name, resolved
+from backend.spec.user_input.files import is_folder_name, resolved
 from backend.spec.user_input.text import about_path, shown
 from backend.spec.whole_file import replace_file
 

@@ -15,8 +15,7 @@ from backend.spec.places import path_text
 from backend.spec.regular_file import open_regular
 from backend.spec.run_folder import RunFolder
 from backend.spec.runs.archive import first_and_last_means, raw_settings
-from backend.spec.runs.reward_curve import EVALUATION
-from backend.spec.runs.run_record import RunRecord, changed_settings, read_record
+from backend.spec.runs.run_record import EVALUATION, RunRecord, changed_settings, read_record
 from backend.spec.runs.steering import read_changes
 
 MISSING = "–"

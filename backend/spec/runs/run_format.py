@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from backend.spec.diary_ends import first_and_last_events
-from backend.spec.events import VERSION
+from backend.spec.events import VERSION, first_and_last_events
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder
 from backend.spec.user_input.documents import read_json

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from backend.spec.event_shape import is_number, is_step
+from backend.spec.events import is_number, is_step
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder
 from backend.spec.user_input.documents import read_json

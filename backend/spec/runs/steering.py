@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from backend.spec.config import SETTINGS, Config, load, parse, problems
-from backend.spec.diary_ends import first_and_last_events
+from backend.spec.events import first_and_last_events
 from backend.spec.faults import Fault, Mistake
 from backend.spec.other_programs.translation import translate
 from backend.spec.own_updates import OF_THE_RATE

@@ -29,9 +29,9 @@ from backend.spec.metric_names import EVALUATION, our_name
 from backend.spec.other_programs.translation import translate
 from backend.spec.rewards.catalog import nearest
 from backend.spec.sweeps.sweep import ROUND_STEPS, Configuration, Halving, Member, SweepPlan
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.documents import unusable
+from backend.spec.user_input.files import user_path
 from backend.spec.user_input.text import SENTENCE, cut_in_the_middle, shown
-from backend.spec.user_input.values import unusable
 
 KEYS = ("name", "base", "search", "over", "trials", "search_seed", "seeds", "halving", "metric", "round_steps")
 HALVING_KEYS = ("first_rung", "keep")

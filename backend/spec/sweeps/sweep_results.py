@@ -33,8 +33,7 @@ from backend.spec.run_folder import RunFolder, make_run_folder
 from backend.spec.sweeps.sweep import SweepPlan
 from backend.spec.sweeps.sweep_file import dump_sweep, load_sweep
 from backend.spec.user_input.documents import read_json
-from backend.spec.user_input.files import is_file
-from backend.spec.user_input.paths import is_folder_name, user_path
+from backend.spec.user_input.files import is_file, is_folder_name, user_path
 from backend.spec.user_input.text import about_path
 from backend.spec.whole_file import replace_file
 

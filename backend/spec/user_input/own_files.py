@@ -10,7 +10,7 @@ from pathlib import Path
 
 from backend.spec.faults import Mistake
 from backend.spec.hub_cache import hub_cache
-from backend.spec.user_input.paths import resolved
+from backend.spec.user_input.files import resolved
 from backend.spec.user_input.text import shown
 
 

@@ -13,7 +13,7 @@ import pytest
 from backend.cli.launch_session import hosts_setting, machine_settings
 from backend.cli.new_run import PreparedRun
 from backend.run.checkpoints import checkpoint
-from backend.run.distributed.check.planned_machines import plan_machines, require_one_machine
+from backend.run.distributed.check.machine_check import plan_machines, require_one_machine
 from backend.run.distributed.faults import LostRank, WorkerFault
 from backend.run.distributed.kept_state import KeptState
 from backend.run.distributed.launching.late_ending import write_late_ending

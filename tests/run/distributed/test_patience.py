@@ -10,10 +10,8 @@ import pytest
 from backend.run.distributed.channel import CollectiveWatch
 from backend.run.distributed.faults import LostRank
 from backend.run.distributed.hand_out import RankPaces
-from backend.run.distributed.leader import Leader, SharedSampling
-from backend.run.distributed.patience import LEAST_S, TIMES, UNSEEN_TIMES, LearningPatience
-from backend.run.distributed.sampled_round import SamplingOrder
-from backend.run.distributed.step_shares import LearningReport
+from backend.run.distributed.leader import LEAST_S, TIMES, UNSEEN_TIMES, Leader, LearningPatience, SharedSampling
+from backend.run.distributed.step_shares import LearningReport, SamplingOrder
 from backend.spec.distributed.rank_info import RankInfo
 from backend.types import Problem
 

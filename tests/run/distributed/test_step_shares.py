@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.run.distributed.sampled_round import SampledRound
-from backend.run.distributed.step_shares import LearningReport, StepShares
+from backend.run.distributed.step_shares import LearningReport, SampledRound, StepShares
 from backend.types import Completion, Group, Problem
 
 

@@ -12,8 +12,18 @@ from mlx._distributed_utils.common import Hostfile
 
 from backend.spec.distributed import hosts_file
 from backend.spec.distributed.backend_choice import choose_backend
-from backend.spec.distributed.command import launch_command, rank_environment, rank_program, shell_words
-from backend.spec.distributed.hosts_file import Host, HostsFile, fault_of_first, parse_hosts, read_hosts, write_hosts
+from backend.spec.distributed.hosts_file import (
+    Host,
+    HostsFile,
+    fault_of_first,
+    launch_command,
+    parse_hosts,
+    rank_environment,
+    rank_program,
+    read_hosts,
+    shell_words,
+    write_hosts,
+)
 from backend.spec.faults import Mistake
 from backend.spec.places import project_root
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from backend.spec.config import SETTINGS, parse
-from backend.spec.other_programs.account import account
 from backend.spec.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
 from backend.spec.other_programs.mlx_lm_lora import MLX_LM_LORA
 from backend.spec.other_programs.translation import (
     FOREIGN_WORDS,
     NAMES,
+    account,
     other_names,
     program_of,
     read_words,

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from backend.spec.faults import Mistake
-from backend.spec.user_input.files import names_folder, read_bytes, read_text
-from backend.spec.user_input.paths import possible_path, resolved, user_path
+from backend.spec.user_input.files import names_folder, possible_path, read_bytes, read_text, resolved, user_path
 
 
 def sentence(call: object, *arguments: object) -> str:

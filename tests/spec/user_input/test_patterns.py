@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from backend.spec.user_input.patterns import excess, written_out
+from backend.spec.user_input.text import excess, written_out
 
 BOMBS = [
     ".{1000000000}",

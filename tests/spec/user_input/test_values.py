@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from backend.spec.user_input.documents import DEPTH
-from backend.spec.user_input.values import unusable
+from backend.spec.user_input.documents import DEPTH, unusable
 
 
 def nested(levels: int) -> Any:

@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def measure(backend: str, variables: Mapping[str, str], files: Mapping[str, str]) -> dict[str, Any]:
-    """{"rank", "size", "speed"} as this rank measures it. `variables` and `files`: `backend.spec.distributed.backend_environment`.
+    """{"rank", "size", "speed"} as this rank measures it. `variables` and `files`: `backend.spec.distributed.hosts_file`.
 
     Every rank calls it at the same time. Raises RuntimeError where the ranks do not find each other.
     """

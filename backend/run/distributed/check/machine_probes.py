@@ -12,8 +12,7 @@ from typing import Any
 from backend.child_process import ChildEnded, ChildProcess, ChildTimeout
 from backend.run.distributed.check.machine_verbs import MARKER, PROBE
 from backend.spec.command import backend_environment
-from backend.spec.distributed.command import CONNECT_S, rank_environment, rank_program, ssh_command
-from backend.spec.distributed.hosts_file import HostsFile
+from backend.spec.distributed.hosts_file import CONNECT_S, HostsFile, rank_environment, rank_program, ssh_command
 from backend.spec.user_input.text import shown
 
 FACTS_S = 45.0

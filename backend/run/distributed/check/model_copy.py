@@ -22,16 +22,13 @@ from typing import IO, Any
 from backend.child_process import claim_stdout, json_line
 from backend.run.distributed.check.machine_verbs import MARKER, RECEIVE
 from backend.run.distributed.check.model_files import ModelFile, model_files
-from backend.spec.disk_faults import cause
-from backend.spec.disk_space import require_room
-from backend.spec.distributed.command import rank_environment, rank_program, ssh_command
-from backend.spec.distributed.hosts_file import Host
+from backend.spec.disk_faults import cause, require_room
+from backend.spec.distributed.hosts_file import Host, rank_environment, rank_program, ssh_command
 from backend.spec.distributed.machine_report import COPY_LIMIT, RESERVE
 from backend.spec.faults import Mistake
 from backend.spec.hub_cache import local_folder, repo_cache
-from backend.spec.user_input.files import is_folder
+from backend.spec.user_input.files import is_folder, is_folder_name, user_path
 from backend.spec.user_input.own_files import own_file
-from backend.spec.user_input.paths import is_folder_name, user_path
 from backend.spec.user_input.text import shown
 from backend.spec.whole_file import replace_file
 

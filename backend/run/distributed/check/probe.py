@@ -33,14 +33,13 @@ from backend.child_process import claim_stdout, json_line
 from backend.run.distributed.check.machine_verbs import MARKER, end_after
 from backend.run.distributed.check.model_files import digest_of, model_files
 from backend.spec.command import is_bundled
-from backend.spec.disk_space import room_on
+from backend.spec.disk_faults import room_on
 from backend.spec.distributed.machine_report import MachineFacts
 from backend.spec.distributed.open_mpi import mpirun
 from backend.spec.hub_cache import hub_cache
 from backend.spec.machine import has_gpu, machine_bytes, processor
 from backend.spec.places import project_root
-from backend.spec.user_input.files import is_file
-from backend.spec.user_input.paths import user_path
+from backend.spec.user_input.files import is_file, user_path
 
 LIFETIME_S = 300.0
 """Longer than any check takes (`backend.run.distributed.check.machine_check`)."""

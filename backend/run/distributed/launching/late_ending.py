@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from backend.spec.diary_ends import first_and_last_events
-from backend.spec.events import ENDINGS, Diary
+from backend.spec.events import ENDINGS, Diary, first_and_last_events
 from backend.spec.faults import Mistake
 from backend.spec.run_folder import RunFolder
 from backend.spec.run_lock import hold_lock

@@ -34,9 +34,7 @@ from backend.run.distributed.launching.late_ending import write_late_ending
 from backend.run.distributed.launching.rank_start import PID_LINE, LaunchPlan, RankProcess, start_ranks
 from backend.run.distributed.orders import RESTART_RANKS, Orders, OrdersFolder
 from backend.spec.disk_faults import writing
-from backend.spec.distributed.backend_environment import FIRST_PORT, PORTS
-from backend.spec.distributed.command import ssh_command
-from backend.spec.distributed.hosts_file import HostsFile
+from backend.spec.distributed.hosts_file import FIRST_PORT, PORTS, HostsFile, ssh_command
 from backend.spec.private_files import make_private_folder
 from backend.spec.process_ids import is_alive
 from backend.spec.run_folder import RunFolder

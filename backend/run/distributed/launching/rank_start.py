@@ -21,9 +21,15 @@ from backend.run.distributed.orders import ORDERS_VARIABLE, WATCH_VARIABLE, Orde
 from backend.run.distributed.rank_process import BACKEND_VARIABLE, LOG_VARIABLE, MACHINE_VARIABLE
 from backend.run.machine.gpu_timeout import VARIABLE as TIMEOUT_VARIABLE
 from backend.spec.command import backend_environment
-from backend.spec.distributed.backend_environment import RankEnvironment, rank_environment_of
-from backend.spec.distributed.command import MPI_OPTIONS, rank_environment, rank_program, ssh_command
-from backend.spec.distributed.hosts_file import HostsFile
+from backend.spec.distributed.hosts_file import (
+    MPI_OPTIONS,
+    HostsFile,
+    RankEnvironment,
+    rank_environment,
+    rank_environment_of,
+    rank_program,
+    ssh_command,
+)
 from backend.spec.distributed.open_mpi import mpi_variables, mpirun
 
 PID_LINE = re.compile(rb"grpo-studio-rank (\d+) pid (\d+)\s*")

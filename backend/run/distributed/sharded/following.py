@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -16,14 +17,83 @@ from backend.run.distributed.channel import ChannelMessage
 from backend.run.distributed.collectives import MlxCollectives
 from backend.run.distributed.sharded import announcements, meeting
 from backend.run.distributed.sharded.announcements import SampleCall, unpacked_batch
-from backend.run.distributed.sharded.computing import ComputingParts, follow_leader, keep_together
 from backend.run.distributed.sharded.meeting import GivenUp
-from backend.run.distributed.sharded.outline import outline_of
 from backend.run.distributed.workers import LeaderLink
 from backend.run.step_parts import LEARNERS
 from backend.spec.config import Config
+from backend.spec.distributed.rank_info import RankInfo
+from backend.spec.faults import Mistake
 from backend.spec.row_costs import RowCosts
+from backend.spec.user_input.text import shown
+from backend.training.collectives import Collectives
+from backend.training.learner import Learner
 from backend.training.not_finite import NotFinite
+from backend.training.optimizers.state import restore
+
+# What ranks that compute a model together must have decided alike: which paths its passes take.
+
+Outline = dict[str, Any]
+
+
+def outline_of(policy: Policy, learner: Learner, rollout: Rollout) -> Outline:
+    """The decisions of this rank, as plain JSON."""
+    return {
+        "eos_ids": policy.eos_ids,
+        "vocabulary": policy.split_model.vocab_size,
+        "shares prompts": policy.split_model.prefix_layers,
+        "has a reference": policy.reference is not None,
+        "decodes together": rollout.has_continuous_batching,
+        "fused layers": len(rollout.fused.fused_linears),
+        "micro-batch": learner.forward.micro_batch_tokens,
+        "adapters": sorted(policy.trainable()),
+        "slow paths": [*policy.split_model.slow_paths, *rollout.slow_paths],
+    }
+
+
+def check_alike(outlines: Sequence[Outline], machines: Sequence[RankInfo]) -> None:
+    """Raise Mistake where a rank has decided otherwise than the first."""
+    for rank, other in enumerate(outlines):
+        different = [name for name in outlines[0] if other.get(name) != outlines[0][name]]
+        if different:
+            raise Mistake(
+                "hosts",
+                f"{shown(machines[rank].machine, 40)} (rank {rank}) computes this model in another way than here ({', '.join(different)}): "
+                f"a sharded model needs the same mlx and the same files on all machines.",
+            )
+
+
+# ── computing ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# What every rank of a sharded model computes with, and that its adapters and moments are rank 0's to the last bit.
+
+
+@dataclass(frozen=True, slots=True)
+class ComputingParts:
+    policy: Policy
+    learner: Learner
+    rollout: Rollout
+
+
+def follow_leader(parts: ComputingParts, ranks: Collectives) -> None:
+    """Take over rank 0's adapters and optimizer state, bit for bit."""
+    trained, state = parts.policy.trainable(), parts.learner.state_arrays()
+    arrays = ranks.broadcast([*trained.values(), *state.values()])
+    if ranks.rank == 0:
+        return
+    parts.policy.assign(dict(zip(trained, arrays, strict=False)))
+    restore(parts.learner.optimizer, dict(zip(state, arrays[len(trained) :], strict=True)))
+    mx.eval(parts.learner.optimizer.state)
+
+
+def keep_together(parts: ComputingParts, ranks: Collectives) -> None:
+    """Where a rank's adapters differ from rank 0's in any bit, all take over rank 0's."""
+    words = [x.reshape(-1).view(mx.uint32) for x in parts.policy.trainable().values()]
+    # Modulo 2³²: exact, whatever the order of the additions.
+    if len(set(ranks.gather(int(mx.stack([each.sum() for each in words]).sum())))) > 1:
+        follow_leader(parts, ranks)
+
+
+# ── following ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 Arrays = Mapping[str, np.ndarray]
 

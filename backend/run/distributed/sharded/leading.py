@@ -19,8 +19,13 @@ from backend.run.distributed.kept_state import KeptState
 from backend.run.distributed.sharded import announcements, meeting
 from backend.run.distributed.sharded.announcements import Arrays, SampleCall, packed_batch
 from backend.run.distributed.sharded.compute_thread import ComputeThread
-from backend.run.distributed.sharded.computing import ComputingParts, follow_leader, keep_together
-from backend.run.distributed.sharded.outline import check_alike, outline_of
+from backend.run.distributed.sharded.following import (
+    ComputingParts,
+    check_alike,
+    follow_leader,
+    keep_together,
+    outline_of,
+)
 from backend.run.distributed.workers import Workers
 from backend.run.machine.gpu_retries import StepSize
 from backend.run.parts import RunParts, load_parts

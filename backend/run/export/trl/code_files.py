@@ -24,8 +24,8 @@ from backend.run.export.trl.module_source import (
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.places import resources
+from backend.spec.rewards.allowed_code import code_files, read_code
 from backend.spec.rewards.catalog import locate_reward_file, metric_name, reward_call
-from backend.spec.rewards.user_code import code_files, read_code
 from backend.spec.user_input.files import read_text
 from backend.spec.user_input.own_files import own_file, own_files
 from backend.spec.user_input.text import shown
