@@ -24,7 +24,7 @@ def test_every_package_has_an_init_file() -> None:
 
 def test_every_source_file_that_a_document_names_exists() -> None:
     paths = re.compile(r"`((?:app|backend|packaging|resources|tests)/[\w/]+(?:\.py|/))")
-    documents = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     named = {(document.name, path) for document in documents for path in paths.findall(document.read_text("utf-8"))}
     assert len(named) > 50
     assert not [place for place in sorted(named) if not (ROOT / place[1]).exists()]
