@@ -26,7 +26,7 @@ PLAIN_DATA = {
     "app.model.presets",
     "app.model.runs.marks",
     "app.model.runs.ranks",
-    *(f"app.model.completions.{name}" for name in ("filters", "folding", "word_diff")),
+    "app.model.completions.facts",
 }
 """What widgets draw: data classes without Qt and without the session."""
 SHELL = MODEL | {"app.theme", "app.stylesheet", "app.widgets"}
