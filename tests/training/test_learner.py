@@ -15,7 +15,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from backend.training.held_out import STANDARD_ERROR
 from mlx.optimizers import SGD as SGD_OF_MLX
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm import load
@@ -28,7 +27,7 @@ from backend.spec.places import resources
 from backend.training import learner as learner_module
 from backend.training.advantages import advantages
 from backend.training.batch import pack
-from backend.training.grpo import grpo_learner
+from backend.training.grpo import STANDARD_ERROR, grpo_learner
 from backend.training.not_finite import NotFinite
 from backend.training.optimizers.own import OwnUpdates
 from backend.types import Completion, Group, Problem
