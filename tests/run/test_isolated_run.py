@@ -130,7 +130,7 @@ RAISING = """
 import backend.rewards
 
 def inner(text):
-    raise ValueError("no digits in " + text[:3])
+    raise ValueError("no digits in " + text[:3] + chr(27) + "[31m")
 
 @backend.rewards.register_reward_function("strict")
 def strict(prompts, completions, answer, types=None):
@@ -168,5 +168,5 @@ def test_log_has_the_traceback_of_a_reward(tmp_path: Path, capsys: pytest.Captur
         "line 12, in strict",
     ):
         assert line in log
-    assert "step_calls" not in log
+    assert "step_calls" not in log and chr(27) not in log
     assert "Traceback" not in capsys.readouterr().err

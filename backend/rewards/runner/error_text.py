@@ -56,7 +56,8 @@ def traceback_text(error: BaseException, file: Path | None) -> str:
     while first is not None and file is not None and first.tb_frame.f_code.co_filename != str(file):
         first = first.tb_next
     text = "".join(traceback.format_exception(type(error), error, first or error.__traceback__))
-    return text[-LONGEST_TRACEBACK:]
+    printable = (letter if letter.isprintable() or letter == "\n" else " " for letter in text[-LONGEST_TRACEBACK:])
+    return "".join(printable)  # no terminal obeys what an exception's text holds
 
 
 def _message(error: BaseException) -> str:
