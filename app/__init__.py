@@ -1,1 +1,1 @@
-"""GRPO Studio's window. It never loads the engine: of the backend it may enter `backend.spec` only."""
+"""GRPO Studio's window. The modules of the backend that it imports load no engine (tests/house/test_imports.py)."""

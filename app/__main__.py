@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backend.spec import places
-from backend.spec.command import backend_command, backend_environment
-from backend.spec.environment import require_environment
-from backend.spec.faults import Mistake
-from backend.spec.user_input.files import resolved, user_path
+from backend.utils import places
+from backend.utils.command import backend_command, backend_environment
+from backend.utils.environment import require_environment
+from backend.utils.errors import Mistake
+from backend.utils.files import resolved, user_path
 
 if TYPE_CHECKING:
     from PySide6.QtWidgets import QApplication
@@ -112,10 +112,10 @@ def show_window(options: argparse.Namespace) -> int:
 
     from app import theme
     from app.desktop.file_open_event import FileOpener
-    from app.model.prefs import Prefs
-    from app.model.session import Session
     from app.pages import read_ahead
     from app.run_window import NAME
+    from app.state.prefs import Prefs
+    from app.state.session import Session
     from app.widgets.basic.icons import app_icon
     from app.window import Window
 
@@ -167,7 +167,7 @@ def connect_desktop(app: QApplication, window: Window) -> None:
     """Have the desktop show the run's progress on the app's icon, and what happens to it while the window is not in front."""
     from app.desktop.launcher_icon import LauncherIcon
     from app.desktop.notifications import Notifier
-    from app.model.runs.run_notices import RunNotices
+    from app.state.runs.run_notices import RunNotices
 
     bus = None
     if sys.platform.startswith("linux"):

@@ -14,19 +14,19 @@ from typing import Any
 from PySide6.QtWidgets import QApplication, QMainWindow
 
 from app.message_boxes import ask
-from app.model.form_session import FORM
-from app.model.presets import presets
-from app.model.processes import ProcessOutcome, VerbProcess
-from app.model.session import START, Session
+from app.state.form_session import FORM
+from app.state.presets import presets
+from app.state.processes import ProcessOutcome, VerbProcess
+from app.state.session import START, Session
 from app.widgets.basic.file_dialogs import open_file, open_folder, save_file
 from app.widgets.form.preset_panel import PresetPanel
 from app.widgets.frame.status_strip import StatusStrip
-from backend.spec.command import backend_command
-from backend.spec.config import dump
-from backend.spec.faults import Mistake
-from backend.spec.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
-from backend.spec.run_folder import RunFolder
-from backend.spec.whole_file import save_as
+from backend.config.config import dump
+from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
+from backend.runs.run_folder import RunFolder
+from backend.utils.command import backend_command
+from backend.utils.errors import Mistake
+from backend.utils.whole_file import save_as
 
 
 class FileWindow(QMainWindow):

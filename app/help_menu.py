@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QApplication, QDialog, QDialogButtonBox, QTextBrow
 
 from app import theme
 from app.file_menu import FileWindow
-from app.model.guide import CONTENTS, place_of_setting
+from app.state.guide import CONTENTS, place_of_setting
 from app.widgets.basic.key_names import key_name
 from app.widgets.basic.layout import on_screen
 from app.widgets.form.field import field_of
@@ -23,13 +23,13 @@ from app.widgets.help.about_dialog import AboutDialog
 from app.widgets.help.glossary_dialog import GlossaryDialog
 from app.widgets.help.guide_link import place_about
 from app.widgets.help.problem_dialog import ProblemDialog
-from backend.spec import machine
-from backend.spec.about.problem_report import EMPTY, LOG_LINES, ProblemFacts, report
-from backend.spec.places import project_root
-from backend.spec.runs.archive import raw_settings
+from backend.runs.archive import raw_settings
+from backend.utils import machine
+from backend.utils.places import project_root
+from backend.utils.problem_report import EMPTY, LOG_LINES, ProblemFacts, report
 
 if TYPE_CHECKING:
-    from app.model.runs.run import Run
+    from app.state.runs.run import Run
 
 
 # A page of text in a window of its own: the guide, the list of shortcuts, what is stored where.
@@ -88,7 +88,7 @@ class HelpWindow(FileWindow):
 
     def show_glossary(self) -> None:
         """The glossary, with a line that searches it; it is opened once."""
-        from app.model.glossary import found, glossary
+        from app.state.glossary import found, glossary
 
         dialog = self.findChild(GlossaryDialog)
         if dialog is None:
@@ -116,7 +116,7 @@ class HelpWindow(FileWindow):
 
     def set_update_checks(self) -> None:
         """Check for updates at every start, or no longer; says which."""
-        from backend.spec.about.releases import NO_FEED, feed
+        from backend.utils.releases import NO_FEED, feed
 
         prefs = self.session.prefs
         prefs.check_updates = not prefs.check_updates
@@ -129,7 +129,7 @@ class HelpWindow(FileWindow):
 
     def show_about(self) -> None:
         # Reads the metadata of every package, which the first paint does not wait for.
-        from backend.spec.about import components
+        from backend.utils import components
 
         AboutDialog(facts(), components.components(), self).open()
 
@@ -166,7 +166,7 @@ class HelpWindow(FileWindow):
 
 def facts() -> dict[str, str]:
     """What About shows beside the icon; our own version first."""
-    from backend.spec.about import components
+    from backend.utils import components
 
     computes = machine.chip() if machine.has_gpu() else ""
     device = f"GPU of {computes}" if computes else "GPU" if machine.has_gpu() else "CPU"

@@ -17,9 +17,9 @@ from PySide6.QtGui import QGuiApplication, QImage
 from PySide6.QtWidgets import QApplication
 
 from app import theme
-from app.model.prefs import Prefs
-from app.model.session import Session
 from app.pages import PAGES
+from app.state.prefs import Prefs
+from app.state.session import Session
 from app.window import Window
 
 SIZE = (1000, 700)

@@ -9,8 +9,8 @@ from PySide6.QtWidgets import QApplication, QStackedWidget, QWidget
 from shiboken6 import isValid
 
 from app import theme
-from app.model.session import Session
 from app.pages import PAGES
+from app.state.session import Session
 from app.widgets.basic.tab_area import TabArea
 
 

@@ -15,16 +15,16 @@ from PySide6.QtWidgets import QApplication, QLabel, QToolBar
 from app.help_menu import HelpWindow
 from app.menus import Menus
 from app.message_boxes import QuestionBox, ask_and_remember
-from app.model.messages import NOTICE, Offer
-from app.model.processes import VerbProcess
-from app.model.runs.run_clock import silence_advice
-from app.model.runs.run_files import CrashOffer
-from app.model.session import RUN
+from app.state.messages import NOTICE, Offer
+from app.state.processes import VerbProcess
+from app.state.runs.run_clock import silence_advice
+from app.state.runs.run_files import CrashOffer
+from app.state.session import RUN
 from app.widgets.basic.open_in_desktop import open_path
+from app.widgets.export_panel import ExportPanel
 from app.widgets.frame.preferences_dialog import PreferencesDialog
-from app.widgets.runs.export_panel import ExportPanel
-from backend.spec.faults import Mistake
-from backend.spec.run_folder import RunFolder
+from backend.runs.run_folder import RunFolder
+from backend.utils.errors import Mistake
 
 NAME = "GRPO Studio"
 CONTROL, SILENCE = "control", "silence"

@@ -15,7 +15,7 @@ from PySide6.QtGui import QColor, QFont, QFontDatabase, QGuiApplication, QPalett
 from PySide6.QtWidgets import QApplication
 
 from app.stylesheet import CONTROLS, OURS
-from backend.spec import places
+from backend.utils import places
 
 SPACE = 8
 """The grid: every margin and gap is a multiple (or half) of this."""

@@ -26,25 +26,25 @@ from app import theme
 from app.desktop.drop_target import DroppedFile, dropped_file, kind_of
 from app.menus import RUN_ACTIONS, Menus
 from app.message_boxes import ask
-from app.model.memory_parts import MemoryParts
-from app.model.session import Session
-from app.model.undo import History
 from app.page_stack import PageArea, PageStack
 from app.pages import PAGES
 from app.run_window import RunWindow
+from app.state.memory_parts import MemoryParts
+from app.state.session import Session
+from app.state.undo import History
 from app.widgets.basic import icons
 from app.widgets.basic.file_dialogs import keep_folders_in
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels_and_buttons import PlainLabel
 from app.widgets.basic.layout import on_screen
+from app.widgets.consent_dialog import ask_consent
 from app.widgets.form.field import UndoKeys
 from app.widgets.frame.drop_overlay import DropOverlay
 from app.widgets.frame.sidebar import Sidebar
 from app.widgets.frame.status_strip import StatusStrip
-from app.widgets.machines.hosts_dialog import HostsDialog
-from app.widgets.rewards.consent_dialog import ask_consent
-from backend.spec.distributed.allowed_hosts import HostsToAllow
-from backend.spec.rewards.allowed_code import CodeToAllow
+from app.widgets.hosts_dialog import HostsDialog
+from backend.distributed.allowed_hosts import HostsToAllow
+from backend.rewards.catalogue.allowed_code import CodeToAllow
 
 MINIMUM = (880, 600)
 LEAST_PAGE = (816, 480)

@@ -8,25 +8,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from backend.run.library.callbacks import Callback, StopTraining
-    from backend.run.library.trained_run import RunFailed, TrainedRun
-    from backend.run.library.training import resume, train
-    from backend.spec.config import Config
-    from backend.spec.faults import Mistake
+    from backend.config.config import Config
+    from backend.trainer.library.callbacks import Callback, StopTraining
+    from backend.trainer.library.trained_run import RunFailed, TrainedRun
+    from backend.trainer.library.training import resume, train
+    from backend.utils.errors import Mistake
 
 __version__ = "0.1.0"
 
 __all__ = ["Callback", "Config", "Mistake", "RunFailed", "StopTraining", "TrainedRun", "resume", "train"]
 
 _PLACES = {
-    "Callback": "backend.run.library.callbacks",
-    "Config": "backend.spec.config",
-    "Mistake": "backend.spec.faults",
-    "RunFailed": "backend.run.library.trained_run",
-    "StopTraining": "backend.run.library.callbacks",
-    "TrainedRun": "backend.run.library.trained_run",
-    "resume": "backend.run.library.training",
-    "train": "backend.run.library.training",
+    "Callback": "backend.trainer.library.callbacks",
+    "Config": "backend.config.config",
+    "Mistake": "backend.utils.errors",
+    "RunFailed": "backend.trainer.library.trained_run",
+    "StopTraining": "backend.trainer.library.callbacks",
+    "TrainedRun": "backend.trainer.library.trained_run",
+    "resume": "backend.trainer.library.training",
+    "train": "backend.trainer.library.training",
 }
 
 

@@ -13,15 +13,15 @@ from backend.bench import child as device_child
 from backend.cli import completions
 from backend.cli.exit_codes import MISTAKE, print_faults
 from backend.cli.output import take_every_character
+from backend.distributed.check import machine_verbs
 from backend.engine.cpu import blas
 from backend.models import template_limits, transformers_scan
 from backend.rewards.functions import math_equality
 from backend.rewards.programs import client as programs
 from backend.rewards.sandbox import wire
-from backend.run.distributed.check import machine_verbs
-from backend.run.trackers import process as tracker_process
-from backend.spec.command import BUNDLED_PROGRAM
-from backend.spec.faults import Mistake
+from backend.trainer.trackers import process as tracker_process
+from backend.utils.command import BUNDLED_PROGRAM
+from backend.utils.errors import Mistake
 
 
 def version(is_requested: bool) -> None:
@@ -32,7 +32,7 @@ def version(is_requested: bool) -> None:
     import mlx.core as mx
 
     from backend.engine.cpu import compiler
-    from backend.run.telemetry import versions
+    from backend.trainer.telemetry import versions
 
     numbers = versions()
     print(f"grpo-studio {numbers.pop('grpo-studio')}")
@@ -108,7 +108,7 @@ def complete() -> int:
 
 def main() -> int | None:
     take_every_character()
-    # The child processes of a bundled app (`backend.child_process.module_command`); they prepare what they need themselves.
+    # The child processes of a bundled app (`backend.utils.child_process.module_command`); they prepare what they need themselves.
     if sys.argv[1:] == [math_equality.VERB]:
         from backend.rewards.functions import math_verify_process
 
@@ -130,15 +130,15 @@ def main() -> int | None:
 
         return template_child.main()
     if sys.argv[1:] == [machine_verbs.PROBE]:
-        from backend.run.distributed.check import probe
+        from backend.distributed.check import probe
 
         return probe.main()
     if sys.argv[1:] == [machine_verbs.LINK]:
-        from backend.run.distributed.check import link
+        from backend.distributed.check import link
 
         return link.main()
     if sys.argv[1:] == [machine_verbs.RECEIVE]:
-        from backend.run.distributed.check import model_copy
+        from backend.distributed.check import model_copy
 
         return model_copy.main()
     if completions.is_asked(sys.argv):  # before the engine is prepared: a person has pressed Tab

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from backend.spec.completion_rows import Stop
+from backend.runs.completion_rows import Stop
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ def demo(
 ) -> None:
     """The trainer's own account of a step of the demo, or of any config."""
     blas_sentence = blas.prepare()
-    from backend.spec.places import demo_config
+    from backend.utils.places import demo_config
     from benchmarks import demo_step
 
     medians = demo_step.measure(config or demo_config(), rounds, warm_up)
@@ -83,8 +83,8 @@ def trackers(
     """What a tracker costs its run: the demo with each, and without."""
     from contextlib import nullcontext
 
-    from backend.spec.file_lock import held
-    from backend.spec.trackers import TRACKERS
+    from backend.trainer.trackers.targets import TRACKERS
+    from backend.utils.file_lock import held
     from benchmarks import trackers as measurement
 
     names = only or [name for name, kind in TRACKERS.items() if kind.is_installed]

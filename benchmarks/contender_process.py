@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from backend.child_process import claim_stdout
 from backend.engine.cpu import blas
+from backend.utils.child_process import claim_stdout
 from benchmarks.contender import Contender
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.workloads import Case

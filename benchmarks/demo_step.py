@@ -24,9 +24,9 @@ SHOWN = {
 
 def measure(config_file: Path, steps: int, warm_up: int) -> dict[str, float]:
     """Median of each metric over `steps` steps of the config, after `warm_up` that do not count; in a temporary folder."""
-    from backend.run.run_process import train
-    from backend.spec.config import parse, read
-    from backend.spec.run_folder import make_run_folder
+    from backend.config.config import parse, read
+    from backend.runs.run_folder import make_run_folder
+    from backend.trainer.run_process import train
 
     raw = read(config_file) | {
         "iters": warm_up + steps,

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from backend.bench.tables import TextTable
-from backend.spec.command import backend_command, backend_environment
-from backend.spec.exports import FORMATS
-from backend.spec.places import demo_config, project_root
+from backend.export.exports import FORMATS
+from backend.utils.command import backend_command, backend_environment
+from backend.utils.places import demo_config, project_root
 from benchmarks import random_model
 
 HELD_OUT = 256
@@ -154,8 +154,8 @@ def _make_large(base: Path, run: Path) -> None:
     from mlx_lm.models import qwen3
     from mlx_lm.tuner.utils import linear_to_lora_layers
 
-    from backend.models.export.model_files import write_safetensors, write_weights
-    from backend.spec.config import dump, parse
+    from backend.config.config import dump, parse
+    from backend.export.model_files import write_safetensors, write_weights
 
     for folder in (base, run / "adapters"):
         folder.mkdir(parents=True)

@@ -39,11 +39,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def measure(changes: dict[str, Any], seed: int) -> dict[str, float]:
     """One run of the demo with `changes`."""
+    from backend.config.config import parse, read
     from backend.demo.accuracy import test_accuracy
-    from backend.run.run_process import train
-    from backend.spec.config import parse, read
-    from backend.spec.places import demo_config
-    from backend.spec.run_folder import make_run_folder
+    from backend.runs.run_folder import make_run_folder
+    from backend.trainer.run_process import train
+    from backend.utils.places import demo_config
 
     config = parse(read(demo_config()) | changes | {"seed": seed, "fuse": False})
     steps: list[dict[str, Any]] = []

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from backend.bench import ablation
+from backend.config.config import Config, parse
 from backend.engine.memory import release_cached_buffers
-from backend.generation.rollout import Rollout
-from backend.generation.sampler import Sampling
 from backend.models.policy import Policy, load_policy
-from backend.spec.config import Config, parse
+from backend.sampling.rollout import Rollout
+from backend.sampling.sampler import Sampling
 from backend.training.advantages import advantages
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner

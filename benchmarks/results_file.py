@@ -18,8 +18,8 @@ from typing import Any
 from backend.bench import report as device_report
 from backend.bench import schema
 from backend.bench.schema import DeviceFile
-from backend.spec.machine import processor
-from backend.spec.places import project_root
+from backend.utils.machine import processor
+from backend.utils.places import project_root
 from benchmarks import peers, report
 
 MARKED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from backend.child_process import ChildEnded, ChildProcess
-from backend.spec.places import project_root
+from backend.utils.child_process import ChildEnded, ChildProcess
+from backend.utils.places import project_root
 from benchmarks import peers
 from benchmarks.random_model import model_folder
 from benchmarks.workloads import PEERS, Case

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import yaml
 
-from backend.spec.places import project_root
+from backend.utils.places import project_root
 from benchmarks.random_model import model_folder
 from benchmarks.workloads import Case
 

@@ -19,13 +19,13 @@ from pathlib import Path
 import yaml
 
 from backend.bench.tables import TextTable
-from backend.spec import file_lock
-from backend.spec.command import backend_environment
-from backend.spec.config import read
-from backend.spec.events import read_events
-from backend.spec.places import demo_config
-from backend.spec.run_folder import RunFolder
-from backend.spec.trackers import TRACKERS
+from backend.config.config import read
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.trainer.trackers.targets import TRACKERS
+from backend.utils import file_lock
+from backend.utils.command import backend_environment
+from backend.utils.places import demo_config
 
 NOTHING = "none"
 MOST_WAIT_S = 300.0

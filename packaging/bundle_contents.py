@@ -29,7 +29,7 @@ NEVER = (
     *("IPython", "jax", "matplotlib", "scipy", "sklearn", "tensorflow", "torch", "torchvision"),
     # gguf, which requires the last four, reads models from the Hub with them; ours are files.
     *("attr", "attrs", "chardet", "certifi", "charset_normalizer", "requests", "urllib3"),
-    # Trackers other than csv: whoever wants one trains from the package, and a run says so (backend/spec/trackers.py).
+    # Trackers other than csv: whoever wants one trains from the package, and a run says so (backend/trainer/trackers/targets.py).
     *("tensorboardX", "tensorboard", "trackio", "wandb"),
     # Tools that install, test or compile.
     *(
@@ -123,12 +123,9 @@ def standard_library() -> list[str]:
     return names
 
 
-READ_AS_TEXT = (
-    "backend/*.py", "backend/confinement/*.py", "backend/data/*.py", "backend/models/*.py", "backend/rewards/*.py", "backend/rewards/*/*.py",
-    "backend/spec/*.py", "backend/spec/*/*.py", "backend/training/*.py", "backend/training/optimizers/*.py",
-)  # fmt: skip
-"""Sources of ours that are read and not only run: `backend/spec/loss_menu.py` and `backend/spec/rewards/catalog.py` make menus of them, and
-an export for TRL carries parts of them (`backend/run/export/trl/code_files.py`)."""
+READ_AS_TEXT = ("backend/*.py", "backend/*/*.py", "backend/*/*/*.py")
+"""Sources of ours that are read and not only run: `backend/config/loss_menu.py` and `backend/rewards/catalogue/catalog.py` make menus of them, and
+an export for TRL carries parts of them (`backend/export/trl/code_files.py`)."""
 
 
 def documents() -> list[Path]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backend.spec.distributed.hosts_file import Host, HostsFile, write_hosts
-from backend.spec.distributed.machine_findings import findings_of
-from backend.spec.distributed.machine_report import CheckedMachine, LinkSpeed, MachineFacts, MachineReport
+from backend.distributed.hosts_file import Host, HostsFile, write_hosts
+from backend.distributed.machine_findings import findings_of
+from backend.distributed.machine_report import CheckedMachine, LinkSpeed, MachineFacts, MachineReport
 
 HERE, THERE = "127.0.0.1", "studio.local"
 MODEL = "mlx-community/Qwen3-0.6B-4bit"

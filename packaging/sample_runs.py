@@ -12,11 +12,11 @@ from typing import Any
 
 import yaml
 
-from backend.spec import config
-from backend.spec.command import backend_command, backend_environment
-from backend.spec.places import demo_config
-from backend.spec.run_folder import RunFolder
-from backend.spec.runs.run_record import change_notes
+from backend.config import config
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_record import change_notes
+from backend.utils.command import backend_command, backend_environment
+from backend.utils.places import demo_config
 from tests.support.diaries import recording
 
 STEPS = 16

@@ -98,7 +98,7 @@ def prepare(folder: Path, text: float) -> None:
 
 def evaluate(run: Path) -> None:
     """Evaluate a run that has no evaluation yet, for its page. Raises CalledProcessError when that fails."""
-    from backend.spec.command import backend_command, backend_environment
+    from backend.utils.command import backend_command, backend_environment
 
     if not any((run / "evaluations").glob("*.json")):
         command = backend_command("evaluate", str(run), "--n", "4")
@@ -109,8 +109,8 @@ def take_all(run: Path, sick: Path, out: Path) -> None:
     from PySide6.QtWidgets import QApplication
 
     from app import theme
-    from app.model.session import Session
     from app.pages import PAGES
+    from app.state.session import Session
     from app.window import Window
 
     app = QApplication([])
@@ -178,14 +178,14 @@ def take_scenes(window, mode: str, run: Path, sick: Path, tokens: Path, out: Pat
 
 def dialogs(window):
     """Open each dialog in turn and yield (name, dialog)."""
+    from app.pages.runs.clone_dialog import CloneDialog
+    from app.widgets.export_panel import ExportPanel
     from app.widgets.form.preset_panel import PresetPanel
     from app.widgets.frame.preferences_dialog import PreferencesDialog
     from app.widgets.help.about_dialog import AboutDialog
     from app.widgets.help.glossary_dialog import GlossaryDialog
     from app.widgets.help.problem_dialog import ProblemDialog
     from app.widgets.picker.picker import Picker
-    from app.widgets.runs.clone_dialog import CloneDialog
-    from app.widgets.runs.export_panel import ExportPanel
 
     window.show_page("train")
     page, prefs = window.pages["train"], window.session.prefs
@@ -221,9 +221,9 @@ def dialogs(window):
 
 def upload_dialog(window):
     """The dialog before an upload, for an account that is made up: nobody is asked for one."""
-    from app.model.processes import VerbProcess
-    from app.widgets.runs.upload_dialog import UploadDialog, UploadPreview
-    from backend.spec.command import backend_command
+    from app.state.processes import VerbProcess
+    from app.widgets.upload_dialog import UploadDialog, UploadPreview
+    from backend.utils.command import backend_command
 
     run = str(window.session.run.folder.path)
     command = backend_command("export", run, "--to", "hub", "--repo", "someone/sums-grpo", "--preview", "--json")

@@ -19,9 +19,10 @@ import pytest
 
 from backend.engine.cpu import blas
 from backend.models import transformers_scan
-from backend.run.stop_signals import handlers_restored
-from backend.spec.machine import TREAT_CPU_AS
-from backend.spec.run_lock import LOCK_VARIABLE
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import LOCK_VARIABLE
+from backend.trainer.stop_signals import handlers_restored
+from backend.utils.machine import TREAT_CPU_AS
 from tests.support import shared_kernels
 from tests.support.exclusive_lock import MachineLock
 
@@ -131,6 +132,12 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )  # a test of a restart leaves its lock to a program that never begins
     _bury_closed_windows()
     return tmp_path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """A run folder that does not exist yet."""
+    return RunFolder(tmp_path / "runs" / "mine")
 
 
 @pytest.fixture

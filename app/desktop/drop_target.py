@@ -8,8 +8,8 @@ from typing import Literal
 
 from PySide6.QtCore import QMimeData
 
-from backend.spec.model_and_data_names import DATA_SUFFIXES
-from backend.spec.run_folder import RunFolder
+from backend.config.model_and_data_names import DATA_SUFFIXES
+from backend.runs.run_folder import RunFolder
 
 Kind = Literal["config", "run", "data", "model", "reward_functions_file"]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from PySide6.QtWidgets import QWidget
 
-    from app.model.session import Session
+    from app.state.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +40,18 @@ class PageEntry:
 
 
 PAGES: tuple[PageEntry, ...] = (
-    PageEntry("train", "Train", "sliders", "app.pages.train_page:TrainPage", "Ctrl+1", 1440),
-    PageEntry("dataset", "Dataset", "table", "app.pages.dataset_page:DatasetPage", "Ctrl+2", 1680),
-    PageEntry("rewards", "Rewards", "target", "app.pages.rewards_page:RewardsPage", "Ctrl+3", 1920),
-    PageEntry("monitor", "Monitor", "pulse", "app.pages.monitor_page:MonitorPage", "Ctrl+4", 2560),
-    PageEntry("completions", "Completions", "lines", "app.pages.completions_page:CompletionsPage", "Ctrl+5", 1920),
-    PageEntry("evaluate", "Evaluate", "intervals", "app.pages.evaluate_page:EvaluatePage", "Ctrl+6", 1920),
-    PageEntry("chat", "Chat", "chat", "app.pages.chat_page:ChatPage", "Ctrl+7", 1920),
-    PageEntry("runs", "Runs", "stack", "app.pages.runs_page:RunsPage", "Ctrl+8", 2560),
-    PageEntry("sweeps", "Sweeps", "sweep", "app.pages.sweeps_page:SweepsPage", "Ctrl+9", 1440),
-    PageEntry("guide", "Guide", "book", "app.pages.guide_page:GuidePage", "Ctrl+0", 1120),
+    PageEntry("train", "Train", "sliders", "app.pages.train.train_page:TrainPage", "Ctrl+1", 1440),
+    PageEntry("dataset", "Dataset", "table", "app.pages.dataset.dataset_page:DatasetPage", "Ctrl+2", 1680),
+    PageEntry("rewards", "Rewards", "target", "app.pages.rewards.rewards_page:RewardsPage", "Ctrl+3", 1920),
+    PageEntry("monitor", "Monitor", "pulse", "app.pages.monitor.monitor_page:MonitorPage", "Ctrl+4", 2560),
+    PageEntry(
+        "completions", "Completions", "lines", "app.pages.completions.completions_page:CompletionsPage", "Ctrl+5", 1920
+    ),
+    PageEntry("evaluate", "Evaluate", "intervals", "app.pages.evaluate.evaluate_page:EvaluatePage", "Ctrl+6", 1920),
+    PageEntry("chat", "Chat", "chat", "app.pages.chat.chat_page:ChatPage", "Ctrl+7", 1920),
+    PageEntry("runs", "Runs", "stack", "app.pages.runs.runs_page:RunsPage", "Ctrl+8", 2560),
+    PageEntry("sweeps", "Sweeps", "sweep", "app.pages.sweeps.sweeps_page:SweepsPage", "Ctrl+9", 1440),
+    PageEntry("guide", "Guide", "book", "app.pages.help.guide_page:GuidePage", "Ctrl+0", 1120),
 )
 
 

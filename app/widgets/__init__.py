@@ -1,1 +1,1 @@
-"""Editors, tables and plots. They know Qt, the theme and backend.spec, and nothing of drafts, runs or pages."""
+"""Editors, tables and plots. They know Qt and the theme, and nothing of the session, drafts or pages."""

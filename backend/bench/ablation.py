@@ -31,9 +31,9 @@ def prefill_per_micro_batch() -> Off:
 
 def one_micro_batch() -> Off:
     """Training takes all rows of a batch through the model together."""
-    from backend.spec.memory import chunking
+    from backend.engine import chunk_sizes
 
-    return mock.patch.dict(chunking.MICRO_BATCH_TOKENS, {False: 1 << 30, True: 1 << 30})
+    return mock.patch.dict(chunk_sizes.MICRO_BATCH_TOKENS, {False: 1 << 30, True: 1 << 30})
 
 
 def plain_log_softmax() -> Off:
@@ -71,7 +71,7 @@ def old_policy_pass() -> Off:
 
 def prefill_per_completion() -> Off:
     """Sampling prefills a prompt once for each of its completions."""
-    from backend.generation.rollout import Rollout
+    from backend.sampling.rollout import Rollout
     from backend.types import Group
 
     sample = Rollout.sample
@@ -90,28 +90,28 @@ def prefill_per_completion() -> Off:
 
 def group_by_group() -> Off:
     """Sampling decodes one group after the other, as for models whose rows cannot be of unequal length."""
-    from backend.generation.rollout import Rollout
+    from backend.sampling.rollout import Rollout
 
     return mock.patch.object(Rollout, "_batching_obstacle", lambda rollout: "switched off")
 
 
 def no_compaction() -> Off:
     """Rows that have ended stay in the batch until the last row ends."""
-    from backend.spec.row_costs import RowCosts
+    from backend.sampling.row_costs import RowCosts
 
     return mock.patch.object(RowCosts, "compacted", lambda costs, rows, needed: max(needed, rows))
 
 
 def unfused_layers() -> Off:
     """Decoding runs the policy's own layers: one product for each projection, two more for each adapter."""
-    from backend.generation import fused_model
+    from backend.sampling import fused_model
 
     return mock.patch.object(fused_model, "fusable_linears", lambda model, merge: [])
 
 
 def unmerged_adapters() -> Off:
     """Layers that share an input are packed into one product, but adapters stay products of their own."""
-    from backend.generation import rollout
+    from backend.sampling import rollout
 
     fused = rollout.FusedModel
     return mock.patch.object(rollout, "FusedModel", lambda *parts, **how: fused(*parts, **(how | {"merge": False})))
@@ -126,7 +126,7 @@ def uncompiled() -> Off:
 
 def read_at_once() -> Off:
     """Sampled tokens are read after every step."""
-    from backend.generation import scheduler
+    from backend.sampling import scheduler
 
     return mock.patch.object(scheduler, "DECODE_CHUNK", 1)
 

@@ -11,8 +11,8 @@ import psutil
 
 from backend.bench.schema import Machine
 from backend.engine.device import has_metal, on_gpu
-from backend.spec.machine import processor
-from backend.spec.memory.estimate import GB
+from backend.trainer.memory.estimate import GB
+from backend.utils.machine import processor
 
 
 def this_machine() -> Machine:

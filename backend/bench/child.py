@@ -10,9 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from backend.child_process import answer, claim_stdout, requests
 from backend.engine.cpu import blas
-from backend.spec.faults import Mistake
+from backend.utils.child_process import answer, claim_stdout, requests
+from backend.utils.errors import Mistake
 
 VERB = "device-bench"
 """The word for this process in a bundled app."""
@@ -34,7 +34,7 @@ def answer_to(bench: Any, request: dict[str, Any]) -> dict[str, Any]:
 
     from backend.bench.schema import Task
     from backend.engine.model_probe import describe_error
-    from backend.run.machine.gpu_retries import gpu_error
+    from backend.trainer.machine.gpu_retries import gpu_error
 
     try:
         numbers = bench.take(Task.model_validate(request["task"]), request["allowance_s"])

@@ -16,10 +16,10 @@ from rich.console import Console
 
 from backend.bench import about, child, plan, report
 from backend.bench.schema import BenchSettings, DeviceFile, Ended, Machine, Numbers, Outcome, Task
-from backend.child_process import ChildEnded, ChildProcess, ChildTimeout, describe_exit, module_command
-from backend.run.machine.keep_awake import KeepAwake
-from backend.spec.command import backend_environment
-from backend.spec.config import Config
+from backend.config.config import Config
+from backend.trainer.machine.keep_awake import KeepAwake
+from backend.utils.child_process import ChildEnded, ChildProcess, ChildTimeout, describe_exit, module_command
+from backend.utils.command import backend_environment
 
 # Runs the tasks within a time limit: a child process for each model, an outcome for every task that was begun.
 

@@ -24,17 +24,17 @@ from backend.bench.about import working_set_bytes
 from backend.bench.schema import Precision, Qwen3Shape, Task
 from backend.bench.switches import Technique, switch_named
 from backend.bench.workload import Workload, settings
+from backend.config.config import Config
 from backend.engine.device import on_gpu
 from backend.engine.shared_weights import copy_sharing_arrays
-from backend.generation.rollout import Rollout
 from backend.models.adapters import attach_adapters
 from backend.models.policy import Policy
-from backend.run.machine.memory_plan import plan_memory
-from backend.spec.config import Config
-from backend.spec.faults import Mistake
-from backend.spec.machine import machine_bytes
-from backend.spec.memory.estimate import GB, Estimate, estimate
-from backend.spec.memory.model_shape import shape_of
+from backend.sampling.rollout import Rollout
+from backend.trainer.machine.memory_plan import plan_memory
+from backend.trainer.memory.estimate import GB, Estimate, estimate
+from backend.trainer.memory.model_shape import shape_of
+from backend.utils.errors import Mistake
+from backend.utils.machine import machine_bytes
 
 # A policy with random weights in the shape of a Qwen3, made on the device: no download, no file of weights, no float
 # copy of them.

@@ -21,35 +21,35 @@ def sorted_vocabulary() -> Off:
     """Top-k sorts the whole vocabulary for every token."""
     import mlx.core as mx
 
-    from backend.generation import sampler
+    from backend.sampling import sampler
 
     return mock.patch.object(sampler, "largest", lambda values_BV, k: mx.sort(values_BV, axis=-1)[:, -k:])
 
 
 def wait_for_every_token() -> Off:
     """A decoding step is submitted when the one before it has ended."""
-    from backend.generation import scheduler
+    from backend.sampling import scheduler
 
     return mock.patch.object(scheduler, "on_cpu", lambda: True)
 
 
 def blocks_of_the_model() -> Off:
     """Decoding steps run the model's own blocks: norms, rotations and two cache writes as kernels of their own."""
-    from backend.generation.fused_model import FusedModel
+    from backend.sampling.fused_model import FusedModel
 
     return mock.patch.object(FusedModel, "_replace_blocks", lambda fused: "")
 
 
 def no_kernels_of_our_own() -> Off:
     """Fused blocks are computed by mlx's kernels alone."""
-    from backend.generation.fused_model import FusedModel
+    from backend.sampling.fused_model import FusedModel
 
     return mock.patch.object(FusedModel, "use_kernels", lambda fused, on: None)
 
 
 def untransposed_a() -> Off:
     """The product x A of adapters is split over its long axis and added up in a second kernel."""
-    from backend.generation import fused_linear
+    from backend.sampling import fused_linear
 
     return mock.patch.object(fused_linear, "on_gpu", lambda: False)
 
@@ -63,8 +63,8 @@ def sliced_cache_write() -> Off:
 
 def any_row_count() -> Off:
     """All rows are decoded together, whatever tiles a GPU multiplies in."""
-    from backend.generation import rollout
-    from backend.spec.row_costs import ON_CPU
+    from backend.sampling import rollout
+    from backend.sampling.row_costs import ON_CPU
 
     return mock.patch.object(rollout, "row_costs", lambda *_: ON_CPU)
 
@@ -75,7 +75,7 @@ def freed_buffers() -> Iterator[None]:
     import mlx.core as mx
 
     from backend.bench import workload
-    from backend.generation import rollout
+    from backend.sampling import rollout
 
     with (
         mock.patch.object(rollout, "release_cached_buffers", mx.clear_cache),
@@ -91,8 +91,8 @@ def folded_adapters() -> Off:
     """Adapters are added to the weights for a rollout, and rounded to their 16 bits."""
     import mlx.nn as nn
 
-    from backend.generation import fused_model
-    from backend.generation.fused_linear import base_of, has_adapter
+    from backend.sampling import fused_model
+    from backend.sampling.fused_linear import base_of, has_adapter
 
     fusion = fused_model._fusion
 

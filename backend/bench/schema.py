@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from backend.spec.whole_file import save_as
+from backend.utils.whole_file import save_as
 
 Precision = Literal["4-bit", "bf16", "4-bit float32", "float32"]
 """4-bit weights have scales and activations in bfloat16, as models on the Hub do, or in float32."""

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from backend.bench.schema import Task
+from backend.config.config import Config, parse
 from backend.engine.memory import release_cached_buffers
-from backend.generation.rollout import Rollout
-from backend.generation.sampler import Sampling
 from backend.models.policy import Policy
-from backend.run.machine.memory_plan import learner_limits, rollout_limits
-from backend.spec.config import Config, parse
-from backend.spec.memory.estimate import MemoryPlan
+from backend.sampling.rollout import Rollout
+from backend.sampling.sampler import Sampling
+from backend.trainer.machine.memory_plan import learner_limits, rollout_limits
+from backend.trainer.memory.estimate import MemoryPlan
 from backend.training.batch import Batch, pack
 from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner

@@ -9,7 +9,7 @@ import typer
 
 from backend.cli.exit_codes import STOPPED, verb
 from backend.cli.output import tell
-from backend.spec.faults import Mistake
+from backend.utils.errors import Mistake
 
 bench = typer.Typer(help="Measure speed and memory on this machine.", no_args_is_help=True)
 

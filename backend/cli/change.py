@@ -13,10 +13,10 @@ from backend.cli.exit_codes import verb
 from backend.cli.new_run import parse_changes
 from backend.cli.options import ExistingRunsDir
 from backend.cli.output import tell
-from backend.spec.events import Follower
-from backend.spec.faults import Mistake
-from backend.spec.run_folder import RunFolder, find_run
-from backend.spec.runs.steering import changed, request_change, run_config
+from backend.runs.events import Follower
+from backend.runs.run_folder import RunFolder, find_run
+from backend.runs.steering import changed, request_change, run_config
+from backend.utils.errors import Mistake
 
 POLL_S = 0.1
 PATIENCE_S = 60.0

@@ -33,14 +33,14 @@ from backend.cli.chat_session import (
 from backend.cli.exit_codes import verb
 from backend.cli.options import AllowCode, ExistingRunsDir
 from backend.cli.output import tell
-from backend.spec.faults import Mistake
-from backend.spec.rewards.allowed_code import require_allowed
-from backend.spec.user_input.numbers import written_whole
-from backend.spec.user_input.text import shown
+from backend.rewards.catalogue.allowed_code import require_allowed
+from backend.utils.errors import Mistake
+from backend.utils.numbers import written_whole
+from backend.utils.text import shown
 
 if TYPE_CHECKING:
-    from backend.chat.chat import Chat, Turn
-    from backend.chat.sides import SideName
+    from backend.sampling.chat.chat import Chat, Turn
+    from backend.sampling.chat.sides import SideName
 
 COMMANDS = {
     "/base": "the model before training answers",
@@ -170,7 +170,7 @@ class TerminalChat:
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _ask(self, prompt: str) -> None:
-        from backend.chat.chat import Turn
+        from backend.sampling.chat.chat import Turn
 
         if not prompt:
             return

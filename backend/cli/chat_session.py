@@ -12,14 +12,14 @@ import typer
 
 from backend.cli.completions import checkpoints, run_names
 from backend.cli.output import tell
-from backend.spec.config import SETTINGS, Config, problems
-from backend.spec.faults import Mistake
-from backend.spec.rewards.scorable import scorable
-from backend.spec.user_input.text import shown
+from backend.config.config import SETTINGS, Config, problems
+from backend.rewards.catalogue.scorable import scorable
+from backend.utils.errors import Mistake
+from backend.utils.text import shown
 
 if TYPE_CHECKING:
-    from backend.chat.chat import Chat, ChatQuestion, Reply
-    from backend.chat.sides import SideName
+    from backend.sampling.chat.chat import Chat, ChatQuestion, Reply
+    from backend.sampling.chat.sides import SideName
 
 Name = Annotated[
     str,
@@ -58,8 +58,8 @@ class Asking:
 
     def question(self, config: Config, prompt: str, **more: Any) -> ChatQuestion:
         """Raises Mistake naming the setting for a value that it may not have."""
-        from backend.chat.chat import ChatQuestion
-        from backend.generation.sampler import Sampling
+        from backend.sampling.chat.chat import ChatQuestion
+        from backend.sampling.sampler import Sampling
 
         given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p}
         changes = {key: value for key, value in given.items() if value is not None}
@@ -83,9 +83,9 @@ class Asking:
 def open_chat(name: str, checkpoint: str, runs_dir: Path | None, wanted: Sequence[SideName], asking: Asking) -> Chat:
     """Load a chat; notes go to stderr. `wanted` is what is loaded where the sides share no weights. Raises Mistake, for settings of
     `asking` before anything is loaded."""
-    from backend.chat.chat import Chat
-    from backend.chat.sides import load_sides
-    from backend.chat.source import find_source
+    from backend.sampling.chat.chat import Chat
+    from backend.sampling.chat.sides import load_sides
+    from backend.sampling.chat.source import find_source
 
     source = find_source(name, checkpoint, runs_dir)
     asking.question(source.config, "")

@@ -12,7 +12,7 @@ import typer
 from backend.cli.exit_codes import MISTAKE, print_faults, verb
 from backend.cli.options import AsJson
 from backend.cli.output import tell, tell_json
-from backend.spec.faults import Fault, Mistake
+from backend.utils.errors import Fault, Mistake
 
 Prompts = Annotated[bool, typer.Option("--prompts", help="Say also how varied the prompts are, and how long.")]
 
@@ -27,10 +27,10 @@ def check(
 
     Of a file for TRL, mlx-lm-lora or mlx-grpo, say what was made of each of its words.
     """
-    from backend.spec.config import parse, read
-    from backend.spec.other_programs.translation import account, read_words
-    from backend.spec.runs.adapter_source import with_adapter
-    from backend.spec.unusual import unusual
+    from backend.config.config import parse, read
+    from backend.config.other_programs.translation import account, read_words
+    from backend.config.unusual import unusual
+    from backend.runs.adapter_source import with_adapter
 
     faults, report = list[Fault](), dict[str, Any]()
     try:
@@ -62,9 +62,9 @@ def check(
 
 def _checked(raw: Mapping[str, Any], *, with_lengths: bool) -> dict[str, Any]:
     """→ the report on the prompts of the training split. Raises Mistake with all faults of the settings and of what they point to."""
-    from backend.run import preflight
-    from backend.spec.config import parse
-    from backend.spec.runs.start_progress import progress_told_to
+    from backend.config.config import parse
+    from backend.runs.start_progress import progress_told_to
+    from backend.trainer import preflight
 
     with progress_told_to(lambda sentence: tell(sentence, file=sys.stderr, flush=True)):
         inputs = preflight.preflight(raw)

@@ -12,10 +12,10 @@ from backend.cli.exit_codes import verb
 from backend.cli.new_run import PreparedRun, check_settings, parse_changes
 from backend.cli.options import AllowCode, ExistingRunsDir, Live, Stream
 from backend.cli.output import tell
-from backend.spec.config import load, read
-from backend.spec.distributed.allowed_hosts import allow_hosts
-from backend.spec.rewards.allowed_code import allow_named, require_allowed
-from backend.spec.run_folder import find_run
+from backend.config.config import load, read
+from backend.distributed.allowed_hosts import allow_hosts
+from backend.rewards.catalogue.allowed_code import allow_named, require_allowed
+from backend.runs.run_folder import find_run
 
 
 @verb
@@ -43,8 +43,8 @@ def clone(
 ) -> None:
     """Make a new run from any checkpoint of a run; prints the new folder. Starts it only with --start."""
     parent, changed = find_run(run, runs_dir), parse_changes(changes or [])
-    from backend.run.clone import clone as make_clone
-    from backend.run.clone import clone_settings
+    from backend.runs.clone import clone as make_clone
+    from backend.runs.clone import clone_settings
 
     if changed:
         settings = clone_settings(parent, step, changed, warm=warm)[1].model_dump()

@@ -9,7 +9,7 @@ import typer
 from backend.cli.exit_codes import verb
 from backend.cli.options import AsJson, ExistingRunsDir
 from backend.cli.output import tell, tell_json
-from backend.spec.faults import Mistake
+from backend.utils.errors import Mistake
 
 
 @verb
@@ -20,8 +20,8 @@ def compare(
     markdown: Annotated[bool, typer.Option("--markdown", help="Both tables in Markdown.")] = False,
 ) -> None:
     """Show the settings in which runs differ, and their results."""
-    from backend.spec.run_folder import find_run
-    from backend.spec.runs import run_comparison
+    from backend.runs import run_comparison
+    from backend.runs.run_folder import find_run
 
     if len(names) < 2:
         raise Mistake("run", "Name at least two runs to compare.")

@@ -6,8 +6,8 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 
-from backend.spec.command import BUNDLED_PROGRAM
-from backend.spec.faults import Mistake
+from backend.utils.command import BUNDLED_PROGRAM
+from backend.utils.errors import Mistake
 
 COMPLETE_VARIABLE = "_GRPO_STUDIO_BACKEND_COMPLETE"
 """Set by the shell's script when it asks for completions; typer derives this name from the program's."""
@@ -35,7 +35,7 @@ def check_program() -> None:
 
 def run_names(incomplete: str) -> list[str]:
     """Names of the runs in the default folder, newest first."""
-    from backend.spec.run_folder import all_runs
+    from backend.runs.run_folder import all_runs
 
     return [run.name for run in all_runs() if run.name.startswith(incomplete)]
 
@@ -52,7 +52,7 @@ def changes(incomplete: str) -> list[Offer]:
 
 
 def _defaults(start: str) -> Iterator[Offer]:
-    from backend.spec.config import SETTINGS
+    from backend.config.config import SETTINGS
 
     for key, setting in SETTINGS.items():
         if key.startswith(start):
@@ -60,7 +60,7 @@ def _defaults(start: str) -> Iterator[Offer]:
 
 
 def _values(key: str, start: str) -> Iterator[Offer]:
-    from backend.spec.config import SETTINGS
+    from backend.config.config import SETTINGS
 
     setting = SETTINGS.get(key)
     if setting is None:
@@ -79,7 +79,7 @@ def _values(key: str, start: str) -> Iterator[Offer]:
 
 def _reward_names(key: str, start: str) -> Iterator[Offer]:
     """Names in a list such as [one,two: the last of them is completed."""
-    from backend.spec.rewards.catalog import builtin_rewards
+    from backend.rewards.catalogue.catalog import builtin_rewards
 
     before, _, last = start.lstrip("[").rpartition(",")
     head = f"{key}=[{before}," if before else f"{key}=["

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
 from rich.segment import Segment
 
-from backend.spec.user_input.text import visible
+from backend.utils.text import visible
 
 
 def new_console(**options: Any) -> Console:

@@ -15,10 +15,10 @@ from backend.cli.new_run import PreparedRun, new_run
 from backend.cli.options import Live, NewRunsDir, Stream
 from backend.cli.output import tell, tell_json
 from backend.cli.run_session import train_or_exit
-from backend.run.machine.gpu_timeout import relax_gpu_timeout
-from backend.spec.config import load, read
-from backend.spec.places import demo_config, resources
-from backend.spec.run_folder import find_run
+from backend.config.config import load, read
+from backend.runs.run_folder import find_run
+from backend.trainer.machine.gpu_timeout import relax_gpu_timeout
+from backend.utils.places import demo_config, resources
 
 
 @verb

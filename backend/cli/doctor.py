@@ -12,7 +12,7 @@ from backend.cli.options import AsJson, ExistingRunsDir
 from backend.cli.output import tell, tell_json
 
 if TYPE_CHECKING:
-    from backend.spec.health.watch import Episode, Examination
+    from backend.trainer.health.watch import Episode, Examination
 
 
 @verb
@@ -22,8 +22,8 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Say what went wrong in a run, at which steps, against which limits, and what to do about it."""
-    from backend.spec.health.watch import examine
-    from backend.spec.run_folder import find_run
+    from backend.runs.run_folder import find_run
+    from backend.trainer.health.watch import examine
 
     examination = examine(find_run(run, runs_dir))
     if as_json:
@@ -34,7 +34,7 @@ def doctor(
 
 def report(examination: Examination) -> str:
     """The examination as lines of text."""
-    from backend.spec.health.rules import RULES
+    from backend.trainer.health.rules import RULES
 
     counts = f"{examination.steps:,} {'step' if examination.steps == 1 else 'steps'}, {examination.evaluations:,} evaluations"
     lines = [

@@ -12,15 +12,15 @@ import typer
 
 from backend.cli.exit_codes import verb
 from backend.cli.output import tell, tell_json
-from backend.spec.config import Config
-from backend.spec.disk_faults import gigabytes
-from backend.spec.distributed.machine_report import LinkSpeed
-from backend.spec.faults import Fault, Mistake
-from backend.spec.machine import has_gpu
-from backend.spec.memory.estimate import Estimate
-from backend.spec.memory.model_shape import ModelShape
-from backend.spec.memory.phases import MemoryModel
-from backend.spec.user_input.files import exists, possible_path
+from backend.config.config import Config
+from backend.distributed.machine_report import LinkSpeed
+from backend.trainer.memory.estimate import Estimate
+from backend.trainer.memory.model_shape import ModelShape
+from backend.trainer.memory.phases import MemoryModel
+from backend.utils.disk_faults import gigabytes
+from backend.utils.errors import Fault, Mistake
+from backend.utils.files import exists, possible_path
+from backend.utils.machine import has_gpu
 
 # What the network costs a step on several machines: bytes, and seconds on a link of a known latency and rate.
 
@@ -129,8 +129,8 @@ def network_cost(traffic: StepTraffic, link: NetworkLink) -> NetworkCost:
 
 def measured_cost(config: Config, shape: ModelShape, file: Path) -> NetworkCost:
     """Of a step of these settings on the machines of a hosts file. Raises Mistake where they cannot train together."""
-    from backend.run.distributed.check.machine_check import Wanted, check_machines
-    from backend.spec.distributed.hosts_file import read_hosts
+    from backend.distributed.check.machine_check import Wanted, check_machines
+    from backend.distributed.hosts_file import read_hosts
 
     hosts = read_hosts(file)
     ranks = len(hosts.hosts)
@@ -191,13 +191,13 @@ def estimate(
     ] = None,
 ) -> None:
     """Say what memory a run needs, phase by phase; loads no weights. With --hosts, what a step on several machines loses to the network."""
-    from backend.spec.config import parse, read
-    from backend.spec.hub_cache import local_folder
-    from backend.spec.machine import machine_bytes
-    from backend.spec.memory.estimate import estimate_run, machines_note
-    from backend.spec.memory.model_shape import shape_of
-    from backend.spec.model_and_data_names import model_source
-    from backend.spec.runs.adapter_source import with_adapter
+    from backend.config.config import parse, read
+    from backend.config.model_and_data_names import model_source
+    from backend.runs.adapter_source import with_adapter
+    from backend.trainer.memory.estimate import estimate_run, machines_note
+    from backend.trainer.memory.model_shape import shape_of
+    from backend.utils.hub_cache import local_folder
+    from backend.utils.machine import machine_bytes
 
     settings = parse(with_adapter(read(config)))
     model_source(settings.model, "model")
@@ -248,7 +248,7 @@ def _print_table(result: Estimate, note: str) -> None:
     from rich.table import Table
 
     from backend.cli.consoles import new_console
-    from backend.spec.memory.estimate import format_bytes
+    from backend.trainer.memory.estimate import format_bytes
 
     phases: dict[str, dict[str, Any]] = {"sampling": result.rollout.to_dict(), "learning": result.training.to_dict()}
     table = Table("", *phases, "", box=None)

@@ -20,10 +20,11 @@ from backend.cli.exit_codes import STOPPED, verb
 from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.options import AllowCode, ExistingRunsDir
 from backend.cli.output import tell, tell_json
-from backend.run.machine.gpu_timeout import relax_gpu_timeout
-from backend.run.stop_signals import handle, handlers_restored
-from backend.spec.config import Config, load
-from backend.spec.evaluation import (
+from backend.config.config import Config, load
+from backend.rewards.catalogue.allowed_code import require_allowed
+from backend.runs.run_folder import find_run
+from backend.runs.steering import run_config
+from backend.trainer.evaluation.evaluation_rows import (
     Decoding,
     Evaluation,
     Figures,
@@ -32,16 +33,15 @@ from backend.spec.evaluation import (
     free_name,
     write_evaluation,
 )
-from backend.spec.faults import Mistake
-from backend.spec.rewards.allowed_code import require_allowed
-from backend.spec.run_folder import find_run
-from backend.spec.runs.steering import run_config
-from backend.spec.user_input.numbers import written_whole
-from backend.spec.user_input.text import shown
+from backend.trainer.machine.gpu_timeout import relax_gpu_timeout
+from backend.trainer.stop_signals import handle, handlers_restored
+from backend.utils.errors import Mistake
+from backend.utils.numbers import written_whole
+from backend.utils.text import shown
 
 if TYPE_CHECKING:
-    from backend.run.evaluation.comparison import EvaluationChoices, EvaluationProgress
-    from backend.run.evaluation.evaluated_model import EvaluatedModel
+    from backend.trainer.evaluation.comparison import EvaluationChoices, EvaluationProgress
+    from backend.trainer.evaluation.evaluated_model import EvaluatedModel
 
 
 # An evaluation as a table on the terminal.
@@ -191,9 +191,9 @@ def evaluate(
     settings = load(_one_config(config, config_option)) if config or config_option else None
     if (relevant := settings or _own_settings(model, runs_dir)) is not None:
         relax_gpu_timeout(relevant)  # before the imports below, which import mlx
-    from backend.run.evaluation.comparison import EvaluationChoices, evaluate_model
-    from backend.run.evaluation.evaluate import EVAL_SEED
-    from backend.run.evaluation.evaluated_model import find_evaluated
+    from backend.trainer.evaluation.comparison import EvaluationChoices, evaluate_model
+    from backend.trainer.evaluation.evaluate import EVAL_SEED
+    from backend.trainer.evaluation.evaluated_model import find_evaluated
 
     evaluated = find_evaluated(model, settings, runs_dir, checkpoint)
     if settings is None:

@@ -10,10 +10,10 @@ from typing import Any
 import typer
 
 from backend.cli.output import tell
-from backend.run.machine.gpu_retries import fault_of_gpu
-from backend.spec.disk_faults import fault_of
-from backend.spec.environment import require_environment
-from backend.spec.faults import Mistake
+from backend.trainer.machine.gpu_retries import fault_of_gpu
+from backend.utils.disk_faults import fault_of
+from backend.utils.environment import require_environment
+from backend.utils.errors import Mistake
 
 FINISHED, BUG, MISTAKE, STOPPED = 0, 1, 2, 3
 

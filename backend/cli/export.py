@@ -15,11 +15,11 @@ from backend.cli.exit_codes import STOPPED, verb
 from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.options import AllowCode, AsJson, ExistingRunsDir
 from backend.cli.output import tell, tell_json
-from backend.run.stop_signals import StopRequested, raising_stop
-from backend.spec.config import read
-from backend.spec.exports import DEFAULT_FORMAT, FORMATS, TARGETS
-from backend.spec.faults import Mistake
-from backend.spec.rewards.allowed_code import require_allowed
+from backend.config.config import read
+from backend.export.exports import DEFAULT_FORMAT, FORMATS, TARGETS
+from backend.rewards.catalogue.allowed_code import require_allowed
+from backend.trainer.stop_signals import StopRequested, raising_stop
+from backend.utils.errors import Mistake
 
 # Any word is read, and one that is no target or format refused with a sentence.
 Target = Annotated[str, typer.Option("--to", metavar="<where>", help=f"{', '.join(TARGETS)}.")]
@@ -86,8 +86,8 @@ def export(
                 report=_report_json if as_json else _ReportLines(),
             )  # fmt: skip
         return
-    from backend.run.export.export_run import Export, export_run
-    from backend.spec.run_folder import find_run
+    from backend.export.export_run import Export, export_run
+    from backend.runs.run_folder import find_run
 
     if quantize and format_ and format_ != f"{quantize}bit":
         raise Mistake(

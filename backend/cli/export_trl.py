@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from backend.cli.output import tell, tell_json
-from backend.spec.config import Config, load, read
-from backend.spec.export_choices import settings_of
-from backend.spec.faults import Mistake
-from backend.spec.rewards.allowed_code import require_allowed
-from backend.spec.run_folder import find_run
-from backend.spec.user_input.files import is_file, user_path
+from backend.config.config import Config, load, read
+from backend.export.export_choices import settings_of
+from backend.rewards.catalogue.allowed_code import require_allowed
+from backend.runs.run_folder import find_run
+from backend.utils.errors import Mistake
+from backend.utils.files import is_file, user_path
 
 
 def export_settings(
@@ -31,7 +31,7 @@ def export_settings(
     """Write the folder; what is not carried over goes to stderr, its place to stdout. `about_weights`: options that have no use here, with
     what was given. Raises Mistake for one that was given, and for a run's reward file that was never allowed here: the folder carries it to a
     machine on which nothing confines it."""
-    from backend.run.export.trl.folder import export_trl
+    from backend.export.trl.folder import export_trl
 
     if given := next((option for option, value in about_weights.items() if value), ""):
         raise Mistake(given, f"--{given} is about weights, and --to trl takes the settings of a run; leave it out.")

@@ -29,9 +29,9 @@ from backend.cli.chat_session import (
 from backend.cli.exit_codes import verb
 from backend.cli.options import AllowCode, AsJson, ExistingRunsDir
 from backend.cli.output import tell, tell_json
-from backend.spec.faults import Mistake
-from backend.spec.rewards.allowed_code import require_allowed
-from backend.spec.user_input.files import TEXT_LIMIT
+from backend.rewards.catalogue.allowed_code import require_allowed
+from backend.utils.errors import Mistake
+from backend.utils.files import TEXT_LIMIT
 
 
 @verb

@@ -10,10 +10,10 @@ import typer
 
 from backend.cli.exit_codes import print_faults, verb
 from backend.cli.output import tell, tell_file
-from backend.spec.faults import Mistake
-from backend.spec.runs.adapter_source import imported_folder
-from backend.spec.user_input.files import is_folder, user_path
-from backend.spec.user_input.text import shown
+from backend.runs.adapter_source import imported_folder
+from backend.utils.errors import Mistake
+from backend.utils.files import is_folder, user_path
+from backend.utils.text import shown
 
 
 @verb
@@ -70,8 +70,8 @@ def import_settings(
 
 
 def _import_file(file: Path, target: Path | None, *, overwrite: bool, their_defaults: bool) -> None:
-    from backend.spec.other_programs.imported import import_file
-    from backend.spec.whole_file import save_as
+    from backend.config.other_programs.imported import import_file
+    from backend.utils.whole_file import save_as
 
     if target is not None and target.exists() and not overwrite:
         raise Mistake("output", f"{shown(target)} is there already; take another name, or --overwrite.")
@@ -87,7 +87,7 @@ def _import_file(file: Path, target: Path | None, *, overwrite: bool, their_defa
 
 
 def _import_adapter(folder: Path, target: Path | None, model: str, *, overwrite: bool, fetch: bool) -> None:
-    from backend.models.export.original.fetching import fetch_original
+    from backend.export.original.fetching import fetch_original
     from backend.models.peft.importing import import_adapter
 
     def report(sentence: str, done: float | None = None) -> None:

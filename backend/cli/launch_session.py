@@ -13,19 +13,19 @@ from backend.cli.exit_codes import FINISHED
 from backend.cli.new_run import PreparedRun
 from backend.cli.restart import display_options
 from backend.cli.run_log import IS_LOG_VARIABLE, say, stdout_is_log
-from backend.run.distributed.orders import Orders
-from backend.spec.command import shell_line
-from backend.spec.config import SETTINGS, Config, parse
-from backend.spec.distributed.allowed_hosts import allow_hosts, require_hosts
-from backend.spec.distributed.hosts_file import launch_command
-from backend.spec.faults import Mistake
-from backend.spec.run_lock import held_for_launch
-from backend.spec.runs.changeable import AT_RESUME
-from backend.spec.runs.steering import run_config
-from backend.spec.user_input.files import user_path
+from backend.config.config import SETTINGS, Config, parse
+from backend.distributed.allowed_hosts import allow_hosts, require_hosts
+from backend.distributed.hosts_file import launch_command
+from backend.distributed.orders import Orders
+from backend.runs.changeable import AT_RESUME
+from backend.runs.run_lock import held_for_launch
+from backend.runs.steering import run_config
+from backend.utils.command import shell_line
+from backend.utils.errors import Mistake
+from backend.utils.files import user_path
 
 if TYPE_CHECKING:
-    from backend.run.distributed.launching.launcher import Launch
+    from backend.distributed.launching.launcher import Launch
 
 NONE = "none"
 """In place of a hosts file: this machine alone."""
@@ -50,7 +50,7 @@ def machine_settings(run: PreparedRun) -> Config:
 def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bool | None) -> NoReturn:
     """Train on the machines of `config`, the settings of `machine_settings`; exit with the run's code. Raises Mistake for a run that another
     process trains, and for machines that cannot train it."""
-    from backend.run.distributed.launching.launcher import run_ranks
+    from backend.distributed.launching.launcher import run_ranks
 
     if run.inputs is not None:
         run.inputs.scorer.close()  # rank 0 reads them again
@@ -65,7 +65,7 @@ def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bo
 
 def _prepared_launch(run: PreparedRun, config: Config, stream: bool, progress: bool | None) -> Launch:
     """`_launch`, whose Mistake ends the diary too: the window sees nothing but the folder."""
-    from backend.run.distributed.launching.late_ending import write_late_ending
+    from backend.distributed.launching.late_ending import write_late_ending
 
     # mpirun gives rank 0 a terminal of its own, whatever there is here.
     is_live = sys.stdout.isatty() if progress is None else progress
@@ -80,9 +80,9 @@ def _prepared_launch(run: PreparedRun, config: Config, stream: bool, progress: b
 
 def _launch(run: PreparedRun, config: Config, options: Sequence[str]) -> Launch:
     """What is to be started. Raises Mistake for machines that cannot train it, and for a hosts file that was never allowed here."""
-    from backend.run.distributed.check.machine_check import check_machines_answer, plan_machines
-    from backend.run.distributed.launching.launcher import Launch
-    from backend.run.run_process import record_changes
+    from backend.distributed.check.machine_check import check_machines_answer, plan_machines
+    from backend.distributed.launching.launcher import Launch
+    from backend.trainer.run_process import record_changes
 
     if run.changes.get("hosts"):  # named on the command line; the run folder's own may be somebody else's
         allow_hosts(config.hosts)

@@ -11,12 +11,12 @@ import typer
 from backend.cli.exit_codes import MISTAKE, verb
 from backend.cli.options import AsJson
 from backend.cli.output import tell, tell_json
-from backend.spec.disk_faults import gigabytes
-from backend.spec.faults import Mistake
-from backend.spec.memory.estimate import format_bytes
+from backend.trainer.memory.estimate import format_bytes
+from backend.utils.disk_faults import gigabytes
+from backend.utils.errors import Mistake
 
 if TYPE_CHECKING:
-    from backend.spec.distributed.machine_report import CheckedMachine, MachineReport
+    from backend.distributed.machine_report import CheckedMachine, MachineReport
 
 COLUMNS = (
     "rank", "machine", "chip", "memory", "free", "for a run", "disk free", "system", "Python", "mlx", "mlx-lm", "GRPO Studio", "model",
@@ -39,10 +39,10 @@ def machines(
 
     Ends with 2 where something would keep a run from starting. Leaves no process on any machine. Runs that name the file may use it afterwards.
     """
-    from backend.run.distributed.check.machine_check import CheckProgress, Wanted, check_machines
-    from backend.spec.distributed.allowed_hosts import allow_hosts
-    from backend.spec.distributed.backend_choice import WANTED
-    from backend.spec.distributed.hosts_file import read_hosts
+    from backend.distributed.allowed_hosts import allow_hosts
+    from backend.distributed.backend_choice import WANTED
+    from backend.distributed.check.machine_check import CheckProgress, Wanted, check_machines
+    from backend.distributed.hosts_file import read_hosts
 
     if backend not in WANTED:
         raise Mistake("backend", f"--backend must be one of {', '.join(WANTED)}.")

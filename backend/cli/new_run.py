@@ -18,25 +18,25 @@ import typer
 
 from backend.cli.exit_codes import STOPPED
 from backend.cli.run_log import say
-from backend.run.control import StopPending, do_nothing, look_for_stop_word, remove_word
-from backend.run.machine.gpu_timeout import relax_gpu_timeout
-from backend.spec.config import SETTINGS, TEXTS, Config, beside, dump, parse, read
-from backend.spec.disk_faults import DiskFault
-from backend.spec.distributed.allowed_hosts import allow_hosts
-from backend.spec.events import Diary
-from backend.spec.faults import Mistake
-from backend.spec.other_programs.translation import with_changes
-from backend.spec.rewards.allowed_code import allow_named, require_allowed
-from backend.spec.run_folder import RunFolder, default_run_name, make_run_folder
-from backend.spec.run_lock import hold_lock
-from backend.spec.runs.adapter_source import with_adapter
-from backend.spec.user_input.documents import parse_yaml
-from backend.spec.user_input.files import user_path
-from backend.spec.user_input.text import shown
-from backend.spec.whole_file import replace_file
+from backend.config.config import SETTINGS, TEXTS, Config, beside, dump, parse, read
+from backend.config.other_programs.translation import with_changes
+from backend.distributed.allowed_hosts import allow_hosts
+from backend.rewards.catalogue.allowed_code import allow_named, require_allowed
+from backend.runs.adapter_source import with_adapter
+from backend.runs.events import Diary
+from backend.runs.run_folder import RunFolder, default_run_name, make_run_folder
+from backend.runs.run_lock import hold_lock
+from backend.trainer.control import StopPending, do_nothing, look_for_stop_word, remove_word
+from backend.trainer.machine.gpu_timeout import relax_gpu_timeout
+from backend.utils.disk_faults import DiskFault
+from backend.utils.documents import parse_yaml
+from backend.utils.errors import Mistake
+from backend.utils.files import user_path
+from backend.utils.text import shown
+from backend.utils.whole_file import replace_file
 
 if TYPE_CHECKING:
-    from backend.run.run_inputs import RunInputs
+    from backend.trainer.run_inputs import RunInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ def check_settings(
     settings and of what they point to."""
     settings = parse(raw)
     relax_gpu_timeout(settings)  # before the import below, which imports mlx
-    from backend.run.preflight import preflight
-    from backend.spec.runs.start_progress import looking_on_the_way, progress_told_to
+    from backend.runs.start_progress import looking_on_the_way, progress_told_to
+    from backend.trainer.preflight import preflight
 
     with progress_told_to(lambda line: say(line, sys.stderr)), looking_on_the_way(look):
         return settings, preflight(raw, runs_dir=runs_dir)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from backend.spec.faults import Mistake
-from backend.spec.user_input.files import user_path
+from backend.utils.errors import Mistake
+from backend.utils.files import user_path
 
 
 def _folder(path: Path | None) -> Path | None:

@@ -10,7 +10,7 @@ import sys
 from io import TextIOWrapper
 from typing import Any, TextIO
 
-from backend.spec.user_input.text import visible
+from backend.utils.text import visible
 
 _NOT_IN_JSON = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """What `visible` escapes and JSON does not, and halves of characters, which no terminal or file takes."""

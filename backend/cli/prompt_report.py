@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from backend.config.config import Config
 from backend.data.prompt_preview import SAMPLE, PromptLengths, preview_order, tokenizer_for
 from backend.data.prompt_variety import prompt_variety
 from backend.data.row_views import Rows
-from backend.spec.config import Config
-from backend.spec.faults import Mistake
+from backend.utils.errors import Mistake
 
 PERCENTILES = (5, 50, 95)
 

@@ -23,14 +23,14 @@ from rich.table import Table
 
 from backend.cli.consoles import new_console
 from backend.cli.output import tell, tell_json
-from backend.models.export.build import Progress as BuildProgress
-from backend.models.publish.hub_token import find_token, need_token, whose
-from backend.models.publish.prepared import PreparedUpload
-from backend.models.publish.upload import Uploaded
-from backend.run.export.export_run import Export
-from backend.run.export.publish_run import prepare_upload, send
-from backend.spec.faults import Mistake
-from backend.spec.run_folder import RunFolder
+from backend.export.build import Progress as BuildProgress
+from backend.export.export_run import Export
+from backend.export.publish.hub_token import find_token, need_token, whose
+from backend.export.publish.prepared import PreparedUpload
+from backend.export.publish.upload import Uploaded
+from backend.export.publish_run import prepare_upload, send
+from backend.runs.run_folder import RunFolder
+from backend.utils.errors import Mistake
 
 EVERY_S = 0.2
 """Least time between two lines of progress in bytes."""

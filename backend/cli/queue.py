@@ -17,8 +17,8 @@ from backend.cli.options import AllowCode, AsJson, ExistingRunsDir, NewRunsDir
 from backend.cli.output import tell, tell_json
 
 if TYPE_CHECKING:
-    from backend.spec.run_folder import RunFolder
-    from backend.spec.runs.queue import QueueFile
+    from backend.runs.queue import QueueFile
+    from backend.runs.run_folder import RunFolder
 
 queue = typer.Typer(no_args_is_help=True, help="Runs that wait their turn.", epilog=help_page.epilog("queue"))
 
@@ -57,13 +57,13 @@ def add(
 ) -> None:
     """Let a new run wait, whose settings are checked first, or one that was stopped, crashed or cloned; prints its folder."""
     from backend.cli.new_run import apply_changes, new_run
-    from backend.spec.config import read
-    from backend.spec.distributed.allowed_hosts import require_hosts
-    from backend.spec.faults import Mistake
-    from backend.spec.rewards.allowed_code import require_allowed
-    from backend.spec.run_folder import find_run
-    from backend.spec.runs.steering import run_config
-    from backend.spec.user_input.files import exists, is_folder
+    from backend.config.config import read
+    from backend.distributed.allowed_hosts import require_hosts
+    from backend.rewards.catalogue.allowed_code import require_allowed
+    from backend.runs.run_folder import find_run
+    from backend.runs.steering import run_config
+    from backend.utils.errors import Mistake
+    from backend.utils.files import exists, is_folder
 
     if is_folder(config) or (not exists(config) and is_folder(_queue_of(runs_dir).folder / config)):
         if name or changes:
@@ -85,7 +85,7 @@ def add(
 @verb
 def remove(run: WaitingRun, runs_dir: ExistingRunsDir = None) -> None:
     """Take a run out of the queue. Its folder is deleted if it holds nothing but settings."""
-    from backend.spec.user_input.text import shown
+    from backend.utils.text import shown
 
     file = _queue_of(runs_dir)
     folder = _waiting_run(file, run)
@@ -116,9 +116,9 @@ def move(
 @outlives_terminal
 def run_queue(runs_dir: ExistingRunsDir = None) -> None:
     """Train what waits, one after the other, until the queue is empty. A run that trains already is waited for."""
-    from backend.run.queue_runner import QueueRunner
-    from backend.run.stop_signals import StopRequested, raising_stop
-    from backend.spec.faults import Mistake
+    from backend.runs.queue_runner import QueueRunner
+    from backend.trainer.stop_signals import StopRequested, raising_stop
+    from backend.utils.errors import Mistake
 
     file = _queue_of(runs_dir)
     if file.read().is_paused:
@@ -162,14 +162,14 @@ def resume(runs_dir: ExistingRunsDir = None) -> None:
 
 
 def _queue_of(runs_dir: Path | None) -> QueueFile:
-    from backend.spec.runs.queue import QueueFile
+    from backend.runs.queue import QueueFile
 
     return QueueFile(runs_dir)
 
 
 def _waiting_run(file: QueueFile, name: str) -> RunFolder:
     """The folder of a run by its name, or its path. The queue itself says whether it waits."""
-    from backend.spec.run_folder import find_run
+    from backend.runs.run_folder import find_run
 
     return find_run(name, file.folder)
 

@@ -28,7 +28,7 @@ def rank(
     Started on each of them by train --hosts, or by hand: mlx.launch --hostfile FILE -- PYTHON -m backend rank --run RUN
     """
     from backend.cli.rank_session import rank_session
-    from backend.run.distributed.launching.launcher_watch import end_with_launcher
+    from backend.distributed.launching.launcher_watch import end_with_launcher
 
     end_with_launcher()
     end_process(rank_session(run, stream, progress))

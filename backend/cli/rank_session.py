@@ -14,22 +14,22 @@ import typer
 from backend.cli.exit_codes import BUG, FINISHED, MISTAKE, print_faults
 from backend.cli.new_run import PreparedRun, prepared_run
 from backend.cli.run_session import SharedWork, train_or_exit
+from backend.config.config import load, read
+from backend.distributed.faults import LostRank
+from backend.distributed.launching.late_ending import write_late_ending
+from backend.distributed.orders import Orders, OrdersFolder, given_orders
+from backend.distributed.rank_process import backend_of, delete_own_files
+from backend.distributed.worker_signals import leave_stops_to_leader
 from backend.engine.cpu import kernel_folder
-from backend.run.distributed.faults import LostRank
-from backend.run.distributed.launching.late_ending import write_late_ending
-from backend.run.distributed.orders import Orders, OrdersFolder, given_orders
-from backend.run.distributed.rank_process import backend_of, delete_own_files
-from backend.run.distributed.worker_signals import leave_stops_to_leader
-from backend.spec.command import shell_line
-from backend.spec.config import load, read
-from backend.spec.faults import Mistake
-from backend.spec.rewards.allowed_code import require_allowed
-from backend.spec.run_folder import RunFolder
-from backend.spec.runs.run_format import check_format
+from backend.rewards.catalogue.allowed_code import require_allowed
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_format import check_format
+from backend.utils.command import shell_line
+from backend.utils.errors import Mistake
 
 if TYPE_CHECKING:
-    from backend.run.distributed.channel import LeaderChannel, WorkerChannel
-    from backend.run.distributed.collectives import MlxCollectives
+    from backend.distributed.channel import LeaderChannel, WorkerChannel
+    from backend.distributed.collectives import MlxCollectives
 
 
 def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
@@ -40,8 +40,8 @@ def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
     if not backend:
         return _told(folder, lambda: _train(run, orders, stream, progress, None))
 
-    from backend.run.distributed.channel import WorkerChannel, open_channel
-    from backend.run.distributed.collectives import init_collectives
+    from backend.distributed.channel import WorkerChannel, open_channel
+    from backend.distributed.collectives import init_collectives
 
     collectives = None
     try:
@@ -84,7 +84,7 @@ def _lead(
     run: Path, channel: LeaderChannel, collectives: MlxCollectives, backend: str, orders: Orders, folder: OrdersFolder | None,
     stream: bool, progress: bool | None,
 ) -> int:  # fmt: skip
-    from backend.run.distributed.leader import Leader
+    from backend.distributed.leader import Leader
 
     collectives.check = channel.check
     if folder is not None:
@@ -129,7 +129,7 @@ def _prepared(path: Path, orders: Orders) -> PreparedRun:
 
 
 def _work(channel: WorkerChannel, collectives: MlxCollectives) -> int:
-    from backend.run.distributed.worker import work
+    from backend.distributed.worker import work
 
     try:
         work(channel, collectives)

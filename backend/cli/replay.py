@@ -21,8 +21,8 @@ def replay(
     ] = "",
 ) -> None:
     """Play a recorded run into a new folder, at its own pace or faster. Nothing is trained."""
-    from backend.run import replay as replays
-    from backend.spec.run_folder import find_run
+    from backend.runs import replay as replays
+    from backend.runs.run_folder import find_run
 
     playing = replays.replay(find_run(run), runs_dir, name, speed)
     tell(playing.folder.path, flush=True)

@@ -1,6 +1,6 @@
 """Go on with a run in a fresh process: the same pid and streams, another program, a GPU that knows nothing of the last one.
 
-The run's lock and any pending signal pass through the exec (`backend.run.run_process`), so neither the window nor Ctrl-C notices it.
+The run's lock and any pending signal pass through the exec (`backend.trainer.run_process`), so neither the window nor Ctrl-C notices it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from backend.spec.command import backend_command, backend_environment
+from backend.utils.command import backend_command, backend_environment
 
 
 def restart(verb: str, *arguments: str) -> NoReturn:

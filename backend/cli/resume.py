@@ -17,17 +17,17 @@ from backend.cli.new_run import PreparedRun, parse_changes
 from backend.cli.options import AllowCode, Hosts, Live, NewRunsDir, Stream
 from backend.cli.output import tell
 from backend.cli.run_session import train_and_exit
-from backend.run.machine.gpu_timeout import relax_gpu_timeout
-from backend.spec import own_updates
-from backend.spec.config import load, read
-from backend.spec.events import has_finished
-from backend.spec.faults import Mistake
-from backend.spec.other_programs.translation import translate
-from backend.spec.rewards.allowed_code import require_allowed
-from backend.spec.run_folder import RunFolder, find_run
-from backend.spec.runs.run_format import check_format
-from backend.spec.runs.saved_weights import find_checkpoint
-from backend.spec.sweeps.sweep_results import find_sweep
+from backend.config import own_updates
+from backend.config.config import load, read
+from backend.config.other_programs.translation import translate
+from backend.rewards.catalogue.allowed_code import require_allowed
+from backend.runs.events import has_finished
+from backend.runs.run_folder import RunFolder, find_run
+from backend.runs.run_format import check_format
+from backend.runs.saved_weights import find_checkpoint
+from backend.runs.sweeps.sweep_results import find_sweep
+from backend.trainer.machine.gpu_timeout import relax_gpu_timeout
+from backend.utils.errors import Mistake
 
 
 @verb
@@ -72,7 +72,9 @@ def resume(
         tell(f"The run {folder.name} has finished; there is nothing to resume. More steps: --set iters=N.")
         return
     require_allowed(read(folder.config), allow=allow_code)
-    from backend.run.library.own_functions import require_no_program  # all of scoring, which no other verb waits for
+    from backend.trainer.library.own_functions import (
+        require_no_program,  # all of scoring, which no other verb waits for
+    )
 
     settings, asked = load(folder.config), parse_changes(changes or []) | hosts_setting(hosts)
     require_no_program(settings)
@@ -86,7 +88,7 @@ def resume(
 
 def _taken_back(run: RunFolder, which: str, *, yes: bool) -> tuple[str, ...]:
     """Go back to a checkpoint, if that was meant. → the sentence for the diary; none where there is nothing after it. Raises Mistake."""
-    from backend.run.checkpoints.checkpoint_integrity import go_back, last_step
+    from backend.runs.checkpoints.checkpoint_integrity import go_back, last_step
 
     chosen, last = find_checkpoint(run, which).step, last_step(run)
     if last <= chosen:

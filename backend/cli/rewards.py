@@ -13,8 +13,8 @@ import typer
 from backend.cli.exit_codes import MISTAKE, verb
 from backend.cli.options import AsJson
 from backend.cli.output import tell, tell_json
-from backend.spec.config import Config
-from backend.spec.faults import Fault, Mistake
+from backend.config.config import Config
+from backend.utils.errors import Fault, Mistake
 
 rewards = typer.Typer(help="List reward functions, or score completions with them.", no_args_is_help=True)
 
@@ -28,7 +28,7 @@ def list_rewards(
     """Every reward function there is; a file's are read from its text, which is not run."""
     from dataclasses import asdict
 
-    from backend.spec.rewards.catalog import builtin_rewards, locate_reward_file, rewards_in_file
+    from backend.rewards.catalogue.catalog import builtin_rewards, locate_reward_file, rewards_in_file
 
     entries = builtin_rewards() + (rewards_in_file(locate_reward_file(file)) if file else [])
     if as_json:
@@ -49,8 +49,8 @@ def score_rewards(
     as_json: AsJson = False,
 ) -> None:
     """Score completions that are given, with the config's functions and weights; the verdict goes to stderr."""
+    from backend.config.config import problems, read
     from backend.rewards.completion_lines import line_of, merge_consecutive, read_groups
-    from backend.spec.config import problems, read
 
     raw = read(config)
     lines = [line_of(group) for group in merge_consecutive(read_groups(completions))]
@@ -66,11 +66,11 @@ def sample_rewards(
     as_json: AsJson = False,
 ) -> None:
     """Sample completions from the model as a run begins with it, and score them; the verdict goes to stderr."""
+    from backend.config.config import parse, read
     from backend.rewards.completion_lines import line_of
-    from backend.run.trial_sampling import Pick, TrialSampler
-    from backend.spec.config import parse, read
-    from backend.spec.runs.adapter_source import with_adapter
-    from backend.spec.whole_file import save_as
+    from backend.runs.adapter_source import with_adapter
+    from backend.trainer.trial_sampling import Pick, TrialSampler
+    from backend.utils.whole_file import save_as
 
     settings = parse(with_adapter(read(config)))
     pick = Pick("random", count)
@@ -88,12 +88,12 @@ def rerun_cases(
     as_json: AsJson = False,
 ) -> None:
     """Score the cases kept with a reward file again; exit code 2 where one does not get what it should."""
+    from backend.config.config import SETTINGS
     from backend.rewards.cases import cases_file, read_cases, rerun
+    from backend.rewards.catalogue.catalog import locate_reward_file
     from backend.rewards.sandbox.client import SandboxClient
-    from backend.spec.config import SETTINGS
-    from backend.spec.rewards.catalog import locate_reward_file
-    from backend.spec.user_input.files import is_folder
-    from backend.spec.user_input.text import shown
+    from backend.utils.files import is_folder
+    from backend.utils.text import shown
 
     path = locate_reward_file(file).resolve()
     if is_folder(path):
@@ -174,14 +174,14 @@ def _phase_printer() -> Callable[[dict[str, Any]], None]:
 
 def _reward_settings(raw: dict[str, Any], faults: list[Any]) -> Config:
     """The settings that scoring needs; faults of other settings in the file are ignored."""
-    from backend.spec.config import keys_used_by, parse
+    from backend.config.config import keys_used_by, parse
 
     keys = keys_used_by("rewards", "scoring")
     # A misspelt key is in no table, so whatever begins with "reward" counts too.
     relevant = [fault for fault in faults if fault.setting in keys or fault.setting.startswith("reward")]
     if relevant:
         raise Mistake(relevant)
-    from backend.spec.other_programs.translation import translate
+    from backend.config.other_programs.translation import translate
 
     used = {key: value for key, value in translate(raw)[0].items() if key in keys}
     return parse({"model": "-", "data": "-", **used})

@@ -14,10 +14,10 @@ from io import RawIOBase
 from typing import Any
 
 from backend.cli.output import tell
-from backend.spec.disk_faults import DiskFault, writing
-from backend.spec.events import write_all
-from backend.spec.regular_file import append_regular, require_plain_files
-from backend.spec.run_folder import RunFolder
+from backend.runs.events import write_all
+from backend.runs.run_folder import RunFolder
+from backend.utils.disk_faults import DiskFault, writing
+from backend.utils.regular_file import append_regular, require_plain_files
 
 IS_LOG_VARIABLE = "GRPO_STUDIO_STDOUT_IS_LOG"
 """Environment variable of a process whose stdout is a pipe to somebody who writes it to log.txt."""

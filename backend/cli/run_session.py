@@ -16,17 +16,17 @@ from backend.cli.new_run import PreparedRun
 from backend.cli.output import tell, tell_json
 from backend.cli.restart import display_options, restart
 from backend.cli.run_log import logging_to, say
-from backend.run.distributed.orders import RESTART_RANKS
-from backend.run.stop_signals import handlers_restored
-from backend.spec.command import shell_line
+from backend.distributed.orders import RESTART_RANKS
+from backend.trainer.stop_signals import handlers_restored
+from backend.utils.command import shell_line
 
 if TYPE_CHECKING:
-    from backend.run.parts import LoadParts
+    from backend.trainer.parts import LoadParts
 
 
 @dataclass(frozen=True, slots=True)
 class SharedWork:
-    """What rank 0 of several machines trains with: `backend.run.run_process.train` takes them under these names."""
+    """What rank 0 of several machines trains with: `backend.trainer.run_process.train` takes them under these names."""
 
     load: LoadParts
     look: Callable[[], None]
@@ -59,9 +59,9 @@ def train_or_exit(
     diary; this process's own by default.
     """
     from backend.engine.cpu import blas
-    from backend.run.ending import RESTART
-    from backend.run.run_process import train
-    from backend.spec.runs.start_progress import progress_told_to
+    from backend.runs.start_progress import progress_told_to
+    from backend.trainer.ending import RESTART
+    from backend.trainer.run_process import train
 
     says_on_stdout = not (stream or quiet)
     if says_on_stdout:

@@ -19,10 +19,10 @@ def runs(
     archived: Annotated[bool, typer.Option("--archived", help="Also the runs that are archived.")] = False,
 ) -> None:
     """List the runs, newest first."""
-    from backend.spec.run_folder import all_runs
-    from backend.spec.runs.run_record import read_record
-    from backend.spec.runs.run_search import all_keys, asks_for_archived, search
-    from backend.spec.user_input.text import shown
+    from backend.runs.run_folder import all_runs
+    from backend.runs.run_record import read_record
+    from backend.runs.run_search import all_keys, asks_for_archived, search
+    from backend.utils.text import shown
 
     records = [read_record(run) for run in all_runs(runs_dir)]
     passes = search(query, all_keys(records))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from backend.cli.exit_codes import BUG, FINISHED, verb
 from backend.cli.output import tell
-from backend.spec.faults import Mistake
+from backend.utils.errors import Mistake
 
 
 @verb

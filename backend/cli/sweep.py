@@ -19,15 +19,11 @@ from backend.cli.options import AllowCode, AsJson, NewRunsDir
 from backend.cli.output import tell, tell_json
 from backend.cli.restart import restart
 from backend.cli.run_log import logging_to
-from backend.run.machine.gpu_timeout import relax_gpu_timeout
-from backend.run.stop_signals import handlers_restored
-from backend.spec.command import shell_line
-from backend.spec.config import parse
-from backend.spec.faults import Mistake
-from backend.spec.rewards.allowed_code import allow_named, require_allowed
-from backend.spec.sweeps.sweep import SweepPlan, text_of, training_steps
-from backend.spec.sweeps.sweep_file import load_sweep
-from backend.spec.sweeps.sweep_results import (
+from backend.config.config import parse
+from backend.rewards.catalogue.allowed_code import allow_named, require_allowed
+from backend.runs.sweeps.sweep import SweepPlan, text_of, training_steps
+from backend.runs.sweeps.sweep_file import load_sweep
+from backend.runs.sweeps.sweep_results import (
     SweepFolder,
     SweepResults,
     find_sweep,
@@ -38,9 +34,13 @@ from backend.spec.sweeps.sweep_results import (
     settings_of_runs,
     write_results,
 )
+from backend.trainer.machine.gpu_timeout import relax_gpu_timeout
+from backend.trainer.stop_signals import handlers_restored
+from backend.utils.command import shell_line
+from backend.utils.errors import Mistake
 
 if TYPE_CHECKING:
-    from backend.run.sweep.inputs import SweepInputs
+    from backend.runs.sweeps.inputs import SweepInputs
 
 
 # A sweep on the terminal: what it would train, and its results as a table.
@@ -135,10 +135,10 @@ def _checked(plan: SweepPlan) -> SweepInputs:
     """What the runs read before their model. Raises Mistake with every fault of what the settings point to."""
     base = parse(plan.base)
     relax_gpu_timeout(base)  # before the imports below, which import mlx
-    from backend.run.distributed.check.machine_check import require_one_machine
+    from backend.distributed.check.machine_check import require_one_machine
 
     require_one_machine(base, "A sweep")
-    from backend.run.sweep.inputs import SweepInputs
+    from backend.runs.sweeps.inputs import SweepInputs
 
     inputs = SweepInputs()
     inputs.check(plan)
@@ -155,8 +155,8 @@ def _write_failure(folder: SweepFolder, plan: SweepPlan, mistake: Mistake) -> No
 def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: bool) -> None:
     """Train the sweep and print its table; exit with the sweep's code."""
     from backend.engine.cpu import blas
-    from backend.run.ending import RESTART
-    from backend.run.sweep.sweep import run_sweep
+    from backend.runs.sweeps.run_sweep import run_sweep
+    from backend.trainer.ending import RESTART
 
     with handlers_restored() as afterwards:
         with logging_to(folder.process) as log:

@@ -15,7 +15,7 @@ import typer
 from backend.cli.exit_codes import BUG, MISTAKE, print_faults, verb
 from backend.cli.options import ExistingRunsDir
 from backend.cli.output import tell
-from backend.spec.disk_faults import disk_fault, fault_of
+from backend.utils.disk_faults import disk_fault, fault_of
 
 
 @verb
@@ -28,11 +28,11 @@ def track(
     ] = False,
 ) -> None:
     """Write a run's metrics and completions for a tracker, under the names that TRL gives them."""
-    from backend.run.trackers.follow import track as follow
-    from backend.spec.faults import Mistake
-    from backend.spec.run_folder import find_run
-    from backend.spec.trackers import TRACKERS
-    from backend.spec.user_input.text import shown
+    from backend.runs.run_folder import find_run
+    from backend.trainer.trackers.follow import track as follow
+    from backend.trainer.trackers.targets import TRACKERS
+    from backend.utils.errors import Mistake
+    from backend.utils.text import shown
 
     if to not in TRACKERS:
         raise Mistake("to", f"There is no tracker {shown(to, 40)}; there are {', '.join(TRACKERS)}.")

@@ -14,8 +14,8 @@ from backend.cli.lost_terminal import outlives_terminal
 from backend.cli.new_run import apply_changes, new_run, prepared_run
 from backend.cli.options import AllowCode, Hosts, Live, NewRunsDir, Stream
 from backend.cli.run_session import train_and_exit
-from backend.spec.config import read
-from backend.spec.faults import Mistake
+from backend.config.config import read
+from backend.utils.errors import Mistake
 
 
 @verb

@@ -10,7 +10,7 @@ import typer
 from backend.cli.exit_codes import MISTAKE, verb
 from backend.cli.options import AsJson
 from backend.cli.output import tell, tell_json
-from backend.spec.user_input.files import user_path
+from backend.utils.files import user_path
 
 
 @verb
@@ -18,7 +18,7 @@ def validate(
     folder: Annotated[Path, typer.Argument(help="A folder with a model, of any origin.")], as_json: AsJson = False
 ) -> None:
     """Say what keeps LM Studio or mlx-lm from opening a model folder; reads headers, loads no weights."""
-    from backend.models.export import lm_studio_rules
+    from backend.export import lm_studio_rules
 
     folder = user_path(str(folder), "folder")
     faults, warnings = lm_studio_rules.faults(folder), lm_studio_rules.warnings(folder)

@@ -9,7 +9,7 @@ import typer
 from backend.cli.exit_codes import verb
 from backend.cli.options import AsJson
 from backend.cli.output import tell, tell_json
-from backend.spec.faults import Mistake
+from backend.utils.errors import Mistake
 
 
 @verb
@@ -21,7 +21,7 @@ def where(
     as_json: AsJson = False,
 ) -> None:
     """List every folder that GRPO Studio writes to, with sizes; nothing is deleted unless asked for twice."""
-    from backend.spec.about import stored
+    from backend.utils import stored
 
     if yes and not remove:
         raise Mistake("yes", "--yes goes with --remove settings or --remove kernels.")

@@ -17,7 +17,7 @@ from jinja2 import TemplateError
 from backend.data.files import first_line
 from backend.models.time_limit import TimeIsUp, time_limit
 from backend.models.tokenizers import is_panic
-from backend.spec.faults import Mistake
+from backend.utils.errors import Mistake
 
 # How few tokens a text can have, from its length alone.
 

@@ -17,13 +17,13 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from backend.spec import loose_json
-from backend.spec.faults import Mistake
-from backend.spec.machine import machine_bytes
-from backend.spec.model_and_data_names import of_no_known_type
-from backend.spec.runs.start_progress import telling
-from backend.spec.user_input.files import reason
-from backend.spec.user_input.text import shown
+from backend.config.model_and_data_names import of_no_known_type
+from backend.runs.start_progress import telling
+from backend.utils import loose_json
+from backend.utils.errors import Mistake
+from backend.utils.files import reason
+from backend.utils.machine import machine_bytes
+from backend.utils.text import shown
 
 Row = dict[str, Any]
 

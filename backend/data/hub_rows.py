@@ -20,11 +20,11 @@ from fsspec.registry import known_implementations, register_implementation
 
 from backend.models import inventory
 from backend.models.hub_search import check_reachable
-from backend.spec.faults import Mistake
-from backend.spec.hub_cache import is_dataset_cached, local_folder
-from backend.spec.runs.start_progress import tell
-from backend.spec.user_input.own_files import is_own
-from backend.spec.user_input.text import shown
+from backend.runs.start_progress import tell
+from backend.utils.errors import Mistake
+from backend.utils.hub_cache import is_dataset_cached, local_folder
+from backend.utils.own_files import is_own
+from backend.utils.text import shown
 
 # Which addresses the `datasets` library may open: those of the Hub, and of this disk.
 

@@ -14,17 +14,17 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from backend.config.config import Config, keys_used_by, problems
+from backend.config.model_and_data_names import DATA_SUFFIXES, check_data
+from backend.config.setting_groups import ColumnSettings, DatasetSettings
+from backend.data.dataset_columns import likeliest_column
 from backend.data.files import Row, kind_of_path
 from backend.data.row_steps import MapRows
 from backend.data.row_views import Rows, column_names, missing_columns
 from backend.data.rows import SPLITS, Splits, check_columns, read_splits
-from backend.spec.config import Config, keys_used_by, problems
-from backend.spec.dataset_columns import likeliest_column
-from backend.spec.faults import Fault, Mistake
-from backend.spec.hub_cache import is_dataset_cached
-from backend.spec.model_and_data_names import DATA_SUFFIXES, check_data
-from backend.spec.setting_groups import ColumnSettings, DatasetSettings
-from backend.spec.user_input.files import user_path
+from backend.utils.errors import Fault, Mistake
+from backend.utils.files import user_path
+from backend.utils.hub_cache import is_dataset_cached
 
 READING = keys_used_by("rows")
 """Settings that decide which rows the dataset has."""

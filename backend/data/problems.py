@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from backend.config.row_settings import prompt_limit
+from backend.config.setting_groups import PromptSettings
 from backend.data.chat_tokens import Messages, TooLong, characters, check_unicode, count, cut_left, tokenize_if_fits
 from backend.data.files import Row
 from backend.data.row_views import LazyRows, Rows
 from backend.data.rows import check_columns, row_name, shown_source
-from backend.spec.faults import Mistake
-from backend.spec.row_settings import prompt_limit
-from backend.spec.runs.start_progress import telling
-from backend.spec.setting_groups import PromptSettings
-from backend.spec.user_input.text import shown
+from backend.runs.start_progress import telling
 from backend.types import Problem
+from backend.utils.errors import Mistake
+from backend.utils.text import shown
 
 
 @dataclass(frozen=True, slots=True)

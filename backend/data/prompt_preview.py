@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from backend.config.config import Config
+from backend.config.model_and_data_names import model_source
+from backend.config.setting_groups import PromptSettings
 from backend.data.chat_tokens import TooLong, check_unicode, count, cut_left, tokenize_if_fits
 from backend.data.files import Row
 from backend.data.problems import PromptFormat, messages_of, problem_of
 from backend.data.rows import row_name
 from backend.models.own_tokenizer import tokenizer_folder
 from backend.models.tokenizers import load_tokenizer
-from backend.spec.config import Config
-from backend.spec.faults import Fault, Mistake
-from backend.spec.model_and_data_names import model_source
-from backend.spec.setting_groups import PromptSettings
 from backend.types import Problem
+from backend.utils.errors import Fault, Mistake
 
 SAMPLE = 1000
 """Rows, spread evenly over the dataset, that are measured first: the distribution of lengths shows after a moment."""

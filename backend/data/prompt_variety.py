@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
+from backend.config.setting_groups import PromptSettings
 from backend.data.files import Row
 from backend.data.problems import PromptFormat, messages_of
 from backend.data.row_views import Rows
 from backend.data.rows import shown_source
-from backend.spec.distinct_ngrams import distinct_ngrams
-from backend.spec.faults import Mistake
-from backend.spec.setting_groups import PromptSettings
-from backend.spec.user_input.text import shown
+from backend.training.distinct_ngrams import distinct_ngrams
+from backend.utils.errors import Mistake
+from backend.utils.text import shown
 
 # Which texts nearly repeat an earlier one.
 

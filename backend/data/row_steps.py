@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from backend.config.row_settings import template_columns
+from backend.config.setting_groups import DatasetSettings
 from backend.data.files import Row
-from backend.spec.faults import Mistake
-from backend.spec.row_settings import template_columns
-from backend.spec.setting_groups import DatasetSettings
-from backend.spec.user_input.text import shown
+from backend.utils.errors import Mistake
+from backend.utils.text import shown
 
 MATCH_S = 1.0
 """Seconds that the answer pattern may take on one answer: some patterns take exponential time."""
@@ -122,6 +122,6 @@ def find_answer(pattern: str, answer: Any, where: Callable[[], str]) -> str | No
             "answer_pattern",
             f"The answer pattern takes more than {MATCH_S:g} s on the answer of {where()}; write a simpler one.",
         ) from None
-    except regex.error as error:  # Python's own re took it, see `backend.spec.row_settings`
+    except regex.error as error:  # Python's own re took it, see `backend.config.row_settings`
         raise Mistake("answer_pattern", f"The answer pattern is no regular expression: {shown(error, 80)}.") from None
     return None if found is None or found[1] is None else found[1].strip()

@@ -9,8 +9,8 @@ from typing import Any, overload
 
 from backend.data.files import Row
 from backend.data.row_steps import CHUNK, RowSteps, Where
-from backend.spec.faults import Mistake
-from backend.spec.runs.start_progress import telling
+from backend.runs.start_progress import telling
+from backend.utils.errors import Mistake
 
 Rows = Sequence[Row]
 """The rows of a split: a list, or lazy rows. What reads them asks for one at a time, or goes through them once in order."""

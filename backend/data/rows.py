@@ -12,6 +12,9 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
+from backend.config.model_and_data_names import DATA_SUFFIXES as SUFFIXES
+from backend.config.row_settings import evaluation_sets
+from backend.config.setting_groups import ColumnSettings, DatasetSettings
 from backend.data.files import PATH
 from backend.data.row_steps import MapRows, RowSteps
 from backend.data.row_views import (
@@ -25,15 +28,12 @@ from backend.data.row_views import (
     missing_columns,
 )
 from backend.data.sources import Check, Found, Names, Reading, find_splits
-from backend.spec.faults import Fault, Mistake
-from backend.spec.model_and_data_names import DATA_SUFFIXES as SUFFIXES
-from backend.spec.rewards.catalog import COMPARING_REWARDS, metric_name
-from backend.spec.rewards.entry import CODE_TESTS, without_tests
-from backend.spec.row_settings import evaluation_sets
-from backend.spec.runs.start_progress import telling
-from backend.spec.setting_groups import ColumnSettings, DatasetSettings
-from backend.spec.user_input.files import user_path
-from backend.spec.user_input.text import shown
+from backend.rewards.catalogue.catalog import COMPARING_REWARDS, metric_name
+from backend.rewards.catalogue.entry import CODE_TESTS, without_tests
+from backend.runs.start_progress import telling
+from backend.utils.errors import Fault, Mistake
+from backend.utils.files import user_path
+from backend.utils.text import shown
 
 SOURCE = 50
 """Characters of a file's path, or of a dataset's name, in a sentence that names a row or columns."""

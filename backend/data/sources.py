@@ -19,6 +19,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from backend.config.model_and_data_names import DATA_SUFFIXES as SUFFIXES
+from backend.config.model_and_data_names import check_data
 from backend.data.files import (
     BATCH_ROWS,
     HEAD_ROWS,
@@ -35,13 +37,11 @@ from backend.data.files import (
     unpacked_parts,
 )
 from backend.data.row_views import LazyRows, Rows
-from backend.spec.faults import Mistake
-from backend.spec.model_and_data_names import DATA_SUFFIXES as SUFFIXES
-from backend.spec.model_and_data_names import check_data
-from backend.spec.regular_file import open_regular
-from backend.spec.runs.start_progress import LOOKED, telling
-from backend.spec.user_input.files import reason, user_path
-from backend.spec.user_input.text import shown
+from backend.runs.start_progress import LOOKED, telling
+from backend.utils.errors import Mistake
+from backend.utils.files import reason, user_path
+from backend.utils.regular_file import open_regular
+from backend.utils.text import shown
 
 # Rows of files that stay on the disk: read when they are asked for, by an index that is made in one pass.
 

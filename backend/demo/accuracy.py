@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from backend.config.config import Config
 from backend.data.problems import prepare
 from backend.data.rows import read_splits
-from backend.generation.rollout import Rollout
 from backend.models.policy import load_policy
 from backend.rewards.functions.r1 import extract_answer
-from backend.run.checkpoints.checkpoint import newest
-from backend.run.evaluation.evaluate import greedy_accuracy
-from backend.spec.config import Config
-from backend.spec.run_folder import RunFolder
+from backend.runs.checkpoints.checkpoint import newest
+from backend.runs.run_folder import RunFolder
+from backend.sampling.rollout import Rollout
+from backend.trainer.evaluation.evaluate import greedy_accuracy
 from backend.types import Group
 
 

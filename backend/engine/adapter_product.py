@@ -2,7 +2,7 @@
 
 mlx-lm's adapters are float32 and so are their products, whatever the layer: y + round(scale · (x A) B). The sampler keeps the
 adapters of several layers side by side and computes round(y + round(x A) B) in the model's type, with two kernels instead of five
-(`backend.generation.fused_linear`). The two round differently, in every layer of every token, which was half of the distance
+(`backend.sampling.fused_linear`). The two round differently, in every layer of every token, which was half of the distance
 between sampler and learner in bfloat16. So the learner computes the sampler's expression here, as mixed-precision training does:
 A and B stay float32 and are rounded for the product alone, and their gradients are computed in float32.
 

@@ -30,10 +30,10 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from backend.engine.chunk_sizes import attention_block
 from backend.engine.cpu.vector_exp import exp_nonpositive
 from backend.engine.device import on_gpu
 from backend.engine.evaluation_order import evaluate_after
-from backend.spec.memory.chunking import attention_block
 
 
 class PromptKV(NamedTuple):

@@ -10,8 +10,8 @@ import platform
 
 import mlx.core as mx
 
-from backend.spec.faults import Mistake
-from backend.spec.machine import treats_cpu_as_gpu
+from backend.utils.errors import Mistake
+from backend.utils.machine import treats_cpu_as_gpu
 
 OWN = mx.default_device()
 """What mlx computes on by itself in this process."""

@@ -22,7 +22,7 @@ from mlx_lm.tuner.dora import DoRAEmbedding
 from mlx_lm.tuner.lora import LoRAEmbedding
 
 from backend.engine.output_layer import PROBE
-from backend.spec.faults import Mistake
+from backend.utils.errors import Mistake
 
 EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding, LoRAEmbedding, DoRAEmbedding)
 

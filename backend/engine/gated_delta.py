@@ -34,10 +34,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from backend.engine.chunk_sizes import gated_delta_span
 from backend.engine.cpu.vector_exp import exp_nonpositive
 from backend.engine.device import on_gpu
 from backend.engine.evaluation_order import evaluate_after
-from backend.spec.memory.chunking import gated_delta_span
 
 CHUNK = 64
 """Tokens. Work inside a chunk grows with it, the number of sequential steps falls."""

@@ -1,7 +1,7 @@
 """Arrays that several module trees share, also where decoding has packed them.
 
 Decoding concatenates weights that read the same input and turns the policy's own arrays into views of the result
-(`backend.generation.fused_linear`). A second policy on the same base has to find that result: concatenating the views once more
+(`backend.sampling.fused_linear`). A second policy on the same base has to find that result: concatenating the views once more
 would put the base into memory twice.
 """
 

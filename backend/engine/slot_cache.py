@@ -99,7 +99,7 @@ class SlotCache:
 
 
 class PackedSlotCache:
-    """A layer's keys and values in one array [B, J, 2, C, d], for `backend.generation.fused_model`.
+    """A layer's keys and values in one array [B, J, 2, C, d], for `backend.sampling.fused_model`.
 
     In this order of axes all (row, head) pairs of the keys lie at one distance, and those of the values: Metal's attention copies others.
     """
@@ -123,7 +123,7 @@ class PackedSlotCache:
 def written(cache: mx.array, new: mx.array, slot: mx.array) -> mx.array:
     """`cache` [B, …, C, d] with `new` [B, …, 1, d] in column `slot`.
 
-    In place, if nothing else holds the array (see `backend.generation.scheduler`); `where` over the whole cache would copy it at every
+    In place, if nothing else holds the array (see `backend.sampling.scheduler`); `where` over the whole cache would copy it at every
     step. `slot` is an array: as an integer it would be a constant of the trace, and every step a new trace.
     """
     if on_gpu():  # one kernel; a slice update has another one compute the offset

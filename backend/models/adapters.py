@@ -14,12 +14,12 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
+from backend.config.setting_groups import AdapterSettings
 from backend.engine.model_probe import tracing_error
+from backend.models.adapter_types import ALL_LINEAR, adapter_scale, is_named
 from backend.models.saved_modules import whole_modules, without_whole
-from backend.spec.adapters import ALL_LINEAR, adapter_scale, is_named
-from backend.spec.faults import Mistake
-from backend.spec.setting_groups import AdapterSettings
-from backend.spec.user_input.text import shown
+from backend.utils.errors import Mistake
+from backend.utils.text import shown
 
 ADAPTABLE_LAYERS = (
     *(nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding),

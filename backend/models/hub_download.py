@@ -26,8 +26,8 @@ from huggingface_hub.utils import build_hf_headers, disable_progress_bars, get_s
 
 from backend.models import hub_search
 from backend.models.hub_errors import SETTING, host, hub_errors_as_mistakes
-from backend.spec.faults import Mistake
-from backend.spec.hub_cache import RepoType
+from backend.utils.errors import Mistake
+from backend.utils.hub_cache import RepoType
 
 PARALLEL = 4
 """Files that are fetched at the same time."""
@@ -279,7 +279,7 @@ def _try_lock(file: BinaryIO) -> bool:
 
 
 def _blobs(repo_id: str, repo_type: str) -> Path:
-    # By the library's own constant, not `backend.spec.hub_cache`: it must be where `snapshot_download` looks for blobs.
+    # By the library's own constant, not `backend.utils.hub_cache`: it must be where `snapshot_download` looks for blobs.
     return Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo_id, repo_type=repo_type), "blobs")
 
 

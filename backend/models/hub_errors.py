@@ -19,8 +19,8 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from backend.spec.faults import Mistake
-from backend.spec.hub_cache import ENDPOINT_VARIABLE
+from backend.utils.errors import Mistake
+from backend.utils.hub_cache import ENDPOINT_VARIABLE
 
 SETTING = {"model": "model", "dataset": "data"}
 """The setting that names a repository of this type."""

@@ -18,8 +18,8 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 
 from backend.models import supported_architectures
 from backend.models.hub_errors import hub_errors_as_mistakes
-from backend.spec.hub_cache import RepoType
-from backend.spec.model_config import model_type
+from backend.models.model_config import model_type
+from backend.utils.hub_cache import RepoType
 
 TIMEOUT_S = 6.0
 """Time limit of one request."""

@@ -11,15 +11,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from backend.config.model_and_data_names import DATA_SUFFIXES
 from backend.models import supported_architectures
+from backend.models.model_config import model_type
 from backend.models.model_folder import read_object
-from backend.spec.faults import Mistake
-from backend.spec.hub_cache import RepoType, hub_cache, snapshot_of
-from backend.spec.model_and_data_names import DATA_SUFFIXES
-from backend.spec.model_config import model_type
-from backend.spec.places import demo_folder, lm_studio_models
-from backend.spec.run_folder import all_runs
-from backend.spec.user_input.files import possible_path, read_bytes
+from backend.runs.run_folder import all_runs
+from backend.utils.errors import Mistake
+from backend.utils.files import possible_path, read_bytes
+from backend.utils.hub_cache import RepoType, hub_cache, snapshot_of
+from backend.utils.places import demo_folder, lm_studio_models
 
 Where = Literal["cache", "lmstudio", "run", "folder", "bundled"]
 FileStats = dict[str, tuple[int, float]]

@@ -14,17 +14,17 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_lm_utils
 
+from backend.config.model_and_data_names import model_source
 from backend.engine.cpu import compiler
 from backend.engine.model_probe import is_causal
 from backend.engine.output_layer import PROBE
 from backend.models.model_folder import check_arrays, check_config, check_kinds
 from backend.models.time_limit import TimeIsUp, time_limit
 from backend.models.tokenizers import is_panic, load_tokenizer, reason_of
-from backend.spec.faults import Mistake
-from backend.spec.hub_cache import local_folder
-from backend.spec.model_and_data_names import model_source
-from backend.spec.runs.start_progress import tell, telling
-from backend.spec.user_input.text import shown
+from backend.runs.start_progress import tell, telling
+from backend.utils.errors import Mistake
+from backend.utils.hub_cache import local_folder
+from backend.utils.text import shown
 
 BUILD_S = 15.0
 """Seconds for building a model without its weights. The largest in use take one or two."""

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from backend.spec import loose_json
-from backend.spec.faults import Mistake
-from backend.spec.safetensors import BrokenFile, StoredArray, read_header
-from backend.spec.user_input.files import read_text
-from backend.spec.user_input.numbers import fits_a_float
-from backend.spec.user_input.text import shown
+from backend.utils import loose_json
+from backend.utils.errors import Mistake
+from backend.utils.files import read_text
+from backend.utils.numbers import fits_a_float
+from backend.utils.safetensors import BrokenFile, StoredArray, read_header
+from backend.utils.text import shown
 
 CONFIG_LIMIT = 16 * 2**20
 """Bytes of config.json and of the index of the weights."""

@@ -10,10 +10,10 @@ import mlx.nn as nn
 from backend.models.hub_errors import hub_errors_as_mistakes
 from backend.models.hub_search import check_reachable
 from backend.models.tokenizers import load_tokenizer
-from backend.spec.faults import Mistake
-from backend.spec.hub_cache import local_folder
-from backend.spec.user_input.files import is_file, is_folder, user_path
-from backend.spec.user_input.text import shown, shown_path
+from backend.utils.errors import Mistake
+from backend.utils.files import is_file, is_folder, user_path
+from backend.utils.hub_cache import local_folder
+from backend.utils.text import shown, shown_path
 
 SETTING = "tokenizer"
 FILES = (

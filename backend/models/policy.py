@@ -3,7 +3,7 @@
 The reference is the model before training. Its module tree is copied before adapters are attached and shares every array with
 the policy's base, so it costs no memory under LoRA and DoRA; under full fine-tuning the arrays diverge at the first update.
 
-Does not train (`backend.training`), and writes nothing (`backend.models.saving`, `backend.run.checkpoints.checkpoint_writer`).
+Does not train (`backend.training`), and writes nothing (`backend.models.saving`, `backend.runs.checkpoints.checkpoint_writer`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.tuner.utils import load_adapters
 
+from backend.config.setting_groups import ModelSettings
 from backend.engine import device
 from backend.engine.cpu import compiler
 from backend.engine.model_probe import gradient_error, split
@@ -32,10 +33,9 @@ from backend.models.model_folder import check_adapter
 from backend.models.own_tokenizer import run_tokenizer, with_end_tokens
 from backend.models.saved_modules import masters_of
 from backend.models.tokenizers import reason_of
-from backend.spec.faults import Mistake
-from backend.spec.setting_groups import ModelSettings
-from backend.spec.user_input.files import user_path
-from backend.spec.user_input.text import shown
+from backend.utils.errors import Mistake
+from backend.utils.files import user_path
+from backend.utils.text import shown
 
 QUANTIZATION = {
     "4": {"bits": 4, "group_size": 64, "mode": "affine"},
@@ -312,7 +312,7 @@ def quantize(
 
 
 def is_quantised(model: nn.Module) -> bool:
-    """Whether a loaded model has quantised layers. For what config.json states, see `backend.spec.model_config`."""
+    """Whether a loaded model has quantised layers. For what config.json states, see `backend.models.model_config`."""
     return any(isinstance(module, (nn.QuantizedLinear, nn.QuantizedEmbedding)) for module in model.modules())
 
 

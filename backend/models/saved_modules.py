@@ -14,9 +14,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
 
-from backend.spec.adapters import is_named
-from backend.spec.faults import Mistake
-from backend.spec.user_input.text import shown
+from backend.models.adapter_types import is_named
+from backend.utils.errors import Mistake
+from backend.utils.text import shown
 
 SETTING = "modules_to_save"
 SENTENCE = 200

@@ -1,6 +1,6 @@
 """What is written of a policy: the whole model as mlx-lm loads it, and the description of its adapters.
 
-Checkpoints are written by `backend.run.checkpoints.checkpoint_writer`, exports by `backend.models.export`.
+Checkpoints are written by `backend.runs.checkpoints.checkpoint_writer`, exports by `backend.models.export`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm import utils as mlx_lm_utils
 
+from backend.config.setting_groups import ModelSettings
 from backend.engine.shared_weights import copy_sharing_arrays
+from backend.export.model_files import write_model, write_safetensors
 from backend.models.adapters import adapted_layer_count, lora_parameters
-from backend.models.export.model_files import write_model, write_safetensors
 from backend.models.own_tokenizer import tokenizer_folder
 from backend.models.policy import Policy
 from backend.models.saved_modules import whole_modules
-from backend.spec.disk_faults import require_room
-from backend.spec.setting_groups import ModelSettings
-from backend.spec.user_input.files import names_folder
-from backend.spec.whole_file import whole_folder
+from backend.utils.disk_faults import require_room
+from backend.utils.files import names_folder
+from backend.utils.whole_file import whole_folder
 
 Arrays = dict[str, mx.array]
 HostArrays = dict[str, np.ndarray]

@@ -10,9 +10,9 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
+from backend.models.model_config import model_type
 from backend.models.supported_architectures import module_of
-from backend.spec.model_config import model_type
-from backend.spec.user_input.text import shown
+from backend.utils.text import shown
 
 WITHOUT_GRADIENT = {
     "deepseek_v2": "of its rotated keys each machine's gradient stays its own",

@@ -3,7 +3,7 @@
 mlx-lm's `model.shard(group)` deals the layers out, and its layers sum over the ranks inside the forward pass. So every rank has to run
 the same passes in the same order, from loading on. Weights are read an array at a time and only this rank's part is kept.
 
-Settings that only one machine can do are refused by `backend.spec.checks`, architectures by `backend.models.sharded_architectures`, and
+Settings that only one machine can do are refused by `backend.config.checks`, architectures by `backend.models.sharded_architectures`, and
 sizes that do not divide by the number of ranks here (`check_divides`).
 """
 
@@ -17,6 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
+from backend.config.setting_groups import ModelSettings
 from backend.engine import device
 from backend.engine.cpu import compiler
 from backend.engine.sharding import adapters
@@ -27,9 +28,8 @@ from backend.models.adapters import attach_adapters
 from backend.models.loading import check_runs, loading, open_model
 from backend.models.own_tokenizer import run_tokenizer, with_end_tokens
 from backend.models.policy import Policy, cast, check_can_learn, check_computes, frozen, quantized_as
-from backend.spec.faults import Mistake
-from backend.spec.setting_groups import ModelSettings
-from backend.spec.user_input.text import shown
+from backend.utils.errors import Mistake
+from backend.utils.text import shown
 
 SETTING = "parallelism"
 

@@ -13,14 +13,14 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from backend.config.setting_groups import AdapterSettings, ModelSettings
 from backend.models.adapters import lora_parameters
 from backend.models.model_folder import PATH, check_adapter_config
 from backend.models.policy import Policy
-from backend.spec.faults import Fault, Mistake
-from backend.spec.runs.adapter_source import SETTING, AdapterSource, adapter_settings, find_adapter
-from backend.spec.safetensors import BrokenFile, read_header
-from backend.spec.setting_groups import AdapterSettings, ModelSettings
-from backend.spec.user_input.text import shown, shown_path
+from backend.runs.adapter_source import SETTING, AdapterSource, adapter_settings, find_adapter
+from backend.utils.errors import Fault, Mistake
+from backend.utils.safetensors import BrokenFile, read_header
+from backend.utils.text import shown, shown_path
 
 LABELS = {"train_type": "Fine-tune", "rank": "Rank", "scale": "Scale"}
 """What an adapter and its run must agree on → the setting's label."""

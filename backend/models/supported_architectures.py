@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from backend.spec.model_config import is_quantized_by_mlx, language_model, model_type, quantization_of
-from backend.spec.user_input.text import shown
+from backend.models.model_config import is_quantized_by_mlx, language_model, model_type, quantization_of
+from backend.utils.text import shown
 
 WEIGHTS = "model*.safetensors"
 """Files that mlx-lm loads as a model's weights."""

@@ -17,10 +17,10 @@ from typing import Any
 import jinja2
 from jinja2 import ext, nodes, sandbox
 
-from backend.child_process import module_command
 from backend.models.template_limits import TIME_S, VERB
-from backend.spec.command import backend_environment
-from backend.spec.faults import Mistake
+from backend.utils.child_process import module_command
+from backend.utils.command import backend_environment
+from backend.utils.errors import Mistake
 
 LONGEST = 2**20
 """Characters of a template. The longest in use have some 30,000."""

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from backend.spec import loose_json
-from backend.spec.faults import Mistake
-from backend.spec.user_input.files import read_bytes
-from backend.spec.user_input.text import shown
+from backend.utils import loose_json
+from backend.utils.errors import Mistake
+from backend.utils.files import read_bytes
+from backend.utils.text import shown
 
 GROWTH = 1000.0
 """Times as long as it was that a text may become."""

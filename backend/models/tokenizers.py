@@ -9,8 +9,8 @@ from backend.models.mlx_lm_import import import_mlx_lm
 from backend.models.model_folder import check_kinds
 from backend.models.template_probe import check_template
 from backend.models.tokenizer_limits import check_growth
-from backend.spec.faults import Mistake
-from backend.spec.user_input.text import shown
+from backend.utils.errors import Mistake
+from backend.utils.text import shown
 
 NO_CODE = {"trust_remote_code": False}
 """Options of transformers. Left out, it asks on stdin whether to run what `auto_map` names, and stdin may be the window's pipe."""

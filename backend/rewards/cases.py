@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from backend.rewards.catalogue.catalog import builtin_rewards, computes_names, reward_call, rewards_in_file
 from backend.rewards.sandbox.client import SandboxClient, SandboxTask
-from backend.spec import loose_json
-from backend.spec.completion_rows import token_ids
-from backend.spec.disk_faults import writing
-from backend.spec.faults import Mistake
-from backend.spec.rewards.catalog import builtin_rewards, computes_names, reward_call, rewards_in_file
-from backend.spec.user_input.files import read_text
-from backend.spec.whole_file import save_as
+from backend.runs.completion_rows import token_ids
+from backend.utils import loose_json
+from backend.utils.disk_faults import writing
+from backend.utils.errors import Mistake
+from backend.utils.files import read_text
+from backend.utils.whole_file import save_as
 
 TOLERANCE = 1e-6
 """Scores that differ by less, absolutely or relatively, are equal."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from backend.spec import loose_json
-from backend.spec.completion_rows import SampledRow, ScoringRow, token_ids
-from backend.spec.faults import Mistake
-from backend.spec.user_input.files import read_text, user_path
-from backend.spec.user_input.text import shown
+from backend.runs.completion_rows import SampledRow, ScoringRow, token_ids
 from backend.types import Completion, Group, Problem
+from backend.utils import loose_json
+from backend.utils.errors import Mistake
+from backend.utils.files import read_text, user_path
+from backend.utils.text import shown
 
 MOST_BYTES = 2**31
 """Of a file of completions: it is read whole."""

@@ -18,9 +18,9 @@ from types import ModuleType
 from typing import Any
 
 from backend.rewards import registry
+from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
 from backend.rewards.functions import r1
 from backend.rewards.registry import REWARD_REGISTRY, RewardCallable
-from backend.spec.rewards.catalog import DEFAULT_REWARDS
 
 _LIBRARY = "mlx_lm_lora"
 _MODULES = (_LIBRARY, f"{_LIBRARY}.trainer", f"{_LIBRARY}.trainer.grpo_reward_functions")

@@ -32,7 +32,7 @@ def register_reward_function(name: Call) -> Call: ...
 def register_reward_function(name: Any = None, *, label: str | None = None) -> Any:
     """Register the decorated function as `name`, by default its own name (the parentheses may be left out).
 
-    `label` is its name in tables. `backend.spec.rewards.catalog` reads it from the source text, for it never runs a
+    `label` is its name in tables. `backend.rewards.catalogue.catalog` reads it from the source text, for it never runs a
     user's file; it is not kept here.
     """
     if callable(name):

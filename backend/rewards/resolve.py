@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from backend.rewards.registry import REWARD_REGISTRY, RewardCallable
-from backend.rewards.user_files import RewardFile, load_plain_file, load_reward_file
-from backend.spec.faults import Fault, Mistake
-from backend.spec.rewards.catalog import (
+from backend.rewards.catalogue.catalog import (
     argument_sentences,
     duplicate_sentences,
     locate_reward_file,
     reward_call,
     unknown_sentence,
 )
-from backend.spec.rewards.entry import RewardCall
-from backend.spec.rewards.parse import INPUTS, Parameter
+from backend.rewards.catalogue.entry import RewardCall
+from backend.rewards.catalogue.parse import INPUTS, Parameter
+from backend.rewards.registry import REWARD_REGISTRY, RewardCallable
+from backend.rewards.user_files import RewardFile, load_plain_file, load_reward_file
+from backend.utils.errors import Fault, Mistake
 
 # A reward function as the rest of the program knows it: what it is called, where it is, how it is called. Plain data.
 
@@ -230,7 +230,7 @@ class _AvailableFunctions:
 
 
 def _parameters(call: RewardCallable) -> list[Parameter]:
-    """The settable parameters of a function object; `backend.spec.rewards.parse` reads the same from source text."""
+    """The settable parameters of a function object; `backend.rewards.catalogue.parse` reads the same from source text."""
     try:
         signature = inspect.signature(call).parameters.values()
     except (TypeError, ValueError):

@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from backend.config.setting_groups import RewardSettings
+from backend.rewards.catalogue.allowed_code import code_files
+from backend.rewards.catalogue.catalog import locate_reward_file
 from backend.rewards.mlx_lm_lora_shim import stand_in_library
 from backend.rewards.resolve import FunctionDescription, RewardFunction, resolve_stages
 from backend.rewards.runner import row_mapping
@@ -19,9 +22,6 @@ from backend.rewards.runner.timeout import call_with_timeout
 from backend.rewards.sandbox.process import ScoringProcess
 from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource
 from backend.rewards.user_files import RewardFile
-from backend.spec.rewards.allowed_code import code_files
-from backend.spec.rewards.catalog import locate_reward_file
-from backend.spec.setting_groups import RewardSettings
 from backend.types import Group
 
 NOT_ISOLATED = (

@@ -1,7 +1,7 @@
 """Score completions outside a run, for the reward bench and the command line: rewards, advantages, and findings as
 sentences.
 
-Functions run in the sandbox; sampling is in `backend.run.trial_sampling`. It imports no mlx: advantages
+Functions run in the sandbox; sampling is in `backend.trainer.trial_sampling`. It imports no mlx: advantages
 are plain Python here, and equal to a run's.
 """
 
@@ -18,15 +18,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from backend.config.config import Config
+from backend.rewards.catalogue.catalog import builtin_rewards, locate_reward_file, reward_call, rewards_in_file
+from backend.rewards.catalogue.entry import RewardCall
+from backend.rewards.catalogue.parse import functions, parse_reward_file
 from backend.rewards.runner.score import total_reward
 from backend.rewards.sandbox.client import SandboxClient, SandboxResult, SandboxTask
-from backend.spec.config import Config
-from backend.spec.faults import Mistake
-from backend.spec.health.reward_rules import Finding
-from backend.spec.rewards.catalog import builtin_rewards, locate_reward_file, reward_call, rewards_in_file
-from backend.spec.rewards.entry import RewardCall
-from backend.spec.rewards.parse import functions, parse_reward_file
+from backend.trainer.health.reward_rules import Finding
 from backend.training.advantages import advantage_values
+from backend.utils.errors import Mistake
 
 # Rules over a scored sample of completions that find what is wrong with reward functions: one function per rule.
 

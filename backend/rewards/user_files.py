@@ -18,12 +18,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from backend.rewards.catalogue.catalog import locate_reward_file, not_in_file, parse_reward_file, rewards_in_file
 from backend.rewards.mlx_lm_lora_shim import stand_in_library
 from backend.rewards.registry import REWARD_REGISTRY, RewardCallable
 from backend.rewards.runner.error_text import describe_error
-from backend.spec.faults import Mistake
-from backend.spec.rewards.catalog import locate_reward_file, not_in_file, parse_reward_file, rewards_in_file
-from backend.spec.user_input.text import shown
+from backend.utils.errors import Mistake
+from backend.utils.text import shown
 
 DECORATORS = ("register_reward_function", "register_map_function")
 

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from backend.spec.about.private_text import without_private
-from backend.spec.run_folder import RunFolder
+from backend.runs.run_folder import RunFolder
+from backend.utils.private_text import without_private
 
 if TYPE_CHECKING:
-    from backend.run.parts import RunParts
+    from backend.trainer.parts import RunParts
     from backend.types import Group
 
 
@@ -41,8 +41,8 @@ class Workbench:
 
     def settings(self) -> dict[str, Any]:
         """The demo's settings, for a single short step of one group."""
-        from backend.spec.config import read
-        from backend.spec.places import demo_config
+        from backend.config.config import read
+        from backend.utils.places import demo_config
 
         changes: dict[str, Any] = {
             "iters": 1, "batch_size": 1, "group_size": 4, "num_iterations": 1, "max_completion_length": 16,

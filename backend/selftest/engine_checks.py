@@ -13,15 +13,15 @@ from typing import Any
 import mlx.core as mx
 import yaml
 
+from backend.config import config as spec_config
 from backend.engine.cpu import blas, compiler
 from backend.engine.device import has_metal
 from backend.engine.metal.heads import MetalKernel
-from backend.run.checkpoints import checkpoint
-from backend.run.checkpoints.checkpoint_writer import CheckpointWriter, snapshot
-from backend.run.export.export_run import Export, export_run
-from backend.run.parts import load_parts
+from backend.export.export_run import Export, export_run
+from backend.runs.checkpoints import checkpoint
+from backend.runs.checkpoints.checkpoint_writer import CheckpointWriter, snapshot
 from backend.selftest.check import Check, CheckFailed, Workbench
-from backend.spec import config as spec_config
+from backend.trainer.parts import load_parts
 from backend.training.batch import Batch, pack
 from backend.training.policy_forward import micro_batch_of
 from backend.types import Group

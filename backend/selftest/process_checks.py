@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from backend.child_process import ChildProcess
 from backend.rewards.functions import math_equality
 from backend.rewards.sandbox.client import SandboxClient, SandboxTask
 from backend.selftest.check import Check, CheckFailed, CheckSkipped, Workbench
-from backend.spec.command import backend_command, backend_environment, window_command
-from backend.spec.places import RUNS_VARIABLE, resources
+from backend.utils.child_process import ChildProcess
+from backend.utils.command import backend_command, backend_environment, window_command
+from backend.utils.places import RUNS_VARIABLE, resources
 
 PATIENCE_S = 60.0
 """How long a process may take to answer: a disk that is cold, a machine that is busy."""

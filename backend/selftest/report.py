@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from backend.bench.about import this_machine
-from backend.run.telemetry import versions
 from backend.selftest.check import CheckResult
-from backend.spec.about.private_text import without_private
-from backend.spec.command import is_bundled
-from backend.spec.places import project_root
-from backend.spec.whole_file import save_as
+from backend.trainer.telemetry import versions
+from backend.utils.command import is_bundled
+from backend.utils.places import project_root
+from backend.utils.private_text import without_private
+from backend.utils.whole_file import save_as
 
 WIDTH = 110
 SIGNS = {"ok": "ok", "failed": "FAILED", "skipped": "skipped"}

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from backend.models.peft.importing import import_adapter as carry
+from backend.runs.adapter_source import imported_folder
 from backend.serve.question_call import QuestionCall
-from backend.spec.runs.adapter_source import imported_folder
-from backend.spec.user_input.files import resolved
+from backend.utils.files import resolved
 
 
 def import_adapter(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:

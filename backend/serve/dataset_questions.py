@@ -12,6 +12,7 @@ import time
 from itertools import islice
 from typing import Any
 
+from backend.config.config import Config, keys_used_by
 from backend.data.files import Row
 from backend.data.preview import (
     LoadedDataset,
@@ -34,13 +35,12 @@ from backend.data.prompt_preview import (
 )
 from backend.data.prompt_variety import prompt_variety
 from backend.data.row_steps import MapRows
+from backend.rewards.catalogue.allowed_code import AllowedCode
+from backend.rewards.catalogue.catalog import locate_reward_file
 from backend.rewards.scorer import begin_scorer
 from backend.serve.question_call import QuestionCall
-from backend.spec.config import Config, keys_used_by
-from backend.spec.faults import Fault, Mistake
-from backend.spec.rewards.allowed_code import AllowedCode
-from backend.spec.rewards.catalog import locate_reward_file
-from backend.spec.user_input.text import shown
+from backend.utils.errors import Fault, Mistake
+from backend.utils.text import shown
 
 # Map functions for the dataset's preview: called in a confined process, and only where the user has allowed their
 # file to run.

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from backend.serve.question_call import QuestionCall
-from backend.spec.hub_cache import hub_cache
+from backend.utils.hub_cache import hub_cache
 
 
 def hub_search(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
@@ -44,6 +44,6 @@ def discard(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 def hub_login(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{token} → {name, organisations, can_write, source}: whose it is, once it is in the system's keychain."""
-    from backend.models.publish.hub_token import log_in
+    from backend.export.publish.hub_token import log_in
 
     return asdict(log_in(str(request["token"])))

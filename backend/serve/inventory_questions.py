@@ -6,8 +6,8 @@ from typing import Any
 
 from backend.models import inventory
 from backend.serve.question_call import QuestionCall
-from backend.spec.hub_cache import RepoType, local_folder
-from backend.spec.user_input.files import names_folder
+from backend.utils.files import names_folder
+from backend.utils.hub_cache import RepoType, local_folder
 
 
 def models(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:

@@ -6,7 +6,7 @@ order.
           {"id": 7, "answer": …}   {"id": 7, "faults": [{"setting", "sentence"}]}   {"id": 7, "cancelled": true}
 
 An exception in a handler is answered as a fault with a "traceback" beside it, and the loop continues. The
-questions are listed in `backend.serve.questions`; the other end is `app.model.service`.
+questions are listed in `backend.serve.questions`; the other end is `app.state.service`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TextIO
 
-from backend.child_process import claim_stdout, json_line
-from backend.run.machine.gpu_retries import fault_of_gpu
+from backend.runs.events import json_safe
 from backend.serve.question_call import Cancelled, QuestionCall
 from backend.serve.questions import QUESTIONS, Question
-from backend.spec.disk_faults import fault_of
-from backend.spec.events import json_safe
-from backend.spec.faults import Fault, Mistake
+from backend.trainer.machine.gpu_retries import fault_of_gpu
+from backend.utils.child_process import claim_stdout, json_line
+from backend.utils.disk_faults import fault_of
+from backend.utils.errors import Fault, Mistake
 
 POOL_THREADS = 4
 """Threads for quick questions; most of them wait for a disk or the network."""
@@ -117,7 +117,7 @@ def _run_handler(question: Question, request: dict[str, Any], call: QuestionCall
 
 def run() -> None:
     """Answer the lines of this process's stdin until it ends; only answers reach stdout
-    (`backend.child_process.claim_stdout`)."""
+    (`backend.utils.child_process.claim_stdout`)."""
     out = claim_stdout()
     Server(lambda line: _write(out, line)).serve(sys.stdin.buffer)
     out.flush()

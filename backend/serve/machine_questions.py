@@ -1,11 +1,11 @@
-"""Handler of the check of several machines, by means of `backend.run.distributed.check.machine_check`."""
+"""Handler of the check of several machines, by means of `backend.distributed.check.machine_check`."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from backend.distributed.hosts_file import parse_hosts
 from backend.serve.question_call import QuestionCall
-from backend.spec.distributed.hosts_file import parse_hosts
 
 
 def check_machines(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
@@ -13,7 +13,7 @@ def check_machines(request: dict[str, Any], call: QuestionCall) -> dict[str, Any
 
     Reports {rank, stage, share}. A cancelled check leaves no process on any machine, and of a copy what has arrived.
     """
-    from backend.run.distributed.check.machine_check import CheckProgress, Wanted, check_machines
+    from backend.distributed.check.machine_check import CheckProgress, Wanted, check_machines
 
     name = str(request["name"])
     hosts = parse_hosts(request["hosts"], name)

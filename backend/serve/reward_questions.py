@@ -12,17 +12,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from backend.config.config import keys_used_by, parse, problems
 from backend.rewards.cases import cases_file, is_same, new_case, read_cases, rerun, write_cases
+from backend.rewards.catalogue.allowed_code import code_files, read_code
+from backend.rewards.catalogue.catalog import DEFAULT_REWARDS, locate_reward_file
 from backend.rewards.completion_lines import group_of, groups_in, line_of, merge_consecutive, read_groups
 from backend.rewards.runner.user_traceback import LoadError
 from backend.rewards.sandbox.client import SandboxClient
 from backend.rewards.trial_scoring import ScoringSettings, score_lines
+from backend.runs.completion_rows import GroupRow, ScoringRow, parse_group_row
 from backend.serve.question_call import QuestionCall
-from backend.spec.completion_rows import GroupRow, ScoringRow, parse_group_row
-from backend.spec.config import keys_used_by, parse, problems
-from backend.spec.faults import Mistake
-from backend.spec.rewards.allowed_code import code_files, read_code
-from backend.spec.rewards.catalog import DEFAULT_REWARDS, locate_reward_file
+from backend.utils.errors import Mistake
 
 _sandbox = SandboxClient()
 atexit.register(_sandbox.close)
@@ -74,7 +74,7 @@ def _require_trust(trusted: Mapping[str, str], settings: ScoringSettings) -> Non
 def sample(request: dict[str, Any], call: QuestionCall) -> list[dict[str, Any]]:
     """{"settings", "how", "count", "numbers", "group_size", "seed"} → lines of groups. Reports {"phase", "done", "of"}.
     Runs on the model's thread."""
-    from backend.run.trial_sampling import Pick
+    from backend.trainer.trial_sampling import Pick
 
     raw = {key: value for key, value in request["settings"].items() if key not in _NOT_FOR_SAMPLING}
     config = parse({**raw, "reward_functions": list(DEFAULT_REWARDS)})
@@ -88,7 +88,7 @@ def sample(request: dict[str, Any], call: QuestionCall) -> list[dict[str, Any]]:
 @cache
 def _trial_sampler() -> Any:
     """Keeps the model between questions. Imported when it is first needed, because scoring must not wait for mlx."""
-    from backend.run.trial_sampling import TrialSampler
+    from backend.trainer.trial_sampling import TrialSampler
 
     return TrialSampler()
 

@@ -1,7 +1,7 @@
 """What the ranks of a run tell one another while they learn. A rank is a process with its own copy of the model and a share of the rows.
 
 Every rank makes the same calls in the same order; each call returns once all of them have made it. A run of one process has `ALONE`, which
-returns what it is given: nothing is copied, evaluated or waited for. How values travel is `backend.run.distributed.collectives`'s.
+returns what it is given: nothing is copied, evaluated or waited for. How values travel is `backend.distributed.collectives`'s.
 """
 
 from __future__ import annotations

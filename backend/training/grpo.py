@@ -16,9 +16,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from backend.config.config import Config
 from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy
-from backend.spec.config import Config
 from backend.training.additive_metrics import Tally
 from backend.training.batch import Batch
 from backend.training.collectives import Collectives

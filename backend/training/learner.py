@@ -17,6 +17,10 @@ import numpy as np
 from mlx.optimizers import Optimizer
 from mlx.utils import tree_map
 
+from backend.config import own_updates
+from backend.config.config import Config
+from backend.config.settings.optimizer import OWN
+from backend.engine.chunk_sizes import MICRO_BATCH_TOKENS, head_chunk
 from backend.engine.cpu.affinity import on_one_core
 from backend.engine.device import on_gpu
 from backend.engine.embedding_noise import EmbeddingNoise, input_embedding
@@ -25,11 +29,6 @@ from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.lm_head import TokenScores
 from backend.engine.penalties import Penalties
 from backend.models.policy import Policy
-from backend.spec import own_updates
-from backend.spec.config import Config
-from backend.spec.faults import Mistake
-from backend.spec.memory.chunking import MICRO_BATCH_TOKENS, head_chunk
-from backend.spec.settings.optimizer import OWN
 from backend.training.additive_metrics import Tally, merge
 from backend.training.batch import Batch
 from backend.training.not_finite import NotFinite, gradient_norms, token_numbers
@@ -41,6 +40,7 @@ from backend.training.optimizers.state import restore, state_arrays
 from backend.training.over_ranks import merged, total_gradient, total_loss
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 from backend.training.token_records import TokenRecord
+from backend.utils.errors import Mistake
 
 # What a training step needs of an algorithm. GRPO's family is `grpo.py`; a supervised warm-up or DPO is one file
 # beside it.

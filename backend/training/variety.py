@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from backend.spec.distinct_ngrams import distinct_ngrams
+from backend.training.distinct_ngrams import distinct_ngrams
 from backend.types import Completion, Group
 
 NGRAM = 8

@@ -21,7 +21,7 @@ from backend.data.sources import Found
 from backend.rewards.mlx_lm_lora_shim import stand_in_library
 from backend.rewards.runner.row_mapping import map_each
 from backend.rewards.user_files import load_reward_file
-from backend.spec.faults import Mistake
+from backend.utils.errors import Mistake
 
 HERE = Path(__file__).resolve().parent
 DATA, HELD_OUT = HERE / "data", HERE / "held_out"

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from app.model.prefs import Prefs
-from app.model.session import Session
-from app.pages.train_page import TrainPage
+from app.pages.train.train_page import TrainPage
+from app.state.prefs import Prefs
+from app.state.session import Session
 from app.widgets.form.path_field import AdapterField
-from backend.spec import places
-from backend.spec.faults import Fault
-from backend.spec.run_folder import RunFolder
+from backend.runs.run_folder import RunFolder
+from backend.utils import places
+from backend.utils.errors import Fault
 
 
 @pytest.fixture

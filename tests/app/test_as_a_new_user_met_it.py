@@ -11,14 +11,14 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QDialogButtonBox, QStyle
 
 from app import theme
-from app.model.memory import NAMES, _memory_parts
-from app.model.prefs import Prefs
-from app.model.session import Session
+from app.state.memory import NAMES, _memory_parts
+from app.state.prefs import Prefs
+from app.state.session import Session
 from app.widgets.basic.icons import icon
 from app.window import Window
-from backend.spec.config import parse
-from backend.spec.memory.estimate import estimate
-from backend.spec.suggested_models import SUGGESTED_MODELS
+from backend.config.config import parse
+from backend.models.suggested_models import SUGGESTED_MODELS
+from backend.trainer.memory.estimate import estimate
 from tests.support.windows import SilentService
 
 

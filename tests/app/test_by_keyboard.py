@@ -14,15 +14,20 @@ from PySide6.QtWidgets import QApplication, QTreeWidget, QVBoxLayout, QWidget
 from app import theme
 from app.help_menu import TextDialog
 from app.message_boxes import QuestionBox
-from app.model.prefs import Prefs
-from app.model.processes import VerbProcess
-from app.model.session import Session
 from app.pages import PAGES
-from app.pages.guide_page import GuideView
-from app.pages.parts.run_steering import SteeringPanel
+from app.pages.help.guide_page import GuideView
+from app.pages.monitor.run_steering import SteeringPanel
+from app.pages.runs.clone_dialog import CloneDialog
+from app.pages.runs.column_dialog import ColumnDialog
+from app.pages.runs.free_space_dialog import FreeSpaceDialog
+from app.state.prefs import Prefs
+from app.state.processes import VerbProcess
+from app.state.session import Session
 from app.widgets.basic.base_table import BaseTable
 from app.widgets.basic.labels_and_buttons import button
 from app.widgets.charts.plot import Plot
+from app.widgets.consent_dialog import ConsentDialog
+from app.widgets.export_panel import ExportPanel
 from app.widgets.form.preset_panel import PresetPanel
 from app.widgets.frame.preferences_dialog import PreferencesDialog
 from app.widgets.frame.sidebar import Sidebar
@@ -30,13 +35,8 @@ from app.widgets.help.about_dialog import AboutDialog
 from app.widgets.help.glossary_dialog import GlossaryDialog
 from app.widgets.help.problem_dialog import ProblemDialog
 from app.widgets.picker.picker import Picker
-from app.widgets.rewards.consent_dialog import ConsentDialog
-from app.widgets.runs.clone_dialog import CloneDialog
-from app.widgets.runs.column_dialog import ColumnDialog
-from app.widgets.runs.export_panel import ExportPanel
-from app.widgets.runs.free_space_dialog import FreeSpaceDialog
 from app.window import FORM_PAGES, Window
-from backend.spec.rewards.allowed_code import CodeToAllow, read_code
+from backend.rewards.catalogue.allowed_code import CodeToAllow, read_code
 from tests.support import made_up_runs
 from tests.support.tab_walk import unnamed, walk_by_tab
 

@@ -14,12 +14,12 @@ from PySide6.QtGui import QImage
 from PySide6.QtTest import QTest
 
 from app import theme
-from app.model.chart_columns import column_names
-from app.model.charts import CHARTS
-from app.model.prefs import Prefs
-from app.model.runs.marks import Mark
-from app.model.session import Session
-from app.pages.parts.run_charts import ChartExport, RunCharts
+from app.pages.shared.run_charts import ChartExport, RunCharts
+from app.state.chart_columns import column_names
+from app.state.charts import CHARTS
+from app.state.prefs import Prefs
+from app.state.runs.marks import Mark
+from app.state.session import Session
 from app.widgets.basic.file_dialogs import keep_folders_in
 from app.widgets.charts.chart_files import pile
 from app.widgets.charts.chart_grid import ChartContent, ChartGrid, ZoomButton
@@ -27,7 +27,7 @@ from app.widgets.charts.curves import axis_range, has_spike
 from app.widgets.charts.mark_painter import APART, MarkPainter
 from app.widgets.charts.plot import Plot, Trace
 from app.widgets.charts.plot_view import log_ticks
-from backend.spec.metric_names import our_name
+from backend.runs.metric_names import our_name
 
 X = np.arange(1, 41)
 SPIKY = np.where(X == 20, 9.0, 0.01 + X / 4000)

@@ -15,15 +15,15 @@ from PySide6.QtCore import QObject, Qt
 from PySide6.QtTest import QTest
 
 from app import theme
-from app.model import chat_choice
-from app.model.prefs import Prefs
-from app.model.session import Session
-from app.pages import chat_page
-from app.pages.chat_page import ChatPage
+from app.pages.chat import chat_page
+from app.pages.chat.answer_view import SHORT, split_thinking
+from app.pages.chat.chat_page import ChatPage
+from app.state import chat_choice
+from app.state.prefs import Prefs
+from app.state.session import Session
 from app.widgets.basic import file_dialogs
-from app.widgets.chat.answer_view import SHORT, split_thinking
-from backend.spec.faults import Fault
-from backend.spec.run_folder import RunFolder
+from backend.runs.run_folder import RunFolder
+from backend.utils.errors import Fault
 from tests.support.latency import LatencyProbe
 from tests.support.trained_run import make_run
 
@@ -397,7 +397,7 @@ def test_the_memory_of_two_models_is_said_for_full_fine_tuning(made: Path, tmp_p
 
 def test_a_real_model_is_loaded_asked_stopped_and_unloaded(qtbot, page: ChatPage):
     """From the click to the scores, in the process that a user has; the window's event loop is never held up."""
-    from app.model.service import Service
+    from app.state.service import Service
 
     page.chat._make_service = Service
     probe = LatencyProbe(page)

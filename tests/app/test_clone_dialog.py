@@ -12,12 +12,12 @@ from PySide6.QtWidgets import QWidget
 from typer.testing import CliRunner
 
 from app import theme
-from app.model.session import Session
-from app.pages.runs_page import RunsPage
-from app.widgets.runs.clone_dialog import CloneDialog
+from app.pages.runs.clone_dialog import CloneDialog
+from app.pages.runs.runs_page import RunsPage
+from app.state.session import Session
 from backend.__main__ import app
-from backend.spec import places
-from backend.spec.run_folder import RunFolder
+from backend.runs.run_folder import RunFolder
+from backend.utils import places
 from tests.support import made_up_runs
 
 
@@ -201,7 +201,7 @@ def test_the_page_opens_the_clone_and_starts_it(
     page.show()
     qtbot.waitUntil(lambda: not page.runs.is_reading)
     started = []
-    monkeypatch.setattr("app.model.processes.resume_training", lambda folder: started.append(folder.path))
+    monkeypatch.setattr("app.state.processes.resume_training", lambda folder: started.append(folder.path))
     page.run_actions.do("clone")
     dialog = page.findChild(CloneDialog)
     assert dialog.windowTitle() == "New run from sums"
@@ -219,7 +219,7 @@ def test_a_clone_waits_while_another_run_trains(qtbot, run: RunFolder, monkeypat
     qtbot.addWidget(page)
     page.show()
     qtbot.waitUntil(lambda: not page.runs.is_reading)
-    monkeypatch.setattr("app.model.processes.start_queue_runner", lambda _queue: None)
+    monkeypatch.setattr("app.state.processes.start_queue_runner", lambda _queue: None)
     monkeypatch.setattr(Session, "is_training", property(lambda _self: True))
     page.run_actions.do("clone")
     dialog = page.findChild(CloneDialog)

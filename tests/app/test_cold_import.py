@@ -12,7 +12,7 @@ import sys, time
 begin = time.process_time()
 from PySide6.QtWidgets import QApplication
 from app import theme
-from app.model.session import Session
+from app.state.session import Session
 from app.window import Window
 
 app = QApplication([])

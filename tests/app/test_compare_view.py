@@ -16,20 +16,20 @@ from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
 from app import theme
-from app.model.runs import run_comparison
-from app.model.runs.marks import Mark
-from app.model.runs.run_comparison import RunComparison
-from app.model.session import Session
-from app.pages.parts.compare_view import CompareView
-from app.pages.runs_page import RunsPage
+from app.pages.runs.compare_view import CompareView
+from app.pages.runs.run_legend import letter_of
+from app.pages.runs.runs_page import RunsPage
+from app.state.runs import run_comparison
+from app.state.runs.marks import Mark
+from app.state.runs.run_comparison import RunComparison
+from app.state.session import Session
 from app.widgets.basic.flow_layout import FlowLayout
 from app.widgets.charts.plot_view import StepAxis
-from app.widgets.compare.run_legend import letter_of
 from app.widgets.help.guide_link import place_about
-from backend.spec.events import Diary
-from backend.spec.run_folder import RunFolder
-from backend.spec.runs.run_comparison import as_csv, as_markdown
-from backend.spec.runs.run_record import read_record
+from backend.runs.events import Diary
+from backend.runs.run_comparison import as_csv, as_markdown
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_record import read_record
 from tests.support import made_up_runs
 from tests.support.windows import PatientQtBot
 

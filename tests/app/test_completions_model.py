@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.model.completions import run_completions
-from app.model.completions.export import CompletionExport
-from app.model.completions.facts import FILTERS, CompletionFacts, Query, select, sort, why_empty
-from app.model.completions.run_completions import RunCompletions, TextSearch
-from app.model.completions.step_index import TAIL, CompletionIndex
+from app.pages.completions.reading_pane import diff, fold
+from app.state.completions import run_completions
+from app.state.completions.export import CompletionExport
+from app.state.completions.facts import FILTERS, CompletionFacts, Query, select, sort, why_empty
+from app.state.completions.run_completions import RunCompletions, TextSearch
+from app.state.completions.step_index import TAIL, CompletionIndex
 from app.widgets.completions.completion_model import prompt_line
-from app.widgets.completions.reading_pane import diff, fold
-from backend.spec.completion_rows import without_token_data
-from backend.spec.events import JsonLines
-from backend.spec.faults import Mistake
+from backend.runs.completion_rows import without_token_data
+from backend.runs.events import JsonLines
+from backend.utils.errors import Mistake
 
 
 def completion(text: str, reward: float | None = 0.0, stop: str = "eos", **rewards: float | None) -> dict[str, Any]:

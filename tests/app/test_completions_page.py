@@ -14,15 +14,15 @@ from PySide6.QtGui import QColor, QGuiApplication, QTextCharFormat
 from PySide6.QtWidgets import QFileDialog
 
 from app import theme
-from app.model.session import Session
-from app.pages.completions_page import CompletionsPage
+from app.pages.completions.completions_page import CompletionsPage
+from app.pages.completions.reading_pane import change_format
+from app.pages.completions.token_colours import MEASURES, background
+from app.state.session import Session
 from app.widgets.completions.completion_model import BAR_ROLE, STOP_LABELS, CompletionModel
-from app.widgets.completions.reading_pane import change_format
-from app.widgets.completions.token_colours import MEASURES, background
 from app.window import Window
-from backend.spec.completion_rows import Stop
-from backend.spec.events import JsonLines
-from backend.spec.run_lock import hold_lock
+from backend.runs.completion_rows import Stop
+from backend.runs.events import JsonLines
+from backend.runs.run_lock import hold_lock
 from tests.support import made_up_runs
 
 ROLE = Qt.ItemDataRole

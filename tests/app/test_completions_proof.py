@@ -16,8 +16,8 @@ import pytest
 from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QApplication
 
-from app.model.session import Session
-from app.pages.completions_page import CompletionsPage
+from app.pages.completions.completions_page import CompletionsPage
+from app.state.session import Session
 from tests.support import made_up_runs
 
 SIZE = int(os.environ.get("GRPO_STUDIO_PROOF_BYTES", 200_000_000))

@@ -12,16 +12,16 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 
 from app.desktop.drop_target import DroppedFile
-from app.model.consent import Consent
-from app.model.prefs import Prefs
-from app.model.session import Session
+from app.state.consent import Consent
+from app.state.prefs import Prefs
+from app.state.session import Session
 from app.widgets.basic.allow_dialog import AllowDialog
-from app.widgets.machines.hosts_dialog import HostsDialog
-from app.widgets.rewards.consent_dialog import ConsentDialog
+from app.widgets.consent_dialog import ConsentDialog
+from app.widgets.hosts_dialog import HostsDialog
 from app.window import Window
-from backend.spec.distributed.allowed_hosts import AllowedHosts, HostsToAllow
-from backend.spec.rewards.allowed_code import CodeToAllow, Rights, code_files, read_code
-from backend.spec.run_folder import RunFolder
+from backend.distributed.allowed_hosts import AllowedHosts, HostsToAllow
+from backend.rewards.catalogue.allowed_code import CodeToAllow, Rights, code_files, read_code
+from backend.runs.run_folder import RunFolder
 from tests.support import small_run
 
 CODE = "import json\nimport subprocess\nfrom os import path\n\n@register_reward_function('mine')\ndef mine(completions):\n    return []\n\nasync def other(x): ...\n"
@@ -105,11 +105,11 @@ def test_a_refusal_is_not_remembered_as_consent(reward_file: Path, tmp_path: Pat
 
 def test_run_starts_nothing_without_consent(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when a run whose reward file has changed is resumed."""
-    import app.model.processes
+    import app.state.processes
 
     started: list[Any] = []
-    monkeypatch.setattr(app.model.processes, "start_training", lambda *arguments: started.append(arguments))
-    monkeypatch.setattr(app.model.processes, "resume_training", lambda folder: started.append(folder))
+    monkeypatch.setattr(app.state.processes, "start_training", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr(app.state.processes, "resume_training", lambda folder: started.append(folder))
     session = Session(Prefs(tmp_path / "prefs"))
     session.draft.update(small_run.settings_for(tmp_path) | small_run.low_half(tmp_path))
     assert session.draft.problems() == []
@@ -144,11 +144,11 @@ def hosts_file(tmp_path: Path) -> Path:
 def test_run_and_resume_contact_no_machines_without_consent(
     qtbot, tmp_path: Path, hosts_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import app.model.processes
+    import app.state.processes
 
     started: list[Any] = []
-    monkeypatch.setattr(app.model.processes, "start_training", lambda *arguments: started.append(arguments))
-    monkeypatch.setattr(app.model.processes, "resume_training", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr(app.state.processes, "start_training", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr(app.state.processes, "resume_training", lambda *arguments: started.append(arguments))
     session = Session(Prefs(tmp_path / "prefs"))
     asked: list[HostsToAllow] = []
     messages: list[str] = []

@@ -13,13 +13,13 @@ from PySide6.QtCore import qWarning
 from PySide6.QtGui import QGuiApplication
 
 from app.crash_catcher import CrashCatcher
-from app.model.prefs import Prefs
-from app.model.service import Service
-from app.model.service_session import FAULT_OFFER
-from app.model.session import Session
+from app.state.prefs import Prefs
+from app.state.service import Service
+from app.state.service_session import FAULT_OFFER
+from app.state.session import Session
 from app.widgets.help.problem_dialog import ProblemDialog
 from app.window import Window
-from backend.spec.run_folder import RunFolder
+from backend.runs.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,20 +15,20 @@ from PySide6.QtWidgets import QApplication, QComboBox, QWidget
 from shiboken6 import isValid
 
 from app import theme
-from app.model import dataset as datasets
-from app.model.dataset import Counts
-from app.model.downloads import Download
-from app.model.session import Session
-from app.pages import dataset_page
-from app.pages.dataset_page import ABSENT, EMPTY, DatasetPage
-from app.pages.parts import dataset_line
-from app.pages.parts.dataset_line import DatasetLine
-from app.widgets.dataset.dataset_figures import Histogram
-from app.widgets.dataset.dataset_table import CHUNK, MAX_CHUNKS, PLACEHOLDER, ColumnHeading, RowModel
+from app.pages.dataset import dataset_page
+from app.pages.dataset.dataset_figures import Histogram
+from app.pages.dataset.dataset_page import ABSENT, EMPTY, DatasetPage
+from app.pages.dataset.dataset_table import CHUNK, MAX_CHUNKS, PLACEHOLDER, ColumnHeading, RowModel
+from app.pages.train import dataset_line
+from app.pages.train.dataset_line import DatasetLine
+from app.state import dataset as datasets
+from app.state.dataset import Counts
+from app.state.downloads import Download
+from app.state.session import Session
+from backend.rewards.catalogue.allowed_code import Rights
 from backend.serve.question_call import QuestionCall
 from backend.serve.questions import QUESTIONS
-from backend.spec.faults import Fault, Mistake
-from backend.spec.rewards.allowed_code import Rights
+from backend.utils.errors import Fault, Mistake
 from tests.support.latency import LatencyProbe
 from tests.support.random_models import tiny_tokenizer
 

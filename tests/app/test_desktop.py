@@ -17,16 +17,16 @@ from app.__main__ import connect_desktop
 from app.desktop import notifications
 from app.desktop.launcher_icon import LauncherIcon
 from app.desktop.notifications import Notifier
-from app.model.prefs import Prefs
-from app.model.runs.run import Run
-from app.model.runs.run_notices import RunNotices
-from app.model.session import Session
+from app.state.prefs import Prefs
+from app.state.runs.run import Run
+from app.state.runs.run_notices import RunNotices
+from app.state.session import Session
 from app.widgets.frame.preferences_dialog import PreferencesDialog
 from app.window import Window
-from backend.spec import places
-from backend.spec.events import Diary
-from backend.spec.run_folder import RunFolder
-from backend.spec.run_lock import hold_lock
+from backend.runs.events import Diary
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import hold_lock
+from backend.utils import places
 from tests.support import made_up_runs
 
 needs_bus = pytest.mark.skipif(

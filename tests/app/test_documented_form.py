@@ -8,17 +8,17 @@ from itertools import groupby
 import pytest
 from PySide6.QtWidgets import QApplication
 
-from app.model.prefs import Prefs
-from app.model.service import Service
-from app.model.session import Session
-from app.pages.train_page import TrainPage
+from app.pages.train.train_page import TrainPage
+from app.state.prefs import Prefs
+from app.state.service import Service
+from app.state.session import Session
 from app.widgets.form.fields import MenuField
 from app.widgets.form.setting_search import matching_settings
-from backend.spec import first_choices
-from backend.spec.config import SECTIONS, SETTINGS, dump, parse
-from backend.spec.documented_form import DOCUMENTED
-from backend.spec.rewards.catalog import builtin_rewards
-from backend.spec.settings import headings
+from backend.config import first_choices
+from backend.config.config import SECTIONS, SETTINGS, dump, parse
+from backend.config.documented_form import DOCUMENTED
+from backend.config.settings import headings
+from backend.rewards.catalogue.catalog import builtin_rewards
 
 LABELS = {
     "Base model": "model", "Dataset": "data", "LM Studio export name": "lm_studio_name",

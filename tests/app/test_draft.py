@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from app.model import draft as drafts
-from app.model.draft import Draft, values_from
+from app.state import draft as drafts
+from app.state.draft import Draft, values_from
 from app.widgets.form import value_text
-from backend.spec import config, places
-from backend.spec.config import SETTINGS
-from backend.spec.faults import Mistake
-from backend.spec.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
-from backend.spec.rewards.catalog import DEFAULT_REWARDS
-from backend.spec.user_input.text import shown
+from backend.config import config
+from backend.config.config import SETTINGS
+from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
+from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
+from backend.utils import places
+from backend.utils.errors import Mistake
+from backend.utils.text import shown
 
 SEED_STYLE = """\
 train_mode: grpo
@@ -152,7 +153,7 @@ def test_an_impossible_name_has_the_same_sentence_as_check(draft: Draft, tmp_pat
 def check_of(key: str, name: str) -> list[str]:
     """What `check` finds before it asks the Hub or reads rows; it raises its findings as a Mistake."""
     from backend.data.rows import read_splits
-    from backend.run.preflight import check_model
+    from backend.trainer.preflight import check_model
 
     if key == "data":
         if name == "just-a-word" or name.endswith(

@@ -15,17 +15,17 @@ from pathlib import Path
 import pytest
 
 from app.message_boxes import QuestionBox
-from app.model.prefs import Prefs
-from app.model.runs.run import Run
-from app.model.runs.run_control import RunControl
-from app.model.runs.run_files import crash_offer, last_run
-from app.model.session import Session
+from app.state.prefs import Prefs
+from app.state.runs.run import Run
+from app.state.runs.run_control import RunControl
+from app.state.runs.run_files import crash_offer, last_run
+from app.state.session import Session
 from app.window import Window
-from backend.spec import places
-from backend.spec.command import backend_environment
-from backend.spec.events import Diary
-from backend.spec.run_folder import RunFolder
-from backend.spec.run_lock import hold_lock
+from backend.runs.events import Diary
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import hold_lock
+from backend.utils import places
+from backend.utils.command import backend_environment
 from tests.support import made_up_runs
 
 
@@ -214,9 +214,9 @@ def test_crashed(window: Window, qtbot) -> None:
 TRAINER = """
 import sys, time
 from pathlib import Path
-from backend.spec.events import Diary
-from backend.spec.run_folder import RunFolder
-from backend.spec.run_lock import hold_lock
+from backend.runs.events import Diary
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import hold_lock
 run = RunFolder(Path(sys.argv[1]))
 lock = hold_lock(run)
 diary = Diary(run.events)
@@ -329,7 +329,7 @@ def test_machine_asleep(window: Window, qtbot, monkeypatch: pytest.MonkeyPatch, 
 
 def test_sleep_between_two_events_of_one_process_is_no_work(tmp_path: Path) -> None:
     """In the archive too, where nobody was looking when the machine fell asleep."""
-    from backend.spec.runs.work_clock import WorkClock
+    from backend.runs.work_clock import WorkClock
 
     clock = WorkClock()
     for t, mono, kind in ((0.0, 5.0, "phase"), (2.0, 7.0, "step"), (30_002.0, 9.0, "step"), (29_000.0, 12.0, "step")):
@@ -339,7 +339,7 @@ def test_sleep_between_two_events_of_one_process_is_no_work(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("is_changed", [False, True])
 def test_the_time_between_a_run_and_its_clone_is_no_work(is_changed: bool) -> None:
-    from backend.spec.runs.work_clock import WorkClock
+    from backend.runs.work_clock import WorkClock
 
     days = 3 * 86_400.0
     change = [{"t": days, "mono": 900.0, "kind": "change", "step": 3, "settings": {}}] if is_changed else []
@@ -366,7 +366,7 @@ WINDOW = """
 import sys
 from PySide6.QtWidgets import QApplication
 from PySide6.QtCore import QTimer
-from app.model.session import Session
+from app.state.session import Session
 app = QApplication([])
 session = Session()
 print(session.reattach(), session.run.folder.name, flush=True)

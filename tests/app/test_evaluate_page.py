@@ -13,15 +13,15 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QGuiApplication
 
 from app import theme
-from app.model.evaluations import Evaluations
-from app.model.processes import ProcessOutcome
-from app.model.session import Session
-from app.pages.evaluate_page import EvaluatePage
-from app.widgets.evaluation.figures_table import INTERVAL_ROLE, figure_lines
-from backend.spec.evaluation import Figures
-from backend.spec.events import JsonLines
-from backend.spec.run_folder import RunFolder
-from backend.spec.run_lock import hold_lock
+from app.pages.evaluate.evaluate_page import EvaluatePage
+from app.pages.evaluate.figures_table import INTERVAL_ROLE, figure_lines
+from app.state.evaluations import Evaluations
+from app.state.processes import ProcessOutcome
+from app.state.session import Session
+from backend.runs.events import JsonLines
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import hold_lock
+from backend.trainer.evaluation.evaluation_rows import Figures
 from tests.support import made_up_evaluations, made_up_runs
 
 
@@ -264,7 +264,7 @@ def test_many_rows_are_read_in_slices(
     lines = JsonLines(path.with_suffix(".jsonl"))
     lines.append({"no": "row"})
     lines.close()
-    monkeypatch.setattr("app.model.evaluations.SLICE_S", 0.0)
+    monkeypatch.setattr("app.state.evaluations.SLICE_S", 0.0)
     page.evaluations.refresh()
     assert page.evaluations.rows == [], "nothing is read at once"
     shows_rows(qtbot, page, 30)

@@ -14,11 +14,11 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QLabel, QWidget
 
-from app.model.prefs import Prefs
-from app.model.session import Session
 from app.pages import PAGES
+from app.state.prefs import Prefs
+from app.state.session import Session
 from app.window import Window
-from backend.spec.config import SETTINGS
+from backend.config.config import SETTINGS
 from tests.support.diaries import recording
 from tests.support.latency import BLOCK_LIMIT_MS
 from tests.support.windows import SilentService, active_window
@@ -90,7 +90,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 from app import theme
 from app.pages import PAGES, read_ahead
-from app.model.session import Session
+from app.state.session import Session
 from app.window import Window
 from tests.support.diaries import recording
 from tests.support.latency import LatencyProbe

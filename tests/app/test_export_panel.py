@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import Qt
 
-from app.model.processes import VerbProcess
-from app.widgets.runs import export_panel
-from app.widgets.runs.export_panel import ExportPanel
-from app.widgets.runs.upload_dialog import UploadDialog
-from backend.spec.run_folder import RunFolder
+from app.state.processes import VerbProcess
+from app.widgets import export_panel
+from app.widgets.export_panel import ExportPanel
+from app.widgets.upload_dialog import UploadDialog
+from backend.runs.run_folder import RunFolder
 from tests.support import made_up_runs
 
 RESULT = {"path": "/models/mine", "place": "/models/mine", "bytes": 2_500_000, "sentences": ["It is equal.", "Quite."]}

@@ -17,11 +17,11 @@ from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QWidget
 
-from app.model.prefs import Prefs
-from app.model.session import Session
+from app.state.prefs import Prefs
+from app.state.session import Session
 from app.window import Window
-from backend.spec import places
-from backend.spec.events import parse_line
+from backend.runs.events import parse_line
+from backend.utils import places
 
 MOST_CLICKS = 6
 ONE_SHORT_STEP = {"iters": 1, "max_completion_length": 16, "steps_per_eval": 0}

@@ -13,26 +13,27 @@ from PySide6.QtGui import QDropEvent, QGuiApplication, QWheelEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
-from app.model.draft import Draft
-from app.model.memory_parts import MemoryPart, MemoryParts
-from app.model.prefs import Prefs
-from app.model.presets import presets
-from app.model.session import Session
-from app.pages import train_page
-from app.pages.train_page import BASIC_FIELDS, REWARD_FIELDS, TrainPage
+from app.pages.train import train_page
+from app.pages.train.launch_column import MemoryBar
+from app.pages.train.train_page import BASIC_FIELDS, REWARD_FIELDS, TrainPage
+from app.state.draft import Draft
+from app.state.memory_parts import MemoryPart, MemoryParts
+from app.state.prefs import Prefs
+from app.state.presets import presets
+from app.state.session import Session
 from app.widgets.basic import controls, file_dialogs
 from app.widgets.form import fields, value_text
 from app.widgets.form.field import HINTS, LONGEST, WHEN_EMPTY
-from app.widgets.form.launch_column import MemoryBar
 from app.widgets.form.setting_search import SettingSearch
 from app.widgets.form.settings_card import SettingsCard
-from app.widgets.rewards.reward_delegates import LABEL, USE, WEIGHT, WeightEdit
+from app.widgets.reward_delegates import LABEL, USE, WEIGHT, WeightEdit
 from app.window import Window
-from backend.spec import config, places
-from backend.spec.config import SETTINGS, dump, parse
-from backend.spec.rewards.catalog import DEFAULT_REWARDS
-from backend.spec.throughput import CompletionTime
-from backend.spec.unusual import unusual
+from backend.config import config
+from backend.config.config import SETTINGS, dump, parse
+from backend.config.unusual import unusual
+from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
+from backend.runs.throughput import CompletionTime
+from backend.utils import places
 from tests.support.windows import SilentService
 
 FILLED = {
@@ -857,7 +858,7 @@ def test_a_run_that_surely_does_not_fit_starts_only_after_confirmation(
     page: TrainPage, monkeypatch: pytest.MonkeyPatch
 ):
     started: list[str] = []
-    monkeypatch.setattr("app.model.processes.start_training", lambda text, run: started.append(run.name))
+    monkeypatch.setattr("app.state.processes.start_training", lambda text, run: started.append(run.name))
     fix_problems(page.draft)
     page.session.estimate_memory = lambda config: MemoryParts((MemoryPart("Weights", 10e9),), 4e9)
     messages: list[str] = []

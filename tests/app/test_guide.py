@@ -7,12 +7,12 @@ from collections import Counter
 
 import pytest
 
-from app.model import guide
-from app.model.charts import CHARTS
 from app.pages import PAGES
-from backend.spec.config import SETTINGS, parse
-from backend.spec.health.rules import RULES
-from backend.spec.user_input.documents import parse_yaml
+from app.state import guide
+from app.state.charts import CHARTS
+from backend.config.config import SETTINGS, parse
+from backend.trainer.health.rules import RULES
+from backend.utils.documents import parse_yaml
 
 PASSAGES = [passage for chapter in guide.chapters() for passage in chapter]
 FILES = [chapter[0].place for chapter in guide.chapters()]

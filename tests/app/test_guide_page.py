@@ -10,19 +10,19 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
 
 from app import theme
-from app.model import guide
-from app.model.charts import CHARTS
-from app.model.prefs import Prefs
-from app.model.session import Session
-from app.pages import guide_page
-from app.pages.guide_page import GuidePage
+from app.pages.help import guide_page
+from app.pages.help.guide_page import GuidePage
+from app.state import guide
+from app.state.charts import CHARTS
+from app.state.prefs import Prefs
+from app.state.session import Session
 from app.widgets.charts.plot import Plot
 from app.widgets.form.field import Field
 from app.widgets.help.guide_link import place_about
 from app.window import Window
-from backend.spec.config import SETTINGS
-from backend.spec.health.rules import RULES
-from backend.spec.health.watch import Episode
+from backend.config.config import SETTINGS
+from backend.trainer.health.rules import RULES
+from backend.trainer.health.watch import Episode
 from tests.support.windows import active_window
 
 BETA = guide.place_of_setting("beta")

@@ -10,15 +10,15 @@ import pytest
 from PySide6.QtWidgets import QApplication
 
 from app import theme
-from app.model.charts import CHARTS
-from app.model.runs.findings import take_up
-from app.model.session import Session
-from app.pages.monitor_page import MonitorPage
-from app.widgets.monitor.health_cards import HealthCards, proposal
-from backend.spec.health.rules import RULES
-from backend.spec.health.watch import Episode
-from backend.spec.run_folder import RunFolder
-from backend.spec.run_lock import hold_lock
+from app.pages.monitor.health_cards import HealthCards, proposal
+from app.pages.monitor.monitor_page import MonitorPage
+from app.state.charts import CHARTS
+from app.state.runs.findings import take_up
+from app.state.session import Session
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import hold_lock
+from backend.trainer.health.rules import RULES
+from backend.trainer.health.watch import Episode
 from tests.support.diaries import recording
 
 

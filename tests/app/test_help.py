@@ -11,19 +11,19 @@ from PySide6.QtWidgets import QWidget
 
 from app.help_menu import DOCUMENTS, TextDialog, facts
 from app.menus import HELP, MENUS
-from app.model.charts import CHARTS
-from app.model.glossary import CHART, SETTING, glossary
-from app.model.prefs import Prefs
-from app.model.session import Session
 from app.pages import PAGES
+from app.state.charts import CHARTS
+from app.state.glossary import CHART, SETTING, glossary
+from app.state.prefs import Prefs
+from app.state.session import Session
 from app.widgets.basic import key_names
 from app.widgets.help.about_dialog import NO_TEXT, AboutDialog
 from app.widgets.help.glossary_dialog import GlossaryDialog
 from app.window import Window
 from backend import __version__
-from backend.spec.about import components
-from backend.spec.about.components import Component
-from backend.spec.config import SETTINGS
+from backend.config.config import SETTINGS
+from backend.utils import components
+from backend.utils.components import Component
 
 
 @pytest.fixture

@@ -13,21 +13,15 @@ from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
-from app.model.consent import Consent
-from app.model.draft import Draft
-from app.model.machines import ALONE, Machines
-from app.pages.parts.machines_part import FIELDS, MachinesPart
-from app.widgets.machines.machine_table import ADDRESS, COLUMNS, NAME, _free_of
-from backend.spec.distributed.allowed_hosts import HostsToAllow
-from backend.spec.distributed.hosts_file import Host, read_hosts
-from backend.spec.distributed.machine_report import (
-    CheckedMachine,
-    LinkSpeed,
-    MachineFacts,
-    MachineFinding,
-    MachineReport,
-)
-from backend.spec.faults import Fault, Mistake
+from app.pages.train.machine_table import ADDRESS, COLUMNS, NAME, _free_of
+from app.pages.train.machines_part import FIELDS, MachinesPart
+from app.state.consent import Consent
+from app.state.draft import Draft
+from app.state.machines import ALONE, Machines
+from backend.distributed.allowed_hosts import HostsToAllow
+from backend.distributed.hosts_file import Host, read_hosts
+from backend.distributed.machine_report import CheckedMachine, LinkSpeed, MachineFacts, MachineFinding, MachineReport
+from backend.utils.errors import Fault, Mistake
 
 FACTS = MachineFacts(
     "mac-a",
@@ -232,7 +226,7 @@ def test_a_file_of_somebody_else_is_asked_about_before_its_machines_and_one_writ
 def test_the_card_shows_one_line_then_the_list_and_what_was_found(
     qtbot: QtBot, file: Path, service: AskedService, monkeypatch: pytest.MonkeyPatch
 ):
-    from app.model.session import Session
+    from app.state.session import Session
 
     session = Session()
     session.consent.ask_hosts = lambda _: True
@@ -279,7 +273,7 @@ class MachinesHolder:
 
 
 def test_the_question_of_the_helper_process_checks_and_reports(monkeypatch: pytest.MonkeyPatch):
-    from backend.run.distributed.check import machine_check
+    from backend.distributed.check import machine_check
     from backend.serve.machine_questions import check_machines
     from backend.serve.question_call import Cancelled, QuestionCall
 

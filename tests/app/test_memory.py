@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from app.model.memory import NAMES
-from backend.spec.config import load, parse
-from backend.spec.hub_cache import local_folder
-from backend.spec.machine import machine_bytes
-from backend.spec.memory.estimate import estimate
-from backend.spec.memory.model_shape import shape_of
-from backend.spec.places import demo_config
+from app.state.memory import NAMES
+from backend.config.config import load, parse
+from backend.trainer.memory.estimate import estimate
+from backend.trainer.memory.model_shape import shape_of
+from backend.utils.hub_cache import local_folder
+from backend.utils.machine import machine_bytes
+from backend.utils.places import demo_config
 
 
 def test_every_part_of_an_estimate_has_a_label() -> None:

@@ -8,12 +8,12 @@ import pytest
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
-from app.model import messages, processes
-from app.model.messages import Messages, Offer
-from app.model.prefs import Prefs
-from app.model.session import FORMAT, START, Session
+from app.state import messages, processes
+from app.state.messages import Messages, Offer
+from app.state.prefs import Prefs
+from app.state.session import FORMAT, START, Session
 from app.window import Window
-from backend.spec import places
+from backend.utils import places
 from tests.support import made_up_runs
 from tests.support.windows import SilentService
 

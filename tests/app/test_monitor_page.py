@@ -20,18 +20,18 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QWidget
 
 from app import theme
-from app.model.charts import CHARTS, curves_of, placeholder
-from app.model.runs.ranks import ranks_of
-from app.model.session import Session
-from app.pages.monitor_page import MonitorPage
-from app.pages.parts import run_verdict
+from app.pages.monitor import run_verdict
+from app.pages.monitor.log_view import LogView
+from app.pages.monitor.monitor_page import MonitorPage
+from app.state.charts import CHARTS, curves_of, placeholder
+from app.state.runs.ranks import ranks_of
+from app.state.session import Session
 from app.widgets.basic.number_format import duration, figure, moment, signed, ticks
 from app.widgets.charts.metric_tile import MetricTile
-from app.widgets.runs.log_view import LogView
-from app.widgets.runs.run_header import split_name
-from backend.spec.events import METRICS, Diary
-from backend.spec.places import project_root
-from backend.spec.run_folder import RunFolder
+from app.widgets.run_header import split_name
+from backend.runs.events import METRICS, Diary
+from backend.runs.run_folder import RunFolder
+from backend.utils.places import project_root
 from tests.support import made_up_runs
 from tests.support.diaries import recording
 from tests.support.latency import LatencyProbe
@@ -288,7 +288,7 @@ def test_a_failed_run_says_why_and_can_be_resumed(
     assert made_up_runs.SENTENCES["failed"] in page.verdict._sentence.text()
     assert button_texts(page) == ["Resume from step 10", "Edit settings", "Open log"]
     started = []
-    monkeypatch.setattr("app.model.processes.resume_training", started.append)
+    monkeypatch.setattr("app.state.processes.resume_training", started.append)
     page.verdict.buttons()[0].click()
     assert started == [folder] and session.run.state == "starting"
     assert not page.verdict.isVisible()
@@ -421,9 +421,9 @@ import random, sys, time
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
 from tests.support import made_up_runs
-from backend.spec.events import Diary, JsonLines
-from backend.spec.run_folder import RunFolder
-from backend.spec.run_lock import hold_lock
+from backend.runs.events import Diary, JsonLines
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import hold_lock
 folder = RunFolder(Path(sys.argv[1]))
 handle, dice = hold_lock(folder), random.Random(1)
 diary, rows = Diary(folder.events), JsonLines(folder.completions)

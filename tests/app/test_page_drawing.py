@@ -10,10 +10,10 @@ from PySide6.QtGui import QImage
 from PySide6.QtWidgets import QWidget
 
 from app import page_drawing
-from app.model.prefs import Prefs
-from app.model.session import Session
 from app.page_drawing import draw_page
 from app.pages import PageEntry
+from app.state.prefs import Prefs
+from app.state.session import Session
 from app.window import Window
 
 

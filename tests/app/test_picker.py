@@ -13,16 +13,16 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.model.downloads import Download, Downloads
-from app.model.prefs import Prefs
-from app.model.service import Service
-from app.model.session import Session
-from app.pages.parts import source_picking
-from app.pages.parts.source_picking import suggested_entries
-from app.pages.train_page import TrainPage
+from app.pages.train import source_picking
+from app.pages.train.source_picking import suggested_entries
+from app.pages.train.train_page import TrainPage
+from app.state.downloads import Download, Downloads
+from app.state.prefs import Prefs
+from app.state.service import Service
+from app.state.session import Session
 from app.widgets.picker.picker import Picker
 from app.widgets.picker.picker_rows import CHANGED, NAME, SIZE, STAR, WHERE, PickerEntry, PickerLine, display_path
-from backend.spec.faults import Fault
+from backend.utils.errors import Fault
 from tests.models.test_hub import FILES, GGUF, MLX, Repo
 from tests.support.cpu_time import Work
 from tests.support.hub_server import HubStandIn
@@ -210,7 +210,7 @@ def test_suggested_models_say_what_they_are_good_for_and_whether_they_fit(
     qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ):
     """A user without a model met an empty list, and had to know the name of one."""
-    monkeypatch.setattr("app.model.memory.machine_bytes", lambda: 2_000_000_000)
+    monkeypatch.setattr("app.state.memory.machine_bytes", lambda: 2_000_000_000)
     picker = Picker("model")
     qtbot.addWidget(picker)
     entries = suggested_entries()

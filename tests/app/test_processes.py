@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QCoreApplication
 
-from app.model import processes
-from app.model.processes import ProcessOutcome, VerbProcess
-from backend.spec.faults import Mistake
-from backend.spec.places import project_root
-from backend.spec.run_folder import RunFolder
+from app.state import processes
+from app.state.processes import ProcessOutcome, VerbProcess
+from backend.runs.run_folder import RunFolder
+from backend.utils.errors import Mistake
+from backend.utils.places import project_root
 
 CHILD = """
 import json, os, sys, time
@@ -33,8 +33,8 @@ open("survived", "w").write("yes")
 WINDOW = """
 import sys, time
 from pathlib import Path
-from app.model.processes import start_detached
-from backend.spec.run_folder import RunFolder
+from app.state.processes import start_detached
+from backend.runs.run_folder import RunFolder
 start_detached([sys.executable, "-c", sys.argv[2]], RunFolder(Path(sys.argv[1])))
 print("started", flush=True)
 time.sleep(60)

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QModelIndex, Qt
 
-from app.model import processes
-from app.model.prefs import Prefs
-from app.model.session import Session
-from app.pages.runs_page import QueuePart
-from app.widgets.runs.queue_panel import QueuePanel, QueueRow
-from backend.spec import places
-from backend.spec.run_folder import RunFolder
+from app.pages.runs.queue_panel import QueuePanel, QueueRow
+from app.pages.runs.runs_page import QueuePart
+from app.state import processes
+from app.state.prefs import Prefs
+from app.state.session import Session
+from backend.runs.run_folder import RunFolder
+from backend.utils import places
 
 ROWS = [QueueRow(Path("/runs") / name, "owner/model", 300) for name in ("a", "b", "c")]
 

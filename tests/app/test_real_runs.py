@@ -13,9 +13,9 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app import theme
-from app.pages.parts.compare_view import CompareView
-from backend.spec.run_folder import RunFolder
-from backend.spec.runs.run_record import read_record
+from app.pages.runs.compare_view import CompareView
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_record import read_record
 from tests.support import small_run
 
 

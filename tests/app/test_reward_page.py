@@ -12,14 +12,14 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit, QPlainTextEdit, QTableView, QWidget
 
 from app import theme
-from app.model import reward_bench
-from app.model.prefs import Prefs
-from app.model.service import Service
-from app.model.session import Session
-from app.pages.rewards_page import RewardsPage
-from app.widgets.rewards.bench_results import WEIGHT as BOARD_WEIGHT
-from app.widgets.rewards.completion_source import row_numbers
-from app.widgets.rewards.reward_delegates import WeightEdit
+from app.pages.rewards.bench_results import WEIGHT as BOARD_WEIGHT
+from app.pages.rewards.rewards_page import RewardsPage
+from app.state import reward_bench
+from app.state.prefs import Prefs
+from app.state.service import Service
+from app.state.session import Session
+from app.widgets.completion_source import row_numbers
+from app.widgets.reward_delegates import WeightEdit
 from tests.support import made_up_runs, small_run
 
 MINE = '''from backend.rewards import register_reward_function

@@ -10,11 +10,11 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtTest import QTest
 
 from app import theme
-from app.model.draft import Draft
-from app.widgets.rewards.reward_delegates import LABEL, MEAN, SCORES, SOURCE, USE, WEIGHT, WeightEdit
-from app.widgets.rewards.reward_panel import NOT_FOUND, RewardPanel
-from backend.spec.rewards.catalog import DEFAULT_REWARDS
-from backend.spec.user_input.text import fitted
+from app.pages.train.reward_panel import NOT_FOUND, RewardPanel
+from app.state.draft import Draft
+from app.widgets.reward_delegates import LABEL, MEAN, SCORES, SOURCE, USE, WEIGHT, WeightEdit
+from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
+from backend.utils.text import fitted
 
 A, B, C, D, E = DEFAULT_REWARDS
 

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from PySide6.QtCore import QCoreApplication
 
-from app.model.completions.step_index import CompletionIndex
-from app.model.runs.run import Run
-from app.model.runs.run_state import RunState, Series, number
-from backend.spec.events import Diary, JsonLines, truncate_file
-from backend.spec.faults import Mistake
-from backend.spec.run_folder import RunFolder
-from backend.spec.runs.archive import first_and_last_means, summary
+from app.state.completions.step_index import CompletionIndex
+from app.state.runs.run import Run
+from app.state.runs.run_state import RunState, Series, number
+from backend.runs.archive import first_and_last_means, summary
+from backend.runs.events import Diary, JsonLines, truncate_file
+from backend.runs.run_folder import RunFolder
+from backend.utils.errors import Mistake
 from tests.support import made_up_runs
 from tests.support.latency import LatencyProbe
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from app.model.runs.run_control import RunControl
-from backend.spec.faults import Mistake
-from backend.spec.run_folder import RunFolder
+from app.state.runs.run_control import RunControl
+from backend.runs.run_folder import RunFolder
+from backend.utils.errors import Mistake
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from app.model import processes
-from app.model.prefs import Prefs
-from app.model.runs.run_queue import RunQueue
-from app.model.session import Session
-from backend.spec import places
-from backend.spec.faults import Mistake
-from backend.spec.run_folder import RunFolder, all_runs
-from backend.spec.runs.queue import QueueFile
+from app.state import processes
+from app.state.prefs import Prefs
+from app.state.runs.run_queue import RunQueue
+from app.state.session import Session
+from backend.runs.queue import QueueFile
+from backend.runs.run_folder import RunFolder, all_runs
+from backend.utils import places
+from backend.utils.errors import Mistake
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_refusals_are_sentences(qapp, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_removed_run_goes_to_the_trash(qapp, runners, monkeypatch: pytest.MonkeyPatch) -> None:
     trashed: list[str] = []
-    monkeypatch.setattr("app.model.runs.run_queue.QFile.moveToTrash", lambda path: not trashed.append(path))
+    monkeypatch.setattr("app.state.runs.run_queue.QFile.moveToTrash", lambda path: not trashed.append(path))
     queue = RunQueue()
     run = prepared("a")
     queue.add(run)
@@ -84,7 +84,7 @@ def test_a_removed_run_goes_to_the_trash(qapp, runners, monkeypatch: pytest.Monk
 
 
 def test_a_run_that_has_begun_is_no_trash(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.model.runs.run_queue.QFile.moveToTrash", lambda path: pytest.fail("a run was thrown away"))
+    monkeypatch.setattr("app.state.runs.run_queue.QFile.moveToTrash", lambda path: pytest.fail("a run was thrown away"))
     run = prepared("stopped")
     run.events.write_text('{"v": 1, "seq": 0, "t": 1.0, "kind": "stopped"}\n')
     session.queue_existing(run)

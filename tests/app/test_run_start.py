@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import typer
 
-from app.model.runs import run as start_log
-from app.model.runs.run import Run, StartLog
-from app.model.runs.run_files import problem_of
-from app.widgets.runs.run_header import RunHeader
+from app.state.runs import run as start_log
+from app.state.runs.run import Run, StartLog
+from app.state.runs.run_files import problem_of
+from app.widgets.run_header import RunHeader
 from backend.cli import new_run
-from backend.spec.events import Diary
-from backend.spec.run_folder import RunFolder
-from backend.spec.runs.archive import STARTUP_GRACE_S
-from backend.spec.runs.start_progress import StartProgress
+from backend.runs.archive import STARTUP_GRACE_S
+from backend.runs.events import Diary
+from backend.runs.run_folder import RunFolder
+from backend.runs.start_progress import StartProgress
 from tests.app.test_run import locked, make_folder_old
 
 CHECKING = StartProgress("Checking rows.jsonl", 0.35, "1,204,000 rows, 310,000 rows/s")

@@ -14,17 +14,17 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QFontMetrics, QGuiApplication
 
 from app import theme
-from app.model.runs import run_list
-from app.model.runs.run_list import CACHE, RunList
-from app.model.session import Session
-from app.pages.parts import run_actions
-from app.pages.runs_page import RunsPage
+from app.pages.runs import run_actions
+from app.pages.runs.column_dialog import ColumnDialog
+from app.pages.runs.free_space_dialog import FreeSpaceDialog
+from app.pages.runs.run_table import CURVE, RunModel
+from app.pages.runs.runs_page import RunsPage
+from app.state.runs import run_list
+from app.state.runs.run_list import CACHE, RunList
+from app.state.session import Session
 from app.widgets.basic.number_format import figure, signed
-from app.widgets.runs.column_dialog import ColumnDialog
-from app.widgets.runs.free_space_dialog import FreeSpaceDialog
-from app.widgets.runs.run_table import CURVE, RunModel
-from backend.spec.run_folder import RunFolder
-from backend.spec.runs.run_record import Parent, RunNotes, change_notes, read_notes, read_record, write_parent
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_record import Parent, RunNotes, change_notes, read_notes, read_record, write_parent
 from tests.support import made_up_runs
 
 
@@ -180,7 +180,7 @@ def test_resuming_starts_the_trainer_and_shows_the_run(
     page: RunsPage, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = []
-    monkeypatch.setattr("app.model.processes.resume_training", started.append)
+    monkeypatch.setattr("app.state.processes.resume_training", started.append)
     page.table.choose(archive / "failed")
     page.buttons["resume"].click()
     assert [folder.path for folder in started] == [archive / "failed"]

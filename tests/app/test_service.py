@@ -14,10 +14,10 @@ import pytest
 from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
-from app.model.prefs import Prefs
-from app.model.service import Service
-from app.model.session import Session
-from backend.spec.faults import Fault
+from app.state.prefs import Prefs
+from app.state.service import Service
+from app.state.session import Session
+from backend.utils.errors import Fault
 
 CHILD = """
 import json, os, sys, time

@@ -14,15 +14,15 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QWidget
 
 from app import theme
-from app.model.runs.run import Run
-from app.model.session import Session
-from app.pages.parts.run_steering import GROUPS, RunSteering, SteeringPanel
-from backend.spec.config import dump, parse
-from backend.spec.events import Diary
-from backend.spec.faults import Mistake
-from backend.spec.run_folder import RunFolder
-from backend.spec.run_lock import hold_lock
-from backend.spec.runs.steering import STEERABLE, Change, read_request, write_changes
+from app.pages.monitor.run_steering import GROUPS, RunSteering, SteeringPanel
+from app.state.runs.run import Run
+from app.state.session import Session
+from backend.config.config import dump, parse
+from backend.runs.events import Diary
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import hold_lock
+from backend.runs.steering import STEERABLE, Change, read_request, write_changes
+from backend.utils.errors import Mistake
 
 SETTINGS = parse({"model": "m", "data": "d", "iters": 100, "reward_functions": ["r1_int", "r1_count_xml"]})
 

@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 
 from app import theme
-from app.model import sweeps as sweeps_module
-from app.model.session import Session
-from app.model.sweep_form import SweepForm, VariedSetting, forecast
-from app.pages.sweeps_page import SweepsPage, forecast_words
-from backend.spec.faults import Mistake
-from backend.spec.places import demo_config, runs_folder
-from backend.spec.run_lock import hold_lock
-from backend.spec.sweeps.sweep_file import load_sweep
-from backend.spec.sweeps.sweep_results import (
+from app.pages.sweeps.sweeps_page import SweepsPage, forecast_words
+from app.state import sweeps as sweeps_module
+from app.state.session import Session
+from app.state.sweep_form import SweepForm, VariedSetting, forecast
+from backend.runs.run_lock import hold_lock
+from backend.runs.sweeps.sweep_file import load_sweep
+from backend.runs.sweeps.sweep_results import (
     RungResult,
     SweepFolder,
     fresh_results,
@@ -26,6 +24,8 @@ from backend.spec.sweeps.sweep_results import (
     sweep_folder,
     write_results,
 )
+from backend.utils.errors import Mistake
+from backend.utils.places import demo_config, runs_folder
 
 BASE: dict[str, Any] = {"model": "m", "data": "d", "iters": 80, "steps_per_eval": 10, "group_size": 4, "batch_size": 2}
 

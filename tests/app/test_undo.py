@@ -9,14 +9,14 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
-from app.model.draft import Draft
-from app.model.prefs import Prefs
-from app.model.presets import presets
-from app.model.session import Session
-from app.model.undo import PAUSE_S, History
+from app.state.draft import Draft
+from app.state.prefs import Prefs
+from app.state.presets import presets
+from app.state.session import Session
+from app.state.undo import PAUSE_S, History
 from app.window import Window
-from backend.spec import places
-from backend.spec.config import SETTINGS
+from backend.config.config import SETTINGS
+from backend.utils import places
 
 
 class Clock:

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from app.model.prefs import Prefs
-from app.model.session import Session
+from app.state.prefs import Prefs
+from app.state.session import Session
 from app.window import Window
 from backend import __version__
 from backend.serve.question_call import QuestionCall
 from backend.serve.update_questions import newer_release
-from backend.spec.about import releases
-from backend.spec.faults import Mistake
-from backend.spec.places import resources
+from backend.utils import releases
+from backend.utils.errors import Mistake
+from backend.utils.places import resources
 
 
 class ReleaseList:

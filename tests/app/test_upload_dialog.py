@@ -13,10 +13,10 @@ from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import QTextDocument
 from PySide6.QtWidgets import QLabel, QLineEdit
 
-from app.model.processes import VerbProcess
-from app.widgets.runs import upload_dialog
-from app.widgets.runs import upload_dialog as card_view
-from app.widgets.runs.upload_dialog import Account, UploadDialog, UploadPreview
+from app.state.processes import VerbProcess
+from app.widgets import upload_dialog
+from app.widgets import upload_dialog as card_view
+from app.widgets.upload_dialog import Account, UploadDialog, UploadPreview
 
 CARD = """---
 library_name: mlx

@@ -19,25 +19,26 @@ import app.__main__ as start
 from app import file_menu, theme
 from app.desktop.file_open_event import FileOpener
 from app.menus import MENUS, RUN_ACTIONS
-from app.model.prefs import Prefs
-from app.model.processes import ProcessOutcome
-from app.model.runs.run_control import RunControl
-from app.model.runs.run_state import LIVE
-from app.model.session import Session
 from app.page_stack import PageArea
 from app.pages import PAGES
+from app.state.prefs import Prefs
+from app.state.processes import ProcessOutcome
+from app.state.runs.run_control import RunControl
+from app.state.runs.run_state import LIVE
+from app.state.session import Session
 from app.widgets.basic import file_dialogs
 from app.widgets.basic.layout import FRAME
 from app.widgets.form.preset_panel import PresetPanel
-from app.widgets.runs.run_header import STATE_LABELS, STATE_ROLES
+from app.widgets.run_header import STATE_LABELS, STATE_ROLES
 from app.window import FIRST_SIZE, LEAST_PAGE, NARROW, Window
 from backend.__main__ import app as verbs
-from backend.spec import first_choices, places
-from backend.spec.command import backend_command
-from backend.spec.run_folder import RunFolder, make_run_folder
-from backend.spec.run_lock import hold_lock
-from backend.spec.runs import archive
-from backend.spec.user_input.text import shown
+from backend.config import first_choices
+from backend.runs import archive
+from backend.runs.run_folder import RunFolder, make_run_folder
+from backend.runs.run_lock import hold_lock
+from backend.utils import places
+from backend.utils.command import backend_command
+from backend.utils.text import shown
 from tests.support import made_up_runs
 from tests.support.windows import SilentService
 
@@ -291,7 +292,7 @@ def test_run_creates_a_folder_and_starts_a_training_with_the_settings_of_the_for
     session: Session, monkeypatch: pytest.MonkeyPatch
 ):
     started: list[tuple[str, RunFolder]] = []
-    monkeypatch.setattr("app.model.processes.start_training", lambda text, run: started.append((text, run)))
+    monkeypatch.setattr("app.state.processes.start_training", lambda text, run: started.append((text, run)))
     shown: list[str] = []
     session.page_requested.connect(shown.append)
     session.restore()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.spec.places import project_root
+from backend.utils.places import project_root
 from tests.support import made_up_runs
 from tests.support.latency import BLOCK_LIMIT_MS
 

@@ -22,12 +22,12 @@ from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
 from backend.cli.new_run import apply_changes, new_run
-from backend.spec.command import backend_command, backend_environment
-from backend.spec.config import load, read
-from backend.spec.events import Diary, read_events
-from backend.spec.rewards.catalog import DEFAULT_REWARDS
-from backend.spec.run_folder import RunFolder, all_runs
-from backend.spec.run_lock import hold_lock
+from backend.config.config import load, read
+from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
+from backend.runs.events import Diary, read_events
+from backend.runs.run_folder import RunFolder, all_runs
+from backend.runs.run_lock import hold_lock
+from backend.utils.command import backend_command, backend_environment
 from tests.support import small_run
 
 VERBS = app()

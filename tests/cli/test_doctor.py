@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from backend.__main__ import app
-from backend.spec.health.rules import RULES
+from backend.trainer.health.rules import RULES
 from tests.support.diaries import recording
 
 VERBS = app()
@@ -49,7 +49,7 @@ def test_nothing_found_says_what_was_looked_at_and_what_was_not(tmp_path: Path) 
 def test_a_run_that_failed_or_crashed_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, sentence: str
 ) -> None:
-    monkeypatch.setattr("backend.spec.runs.archive.STARTUP_GRACE_S", 0.0)
+    monkeypatch.setattr("backend.runs.archive.STARTUP_GRACE_S", 0.0)
     text = doctor(str(recording(name).unpack(tmp_path / name).path))
     assert sentence in text
     assert ("There is no finished step to look at." in text) == (name == "lr-1")

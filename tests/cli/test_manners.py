@@ -17,11 +17,11 @@ import backend.__main__ as start
 from backend import __version__
 from backend.__main__ import app
 from backend.cli import completions, help_page
-from backend.spec.command import backend_command
-from backend.spec.config import SETTINGS
-from backend.spec.exports import FORMATS, TARGETS
-from backend.spec.run_folder import make_run_folder
-from backend.spec.trackers import TRACKERS
+from backend.config.config import SETTINGS
+from backend.export.exports import FORMATS, TARGETS
+from backend.runs.run_folder import make_run_folder
+from backend.trainer.trackers.targets import TRACKERS
+from backend.utils.command import backend_command
 
 VERBS = app()
 

@@ -10,15 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 from backend.__main__ import app
-from backend.spec.distributed.machine_report import LinkSpeed, MachineFinding, MachineReport
-from backend.spec.places import demo_config
+from backend.distributed.machine_report import LinkSpeed, MachineFinding, MachineReport
+from backend.utils.places import demo_config
 
 VERBS = app()
 REPORT = MachineReport("ring", link=LinkSpeed(latency_s=0.002, bytes_per_second=1e6))
 
 
 def estimate(monkeypatch: pytest.MonkeyPatch, folder: Path, report: MachineReport, hosts: int = 2, *more: str) -> Any:
-    monkeypatch.setattr("backend.run.distributed.check.machine_check.check_machines", lambda *about: report)
+    monkeypatch.setattr("backend.distributed.check.machine_check.check_machines", lambda *about: report)
     file = folder / "hosts.json"
     file.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * hosts))
     return CliRunner().invoke(VERBS, ["estimate", str(demo_config()), "--hosts", str(file), *more])

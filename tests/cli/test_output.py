@@ -12,9 +12,9 @@ from rich.table import Table
 
 from backend.cli.consoles import new_console
 from backend.cli.output import json_line, take_every_character, tell, tell_file
-from backend.spec.places import project_root
-from backend.spec.user_input.numbers import written_whole
-from backend.spec.user_input.text import visible
+from backend.utils.numbers import written_whole
+from backend.utils.places import project_root
+from backend.utils.text import visible
 
 HOSTILE = "a\x1b]0;title\x07\x9b31m\u202eb\r\x7f"
 """It would name the terminal's window, colour what follows, turn its order, and overwrite its line."""

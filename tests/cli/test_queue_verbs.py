@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from backend.__main__ import app
-from backend.run.queue_runner import QueueRunner
-from backend.spec import places
-from backend.spec.run_folder import RunFolder, all_runs
+from backend.runs.queue_runner import QueueRunner
+from backend.runs.run_folder import RunFolder, all_runs
+from backend.utils import places
 from tests.support import small_run
 
 VERBS = app()
@@ -53,7 +53,7 @@ def test_a_queue_is_filled_ordered_paused_and_emptied(config: Path, monkeypatch:
         run.events.write_text('{"v": 1, "seq": 0, "t": 1.0, "kind": "started"}\n')
 
     monkeypatch.setattr(QueueRunner, "_note_end", lambda *_: None)
-    monkeypatch.setattr("backend.run.queue_runner.train_in_process", lambda run: pytest.fail("a process was started"))
+    monkeypatch.setattr("backend.runs.queue_runner.train_in_process", lambda run: pytest.fail("a process was started"))
     monkeypatch.setattr(QueueRunner.__init__, "__defaults__", (lambda run: train(None, run) or 0,))
     assert "No run waits." in typed("queue", "run")
     assert trained == ["two", "one"]

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from app.model.runs.run_state import RunState
+from app.state.runs.run_state import RunState
 from backend.cli import restart
-from backend.run.machine import gpu_timeout
-from backend.run.machine.gpu_retries import gpu_error
-from backend.spec.command import backend_command, backend_environment
-from backend.spec.config import parse
-from backend.spec.events import Follower, read_events
-from backend.spec.run_folder import RunFolder
-from backend.spec.run_lock import LOCK_VARIABLE, hand_on_lock, hold_lock, inherited_lock
+from backend.config.config import parse
+from backend.runs.events import Follower, read_events
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import LOCK_VARIABLE, hand_on_lock, hold_lock, inherited_lock
+from backend.trainer.machine import gpu_timeout
+from backend.trainer.machine.gpu_retries import gpu_error
+from backend.utils.command import backend_command, backend_environment
 from tests.support import failing_gpu, small_run
 from tests.support.failing_gpu import INTERACTIVITY, OUT_OF_MEMORY
 
@@ -164,7 +164,7 @@ def test_it_is_relaxed_before_mlx_is_imported(run: RunFolder) -> None:
     )
     code = (
         "import sys\n"
-        "from backend.cli import new_run, resume\nfrom backend.run.machine import gpu_timeout\n"
+        "from backend.cli import new_run, resume\nfrom backend.trainer.machine import gpu_timeout\n"
         "def look(config):\n"
         "    print(words[0], config.relax_gpu_timeout, 'mlx.core' in sys.modules)\n"
         "    sys.exit()\n"

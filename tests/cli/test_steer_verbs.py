@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
-from backend.spec.command import backend_command, backend_environment
-from backend.spec.events import read_events
-from backend.spec.run_folder import RunFolder
-from backend.spec.runs.steering import read_changes
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.runs.steering import read_changes
+from backend.utils.command import backend_command, backend_environment
 from tests.support import small_run
 
 VERBS = app()

@@ -11,9 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
-from backend.spec import places
-from backend.spec.about import stored
-from backend.spec.run_folder import make_run_folder
+from backend.runs.run_folder import make_run_folder
+from backend.utils import places, stored
 
 VERBS = app()
 

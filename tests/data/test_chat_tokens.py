@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from backend.config.config import parse
 from backend.data import chat_tokens
 from backend.data.chat_tokens import TooLong, least_tokens, tokenize_if_fits
 from backend.data.problems import PromptFormat, prepare
 from backend.data.prompts import TokenizedPrompts
 from backend.models.time_limit import TimeIsUp, time_limit
 from backend.models.tokenizers import load_tokenizer
-from backend.spec.config import parse
-from backend.spec.faults import Mistake
-from backend.spec.places import demo_folder
+from backend.utils.errors import Mistake
+from backend.utils.places import demo_folder
 from tests.support.random_models import tiny_tokenizer
 
 

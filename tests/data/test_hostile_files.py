@@ -12,14 +12,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from backend.config.config import Config, parse
 from backend.data import files
+from backend.data.dataset_columns import columns_of
 from backend.data.files import read_file
 from backend.data.rows import check_columns, read_splits
 from backend.serve import dataset_questions
 from backend.serve.question_call import QuestionCall
-from backend.spec.config import Config, parse
-from backend.spec.dataset_columns import columns_of
-from backend.spec.faults import Mistake
+from backend.utils.errors import Mistake
 
 NUMBER = "1" * 5000
 

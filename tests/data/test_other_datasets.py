@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from backend.config.config import beside
 from backend.data.rows import read_splits
-from backend.spec.config import beside
 from tests.data.test_rows import ROWS, mistake, settings, write
 
 

@@ -15,17 +15,17 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from backend.config.config import parse
 from backend.data import preview as previews
 from backend.data import prompt_preview
 from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import read_splits
-from backend.run.preflight import check
 from backend.serve import dataset_questions
 from backend.serve.question_call import Cancelled, QuestionCall
 from backend.serve.questions import QUESTIONS
-from backend.spec.config import parse
-from backend.spec.faults import Mistake
+from backend.trainer.preflight import check
+from backend.utils.errors import Mistake
 from tests.support.random_models import CHAT_TEMPLATE, tiny_tokenizer
 from tests.support.small_run import settings_for
 
@@ -494,8 +494,8 @@ def test_a_row_is_shown_as_it_is_cut(ask, tmp_path: Path) -> None:
 
 
 def test_a_map_function_is_previewed_once_its_file_may_run(ask, tmp_path: Path) -> None:
+    from backend.rewards.catalogue.allowed_code import allow_named
     from backend.serve import dataset_questions as preview_mapping
-    from backend.spec.rewards.allowed_code import allow_named
 
     code = tmp_path / "mine.py"
     code.write_text(

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from backend.config.config import Config, parse
 from backend.data.chat_tokens import apply_chat_template
 from backend.data.problems import Prepared, prepare
-from backend.spec.config import Config, parse
-from backend.spec.faults import Mistake
 from backend.types import Problem
+from backend.utils.errors import Mistake
 from tests.support.random_models import tiny_tokenizer
 
 ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n), "type": "math"} for n in range(6)]

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from mlx_lm.utils import load_tokenizer
 
+from backend.config.config import Config, parse
 from backend.data import prompts as prompts_module
 from backend.data.problems import PromptFormat, prepare
 from backend.data.prompt_stream import PromptStream
 from backend.data.prompts import FIRST_ROWS, BackgroundTokenizer, TokenizedPrompts, measure_first_rows
-from backend.run import parts, step_parts
-from backend.spec.config import Config, parse
-from backend.spec.events import read_events
-from backend.spec.faults import Mistake
-from backend.spec.run_folder import RunFolder
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.trainer import parts, step_parts
 from backend.types import Problem
+from backend.utils.errors import Mistake
 from tests.support import small_run
 from tests.support.random_models import tiny_tokenizer
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from backend.config.config import problems
+from backend.config.row_settings import pattern_faults
 from backend.data.rows import read_splits
-from backend.spec.config import problems
-from backend.spec.faults import Mistake
-from backend.spec.row_settings import pattern_faults
+from backend.utils.errors import Mistake
 from tests.data.test_rows import mistake, settings, write
 
 GSM8K = [

@@ -17,11 +17,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from backend.config.config import Config, parse
 from backend.data import rows
 from backend.data.rows import check_columns, read_splits
-from backend.spec.command import backend_environment
-from backend.spec.config import Config, parse
-from backend.spec.faults import Mistake
+from backend.utils.command import backend_environment
+from backend.utils.errors import Mistake
 
 ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n), "type": "math"} for n in range(6)]
 
@@ -226,8 +226,8 @@ class Hub(BaseHTTPRequestHandler):
 ASK_THE_HUB = """
 import json
 from backend.data.rows import read_splits
-from backend.spec.config import parse
-from backend.spec.faults import Mistake
+from backend.config.config import parse
+from backend.utils.errors import Mistake
 for more in ({}, {"streaming": True, "eval_data": {"sums": "owner/sums"}}, {"data": "owner/none"}, {"train_split": "learn"}, {"test_split": "exam"}, {"dataset_config": "large"}):
     try:
         splits = read_splits(parse({"model": "m", "data": "owner/sums"} | more))

@@ -13,9 +13,9 @@ from backend.data.files import read_file
 from backend.data.problems import PromptFormat, chat_sizes, check_prompts
 from backend.data.rows import check_columns, read_splits
 from backend.data.sources import stream_file
-from backend.spec.faults import Mistake
-from backend.spec.runs import start_progress
-from backend.spec.runs.start_progress import StartProgress, progress_told_to
+from backend.runs import start_progress
+from backend.runs.start_progress import StartProgress, progress_told_to
+from backend.utils.errors import Mistake
 from tests.data.test_rows import mistake, settings, write
 
 ROWS = [{"prompt": f"What is {n}?", "answer": n} for n in range(50)]

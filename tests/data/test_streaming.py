@@ -16,7 +16,7 @@ from backend.data.files import Row, read_file
 from backend.data.prompt_stream import shuffled
 from backend.data.rows import read_splits
 from backend.data.sources import JsonlRows, stream_file
-from backend.spec.faults import Mistake
+from backend.utils.errors import Mistake
 from tests.data.test_rows import ROWS, mistake, settings, write
 
 TEXTS: dict[str, bytes] = {

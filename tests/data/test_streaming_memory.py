@@ -17,7 +17,7 @@ from backend.data.prompt_stream import PromptStream
 from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import read_splits
 from backend.models.tokenizers import load_tokenizer
-from backend.spec.command import backend_command, backend_environment
+from backend.utils.command import backend_command, backend_environment
 from tests.data.test_rows import settings
 from tests.support import small_run
 from tests.support.random_models import tiny_tokenizer

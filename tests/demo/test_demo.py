@@ -12,14 +12,14 @@ import mlx.core as mx
 import mlx_lm
 import pytest
 
+from backend.config.config import Config, load
 from backend.demo import char_tokenizer, demo_model, warmup
 from backend.demo.build import rebuild
 from backend.demo.sums import NUMBERS, Sum, careful, pools, sloppy
 from backend.demo.warmup import encode
+from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
 from backend.rewards.functions import r1
-from backend.spec.config import Config, load
-from backend.spec.places import demo_config, resources
-from backend.spec.rewards.catalog import DEFAULT_REWARDS
+from backend.utils.places import demo_config, resources
 
 DEMO = resources() / "demo"
 EVERY_SUM = [Sum(a, b) for a in NUMBERS for b in NUMBERS]

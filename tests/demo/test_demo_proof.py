@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from backend.config.config import parse, read
 from backend.demo.accuracy import test_accuracy as accuracy
-from backend.spec.command import backend_command, backend_environment
-from backend.spec.config import parse, read
-from backend.spec.places import demo_config
-from backend.spec.run_folder import RunFolder
+from backend.runs.run_folder import RunFolder
+from backend.utils.command import backend_command, backend_environment
+from backend.utils.places import demo_config
 from tests.support.small_run import train_here
 
 

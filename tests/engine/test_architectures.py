@@ -14,14 +14,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from backend.generation import rollout as rollout_module
-from backend.generation.rollout import Rollout
 from backend.models.policy import load_policy
 from backend.models.supported_architectures import UNTRAINABLE
-from backend.run.preflight import check_model
-from backend.spec.faults import Mistake
+from backend.sampling import rollout as rollout_module
+from backend.sampling.rollout import Rollout
+from backend.trainer.preflight import check_model
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
+from backend.utils.errors import Mistake
 from tests.support import random_models
 from tests.support.architectures import page, trials
 from tests.support.architectures.outcome import read_record, recorded_versions

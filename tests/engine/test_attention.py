@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from backend.engine import attention as attention_module
 from backend.engine.attention import PromptKV, blocked_attention, decode_attention
-from backend.spec.memory.chunking import ATTENTION_BYTES, SMALLEST_BLOCK, attention_block
+from backend.engine.chunk_sizes import ATTENTION_BYTES, SMALLEST_BLOCK, attention_block
 
 Attention = Callable[..., mx.array]
 

@@ -9,8 +9,8 @@ import mlx.core as mx
 import pytest
 
 from backend.engine import device
-from backend.run.preflight import check
-from backend.spec.faults import Mistake
+from backend.trainer.preflight import check
+from backend.utils.errors import Mistake
 from tests.support import small_run
 
 

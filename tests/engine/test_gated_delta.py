@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from mlx_lm.models.gated_delta import gated_delta_ops
 
 from backend.engine import gated_delta
+from backend.engine.chunk_sizes import GATED_DELTA_BYTES, GATED_DELTA_FLOATS, gated_delta_span
 from backend.engine.gated_delta import gated_delta_rule
-from backend.spec.memory.chunking import GATED_DELTA_BYTES, GATED_DELTA_FLOATS, gated_delta_span
 
 Rule = Callable[..., tuple[mx.array, mx.array]]
 NAMES = ("queries", "keys", "values", "log decay", "beta", "state")

@@ -13,7 +13,7 @@ import pytest
 from mlx_lm.models import switch_layers
 
 from backend.engine import gathers, patches
-from backend.spec.machine import TREAT_CPU_AS
+from backend.utils.machine import TREAT_CPU_AS
 
 Take = Callable[[mx.array, mx.array], mx.array]
 

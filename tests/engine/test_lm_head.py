@@ -9,9 +9,9 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+from backend.engine.chunk_sizes import SMALLEST_CHUNK, head_chunk
 from backend.engine.lm_head import token_logps
 from backend.engine.model_probe import split
-from backend.spec.memory.chunking import SMALLEST_CHUNK, head_chunk
 from tests.support.forward_cases import model_of
 
 

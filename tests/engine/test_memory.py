@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from backend.engine.memory import CACHE_SHARE, release_cached_buffers
-from backend.spec.machine import TREAT_CPU_AS
+from backend.utils.machine import TREAT_CPU_AS
 
 
 def _cached() -> int:

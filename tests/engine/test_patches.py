@@ -19,6 +19,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import activations, base
 from mlx_lm.utils import load_model
 
+from backend.config.config import parse
 from backend.engine import model_probe, patches
 from backend.engine.cpu import swiglu
 from backend.engine.forward import SequenceRows, completion_logps, sequence_rows
@@ -26,10 +27,9 @@ from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.model_probe import split
 from backend.engine.prefix_cache import PrefixMask, PrefixReader, PrefixRecorder
 from backend.engine.slot_cache import SlotCache, StepContext
-from backend.generation.rollout import Rollout
-from backend.generation.sampler import GREEDY
 from backend.models.policy import load_policy
-from backend.spec.config import parse
+from backend.sampling.rollout import Rollout
+from backend.sampling.sampler import GREEDY
 from backend.training.batch import pack
 from backend.types import Group, Problem
 from tests.support import random_models, reference_forward

@@ -1,4 +1,4 @@
-"""The kernels of exp on x86: vectorised alone and in front of any other operation. Its numbers: tests/generation/test_sampler.py."""
+"""The kernels of exp on x86: vectorised alone and in front of any other operation. Its numbers: tests/sampling/test_sampler.py."""
 
 from __future__ import annotations
 

@@ -17,12 +17,12 @@ import pytest
 from huggingface_hub import constants, get_session, snapshot_download, try_to_load_from_cache
 from huggingface_hub.utils import _http
 
+from backend.config.config import Config
 from backend.data.rows import read_splits
 from backend.models import hub_download, hub_errors, hub_search, inventory
-from backend.run.preflight import check_model
 from backend.serve.question_call import Cancelled, QuestionCall
-from backend.spec.config import Config
-from backend.spec.faults import Mistake
+from backend.trainer.preflight import check_model
+from backend.utils.errors import Mistake
 from tests.support.hub_server import COMMIT, TOKEN, HubStandIn, Repo
 
 BIG = random.Random(7).randbytes(400_000)

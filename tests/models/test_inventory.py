@@ -14,7 +14,7 @@ import pytest
 from backend.models import inventory, supported_architectures
 from backend.serve.inventory_questions import model_facts
 from backend.serve.question_call import QuestionCall
-from backend.spec.command import backend_environment
+from backend.utils.command import backend_environment
 
 PLAIN = ("model.safetensors", "tokenizer.json", "tokenizer_config.json")
 COMMIT = "a" * 40

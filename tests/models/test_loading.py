@@ -17,9 +17,9 @@ from backend.models import inventory, template_probe
 from backend.models.loading import check_opens
 from backend.models.model_folder import check_adapter
 from backend.models.tokenizers import load_tokenizer
-from backend.spec.faults import Mistake
-from backend.spec.memory.model_shape import shape_of
-from backend.spec.safetensors import BrokenFile, read_header
+from backend.trainer.memory.model_shape import shape_of
+from backend.utils.errors import Mistake
+from backend.utils.safetensors import BrokenFile, read_header
 from tests.support.random_models import tiny_model
 
 

@@ -1,4 +1,4 @@
-"""Adapters of peft carried onto a model of mlx-lm. Without torch; tests/run/test_import_transformers.py has adapters that peft itself made."""
+"""Adapters of peft carried onto a model of mlx-lm. Without torch; tests/trainer/test_import_transformers.py has adapters that peft itself made."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import pytest
 from typer.testing import CliRunner
 
 from backend.__main__ import app
-from backend.models.export.original.row_trace import Rows
-from backend.models.export.trained_weights import AdapterFiles, TrainedWeights
+from backend.export.export_run import Export, export_run
+from backend.export.original.row_trace import Rows
+from backend.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.models.peft.importing import carried_adapter, import_adapter
 from backend.models.peft.reading import PeftAdapter, PeftLayer
 from backend.models.peft.settings import Origin, read_settings
-from backend.run.export.export_run import Export, export_run
-from backend.run.preflight import check
+from backend.runs.adapter_source import imported_folder
+from backend.runs.run_folder import RunFolder
 from backend.serve.adapter_questions import import_adapter as import_question
 from backend.serve.question_call import Cancelled, QuestionCall
-from backend.spec.faults import Mistake
-from backend.spec.run_folder import RunFolder
-from backend.spec.runs.adapter_source import imported_folder
-from tests.run.test_export_original import as_published
+from backend.trainer.preflight import check
+from backend.utils.errors import Mistake
+from tests.export.test_export_original import as_published
 from tests.support import small_run
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, furthest, write_run

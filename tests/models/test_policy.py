@@ -15,13 +15,13 @@ from mlx.utils import tree_flatten
 from mlx_lm import load
 from mlx_lm import utils as mlx_lm_utils
 
+from backend.config.config import Config, parse
 from backend.engine.model_probe import split
 from backend.models import policy as policy_module
 from backend.models.policy import Policy, load_policy
 from backend.models.saving import adapter_config, save_model
-from backend.spec.config import Config, parse
-from backend.spec.faults import Mistake
-from backend.spec.user_input.text import shown_path
+from backend.utils.errors import Mistake
+from backend.utils.text import shown_path
 from tests.support import random_models
 from tests.support.adapters import save_adapters
 

@@ -13,15 +13,15 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import load_adapters
 
+from backend.config.config import Config, parse
+from backend.export.export_run import Export, export_run
 from backend.models.policy import load_policy
-from backend.run.export.export_run import Export, export_run
-from backend.spec.config import Config, parse
-from backend.spec.faults import Mistake
-from backend.spec.memory.model_shape import shape_of
-from backend.spec.memory.phases import MemoryModel
-from backend.spec.run_folder import RunFolder
+from backend.runs.run_folder import RunFolder
+from backend.trainer.memory.model_shape import shape_of
+from backend.trainer.memory.phases import MemoryModel
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
+from backend.utils.errors import Mistake
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, furthest, write_run
 from tests.support.reference_forward import sampled_groups

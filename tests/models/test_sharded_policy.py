@@ -10,16 +10,16 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from backend.config.config import parse
 from backend.models.loading import check_opens
 from backend.models.policy import load_policy
 from backend.models.sharded_architectures import WITHOUT_GRADIENT, divides, sharding_refusal
 from backend.models.sharded_policy import check_divides
 from backend.models.supported_architectures import UNTRAINABLE
-from backend.run import preflight
-from backend.spec.config import parse
-from backend.spec.events import read_events
-from backend.spec.faults import Mistake
-from backend.spec.run_folder import RunFolder
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.trainer import preflight
+from backend.utils.errors import Mistake
 from tests.support import random_models, sharded_trial, small_run
 from tests.support.architectures.tiny_configs import model_types, tiny_config
 

@@ -11,14 +11,14 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm import load
 
+from backend.config.config import Config, parse
 from backend.models.policy import load_policy
 from backend.models.saving import adapter_config
-from backend.spec.config import Config, parse
-from backend.spec.faults import Mistake
-from backend.spec.memory.model_shape import shape_of
-from backend.spec.memory.phases import MemoryModel
+from backend.trainer.memory.model_shape import shape_of
+from backend.trainer.memory.phases import MemoryModel
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
+from backend.utils.errors import Mistake
 from tests.support import random_models
 from tests.support.adapters import save_adapters
 from tests.support.reference_forward import sampled_groups

@@ -11,7 +11,7 @@ import pytest
 
 from backend.models.tokenizer_limits import check_growth
 from backend.models.tokenizers import load_tokenizer
-from backend.spec.faults import Mistake
+from backend.utils.errors import Mistake
 from tests.support.random_models import tiny_tokenizer
 
 

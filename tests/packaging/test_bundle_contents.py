@@ -18,11 +18,11 @@ from types import ModuleType
 import pytest
 
 from app.help_menu import DOCUMENTS
-from app.model import guide
-from app.model.glossary import GLOSSARY
-from backend.spec import loss_menu
-from backend.spec.about import components
-from backend.spec.rewards import catalog
+from app.state import guide
+from app.state.glossary import GLOSSARY
+from backend.config import loss_menu
+from backend.rewards.catalogue import catalog
+from backend.utils import components
 
 ROOT = Path(__file__).parents[2]
 PACKAGING = ROOT / "packaging"

@@ -21,15 +21,15 @@ import pytest
 import yaml
 
 from app import help_menu
-from app.model import guide
-from app.model.glossary import GLOSSARY
 from app.pages import PAGES
+from app.state import guide
+from app.state.glossary import GLOSSARY
 from backend.__main__ import app
 from backend.cli.exit_codes import STOPPED
-from backend.spec.about import components
-from backend.spec.command import BUNDLED_PROGRAM
-from backend.spec.events import Event, read_events
-from backend.spec.exports import FORMATS
+from backend.export.exports import FORMATS
+from backend.runs.events import Event, read_events
+from backend.utils import components
+from backend.utils.command import BUNDLED_PROGRAM
 from tests.support.hub_server import TOKEN
 from tests.support.hub_upload_server import UploadHub
 from tests.support.random_models import tiny_model

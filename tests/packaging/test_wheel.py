@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from app.help_menu import DOCUMENTS
-from app.model import guide
-from app.model.glossary import GLOSSARY
+from app.state import guide
+from app.state.glossary import GLOSSARY
 from backend import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -41,8 +41,8 @@ def test_the_programs_find_ours_beside_another_package_of_the_same_name(wheel: P
         (site / name / "__init__.py").write_text("raise ImportError('this is the package of another program')")
     script = (
         "import json, grpo_studio.launch, app\n"
-        "from backend.spec.command import backend_command, backend_environment\n"
-        "from backend.spec import places\n"
+        "from backend.utils.command import backend_command, backend_environment\n"
+        "from backend.utils import places\n"
         "print(json.dumps([app.__file__, str(places.demo_config()), backend_command('check', 'none.yaml'), backend_environment()]))"
     )
     environment = os.environ | {"PYTHONPATH": str(site)}
@@ -53,7 +53,7 @@ def test_the_programs_find_ours_beside_another_package_of_the_same_name(wheel: P
     # The command that the window shows works in any shell; child processes import modules of ours by their own names.
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=site)
     assert (done.returncode, done.stderr) == (2, "config: There is no file none.yaml.\n")
-    child = [sys.executable, "-P", "-c", "import backend.child_process"]
+    child = [sys.executable, "-P", "-c", "import backend.utils.child_process"]
     subprocess.run(child, env=for_children, check=True, cwd=site)
 
 

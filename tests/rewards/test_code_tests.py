@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from backend.config.config import parse
 from backend.data.rows import check_columns
 from backend.rewards.functions import code
 from backend.rewards.functions.code import same_output
@@ -22,7 +23,6 @@ from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.runner.reward_errors import RewardError
 from backend.rewards.sandbox.process import ScoringProcess
 from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource
-from backend.spec.config import parse
 from tests.support.scoring import make_group, report_of
 
 ADD = "def add(a, b):\n    return a + b\n"

@@ -19,7 +19,7 @@ import pytest
 from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.sandbox.process import ScoringProcess
 from backend.rewards.scorer import begin_scorer
-from backend.spec.faults import Mistake
+from backend.utils.errors import Mistake
 from tests.rewards.hostile_functions import HOSTILE, STILL_RUNNING, TIMEOUT_S, Hostile
 from tests.support.scoring import make_group
 

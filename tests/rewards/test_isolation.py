@@ -35,9 +35,9 @@ from backend.rewards.sandbox.process import (
 )
 from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource
 from backend.rewards.sandbox.wire import FIRST_CALL, IDLE, LONGEST_TEXT
-from backend.spec import file_lock
-from backend.spec.faults import Mistake
 from backend.types import Group
+from backend.utils import file_lock
+from backend.utils.errors import Mistake
 from tests.support.scoring import make_group
 
 PRELUDE = "import asyncio, atexit, builtins, ctypes, fcntl, json, multiprocessing, os, re, resource, signal, subprocess, sys, threading, time\n"

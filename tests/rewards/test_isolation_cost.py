@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from backend.rewards.catalogue.catalog import builtin_rewards
 from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.sandbox.process import ScoringProcess
 from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource
 from backend.rewards.scorer import Scorer, ThreadScorer
-from backend.spec.rewards.catalog import builtin_rewards
 from backend.types import Completion, Group, Problem
 
 ARGUMENTS = {"keyword": "(word=so)", "regex_match": "(pattern='a')"}

@@ -13,15 +13,15 @@ from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
 from backend.rewards.cases import cases_file, new_case, read_cases, rerun, write_cases
+from backend.rewards.catalogue.allowed_code import read_code
 from backend.rewards.completion_lines import group_of, groups_in, line_of, merge_consecutive
 from backend.rewards.sandbox.client import SandboxClient, SandboxTask
 from backend.rewards.trial_scoring import ScoringSettings, score_lines
+from backend.runs.run_folder import RunFolder
 from backend.serve import reward_questions as handlers
 from backend.serve.question_call import Cancelled, QuestionCall
-from backend.spec.faults import Mistake
-from backend.spec.rewards.allowed_code import read_code
-from backend.spec.run_folder import RunFolder
 from backend.training.advantages import advantages
+from backend.utils.errors import Mistake
 from tests.support import small_run
 
 VERBS = app()

@@ -9,10 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.rewards.resolve import resolve
-from backend.rewards.runner.score import score
-from backend.spec.faults import Mistake
-from backend.spec.rewards.catalog import (
+from backend.rewards.catalogue.catalog import (
     builtin_rewards,
     canonical_entry,
     metric_name,
@@ -21,8 +18,11 @@ from backend.spec.rewards.catalog import (
     rewards_in_file,
     with_absolute_file,
 )
-from backend.spec.rewards.entry import RewardCall, read_call, split_names
-from backend.spec.user_input.text import shown
+from backend.rewards.catalogue.entry import RewardCall, read_call, split_names
+from backend.rewards.resolve import resolve
+from backend.rewards.runner.score import score
+from backend.utils.errors import Mistake
+from backend.utils.text import shown
 from tests.support.scoring import make_group
 
 

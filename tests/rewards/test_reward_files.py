@@ -15,9 +15,9 @@ from backend.rewards.resolve import resolve
 from backend.rewards.runner.reward_errors import RewardError
 from backend.rewards.runner.score import score
 from backend.rewards.user_files import load_reward_file
-from backend.spec.faults import Mistake
-from backend.spec.user_input.text import shown
 from backend.types import Completion, Group, Problem
+from backend.utils.errors import Mistake
+from backend.utils.text import shown
 
 LIBRARY = "mlx_lm_lora.trainer.grpo_reward_functions"
 

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.rewards import get_reward_function, register_reward_function, registry
+from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
 from backend.rewards.functions.r1 import extract_answer
 from backend.rewards.resolve import resolve
 from backend.rewards.runner import timeout
 from backend.rewards.runner.reward_errors import RewardError
 from backend.rewards.runner.score import score
-from backend.spec.faults import Mistake
-from backend.spec.rewards.catalog import DEFAULT_REWARDS
+from backend.utils.errors import Mistake
 from tests.support.scoring import make_group, reward_function
 
 PERFECT = "<think>2 and 2</think><answer>4</answer>"

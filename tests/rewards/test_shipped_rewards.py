@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backend.rewards.catalogue.catalog import COMPARING_REWARDS, builtin_rewards
 from backend.rewards.functions import math_equality
 from backend.rewards.functions.answer_text import answer_part, final_answer
 from backend.rewards.functions.answers import value
@@ -25,9 +26,8 @@ from backend.rewards.resolve import resolve
 from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.runner.reward_errors import RewardError
 from backend.rewards.runner.score import score
-from backend.spec.command import backend_environment
-from backend.spec.faults import Mistake
-from backend.spec.rewards.catalog import COMPARING_REWARDS, builtin_rewards
+from backend.utils.command import backend_environment
+from backend.utils.errors import Mistake
 from tests.support.cpu_time import Work
 from tests.support.scoring import make_group, score_of, scores_of
 

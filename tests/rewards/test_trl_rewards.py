@@ -22,8 +22,8 @@ from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.runner.reward_errors import RewardError
 from backend.rewards.runner.score import ScoreReport, score
 from backend.rewards.runner.timeout import Gathering
-from backend.spec.faults import Mistake
 from backend.types import Completion, Group, Problem
+from backend.utils.errors import Mistake
 from tests.support.scoring import make_group, reward_function
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]

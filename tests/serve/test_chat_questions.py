@@ -14,7 +14,7 @@ from backend.serve import chat_questions
 from backend.serve.chat_questions import chat_load, chat_reply, chat_row
 from backend.serve.question_call import Cancelled, QuestionCall
 from backend.serve.reward_questions import score
-from backend.spec.faults import Mistake
+from backend.utils.errors import Mistake
 from tests.support.trained_run import make_run
 
 HOW = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens": 20, "seed": 3}

@@ -17,8 +17,8 @@ import pytest
 from backend.serve.loop import Server
 from backend.serve.question_call import QuestionCall
 from backend.serve.questions import QUESTIONS, Question
-from backend.spec.command import backend_command, backend_environment
-from backend.spec.faults import Mistake
+from backend.utils.command import backend_command, backend_environment
+from backend.utils.errors import Mistake
 
 HERE = "tests.serve.test_serve:"
 

@@ -1,4 +1,4 @@
-"""Adapters on disk as a run leaves them (`backend.run.checkpoints.checkpoint_writer`), without a run."""
+"""Adapters on disk as a run leaves them (`backend.runs.checkpoints.checkpoint_writer`), without a run."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from backend.config.config import Config
 from backend.models.policy import Policy
 from backend.models.saving import adapter_config
-from backend.spec.config import Config
 
 
 def save_adapters(policy: Policy, config: Config, folder: Path) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 
 import yaml
 
-from backend.spec.events import Event, well_formed
-from backend.spec.health.watch import Watch
-from backend.spec.run_folder import RunFolder
+from backend.runs.events import Event, well_formed
+from backend.runs.run_folder import RunFolder
+from backend.trainer.health.watch import Watch
 
 FOLDER = Path(__file__).parents[1] / "golden" / "diaries"
 

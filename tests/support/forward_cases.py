@@ -13,11 +13,11 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
+from backend.config.config import parse
 from backend.engine.forward import completion_logps, sequence_rows
 from backend.engine.lm_head import TokenScores
 from backend.engine.output_layer import SplitModel
 from backend.models.policy import Policy, load_policy
-from backend.spec.config import parse
 from tests.support import random_models
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backend.spec.health.rules import RULES
+from backend.trainer.health.rules import RULES
 
 PAGE = Path(__file__).parents[2] / "docs" / "health.md"
 BEGIN, END = "<!-- rules: begin -->\n", "<!-- rules: end -->\n"

@@ -6,9 +6,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-from backend.run.evaluation.evaluation_figures import Completions, Results, decoding_figures
-from backend.spec.completion_rows import CompletionRow
-from backend.spec.evaluation import (
+from backend.runs.completion_rows import CompletionRow
+from backend.runs.run_folder import RunFolder
+from backend.trainer.evaluation.evaluation_figures import Completions, Results, decoding_figures
+from backend.trainer.evaluation.evaluation_rows import (
     Data,
     Decoding,
     DecodingName,
@@ -20,7 +21,6 @@ from backend.spec.evaluation import (
     Subject,
     write_evaluation,
 )
-from backend.spec.run_folder import RunFolder
 
 RULE = PassRule(reward="r1_accuracy_reward_func", at_least=2.0, chosen_by="default")
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from backend.spec.events import Diary, JsonLines
-from backend.spec.run_folder import RunFolder
+from backend.runs.events import Diary, JsonLines
+from backend.runs.run_folder import RunFolder
 
 REWARDS = ("r1_accuracy_reward_func", "r1_int_reward_func", "r1_strict_format_reward_func", "r1_soft_format_reward_func", "r1_count_xml")  # fmt: skip
 

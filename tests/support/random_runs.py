@@ -7,10 +7,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from backend.config import config as spec_config
 from backend.models.policy import load_policy
 from backend.models.saving import save_model
-from backend.spec import config as spec_config
-from backend.spec.run_folder import RunFolder
+from backend.runs.run_folder import RunFolder
 from tests.support.adapters import save_adapters
 
 PROMPT = mx.array([[2, 40, 41, 42, 100, 200, 7, 300, 5]])

@@ -6,9 +6,9 @@ import math
 import random
 from typing import Any
 
-from backend.spec.config import SETTINGS, Config, parse
-from backend.spec.faults import Mistake
-from backend.spec.setting import Setting
+from backend.config.config import SETTINGS, Config, parse
+from backend.config.setting import Setting
+from backend.utils.errors import Mistake
 
 NEEDED = {"model": "owner/model", "data": "owner/rows"}
 _TEXTS: dict[str, list[Any]] = {

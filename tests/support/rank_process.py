@@ -14,16 +14,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from backend.generation.rollout import Rollout
-from backend.run.distributed import hand_out
-from backend.run.distributed.channel import LeaderChannel, open_channel
-from backend.run.distributed.collectives import init_collectives
-from backend.run.distributed.leader import Leader
-from backend.run.distributed.step_shares import StepShares
-from backend.run.distributed.worker import work
-from backend.run.run_process import train
-from backend.spec.config import load
-from backend.spec.run_folder import RunFolder
+from backend.config.config import load
+from backend.distributed import hand_out
+from backend.distributed.channel import LeaderChannel, open_channel
+from backend.distributed.collectives import init_collectives
+from backend.distributed.leader import Leader
+from backend.distributed.step_shares import StepShares
+from backend.distributed.worker import work
+from backend.runs.run_folder import RunFolder
+from backend.sampling.rollout import Rollout
+from backend.trainer.run_process import train
 from backend.training.learner import Learner
 
 

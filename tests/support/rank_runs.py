@@ -16,10 +16,10 @@ from typing import Any
 import mlx.core as mx
 import psutil
 
-from backend.run.checkpoints import checkpoint
-from backend.spec.events import read_events
-from backend.spec.rewards.allowed_code import allow_named
-from backend.spec.run_folder import RunFolder
+from backend.rewards.catalogue.allowed_code import allow_named
+from backend.runs.checkpoints import checkpoint
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
 from tests.support import small_run
 
 ROOT = Path(__file__).parents[2]

@@ -15,10 +15,10 @@ from typing import Any, NoReturn, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from backend.run.distributed.channel import GOODBYE, ChannelMessage
-from backend.run.distributed.collectives import FlatCollectives
-from backend.run.distributed.faults import LostRank
-from backend.spec.distributed.rank_info import RankInfo
+from backend.distributed.channel import GOODBYE, ChannelMessage
+from backend.distributed.collectives import FlatCollectives
+from backend.distributed.faults import LostRank
+from backend.distributed.rank_info import RankInfo
 
 T = TypeVar("T")
 LOST_S = 60.0

@@ -20,10 +20,10 @@ from typing import Any
 
 import yaml
 
-from backend.spec.config import read
-from backend.spec.events import Event, read_events
-from backend.spec.places import demo_config, project_root
+from backend.config.config import read
+from backend.runs.events import Event, read_events
 from backend.training.losses import LOSSES
+from backend.utils.places import demo_config, project_root
 from tests.support.diaries import Recording, recording
 
 REWARDS = '''

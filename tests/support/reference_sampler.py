@@ -5,8 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from backend.generation import sampler
-from backend.generation.sampler import Sampling
+from backend.sampling import sampler
+from backend.sampling.sampler import Sampling
 
 
 def kept_by_sort(logits_BV: np.ndarray, mass_BV: np.ndarray, sampling: Sampling) -> np.ndarray:

@@ -10,10 +10,10 @@ import numpy as np
 from mlx.utils import tree_map
 from mlx_lm.models.cache import make_prompt_cache
 
-from backend.generation.rollout import Rollout
-from backend.generation.sampler import Sampling
+from backend.config.config import parse
 from backend.models.policy import Policy, load_policy
-from backend.spec.config import parse
+from backend.sampling.rollout import Rollout
+from backend.sampling.sampler import Sampling
 from backend.training.batch import pack
 from backend.training.policy_forward import PolicyForward
 from backend.types import Group, Problem

@@ -16,18 +16,18 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path
 
-from backend.generation.rollout import Rollout
-from backend.generation.sampler import Sampling
+from backend.config.config import parse
+from backend.distributed.channel import WorkerChannel, open_channel
+from backend.distributed.collectives import MlxCollectives, init_collectives
+from backend.distributed.leader import Leader
+from backend.distributed.worker import work
 from backend.models.policy import Policy
 from backend.models.sharded_policy import load_sharded_policy
-from backend.run.control import Stopped
-from backend.run.distributed.channel import WorkerChannel, open_channel
-from backend.run.distributed.collectives import MlxCollectives, init_collectives
-from backend.run.distributed.leader import Leader
-from backend.run.distributed.worker import work
-from backend.run.run_process import train
-from backend.spec.config import parse
-from backend.spec.run_folder import RunFolder
+from backend.runs.run_folder import RunFolder
+from backend.sampling.rollout import Rollout
+from backend.sampling.sampler import Sampling
+from backend.trainer.control import Stopped
+from backend.trainer.run_process import train
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.types import Problem

@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from backend.spec.config import parse
-from backend.spec.events import read_events
-from backend.spec.rewards.allowed_code import allow_named
-from backend.spec.run_folder import RunFolder
+from backend.config.config import parse
+from backend.rewards.catalogue.allowed_code import allow_named
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
 from tests.support.random_models import tiny_model
 
 QUICK: dict[str, Any] = {
@@ -73,7 +73,7 @@ def prepare(run: RunFolder, raw: dict[str, Any]) -> None:
 
 def train_here(raw: dict[str, Any], run: RunFolder, echo: Any = None, *, may_restart: bool = False) -> Any:
     """Train in this process, in the main thread; returns the trainer's Ending. Its signal handlers stay behind."""
-    from backend.run.run_process import train
+    from backend.trainer.run_process import train
 
     run.path.mkdir(parents=True, exist_ok=True)
     write_config(run.config, raw)

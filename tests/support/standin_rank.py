@@ -14,15 +14,15 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from backend.run.distributed.channel import GOODBYE, LeaderChannel, WorkerChannel, open_channel
-from backend.run.distributed.faults import LostRank, WorkerFault
-from backend.run.distributed.launching.late_ending import write_late_ending
-from backend.run.distributed.launching.launcher_watch import end_with_launcher
-from backend.run.distributed.orders import RESTART_RANKS, Orders, OrdersFolder, given_orders
-from backend.spec.events import Diary, read_events
-from backend.spec.faults import Mistake
-from backend.spec.run_folder import RunFolder
-from backend.spec.run_lock import hold_lock
+from backend.distributed.channel import GOODBYE, LeaderChannel, WorkerChannel, open_channel
+from backend.distributed.faults import LostRank, WorkerFault
+from backend.distributed.launching.late_ending import write_late_ending
+from backend.distributed.launching.launcher_watch import end_with_launcher
+from backend.distributed.orders import RESTART_RANKS, Orders, OrdersFolder, given_orders
+from backend.runs.events import Diary, read_events
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import hold_lock
+from backend.utils.errors import Mistake
 
 STEP_S = 0.05
 

@@ -11,7 +11,7 @@ import time
 
 import mlx.core as mx
 
-from backend.run.distributed.collectives import init_collectives
+from backend.distributed.collectives import init_collectives
 
 
 def main(backend: str, count: int, floats: int) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from backend.spec.run_folder import RunFolder
+from backend.runs.run_folder import RunFolder
 
 OF_THE_MOMENT = ("t", "mono", "seq", "pid", "command", "path", "versions")
 """Keys of an event that differ from one process to the next."""

@@ -8,10 +8,10 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_map
 
+from backend.config.config import Config, parse
 from backend.models.policy import Policy, load_policy
-from backend.run.checkpoints.checkpoint import TrainingState, save
-from backend.spec.config import Config, parse
-from backend.spec.run_folder import RunFolder
+from backend.runs.checkpoints.checkpoint import TrainingState, save
+from backend.runs.run_folder import RunFolder
 from tests.support import small_run
 
 

@@ -20,9 +20,9 @@ import time
 from itertools import cycle
 from pathlib import Path
 
-from backend.spec.events import Diary, JsonLines
-from backend.spec.run_folder import RunFolder
-from backend.spec.run_lock import hold_lock
+from backend.runs.events import Diary, JsonLines
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import hold_lock
 from tests.support import made_up_runs
 
 STEPS_PER_SECOND = 50
@@ -141,8 +141,8 @@ def _window(place: Path):
     from PySide6.QtWidgets import QApplication
 
     from app import theme
-    from app.model.prefs import Prefs
-    from app.model.session import Session
+    from app.state.prefs import Prefs
+    from app.state.session import Session
     from app.window import Window
 
     app = QApplication([])

@@ -9,8 +9,8 @@ from typing import Any
 from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
-from app.model.service import Service
-from app.model.session import Session
+from app.state.service import Service
+from app.state.session import Session
 from app.window import Window
 
 PATIENCE_MS = 60_000

@@ -28,7 +28,7 @@ from typing import Any
 
 import yaml
 
-from backend.spec.user_input.text import shown
+from backend.utils.text import shown
 from tests.torture.report import Report
 
 NAME = "configs"
@@ -245,7 +245,7 @@ def _any_value(raw: Raw, rng: random.Random, place: Place) -> None:
 
 def _fitting_value(raw: Raw, rng: random.Random, place: Place) -> None:
     """A value of the setting's own type, often at or beyond a limit."""
-    from backend.spec.config import SETTINGS
+    from backend.config.config import SETTINGS
 
     about = SETTINGS[rng.choice(list(SETTINGS))]
     ends = [end for end in (about.low, about.high) if end is not None]
@@ -324,7 +324,7 @@ def _rewards(raw: Raw, rng: random.Random, place: Place) -> None:
 
 
 def _alias(raw: Raw, rng: random.Random, place: Place) -> None:
-    from backend.spec.other_programs.translation import FOREIGN_WORDS
+    from backend.config.other_programs.translation import FOREIGN_WORDS
 
     groups = {
         "lora_parameters": lambda: {rng.choice(["rank", "scale", "dropout", "keys", "alpha"]): _value(rng, place)},
@@ -367,7 +367,7 @@ def _odd_path(raw: Raw, rng: random.Random, place: Place) -> None:
 
 
 def _known_key(rng: random.Random) -> str:
-    from backend.spec.config import SETTINGS
+    from backend.config.config import SETTINGS
 
     return rng.choice(list(SETTINGS))
 
@@ -555,9 +555,9 @@ def try_case(case: Case, place: Place, is_repeated: bool = True) -> str:
 
 def _faults_of(case: Case, place: Place, file: Path, use: Callable[[Raw], None] | None) -> list[Any]:
     """The faults of a case, and those of `use` where the settings are sound."""
-    from backend.spec.config import problems, read
-    from backend.spec.faults import Mistake
-    from backend.spec.sweeps.sweep_file import load_sweep, parse_sweep
+    from backend.config.config import problems, read
+    from backend.runs.sweeps.sweep_file import load_sweep, parse_sweep
+    from backend.utils.errors import Mistake
 
     try:
         if case.is_sweep:
@@ -574,13 +574,13 @@ def _faults_of(case: Case, place: Place, file: Path, use: Callable[[Raw], None] 
 
 def _use(raw: Mapping[str, Any], *, is_written: bool) -> None:
     """What follows valid settings; `is_written`: also written as YAML, which takes long, and read again. Raises Mistake."""
-    from backend.run.preflight import preflight
-    from backend.spec.config import dump, parse
-    from backend.spec.memory.estimate import estimate
-    from backend.spec.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
-    from backend.spec.other_programs.into_trl.exported import into_trl, trl_yaml
-    from backend.spec.unusual import unusual
-    from backend.spec.user_input.documents import parse_yaml
+    from backend.config.config import dump, parse
+    from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
+    from backend.config.other_programs.into_trl.exported import into_trl, trl_yaml
+    from backend.config.unusual import unusual
+    from backend.trainer.memory.estimate import estimate
+    from backend.trainer.preflight import preflight
+    from backend.utils.documents import parse_yaml
 
     config = parse(raw)
     if is_written:
@@ -609,9 +609,9 @@ _SETTING_OF_ANOTHER = ("config", "sweep", *SWEEP_KEYS, "lora_parameters")
 
 def _known_settings(case: Case) -> set[str] | None:
     """What a fault may name: our settings, and what the case itself has as keys. None where the file's keys are unknown."""
-    from backend.spec.config import SETTINGS
-    from backend.spec.faults import Fault
-    from backend.spec.other_programs.translation import FOREIGN_WORDS
+    from backend.config.config import SETTINGS
+    from backend.config.other_programs.translation import FOREIGN_WORDS
+    from backend.utils.errors import Fault
 
     if case.content is not None:
         return None
@@ -647,7 +647,7 @@ def prepare(place: Place) -> None:
     from functools import cache
 
     from backend.models import loading
-    from backend.spec.memory.model_shape import shape_of
+    from backend.trainer.memory.model_shape import shape_of
 
     tokenizer = cache(loading.load_tokenizer)
     loading.load_tokenizer = lambda folder, setting="model", eos_token_ids=None: tokenizer(folder, setting)
@@ -777,11 +777,9 @@ def main(count: int, seed: int) -> int:
 
 def _load() -> None:
     """Import what the cases need before forking, so that each process has it already."""
-    import backend.run.preflight
-    import backend.spec.other_programs.into_mlx_lm_lora
-    import backend.spec.other_programs.into_trl.exported
-    import backend.spec.sweeps.sweep_file
-    import backend.spec.unusual  # noqa: F401
+    import backend.config.other_programs.into_mlx_lm_lora
+    import backend.config.other_programs.into_trl.exported
+    import backend.config.unusual  # noqa: F401
 
 
 if __name__ == "__main__":

@@ -22,15 +22,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from backend.config.config import parse, problems
+from backend.data.dataset_columns import columns_of, guessed
 from backend.data.problems import PromptFormat, check_prompts
 from backend.data.prompts import TokenizedPrompts, measure_first_rows
 from backend.data.rows import SPLITS, check_columns, read_splits
 from backend.models.tokenizers import load_tokenizer
 from backend.serve import dataset_questions
 from backend.serve.question_call import QuestionCall
-from backend.spec.config import parse, problems
-from backend.spec.dataset_columns import columns_of, guessed
-from backend.spec.faults import Fault, Mistake
+from backend.utils.errors import Fault, Mistake
 from tests.support.random_models import tiny_tokenizer
 from tests.torture.hostile_files import NAMES, ODD_TEXTS, put
 from tests.torture.report import run_cases

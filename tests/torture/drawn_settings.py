@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from backend.spec.loss_menu import losses
+from backend.config.loss_menu import losses
 from tests.support.random_models import tiny_model
 from tests.support.small_run import QUICK, write_rows
 
@@ -130,9 +130,9 @@ class Inputs:
             return folder
         import mlx.core as mx
 
+        from backend.config.config import parse
         from backend.models.policy import load_policy
         from backend.models.saving import adapter_config, save_arrays
-        from backend.spec.config import parse
 
         config = parse(raw | {"beta": 0.0, "sync_ref_model": False})
         policy, arrays = load_policy(config), dict[str, mx.array]()

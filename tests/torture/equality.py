@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from backend.spec.events import read_events
-from backend.spec.runs.queue import FILE, QueueFile
+from backend.runs.events import read_events
+from backend.runs.queue import FILE, QueueFile
 
 LEFT_OUT = re.compile(r"(^|/)(log\.txt|queue\.log|[^/]+\.lock|control)$|^prefs(/|$)")
 """Files that tell what happened on the way, and not what came of it."""

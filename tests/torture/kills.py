@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from backend.spec.faults import Mistake
-from backend.spec.run_folder import RunFolder
-from backend.spec.runs.steering import request_change
+from backend.runs.run_folder import RunFolder
+from backend.runs.steering import request_change
+from backend.utils.errors import Mistake
 from tests.torture.drawn_settings import Inputs
 from tests.torture.equality import differences
 from tests.torture.preload import Blow, Call, traced

@@ -21,16 +21,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from backend.spec import evaluation, export_choices
-from backend.spec.events import Follower, read_events
-from backend.spec.faults import Mistake
-from backend.spec.health.watch import examine
-from backend.spec.run_folder import RunFolder, all_runs
-from backend.spec.runs import archive, disk_use, run_comparison, run_record, saved_weights, steering
-from backend.spec.runs.queue import QueueFile
-from backend.spec.runs.run_record import read_record, stamp
-from backend.spec.sweeps import sweep_results
-from backend.spec.sweeps.sweep_file import load_sweep
+from backend.export import export_choices
+from backend.runs import archive, disk_use, run_comparison, run_record, saved_weights, steering
+from backend.runs.events import Follower, read_events
+from backend.runs.queue import QueueFile
+from backend.runs.run_folder import RunFolder, all_runs
+from backend.runs.run_record import read_record, stamp
+from backend.runs.sweeps import sweep_results
+from backend.runs.sweeps.sweep_file import load_sweep
+from backend.trainer.evaluation import evaluation_rows
+from backend.trainer.health.watch import examine
+from backend.utils.errors import Mistake
 from tests.support import made_up_runs
 from tests.torture.hostile_files import beginning
 from tests.torture.report import Report
@@ -254,8 +255,8 @@ def readers(root: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield (
         "evaluations",
         lambda: [
-            (evaluation.read_evaluation(path), list(evaluation.read_rows(path)))
-            for path in evaluation.evaluations_of(run)
+            (evaluation_rows.read_evaluation(path), list(evaluation_rows.read_rows(path)))
+            for path in evaluation_rows.evaluations_of(run)
         ],
     )
     yield "compare", lambda: _compare(run, other)
@@ -307,7 +308,7 @@ def _sweep(folder: sweep_results.SweepFolder) -> Any:
 
 
 def _follow(folder: RunFolder) -> Any:
-    from app.model.runs.run import Run
+    from app.state.runs.run import Run
 
     _application()
     run = Run(folder)
@@ -329,7 +330,7 @@ def _follow(folder: RunFolder) -> Any:
 
 
 def _list(root: Path) -> Any:
-    from app.model.runs.run_list import RunList
+    from app.state.runs.run_list import RunList
 
     _application()
     listed = RunList(root)
@@ -339,7 +340,7 @@ def _list(root: Path) -> Any:
 
 
 def _completions(folder: RunFolder) -> Any:
-    from app.model.completions.step_index import CompletionIndex
+    from app.state.completions.step_index import CompletionIndex
 
     index = CompletionIndex(folder.completions)
     while index.advance():

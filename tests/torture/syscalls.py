@@ -17,9 +17,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from backend.run.checkpoints import checkpoint
-from backend.spec.events import first_and_last_events, has_finished
-from backend.spec.run_folder import RunFolder
+from backend.runs.checkpoints import checkpoint
+from backend.runs.events import first_and_last_events, has_finished
+from backend.runs.run_folder import RunFolder
 from tests.support.small_run import write_config
 from tests.torture.drawn_settings import Inputs
 from tests.torture.equality import differences

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.spec.run_folder import RunFolder
+from backend.runs.run_folder import RunFolder
 from tests.torture.equality import differences
 from tests.torture.kills import Killer
 from tests.torture.preload import WORKS_HERE, Blow, Call, traced

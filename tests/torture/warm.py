@@ -39,13 +39,13 @@ ORPHANS_MAY_TAKE_S = 5.0
 """How long a child of a killed trainer may take to notice and to end."""
 
 IMPORTED = (
-    *("backend.__main__", "backend.run.preflight", "backend.run.run_process", "backend.run.clone", "backend.run.evaluation.comparison"),
-    *("backend.run.evaluation.evaluated_model", "backend.run.export.export_run", "backend.run.sweep.sweep", "backend.run.sweep.inputs"),
+    *("backend.__main__", "backend.trainer.preflight", "backend.trainer.run_process", "backend.runs.clone", "backend.trainer.evaluation.comparison"),
+    *("backend.trainer.evaluation.evaluated_model", "backend.export.export_run", "backend.runs.sweeps.run_sweep", "backend.runs.sweeps.inputs"),
     *("backend.cli.sweep", "backend.cli.evaluate", "backend.cli.evaluate", "backend.cli.export"),
     *("backend.cli.clone", "backend.cli.resume", "backend.cli.train", "backend.cli.progress", "backend.cli.restart"),
     *("mlx_lm.utils", "mlx_lm.models.qwen3", "mlx_lm.models.llama", "mlx.optimizers", "transformers"),
     *("backend.cli.queue", "backend.cli.help_page", "transformers.models.qwen3.configuration_qwen3"),
-    *("tokenizers", "jinja2.sandbox", "rich.console", "rich.progress", "backend.models.export.gguf.gguf_file"),
+    *("tokenizers", "jinja2.sandbox", "rich.console", "rich.progress", "backend.export.gguf.gguf_file"),
 )  # fmt: skip
 """What the verbs of the tortures import sooner or later."""
 

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import yaml
 
-from backend.spec.events import has_finished
-from backend.spec.run_folder import RunFolder
-from backend.spec.runs.queue import QueueFile
-from backend.spec.sweeps.sweep_results import find_sweep, read_results
+from backend.runs.events import has_finished
+from backend.runs.queue import QueueFile
+from backend.runs.run_folder import RunFolder
+from backend.runs.sweeps.sweep_results import find_sweep, read_results
 from tests.support.small_run import write_config
 from tests.torture.drawn_settings import Inputs
 from tests.torture.preload import Blow

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from mlx.utils import tree_unflatten
 
+from backend.config.config import Config, parse
 from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy, load_policy
-from backend.spec.config import Config, parse
 from backend.training.additive_metrics import Tally, token_mean
 from backend.training.batch import Batch, pack
 from backend.training.learner import Algorithm, OptimizerBatch, build_learner

@@ -16,11 +16,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from backend.spec.config import Config, parse, read
-from backend.spec.places import resources
+from backend.config.config import Config, parse, read
 from backend.training.advantages import advantages
 from backend.training.grpo import loss_settings
 from backend.training.losses import policy_loss
+from backend.utils.places import resources
 
 B, T = 4, 6
 

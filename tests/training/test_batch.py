@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.spec.completion_rows import Stop
+from backend.runs.completion_rows import Stop
 from backend.training.additive_metrics import merge
 from backend.training.batch import Batch, completion_metrics, pack
 from backend.training.importance_sampling import importance_ratio, logp_gap

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from backend.spec.settings.optimizer import EIGHT_BIT
+from backend.config.settings.optimizer import EIGHT_BIT
 from backend.training.optimizers.by_name import OPTIMIZERS, optimizer
 from backend.training.optimizers.eight_bit import BLOCK, SIGNED, UNSIGNED, Adam8bit, Code, pack, unpack
 from backend.training.optimizers.state import restore, state_arrays

@@ -9,10 +9,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from backend.config.config import Config, parse
 from backend.engine.embedding_noise import EmbeddingNoise, input_embedding
 from backend.models.loading import load_model
 from backend.models.policy import load_policy
-from backend.spec.config import Config, parse
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from tests.support import random_models

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from backend.config.config import parse
 from backend.engine import model_probe, patches
 from backend.models.policy import load_policy
-from backend.spec.config import parse
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from tests.support import random_models

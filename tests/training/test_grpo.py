@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from backend.spec.config import Config, parse
+from backend.config.config import Config, parse
 from backend.training.batch import pack
 from backend.training.collectives import ALONE
 from backend.training.grpo import Grpo, entropies_of_all, grpo

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
-from backend.generation.grammar import CompiledGrammar, Grammar
-from backend.generation.rollout import Rollout
-from backend.generation.sampler import Sampling
+from backend.config.config import Config, parse
 from backend.models.policy import Policy, load_policy
-from backend.spec.config import Config, parse
+from backend.sampling.grammar import CompiledGrammar, Grammar
+from backend.sampling.rollout import Rollout
+from backend.sampling.sampler import Sampling
 from backend.training.batch import pack
 from backend.training.grpo import correction_mode, grpo_learner
 from backend.types import Problem

@@ -19,11 +19,10 @@ from mlx.optimizers import SGD as SGD_OF_MLX
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm import load
 
+from backend.config.config import Config, parse, read
 from backend.engine.device import on_gpu
 from backend.engine.prefix_cache import PrefixReader, PrefixRecorder
 from backend.models.policy import load_policy
-from backend.spec.config import Config, parse, read
-from backend.spec.places import resources
 from backend.training import learner as learner_module
 from backend.training.advantages import advantages
 from backend.training.batch import pack
@@ -31,6 +30,7 @@ from backend.training.grpo import STANDARD_ERROR, grpo_learner
 from backend.training.not_finite import NotFinite
 from backend.training.optimizers.own import OwnUpdates
 from backend.types import Completion, Group, Problem
+from backend.utils.places import resources
 from tests.support import random_models
 
 STEPS, P, G, LONGEST = 2, 3, 4, 9

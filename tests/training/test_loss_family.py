@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from mlx.utils import tree_unflatten
 
+from backend.config.config import SETTINGS, Config, parse, problems
+from backend.config.config_notes import config_notes
 from backend.engine.device import on_gpu
 from backend.models.policy import Policy, load_policy
-from backend.spec.config import SETTINGS, Config, parse, problems
-from backend.spec.config_notes import config_notes
 from backend.training import learner as learner_module
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner, loss_settings

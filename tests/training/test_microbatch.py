@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.spec.config import parse
-from backend.spec.memory.backward import BackwardMemory
-from backend.spec.memory.phases import MemoryModel
+from backend.config.config import parse
+from backend.trainer.memory.backward import BackwardMemory
+from backend.trainer.memory.phases import MemoryModel
 from backend.training.microbatch import (
     LENGTH_BUCKET,
     PASS_OVERHEAD,

@@ -16,8 +16,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from backend.config.config import Config, parse
 from backend.models.policy import load_policy
-from backend.spec.config import Config, parse
 from backend.training.batch import pack
 from backend.training.collectives import ALONE, Collectives
 from backend.training.grpo import grpo_learner

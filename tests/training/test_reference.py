@@ -12,15 +12,15 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm import load
 
+from backend.config.config import Config, parse
 from backend.models.policy import Policy, load_policy
-from backend.run.checkpoints import checkpoint
-from backend.run.preflight import check
-from backend.spec.config import Config, parse
-from backend.spec.events import read_events
-from backend.spec.faults import Mistake
-from backend.spec.run_folder import RunFolder
+from backend.runs.checkpoints import checkpoint
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.trainer.preflight import check
 from backend.training.batch import Batch, pack
 from backend.training.grpo import grpo_learner
+from backend.utils.errors import Mistake
 from tests.support import random_models, small_run
 from tests.support.adapters import save_adapters
 from tests.support.reference_forward import plain_scores, rows_of, sampled_groups

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from backend.config.config import parse
 from backend.engine import patches
 from backend.models.policy import load_policy
-from backend.spec.config import parse
-from backend.spec.machine import TREAT_CPU_AS
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.types import Completion, Group, Problem
+from backend.utils.machine import TREAT_CPU_AS
 from tests.support.random_models import tiny_model
 
 pytestmark = pytest.mark.usefixtures("without_compiler")

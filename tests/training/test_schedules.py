@@ -10,10 +10,10 @@ import mlx.core as mx
 import pytest
 from mlx.optimizers import schedulers
 
-from backend.spec.config import SETTINGS, parse
-from backend.spec.config_notes import config_notes
-from backend.spec.faults import Mistake
+from backend.config.config import SETTINGS, parse
+from backend.config.config_notes import config_notes
 from backend.training.optimizers.schedules import SCHEDULES, learning_rates, schedule
+from backend.utils.errors import Mistake
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "schedules.json").read_text())
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backend.config.config import Config, parse
 from backend.engine.prefix_cache import PrefixReader, PrefixRecorder
 from backend.models.policy import load_policy
-from backend.spec.config import Config, parse
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner

@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from backend.config.config import parse
 from backend.engine.adapter_product import add_adapter
-from backend.generation import fused_model
-from backend.generation.fused_model import DecodingBlock
-from backend.generation.rollout import Rollout
-from backend.generation.sampler import Sampling
 from backend.models.policy import Policy, load_policy
-from backend.spec.config import parse
-from backend.spec.faults import Mistake
-from backend.spec.machine import TREAT_CPU_AS
+from backend.sampling import fused_model
+from backend.sampling.fused_model import DecodingBlock
+from backend.sampling.rollout import Rollout
+from backend.sampling.sampler import Sampling
 from backend.training.batch import pack
 from backend.training.grpo import correction_mode, grpo, grpo_learner
 from backend.training.policy_forward import PolicyForward
 from backend.types import Group
+from backend.utils.errors import Mistake
+from backend.utils.machine import TREAT_CPU_AS
 from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.random_models import tiny_model
 from tests.support.sampler_and_learner import by_learner, by_sampler, deep_policy, sampled_groups

@@ -13,8 +13,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from backend.config.config import parse
 from backend.models.policy import load_policy
-from backend.spec.config import parse
 from backend.training.batch import Batch, completion_metrics, pack
 from backend.training.grpo import grpo_learner
 from backend.types import Completion, Group, Problem

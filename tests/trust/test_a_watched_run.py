@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from app.model.prefs import Prefs
-from app.model.session import Session
+from app.state.prefs import Prefs
+from app.state.session import Session
 from app.window import Window
-from backend.spec.about.problem_report import ProblemFacts, report
-from backend.spec.command import backend_command, backend_environment
-from backend.spec.places import RUNS_VARIABLE
-from backend.spec.run_folder import RunFolder
-from backend.spec.runs.queue import QueueFile
+from backend.runs.queue import QueueFile
+from backend.runs.run_folder import RunFolder
+from backend.utils.command import backend_command, backend_environment
+from backend.utils.places import RUNS_VARIABLE
+from backend.utils.problem_report import ProblemFacts, report
 from tests.support import small_run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from app.model.consent import Consent
+from app.state.consent import Consent
 from backend.__main__ import app
-from backend.spec import config
-from backend.spec.faults import Mistake
-from backend.spec.rewards.allowed_code import allow_named, code_files, require_allowed
-from backend.spec.run_folder import RunFolder
-from backend.spec.runs.queue import QueueFile
-from backend.spec.runs.steering import read_changes
-from backend.spec.trust_record import TrustRecord
-from backend.spec.user_input.text import fitted
+from backend.config import config
+from backend.rewards.catalogue.allowed_code import allow_named, code_files, require_allowed
+from backend.rewards.trust_record import TrustRecord
+from backend.runs.queue import QueueFile
+from backend.runs.run_folder import RunFolder
+from backend.runs.steering import read_changes
+from backend.utils.errors import Mistake
+from backend.utils.text import fitted
 from tests.support import small_run
 from tests.support.trained_run import make_run
 
@@ -144,7 +144,7 @@ def test_changes_of_a_run_name_no_code(tmp_path: Path) -> None:
 
 def test_a_queue_of_somebody_else_starts_no_code(theirs: Path, tmp_path: Path) -> None:
     """Nobody is asked when a queue's runner begins a run, so it is refused there."""
-    from backend.run.queue_runner import QueueRunner
+    from backend.runs.queue_runner import QueueRunner
 
     folder = shutil.copytree(theirs, tmp_path / "runs")
     (folder / "theirs.py").unlink()  # the files name that of the first folder

@@ -14,10 +14,10 @@ import pyarrow.parquet
 import pytest
 from fsspec.registry import get_filesystem_class, known_implementations
 
+from backend.config.config import parse
 from backend.data.rows import read_splits
-from backend.spec.config import parse
-from backend.spec.faults import Mistake
-from backend.spec.hub_cache import repo_cache
+from backend.utils.errors import Mistake
+from backend.utils.hub_cache import repo_cache
 from tests.models.test_hub import point_at
 from tests.support.hub_server import COMMIT, HubStandIn, Repo
 

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from backend.models.export.model_files import kept_files
+from backend.config.config import parse
+from backend.config.other_programs.into_trl.writing import LeftOut
+from backend.distributed.check.model_copy import copy_model
+from backend.distributed.hosts_file import Host
+from backend.export.model_files import kept_files
+from backend.export.trl.folder import Requirements, export_trl, readme
 from backend.models.peft.settings import _matching
-from backend.run.distributed.check.model_copy import copy_model
-from backend.run.export.trl.folder import Requirements, export_trl, readme
-from backend.run.preflight import preflight
-from backend.spec.config import parse
-from backend.spec.distributed.hosts_file import Host
-from backend.spec.faults import Mistake
-from backend.spec.hub_cache import hub_cache
-from backend.spec.other_programs.into_trl.writing import LeftOut
-from backend.spec.runs.adapter_source import find_adapter
-from backend.spec.user_input.own_files import own_file, own_files
+from backend.runs.adapter_source import find_adapter
+from backend.trainer.preflight import preflight
+from backend.utils.errors import Mistake
+from backend.utils.hub_cache import hub_cache
+from backend.utils.own_files import own_file, own_files
 from tests.support import small_run
 
 SECRET = "KEY = 'a secret of the user'\n"

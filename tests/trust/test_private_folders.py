@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from app.model.prefs import Prefs
-from backend.spec.places import RUNS_VARIABLE, preferences_folder
-from backend.spec.private_files import restrict_to_user
-from backend.spec.rewards.allowed_code import allow_named
-from backend.spec.run_folder import default_run_name, make_run_folder
-from backend.spec.runs.queue import QueueFile
-from backend.spec.trust_record import TrustRecord
+from app.state.prefs import Prefs
+from backend.rewards.catalogue.allowed_code import allow_named
+from backend.rewards.trust_record import TrustRecord
+from backend.runs.queue import QueueFile
+from backend.runs.run_folder import default_run_name, make_run_folder
+from backend.utils.places import RUNS_VARIABLE, preferences_folder
+from backend.utils.private_files import restrict_to_user
 from tests.support import small_run
 
 

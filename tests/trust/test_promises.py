@@ -21,15 +21,15 @@ from PySide6.QtWidgets import QLabel
 from app.message_boxes import QuestionBox
 from app.widgets.basic.labels_and_buttons import label, plain_tip
 from backend.cli.run_log import logging_to
-from backend.models.export.destinations import safe_name
-from backend.run.distributed.handshake import Listeners, connect
-from backend.spec.checks import cross_setting_faults
-from backend.spec.command import backend_command, backend_environment
-from backend.spec.faults import Mistake
-from backend.spec.regular_file import append_regular
-from backend.spec.run_lock import hold_lock
-from backend.spec.runs import disk_use
-from backend.spec.user_input.documents import parse_yaml
+from backend.config.checks import cross_setting_faults
+from backend.distributed.handshake import Listeners, connect
+from backend.export.destinations import safe_name
+from backend.runs import disk_use
+from backend.runs.run_lock import hold_lock
+from backend.utils.command import backend_command, backend_environment
+from backend.utils.documents import parse_yaml
+from backend.utils.errors import Mistake
+from backend.utils.regular_file import append_regular
 from tests.support import made_up_runs, small_run
 
 ROOT = Path(__file__).parents[2]
@@ -80,8 +80,8 @@ class Bomb:
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "weights.npz", "training_args.bin"])
 def test_pickles_in_a_model_folder_are_not_read(name: str, tmp_path: Path) -> None:
+    from backend.config.config import parse
     from backend.models.policy import load_policy
-    from backend.spec.config import parse
 
     raw = small_run.settings_for(tmp_path)
     (tmp_path / "model" / name).write_bytes(pickle.dumps(Bomb(tmp_path / "it-ran")))
@@ -91,8 +91,8 @@ def test_pickles_in_a_model_folder_are_not_read(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["rows.pkl", "rows.npz", "rows.pt"])
 def test_pickles_are_no_datasets(name: str, tmp_path: Path) -> None:
+    from backend.config.config import parse
     from backend.data.rows import read_splits
-    from backend.spec.config import parse
 
     raw = small_run.settings_for(tmp_path, data=str(tmp_path / name))
     (tmp_path / name).write_bytes(pickle.dumps(Bomb(tmp_path / "it-ran")))
@@ -256,6 +256,6 @@ def test_rank_0_listens_at_its_addresses_until_the_others_have_come() -> None:
 
 
 def test_updates_are_looked_for_only_where_that_was_chosen() -> None:
-    from app.model.prefs import Prefs
+    from app.state.prefs import Prefs
 
     assert Prefs().check_updates is False

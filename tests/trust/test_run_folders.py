@@ -15,7 +15,7 @@ def test_a_sample_of_broken_run_folders_is_read() -> None:
 
 def test_a_reader_that_fails_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The torture itself: an exception that is no Mistake, and a sentence that is too long, are failures."""
-    from backend.spec.faults import Mistake
+    from backend.utils.errors import Mistake
 
     def raises(error: Exception) -> None:
         raise error

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 
 
 class FolderMemory(Protocol):
-    """Where the folders are kept between launches; `app.model.prefs.Prefs` is one."""
+    """Where the folders are kept between launches; `app.state.prefs.Prefs` is one."""
 
     def folder_of(self, kind: str) -> Path | None:
         """The folder in which a thing of this kind was last chosen."""

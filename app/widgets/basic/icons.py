@@ -13,7 +13,7 @@ from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QToolButton, QWidget
 
 from app import theme
-from backend.spec import places
+from backend.utils import places
 
 SIZE = 18
 

@@ -16,7 +16,7 @@ from PySide6.QtSvg import QSvgGenerator
 from PySide6.QtWidgets import QWidget
 
 from app import theme
-from backend.spec.whole_file import save_as
+from backend.utils.whole_file import save_as
 
 # What a plot draws: traces of numbers over steps.
 

@@ -14,7 +14,7 @@ from PySide6.QtGui import QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QApplication, QGridLayout, QPushButton, QWidget
 
 from app import theme
-from app.model.runs.marks import Mark
+from app.state.runs.marks import Mark
 from app.widgets.basic.layout import reserve_gutter
 from app.widgets.basic.tab_area import TabArea
 from app.widgets.charts.plot import Plot, Trace

@@ -1,6 +1,6 @@
 """One chart: a card with a title, a legend with the newest values, and curves over steps.
 
-Which metrics share a chart is decided in `app.model.charts`, when to redraw in the chart grid. The pyqtgraph view is
+Which metrics share a chart is decided in `app.state.charts`, when to redraw in the chart grid. The pyqtgraph view is
 created when the card first has something to draw.
 """
 
@@ -21,7 +21,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QSizePolicy, QVBoxLayout, QWidget
 
 from app import theme
-from app.model.runs.marks import Mark
+from app.state.runs.marks import Mark
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.focus_ring import BY_KEYBOARD, paint_ring
 from app.widgets.basic.labels_and_buttons import button, label, plain_tip

@@ -15,8 +15,8 @@ from app import theme
 from app.widgets.basic.labels_and_buttons import label
 from app.widgets.basic.number_format import figure, signed
 from app.widgets.completions.completion_model import STOP_LABELS, advantage_colour, logged_text
-from backend.spec.completion_rows import token_count
-from backend.spec.user_input.text import visible
+from backend.runs.completion_rows import token_count
+from backend.utils.text import visible
 
 
 class CompletionPane(QWidget):

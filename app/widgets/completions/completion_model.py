@@ -16,8 +16,8 @@ from PySide6.QtGui import QColor, QPainter, QPixmap
 from app import theme
 from app.widgets.basic.labels_and_buttons import plain_tip
 from app.widgets.basic.number_format import DASH, figure, finite, signed
-from backend.spec.completion_rows import token_count
-from backend.spec.user_input.text import visible
+from backend.runs.completion_rows import token_count
+from backend.utils.text import visible
 
 # What a cell about a completion shows: texts on one line, labels, colours and dots.
 

@@ -16,8 +16,8 @@ from app.widgets.basic.controls import ElidedLabel, LinkButton, PathEdit
 from app.widgets.basic.labels_and_buttons import PlainLabel
 from app.widgets.basic.layout import set_style_property
 from app.widgets.form.value_text import limits_text
-from backend.spec.config import SETTINGS
-from backend.spec.setting import Setting
+from backend.config.config import SETTINGS
+from backend.config.setting import Setting
 
 # Short hints for fields of the form: next to a terse label, and inside an empty editor.
 

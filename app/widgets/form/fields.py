@@ -13,9 +13,9 @@ from app.widgets.basic.labels_and_buttons import PlainLabel
 from app.widgets.form import value_text
 from app.widgets.form.field import Field, LineField
 from app.widgets.form.path_field import AdapterField, PathField
-from backend.spec import first_choices
-from backend.spec.rewards.catalog import split_names
-from backend.spec.setting import Choice, Setting
+from backend.config import first_choices
+from backend.config.setting import Choice, Setting
+from backend.rewards.catalogue.catalog import split_names
 
 
 class TextField(LineField):

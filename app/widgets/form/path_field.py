@@ -18,12 +18,14 @@ from app.widgets.basic.key_names import key_name
 from app.widgets.basic.labels_and_buttons import give_menu
 from app.widgets.form import value_text
 from app.widgets.form.field import LineField
-from backend.spec import first_choices, places, weight_choices
-from backend.spec.faults import Mistake
-from backend.spec.run_folder import find_run
-from backend.spec.runs.adapter_source import peft_folder, runs_with_adapters
-from backend.spec.user_input.files import possible_path
-from backend.spec.weight_choices import END
+from backend.config import first_choices
+from backend.runs import weight_choices
+from backend.runs.adapter_source import peft_folder, runs_with_adapters
+from backend.runs.run_folder import find_run
+from backend.runs.weight_choices import END
+from backend.utils import places
+from backend.utils.errors import Mistake
+from backend.utils.files import possible_path
 
 _ACCEPTS: dict[str, Callable[[Path], bool]] = {
     "model": Path.is_dir,

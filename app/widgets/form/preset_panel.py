@@ -23,11 +23,11 @@ from PySide6.QtWidgets import (
 )
 
 from app import theme
-from app.model.presets import Preset
+from app.state.presets import Preset
 from app.widgets.basic.labels_and_buttons import label, plain_tip
 from app.widgets.basic.layout import on_screen, wrap_in_card
 from app.widgets.form import value_text
-from backend.spec.setting import Setting
+from backend.config.setting import Setting
 
 SIZE = (720, 480)
 LIST_WIDTH = 176

@@ -13,9 +13,9 @@ from PySide6.QtWidgets import QCompleter, QLineEdit, QWidget
 
 from app import theme
 from app.widgets.basic import icons
-from backend.spec.config import SECTIONS
-from backend.spec.other_programs.translation import other_names
-from backend.spec.setting import Setting
+from backend.config.config import SECTIONS
+from backend.config.other_programs.translation import other_names
+from backend.config.setting import Setting
 
 KEY = Qt.ItemDataRole.UserRole
 """Item role: the setting's key."""

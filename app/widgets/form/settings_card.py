@@ -18,7 +18,7 @@ from app.widgets.basic.labels_and_buttons import PlainLabel
 from app.widgets.basic.layout import set_shown
 from app.widgets.form.field import Field
 from app.widgets.form.fields import make_field
-from backend.spec.setting import Setting
+from backend.config.setting import Setting
 
 # Fields in as many columns as the width allows, below the headings of their groups.
 

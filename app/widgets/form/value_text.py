@@ -11,8 +11,8 @@ import math
 import re
 from typing import Any
 
-from backend.spec import places
-from backend.spec.setting import Setting
+from backend.config.setting import Setting
+from backend.utils import places
 
 _BETWEEN = ",_ \u00a0\u2009\u202f'’"
 """What people and programs put between thousands."""

@@ -16,7 +16,7 @@ from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.labels_and_buttons import PlainLabel
 from app.widgets.basic.number_format import duration, figure
-from app.widgets.runs.run_header import STATE_LABELS, StateDot
+from app.widgets.run_header import STATE_LABELS, StateDot
 
 
 class StatusStrip(QFrame):

@@ -25,7 +25,7 @@ from app.widgets.basic.layout import on_screen, wrap_in_card
 from app.widgets.basic.tab_area import TabArea
 
 if TYPE_CHECKING:
-    from backend.spec.about.components import Component
+    from backend.utils.components import Component
 
 NAME = "GRPO Studio"
 SIZE = (900, 640)

@@ -17,7 +17,7 @@ SIZE = (680, 620)
 
 
 class Term(Protocol):
-    """What the dialog shows of an entry; `app.model.glossary.GlossaryEntry` is one."""
+    """What the dialog shows of an entry; `app.state.glossary.GlossaryEntry` is one."""
 
     @property
     def term(self) -> str: ...

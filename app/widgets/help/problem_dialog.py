@@ -13,8 +13,8 @@ from app import theme
 from app.widgets.basic.file_dialogs import save_file
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.layout import on_screen
-from backend.spec.disk_faults import DiskFault
-from backend.spec.whole_file import save_as
+from backend.utils.disk_faults import DiskFault
+from backend.utils.whole_file import save_as
 
 SIZE = (680, 560)
 EXPLANATION = (

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from backend.spec import file_lock
+from backend.utils import file_lock
 
 CACHE = "mlx"
 MOST_FOLDERS = 64

@@ -15,24 +15,24 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
+from backend.export.build import Progress, silent
+from backend.export.original.original_files import Fetch
+from backend.export.original.row_trace import Rows, by_original
+from backend.export.trained_weights import AdapterFiles, TrainedWeights, open_model, open_tokenizer
+from backend.export.verify import SAMPLES, TOLERANCE, Verification, compare, make_reference
 from backend.models.adapters import adaptable_names
-from backend.models.export.build import Progress, silent
-from backend.models.export.original.original_files import Fetch
-from backend.models.export.original.row_trace import Rows, by_original
-from backend.models.export.trained_weights import AdapterFiles, TrainedWeights, open_model, open_tokenizer
-from backend.models.export.verify import SAMPLES, TOLERANCE, Verification, compare, make_reference
 from backend.models.peft.reading import NAME, PeftAdapter, PeftLayer, merged_model, read_peft_adapter
 from backend.models.peft.settings import SETTING, Origin, PeftSettings, origin_of
 from backend.models.saved_modules import array_names, whole_modules
 from backend.models.saving import save_arrays
-from backend.spec.disk_faults import disk_errors_of
-from backend.spec.faults import Mistake
-from backend.spec.hub_cache import local_folder
-from backend.spec.user_input.files import is_file
-from backend.spec.user_input.text import shown, shown_path
-from backend.spec.whole_file import whole_folder
+from backend.utils.disk_faults import disk_errors_of
+from backend.utils.errors import Mistake
+from backend.utils.files import is_file
+from backend.utils.hub_cache import local_folder
+from backend.utils.text import shown, shown_path
+from backend.utils.whole_file import whole_folder
 
-# peft's adapters put onto the layers of mlx-lm's model: the inverse of `backend.models.export.build`, over the same
+# peft's adapters put onto the layers of mlx-lm's model: the inverse of `backend.export.build`, over the same
 # trace of rows.
 
 LINEAR, EXPERTS = (nn.Linear, nn.QuantizedLinear), (SwitchLinear, QuantizedSwitchLinear)

@@ -15,13 +15,13 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from backend.models.export.original.original_files import OriginalFiles, open_with
+from backend.export.original.original_files import OriginalFiles, open_with
 from backend.models.model_folder import PATH
 from backend.models.peft.settings import SETTING, PeftSettings, read_settings
-from backend.spec.faults import Mistake
-from backend.spec.safetensors import BrokenFile, StoredArray, read_header
-from backend.spec.user_input.files import is_file
-from backend.spec.user_input.text import shown
+from backend.utils.errors import Mistake
+from backend.utils.files import is_file
+from backend.utils.safetensors import BrokenFile, StoredArray, read_header
+from backend.utils.text import shown
 
 PREFIX = "base_model.model."
 """What peft puts before the name of a layer."""

@@ -17,13 +17,13 @@ import mlx.nn as nn
 import regex
 from mlx.utils import tree_flatten
 
-from backend.models.export.original.original_files import Fetch, OriginalFiles, find_original
-from backend.models.export.original.row_trace import Rows, Trace, trace
+from backend.config.other_programs.peft import kind_sentence
+from backend.export.original.original_files import Fetch, OriginalFiles, find_original
+from backend.export.original.row_trace import Rows, Trace, trace
 from backend.models.model_folder import LARGEST_RANK, PATH, read_object
-from backend.spec.faults import Mistake
-from backend.spec.other_programs.peft import kind_sentence
-from backend.spec.user_input.numbers import fits_a_float
-from backend.spec.user_input.text import about_path, excess, shown
+from backend.utils.errors import Mistake
+from backend.utils.numbers import fits_a_float
+from backend.utils.text import about_path, excess, shown
 
 SETTING = "file"
 PATTERN_S = 0.2

@@ -12,7 +12,7 @@ import regex
 
 from backend.rewards.functions.answer_text import answer_part
 from backend.rewards.registry import register_reward_function, require
-from backend.spec.user_input.text import excess
+from backend.utils.text import excess
 
 MATCH_S = 0.1
 """Seconds that a pattern may search one completion. `(a|aa)+$` can backtrack for years, and Python's `re` has no timeout."""

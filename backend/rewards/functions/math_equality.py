@@ -14,8 +14,8 @@ import signal
 import threading
 from functools import lru_cache
 
-from backend.child_process import ChildEnded, ChildProcess, module_command
 from backend.rewards.functions.answer_text import final_answer
+from backend.utils.child_process import ChildEnded, ChildProcess, module_command
 
 LONGEST = 500
 """Characters of an answer that are compared, the last of it."""

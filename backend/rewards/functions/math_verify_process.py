@@ -4,7 +4,7 @@ It is a process because an answer such as 9^{9^9} keeps sympy inside one call in
 and no Python signal handler can interrupt it. Each comparison has a processor-time limit (SIGPROF, whose default action
 ends the process); `backend.rewards.functions.math_equality` then starts another child.
 
-The protocol is that of `backend.child_process`: first "ready", or the reason why not; then for each request [reference,
+The protocol is that of `backend.utils.child_process`: first "ready", or the reason why not; then for each request [reference,
 candidate] true or false. It decides nothing about where in a completion the answer is.
 """
 
@@ -15,7 +15,7 @@ import re
 import signal
 from collections.abc import Callable
 
-from backend import child_process
+from backend.utils import child_process
 
 LIMIT_S = 1.0
 """Processor time of one comparison. Wall-clock time would make a verdict depend on the load of the machine."""

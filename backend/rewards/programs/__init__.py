@@ -7,5 +7,5 @@ grading     what a program did, against what the tests expect
 
 Nothing that a program could print, return or write can pass a test whose expected value it does not know: expected values stay in
 the process that asks. A program is one process, which can start no other, with limits on time, memory, files and network
-(`backend.confinement.confine_program`).
+(`backend.rewards.confinement.confine_program`).
 """

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backend.child_process import ChildEnded, ChildProcess, ChildTimeout, module_command
+from backend.utils.child_process import ChildEnded, ChildProcess, ChildTimeout, module_command
 
 VERB = "programs"
 """The argument that makes a bundled app's executable this child, where there is no Python to run a module with."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from backend.confinement import confine_program
+from backend.rewards.confinement import confine_program
 from backend.rewards.programs.assertions import OBSERVE, OBSERVE_PAIR, OPERATORS
 
 # Plain values of Python as JSON, out of a program's process and back: numbers, text, bytes, None, and collections of

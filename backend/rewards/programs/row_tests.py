@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.rewards.programs.assertions import OBSERVE, AssertTest, AssertTests, ExpectedValue, assert_tests
-from backend.spec.user_input.text import shown
+from backend.utils.text import shown
 
 PREPARATIONS = ("test_setup_code", "test_imports")
 """Columns of MBPP whose Python goes before the tests."""

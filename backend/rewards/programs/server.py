@@ -37,10 +37,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backend import child_process
-from backend.confinement import confine_program, readable_by_programs
+from backend.rewards.confinement import confine_program, readable_by_programs
 from backend.rewards.programs.program import REPORTS, ProgramLimits, become_program
 from backend.rewards.sandbox.process import make_working_folder
+from backend.utils import child_process
 
 PRELOADED = (bisect, collections, functools, heapq, itertools, math, random, re, string, typing)
 """What most programs import: loaded once, before they are forked."""
@@ -198,7 +198,7 @@ def _take_places(task: Mapping[str, Any], output: int, server: int) -> None:
     """In the fork: its own group, its end with ours, and descriptors 0 to 3, with nothing else open."""
     os.setpgid(0, 0)
     if sys.platform == "linux":
-        from backend.confinement.linux.libc import PR_SET_PDEATHSIG, prctl
+        from backend.rewards.confinement.linux.libc import PR_SET_PDEATHSIG, prctl
 
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != server:
@@ -249,7 +249,7 @@ def load_confinement() -> None:
     """Import and work out what a fork needs to be confined: once, and not in every fork."""
     readable_by_programs()
     if sys.platform == "linux":
-        from backend.confinement.linux import landlock, libc, privileges, seccomp
+        from backend.rewards.confinement.linux import landlock, libc, privileges, seccomp
 
         assert all((landlock, libc, privileges, seccomp))
 

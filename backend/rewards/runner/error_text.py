@@ -6,8 +6,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from backend.spec.command import is_bundled
-from backend.spec.user_input.text import cut_in_the_middle, one_line, shown
+from backend.utils.command import is_bundled
+from backend.utils.text import cut_in_the_middle, one_line, shown
 
 LONGEST_ERROR = 150
 """Characters of the words for an error, where no sentence around it leaves fewer."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from backend.spec.rewards.parse import INPUTS
+from backend.rewards.catalogue.parse import INPUTS
 from backend.types import Completion, Problem
 
 Sample = tuple[Problem, Completion]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from backend.rewards.resolve import FunctionDescription
 from backend.rewards.runner.inputs import Sample
-from backend.spec.faults import Mistake
-from backend.spec.user_input.text import cut_in_the_middle, one_line, shown
+from backend.utils.errors import Mistake
+from backend.utils.text import cut_in_the_middle, one_line, shown
 
 LONGEST_SENTENCE = 200
 LEAST_TEXT, MOST_TEXT = 16, 80

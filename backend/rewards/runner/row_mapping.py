@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from backend.rewards.catalogue.catalog import nearest
 from backend.rewards.runner.error_text import class_name, describe_error
-from backend.spec.faults import Mistake
-from backend.spec.rewards.catalog import nearest
-from backend.spec.user_input.text import shown
+from backend.utils.errors import Mistake
+from backend.utils.text import shown
 
 SETTING = "map_function"
 WORDS = 90

@@ -13,14 +13,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Protocol
 
+from backend.rewards.catalogue.catalog import nearest
 from backend.rewards.mlx_lm_lora_shim import stand_in_library
 from backend.rewards.resolve import RewardFunction
 from backend.rewards.runner.error_text import class_name, describe_error, text_of, traceback_text
 from backend.rewards.runner.extra_logs import ExtraLogs
 from backend.rewards.runner.inputs import Sample, TrainerState, inputs_for
 from backend.rewards.runner.reward_errors import failure_room
-from backend.spec.rewards.catalog import nearest
-from backend.spec.user_input.text import shown
+from backend.utils.text import shown
 
 # Convert a reward function's return value to scores: lists, tuples, generators and arrays of any library.
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from backend.spec.faults import Fault, Mistake
+from backend.utils.errors import Fault, Mistake
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from backend.rewards.runner.extra_logs import check_metric_name, check_name
 from backend.rewards.runner.step_calls import LARGEST, Scores
 from backend.rewards.runner.user_traceback import LoadError, UserError, UserFrame
 from backend.rewards.sandbox.wire import LONGEST_TEXT
-from backend.spec.faults import Fault
+from backend.utils.errors import Fault
 
 _SETTINGS = ("reward_functions", "reward_functions_file")
 _MOST_FRAMES = 2000

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from backend.rewards.catalogue.allowed_code import code_files
 from backend.rewards.completion_lines import group_of
 from backend.rewards.resolve import FunctionDescription
 from backend.rewards.runner.inputs import TrainerState
@@ -21,7 +22,6 @@ from backend.rewards.runner.user_traceback import UserError
 from backend.rewards.sandbox.answers import Failure
 from backend.rewards.sandbox.process import ScoringProcess
 from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource, failed_on
-from backend.spec.rewards.allowed_code import code_files
 from backend.types import Group
 
 

@@ -21,8 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from backend.child_process import module_command
-from backend.confinement import END_SIGNAL, confined_environment
+from backend.rewards.confinement import END_SIGNAL, confined_environment
 from backend.rewards.runner.step_calls import timeout_words
 from backend.rewards.sandbox.answers import Untrusted, read_answer
 from backend.rewards.sandbox.wire import (
@@ -37,10 +36,11 @@ from backend.rewards.sandbox.wire import (
     StatusPage,
     request_bytes,
 )
-from backend.spec import file_lock
-from backend.spec.command import backend_environment
-from backend.spec.faults import Mistake
-from backend.spec.process_ids import is_alive
+from backend.utils import file_lock
+from backend.utils.child_process import module_command
+from backend.utils.command import backend_environment
+from backend.utils.errors import Mistake
+from backend.utils.process_ids import is_alive
 
 # The folders in which scoring processes work, in the system's folder of temporary files. One that a killed trainer
 # has left goes with the next start.
@@ -142,7 +142,9 @@ def _end(
     deadline = time.monotonic() + grace_s
     while time.monotonic() < deadline and process.poll() is None:
         time.sleep(_EXIT_POLL_S)
-    process.send_signal(END_SIGNAL)  # its guard kills all that there is, then itself (`backend.confinement.guard`)
+    process.send_signal(
+        END_SIGNAL
+    )  # its guard kills all that there is, then itself (`backend.rewards.confinement.guard`)
     try:
         process.wait(_GUARD_S)
     except subprocess.TimeoutExpired:

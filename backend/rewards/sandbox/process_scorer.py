@@ -30,8 +30,8 @@ from backend.rewards.sandbox.answers import (
 )
 from backend.rewards.sandbox.process import EXIT_S, ChildFailed, ScoringProcess
 from backend.rewards.sandbox.wire import packed
-from backend.spec.faults import Fault
 from backend.types import Group
+from backend.utils.errors import Fault
 
 T = TypeVar("T")
 

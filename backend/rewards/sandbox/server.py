@@ -24,7 +24,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from backend.confinement import confine, guard, tell_children
+from backend.rewards.catalogue.catalog import locate_reward_file
+from backend.rewards.confinement import confine, guard, tell_children
 from backend.rewards.mlx_lm_lora_shim import stand_in_library
 from backend.rewards.resolve import FunctionDescription, RewardFunction, resolve_stages
 from backend.rewards.runner.error_text import describe_error
@@ -45,9 +46,8 @@ from backend.rewards.sandbox.wire import (
     unpacked,
 )
 from backend.rewards.user_files import RewardFile
-from backend.spec.faults import Mistake
-from backend.spec.rewards.catalog import locate_reward_file
-from backend.spec.user_input.text import shown
+from backend.utils.errors import Mistake
+from backend.utils.text import shown
 
 _exit, _write = os._exit, os.write  # bound before a user's code can replace them
 

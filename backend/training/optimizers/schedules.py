@@ -2,7 +2,7 @@
 
 The rate is set before each update (`optimizer.learning_rate = rate(update)`), so a resumed run follows the same curve whatever the
 optimizer's own step count. To add a schedule, write its shape here, put it into `SCHEDULES`, and name it in the menu
-(`backend.spec.settings.optimizer`).
+(`backend.config.settings.optimizer`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from backend.spec.learning_rate import WarmUpSettings, final_rate, warmup_updates
+from backend.config.learning_rate import WarmUpSettings, final_rate, warmup_updates
 
 NO_WARM_UP_TIMESCALE = 10_000
 """Of `inverse_sqrt` without a warm-up, in updates: as in transformers."""

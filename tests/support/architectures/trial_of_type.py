@@ -9,7 +9,7 @@ from typing import Any
 
 from backend.models import supported_architectures
 from backend.models.supported_architectures import UNTRAINABLE
-from backend.spec.faults import Mistake
+from backend.utils.errors import Mistake
 from tests.support.architectures import trials
 from tests.support.architectures.outcome import FINE_TUNES, Outcome
 

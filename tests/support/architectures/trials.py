@@ -18,18 +18,18 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm import load
 
+from backend.config.config import Config, parse
 from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.prompt_cache import new_prompt_cache
-from backend.generation.rollout import Rollout
+from backend.export.export_run import Export, export_run
 from backend.models.policy import Policy, load_policy
-from backend.run.checkpoints import checkpoint
-from backend.run.export.export_run import Export, export_run
-from backend.spec.config import Config, parse
-from backend.spec.events import read_events
-from backend.spec.faults import Mistake
-from backend.spec.run_folder import RunFolder
+from backend.runs.checkpoints import checkpoint
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.sampling.rollout import Rollout
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
+from backend.utils.errors import Mistake
 from tests.support import random_models, small_run
 from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.forward_cases import Case, assert_same_gradients, gradients

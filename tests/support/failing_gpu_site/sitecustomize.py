@@ -11,7 +11,7 @@ class BeforeTheTrainer(MetaPathFinder):
     """Finds nothing: it only learns of the import. Earlier mlx must not be imported, because a BLAS comes first."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> None:
-        if fullname == "backend.run.trainer":
+        if fullname == "backend.trainer.trainer":
             sys.meta_path.remove(self)
             from tests.support.failing_gpu import install_from_environment
 

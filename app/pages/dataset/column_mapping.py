@@ -1,0 +1,218 @@
+"""The use of splits and columns: a combo box for each, the problems of the choice, and a suggestion where columns can be
+recognised by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QVBoxLayout, QWidget
+
+from app import theme
+from app.widgets.basic.controls import ComboBox
+from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.layout import set_style_property
+from app.widgets.form.field import Field
+from backend.config.config import SETTINGS
+from backend.utils.errors import Fault
+
+# Combo boxes of what a dataset has: a column for each part of a problem, a split for each use, a configuration.
+
+NONE = "None"
+
+
+class NameMenuField(Field):
+    """A setting whose choices are names in the dataset; `offer` replaces them when the dataset changes."""
+
+    control: ComboBox
+
+    def build(self) -> QWidget:
+        self.control = ComboBox()
+        self.control.setMinimumContentsLength(3)  # four of them fit side by side in a small window
+        self.hint.hide()  # beside names to choose from it would be cut off, and says nothing more
+        self.control.activated.connect(self.emit_edited)
+        return self.control
+
+    def value(self) -> Any:
+        return self.control.currentData()
+
+    def set_control_value(self, raw: Any) -> None:
+        index = self.control.findData(raw)
+        if index < 0:  # the dataset has no such name: `mark` colours the field, and a sentence below the menus says it
+            self.control.addItem(str(raw) if raw else NONE, raw)
+            index = self.control.count() - 1
+        self.control.setCurrentIndex(index)
+
+    def offer(self, names: Sequence[str], default: str | None, tips: Mapping[str, str] | None = None) -> None:
+        """Offer these names, with tool tips by name; the current value stays selected.
+
+        `default` labels the setting's default value where that is not a name itself; None leaves it out.
+        """
+        current, default_value = self.value(), self.setting.default
+        items = [] if default is None or default_value in names else [(default, default_value)]
+        items += [(name, name) for name in names]
+        # Rebuilt only when different: clearing closes the list if it is open.
+        if items != [(self.control.itemText(i), self.control.itemData(i)) for i in range(self.control.count())]:
+            self.control.clear()
+            for text, value in items:
+                self.control.addItem(text, value)
+        for i, (_, value) in enumerate(items):
+            self.control.setItemData(i, (tips or {}).get(value, ""), Qt.ItemDataRole.ToolTipRole)
+        self.set_control_value(default_value if current is None else current)
+
+    def mark(self, wrong: bool) -> None:
+        """Colour the field as wrong or right; the sentence is shown in full width below the fields."""
+        if bool(self.control.property("problem")) != wrong:
+            self._mark(wrong)
+
+
+class ColumnField(NameMenuField):
+    """The column that holds the prompt, the answer, …; all but the prompt are optional."""
+
+    def offer_columns(self, columns: Sequence[Mapping[str, str]]) -> None:
+        """Offer the dataset's columns: name, kind and example of each."""
+        tips = {column["name"]: f"{column['kind']}: {column['example']}" for column in columns}
+        names = [column["name"] for column in columns]
+        self.offer(names, None if self.setting.key == "prompt_feature" else NONE, tips)
+
+
+class SplitField(NameMenuField):
+    """The split that is used for training, validation or test."""
+
+    def offer_splits(self, names: Sequence[str], form: str, used: Mapping[str, Any] | None, raw: Any) -> None:
+        """Offer the dataset's splits.
+
+        `form` is file, folder or hub; `used` describes the split that was read for this use, None if there is none;
+        `raw` is the setting's value. The default value is labelled with the split that it was resolved to.
+        """
+        source = used["source"] if used else ""
+        name = source.rpartition(", ")[2] if form == "hub" else PurePath(source).stem
+        if raw != self.setting.default:
+            label = "Default"
+        elif form == "file" and source:
+            label = "Whole file"
+        else:
+            label = name or ("Held out of train" if used else NONE)
+        self.offer([split for split in names if split != name or raw == split], label)
+        self.control.setEnabled(form != "file")
+
+
+# ── column mapping ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+SPLIT_KEYS = ("train_split", "valid_split", "test_split")
+COLUMNS = 4
+"""Fields in a row."""
+
+
+class ColumnMapping(QFrame):
+    """A card of combo boxes: configuration and splits in the first row, columns in the second.
+
+    Attributes:
+        fields – setting → field; `config`, `splits` and `columns` are parts of it.
+        verdict – a sentence on the prompts in the column chosen.
+
+    Signals:
+        edited(key, raw value) – the user chose another name.
+        accepted – the user took the suggested columns.
+    """
+
+    edited = Signal(str, object)
+    accepted = Signal()
+
+    def __init__(self, uses: Mapping[str, str], parent: QWidget | None = None) -> None:
+        """`uses` maps each setting that names a column to what the column is for."""
+        super().__init__(parent)
+        self.setProperty("role", "card")
+        self._uses = uses
+        self.config = NameMenuField(SETTINGS["dataset_config"])
+        self.splits = {key: SplitField(SETTINGS[key]) for key in SPLIT_KEYS}
+        self.columns = {key: ColumnField(SETTINGS[key]) for key in uses}
+        self.fields: dict[str, NameMenuField] = {"dataset_config": self.config, **self.splits, **self.columns}
+        self.problem = label(font=theme.caption_font(), role="problem", wrap=True, selectable=True)
+        self.verdict = label(font=theme.caption_font(), wrap=True, selectable=True)
+        self.offer = QFrame()
+        self.offer.setProperty("role", "banner")
+        self.offered = label(wrap=True)
+        self.use = button("Use them", self.accepted.emit, primary=True)
+        for field in self.fields.values():
+            field.edited.connect(self.edited)
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        grid = QGridLayout()
+        grid.setHorizontalSpacing(theme.SPACE)
+        grid.setVerticalSpacing(theme.SPACE)
+        for i, field in enumerate(self.fields.values()):
+            grid.addWidget(field, i // COLUMNS, i % COLUMNS, Qt.AlignmentFlag.AlignTop)
+            grid.setColumnStretch(i % COLUMNS, 1)
+        across = QHBoxLayout(self.offer)
+        across.setContentsMargins(12, 6, 6, 6)
+        across.addWidget(self.offered, 1)
+        across.addWidget(self.use)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(12, 8, 12, 12)
+        column.setSpacing(theme.SPACE)
+        column.addLayout(grid)
+        column.addWidget(self.problem)
+        column.addWidget(self.offer)
+        column.addWidget(self.verdict)
+        column.addStretch(1)
+
+    def tab_stops(self) -> list[QWidget]:
+        """The widgets that Tab visits, in order."""
+        return [*(stop for field in self.fields.values() for stop in field.tab_stops()), self.use]
+
+    def show_values(self, values: Mapping[str, Any]) -> None:
+        """Show the raw values of the settings."""
+        for key, field in self.fields.items():
+            field.show_value(values[key])
+
+    def offer_columns(self, columns: Sequence[Mapping[str, str]]) -> None:
+        """Offer the dataset's columns: name, kind and example of each."""
+        for field in self.columns.values():
+            field.offer_columns(columns)
+            field.control.setEnabled(bool(columns))
+
+    def offer_splits(
+        self,
+        form: str,
+        names: Sequence[str],
+        configs: Sequence[str],
+        used: Mapping[str, Any],
+        values: Mapping[str, Any],
+    ) -> None:
+        """Offer the dataset's splits and configurations.
+
+        `form` is file, folder or hub; `names` are the splits, `used` describes the one read for each use.
+        """
+        self.config.offer(configs, "Default" if form == "hub" else "None")
+        self.config.setEnabled(form == "hub")
+        for key, field in self.splits.items():
+            field.offer_splits(names, form, used.get(key.removesuffix("_split")), values[key])
+
+    def show_faults(self, faults: Sequence[Fault]) -> None:
+        """Show the faults of its fields below them, in full width, each after its setting's label."""
+        own = [fault for fault in faults if fault.setting in self.fields]
+        self.problem.setText("\n".join(f"{SETTINGS[fault.setting].label}: {fault.sentence}" for fault in own))
+        self.problem.setVisible(bool(own))
+        wrong = {fault.setting for fault in own}
+        for key, field in self.fields.items():
+            field.mark(key in wrong)
+
+    def show_likely(self, likely: Mapping[str, str]) -> None:
+        """Suggest columns (setting → name) for settings whose own column does not exist."""
+        clauses = [
+            f"{name} {'looks ' * (not i)}like the {self._uses[key]}" for i, (key, name) in enumerate(likely.items())
+        ]
+        self.offered.setText(f"{', '.join(clauses)}.")
+        self.offer.setVisible(bool(likely))
+        self.use.setText("Use them" if len(likely) > 1 else "Use it")
+
+    def show_verdict(self, sentence: str, *, is_poor: bool) -> None:
+        """Say how varied the prompts are; "" says nothing."""
+        self.verdict.setText(sentence)
+        self.verdict.setVisible(bool(sentence))
+        set_style_property(self.verdict, "role", "problem" if is_poor else "muted")

@@ -1,0 +1,434 @@
+"""The Rewards page: what would my reward functions say?
+
+Composes the source of completions (the model, a run, a file, the clipboard), the scores of every function with their verdict, and
+beside them the detail of a completion, the editor of the reward file and the kept cases. State and scoring are the session's
+`reward_bench`; editing is `parts.reward_editing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt, Signal
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QGuiApplication, QKeyEvent, QResizeEvent, QShowEvent
+from PySide6.QtWidgets import QHBoxLayout, QHeaderView, QSplitter, QStackedLayout, QVBoxLayout, QWidget
+
+from app import theme
+from app.pages.rewards.bench_results import BenchResults
+from app.pages.rewards.reward_editing import RewardEditing
+from app.pages.rewards.reward_file_panel import RewardFilePanel
+from app.state.reward_bench import RewardBench
+from app.state.session import Session
+from app.widgets.basic.base_table import BaseTable
+from app.widgets.basic.controls import ElidedLabel
+from app.widgets.basic.file_dialogs import open_file
+from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.number_format import THIN, figure
+from app.widgets.basic.segmented_control import Segments
+from app.widgets.completion_source import CompletionSource
+from app.widgets.completions.completion_detail import CompletionDetail
+from app.widgets.completions.completion_model import one_line
+from backend.runs.run_folder import all_runs
+
+# The test cases kept with a reward file: which pass, and for those that fail the actual and the expected scores.
+
+Index = QModelIndex | QPersistentModelIndex
+HEADS = ("Result", "Completion", "Expected")
+
+
+class CaseModel(QAbstractTableModel):
+    """Cases as the bench has them: {"case", "given", "failures"}.
+
+    Attributes:
+        cases – in order.
+    """
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.cases: list[Mapping[str, Any]] = []
+
+    def show_cases(self, cases: Sequence[Mapping[str, Any]]) -> None:
+        self.beginResetModel()
+        self.cases = list(cases)
+        self.endResetModel()
+
+    def rowCount(self, parent: Index = QModelIndex()) -> int:
+        return 0 if parent.isValid() else len(self.cases)
+
+    def columnCount(self, parent: Index = QModelIndex()) -> int:
+        return 0 if parent.isValid() else len(HEADS)
+
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if orientation != Qt.Orientation.Horizontal:
+            return None
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+        return HEADS[section] if role == Qt.ItemDataRole.DisplayRole else None
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        row, column = self.cases[index.row()], index.column()
+        failures = list(row["failures"])
+        if role == Qt.ItemDataRole.DisplayRole:
+            return ("fails" if failures else "passes", one_line(row["case"]["completion"]), _result_text(row))[column]
+        if role == Qt.ItemDataRole.ForegroundRole:
+            colours = theme.palette()
+            return (colours.bad if failures else colours.good, colours.text, colours.muted)[column]
+        if role == Qt.ItemDataRole.FontRole:
+            return theme.mono_font() if column == 1 else theme.figures_font()
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return "\n".join(failures) or _result_text(row)
+        return None
+
+
+class CaseTable(BaseTable):
+    """The table view.
+
+    Signals:
+        drop_requested(index of a case) – Delete was pressed.
+    """
+
+    drop_requested = Signal(int)
+
+    def __init__(self, model: CaseModel) -> None:
+        super().__init__()
+        self.setModel(model)
+        self.setAccessibleName("Cases")
+        self.setAccessibleDescription("Delete throws the chosen case away.")
+        head = self.horizontalHeader()
+        head.setSectionResizeMode(0, QHeaderView.ResizeMode.Fixed)
+        self.setColumnWidth(0, theme.scaled(64))
+        head.setSectionResizeMode(1, QHeaderView.ResizeMode.Stretch)
+        head.setSectionResizeMode(2, QHeaderView.ResizeMode.Stretch)
+        theme.signals.changed.connect(self.viewport().update)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() in (Qt.Key.Key_Delete, Qt.Key.Key_Backspace):
+            self.drop()
+        else:
+            super().keyPressEvent(event)
+
+    def drop(self) -> None:
+        """Request the removal of the current case."""
+        if self.currentIndex().isValid():
+            self.drop_requested.emit(self.currentIndex().row())
+
+
+def _result_text(row: Mapping[str, Any]) -> str:
+    """The failures of a case, or the expected scores if it passes."""
+    if row["failures"]:
+        return " ".join(row["failures"])
+    return ", ".join(f"{name} {figure(score)}" for name, score in row["case"]["expected"].items())
+
+
+# ── rewards page ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+NARROW = 900
+"""Below this width the scores are one of the views."""
+VIEWS = {"scores": "Scores", "completion": "Completion", "file": "Reward file", "cases": "Cases"}
+
+
+class RewardsPage(QWidget):
+    """The page.
+
+    Attributes:
+        session, draft, bench – the state shared with the other pages.
+
+    Signals:
+        enabled_actions_changed(dict) – `enabled_actions()` returns this now.
+    """
+
+    enabled_actions_changed = Signal(dict)
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.session, self.draft = session, session.draft
+        self.bench: RewardBench = session.reward_bench
+        self.setAcceptDrops(True)
+        self._seed = 0
+        self._narrow: bool | None = None
+        self._line: tuple[dict[str, Any], dict[str, Any] | None] | None = None
+        self._compose()
+        self._lay_out()
+        self._connect()
+        self.editing.open()
+        self._show()
+
+    # Building
+
+    def _compose(self) -> None:
+        # Widgets are created with their final parent: reparented later, Qt would restyle all of them again.
+        self.parts = QSplitter(Qt.Orientation.Horizontal, self, childrenCollapsible=False, handleWidth=12)
+        self._beside = QWidget(self.parts)
+        self._detail_side, self._case_side = QWidget(self._beside), QWidget(self._beside)
+        self.source, self.results = CompletionSource(self), BenchResults(self.parts)
+        self.detail, self.panel = CompletionDetail(self._detail_side, upright=True), RewardFilePanel(self._beside)
+        self.editing = RewardEditing(self.session, self.panel, self)
+        self.case_model = CaseModel(self)
+        self.cases = CaseTable(self.case_model)
+        self.views = Segments(VIEWS, "Show")
+        self.about = ElidedLabel()
+        self.about.setFont(theme.figures_font())
+        self.again = button("Score again", self.score, tip="Ctrl+Return")
+        self.keep = button(
+            "Keep as case", self.keep_case, tip="With the scores that your file's functions give it now (Ctrl+K)"
+        )
+        self.drop = button("Remove", self.drop_case, tip="Throw the chosen case away (Delete)")
+
+    def _lay_out(self) -> None:
+        head = QHBoxLayout()
+        head.setSpacing(theme.SPACE)
+        head.addWidget(label("Rewards", theme.title_font()))
+        head.addSpacing(theme.SPACE)
+        head.addWidget(self.about, 1)
+        head.addWidget(self.views)
+        head.addSpacing(theme.SPACE)
+        head.addWidget(self.again)
+        self._lay_out_sides()
+        self.parts.addWidget(self.results)
+        self.parts.addWidget(self._beside)
+        self.parts.setStretchFactor(0, 3)
+        self.parts.setStretchFactor(1, 2)
+        self.parts.setSizes([592, 476])
+        column = QVBoxLayout(self)
+        column.setContentsMargins(*(theme.GUTTER,) * 4)
+        column.setSpacing(12)
+        column.addLayout(head)
+        column.addWidget(self.source)
+        column.addWidget(self.parts, 1)
+
+    def _lay_out_sides(self) -> None:
+        self._beside.setMinimumWidth(theme.scaled(320))
+        self._sides = QStackedLayout(self._beside)
+        self._sides.setContentsMargins(0, 0, 0, 0)
+        for side in (self._detail_side, self.panel, self._case_side):
+            self._sides.addWidget(side)
+        self.kept = label(role="muted", wrap=True)
+        _stack(self._detail_side, self.detail, self.keep)
+        _stack(self._case_side, self.kept, self.cases.in_card(), self.drop)
+
+    def _connect(self) -> None:
+        bench, source = self.bench, self.source
+        bench.changed.connect(self._show)
+        bench.busy_changed.connect(source.show_busy)
+        bench.busy_changed.connect(self._show_enabled)
+        bench.progress.connect(source.show_progress)
+        source.sample_requested.connect(self._sample)
+        source.run_requested.connect(bench.load_run)
+        source.file_requested.connect(self.read_completions)
+        source.paste_requested.connect(self.paste_completions)
+        source.cancelled.connect(self.cancel)
+        source.refused.connect(self.session.message)
+        self.views.chosen.connect(lambda _: self._show_views())
+        self.results.table.chosen.connect(self._choose)
+        self.results.board.error_requested.connect(lambda row: self._show_error(row["error"], go=True))
+        self.cases.drop_requested.connect(bench.remove_case)
+        self.results.functions.weighed.connect(lambda weights: self.draft.set("reward_weights", weights))
+        self.panel.score_requested.connect(self.score)
+        self.editing.opened.connect(self._name_file)
+        self.session.reward_rows_requested.connect(self.sample_rows)
+        self.draft.changed.connect(self._on_setting)
+        theme.signals.changed.connect(self._show)
+
+    # Showing the bench
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.source.show_runs([run.path for run in all_runs() if run.completions.exists()])
+        if self.bench.stale:
+            self.bench.score_quietly()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.results.fit(self.height())
+        self._show_views()
+
+    def _show_views(self) -> None:
+        """Show the chosen view. In a wide page the scores are always beside it; in a narrow one they are a view."""
+        narrow, key = self.width() < theme.scaled(NARROW), self.views.key
+        if narrow != self._narrow and key in ("scores", "completion"):
+            key = "scores" if narrow else "completion"
+            self.views.buttons[key].setChecked(True)
+        self._narrow = narrow
+        self.views.set_shown("scores", narrow)
+        empty = key == "completion" and not self.bench.groups
+        self.results.setVisible(not narrow or key == "scores")
+        self._beside.setVisible(key != "scores" if narrow else not empty)
+        self.about.setText(self._status(brief=narrow))
+        if key != "scores":
+            self._sides.setCurrentIndex(("completion", "file", "cases").index(key))
+
+    def _show(self) -> None:
+        bench = self.bench
+        self.source.show_size(int(self.draft.valid_values()["group_size"]))
+        self._show_views()
+        names, labels = ([function[key] for function in bench.functions] for key in ("name", "label"))
+        self.detail.set_rewards(names, labels)
+        self.results.show_bench(bench)
+        errors = (function["error"] for function in bench.functions if function["error"])
+        self._show_error(bench.failed or next(errors, None))
+        failing = sum(bool(case["failures"]) for case in bench.cases)
+        self.case_model.show_cases(bench.cases)
+        count = len(bench.cases)
+        self.views.show_word(
+            "cases", f"Cases: {failing} of {count} fail" if failing else f"Cases ({count})" if count else "Cases"
+        )
+        self._show_enabled()
+        self.kept.setText(_about_cases(bench.reward_file, count))
+
+    def _status(self, *, brief: bool) -> str:
+        """How many completions are on the bench; unless `brief`, also where they are from and how long scoring took."""
+        bench = self.bench
+        if not bench.groups:
+            return ""
+        counts = f"{_counted(len(bench.groups), 'prompt')}, {_counted(bench.count, 'completion')}"
+        if brief:
+            return counts
+        took = f"; scored in {_duration(bench.seconds)}" if bench.seconds is not None and bench.functions else ""
+        return f"{counts} {bench.origin}{took}"
+
+    def _show_error(self, error: dict[str, Any] | None, *, go: bool = False) -> None:
+        """Mark the line of the error where it is in the user's file; with `go`, show it."""
+        if self.editing.mark(error) and go and error is not None:
+            self.views.choose("file")
+            self.panel.editor.reveal(error["line"])
+
+    def _name_file(self, name: str) -> None:
+        self.views.show_word("file", name or VIEWS["file"])
+        self._show_enabled()
+
+    def enabled_actions(self) -> dict[str, bool]:
+        """Action of the Rewards menu → whether it is enabled; actions that always are, are left out."""
+        bench, completion = self.bench, self._line[1] if self._line else None
+        return {
+            "score": bool(bench.groups),
+            "cancel": bool(bench.busy),
+            "keep_case": completion is not None and bench.reward_file is not None,
+            "drop_case": bool(bench.cases),
+            "save_file": self.editing.file.path is not None,
+        }
+
+    def _show_enabled(self) -> None:
+        enabled_actions = self.enabled_actions()
+        for widget, name in ((self.again, "score"), (self.keep, "keep_case"), (self.drop, "drop_case")):
+            widget.setEnabled(enabled_actions[name])
+        self.enabled_actions_changed.emit(enabled_actions)
+
+    def _choose(self, row: dict[str, Any], completion: dict[str, Any] | None) -> None:
+        self._line = (row, completion)
+        self.detail.show_completion(row, completion)
+        self._show_enabled()
+
+    def _on_setting(self, key: str) -> None:
+        if key in ("", "reward_functions_file"):
+            self.editing.open()
+        if key in ("", "group_size"):
+            self.source.show_size(int(self.draft.valid_values()["group_size"]))
+
+    # Slots of buttons and menus
+
+    def sample(self) -> None:
+        """Sample completions as the source is set."""
+        self.source.sources.choose("model")
+        self.source.sample.click()
+
+    def sample_rows(self, numbers: list[int]) -> None:
+        """Sample completions of these rows of the dataset."""
+        self.source.choose_rows(numbers)
+        self.sample()
+
+    def score(self) -> None:
+        self.bench.score()
+
+    def cancel(self) -> None:
+        self.bench.cancel()
+
+    def drop_case(self) -> None:
+        self.views.choose("cases")
+        self.cases.drop()
+
+    def save_file(self) -> None:
+        self.editing.save()
+
+    def new_file(self) -> None:
+        self.views.choose("file")
+        self.editing.create()
+
+    def open_file(self) -> None:
+        self.views.choose("file")
+        self.editing.choose()
+
+    def _sample(self, how: str, count: int, numbers: list[int], size: int) -> None:
+        self._seed += 1  # the same rows give other completions at every press
+        self.bench.sample(how, count, numbers, size, self._seed)
+
+    def read_completions(self) -> None:
+        chosen = self.choose_completions()
+        if chosen is not None:
+            self.bench.load_file(chosen)
+
+    def paste_completions(self) -> None:
+        text = QGuiApplication.clipboard().text()
+        if not text.strip():
+            self.session.message.emit("There is no text on the clipboard.")
+            return
+        self.bench.load_text(text)
+
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
+        if _dropped(event) is not None:
+            event.acceptProposedAction()
+
+    def dropEvent(self, event: QDropEvent) -> None:
+        path = _dropped(event)
+        if path is None:
+            return
+        event.acceptProposedAction()
+        if path.suffix == ".jsonl":
+            self.bench.load_file(path)
+        else:
+            self.draft.use_reward_file(str(path))
+
+    def keep_case(self) -> None:
+        if self._line is not None and self._line[1] is not None:
+            self.bench.keep_case(self._line[0], self._line[1])
+
+    # Questions: one method each, which tests replace by an answer
+
+    def choose_completions(self) -> Path | None:
+        return open_file(self, "completions", "Open completions", "Completions (*.jsonl)")
+
+
+def _dropped(event: QDropEvent) -> Path | None:
+    """The file of completions or the reward file being dropped; None for anything else."""
+    urls = event.mimeData().urls()
+    path = Path(urls[0].toLocalFile()) if len(urls) == 1 and urls[0].isLocalFile() else None
+    return path if path is not None and path.suffix in (".jsonl", ".py") else None
+
+
+def _about_cases(file: Path | None, count: int) -> str:
+    if file is None:
+        return "Cases are kept with a reward file of your own."
+    if not count:
+        return f"Choose a completion and keep it as a case: what {file.name} gives it now, it should go on giving."
+    return f"Kept in {file.stem}.cases.jsonl, and scored again with everything else."
+
+
+def _duration(seconds: float) -> str:
+    return f"{round(seconds * 1000)}{THIN}ms" if seconds < 1 else f"{figure(seconds)}{THIN}s"
+
+
+def _stack(side: QWidget, *parts: QWidget) -> None:
+    """Lay out `parts` in a column: the last, a button, at the bottom right; the part above it stretches."""
+    column = QVBoxLayout(side)
+    column.setContentsMargins(0, 0, 0, 0)
+    column.setSpacing(theme.SPACE)
+    *above, action = parts
+    for part in above:
+        column.addWidget(part)
+    column.setStretchFactor(above[-1], 1)
+    column.addWidget(action, 0, Qt.AlignmentFlag.AlignRight)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

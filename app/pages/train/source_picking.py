@@ -1,0 +1,270 @@
+"""Pickers for the model and dataset fields of a page: what is on this machine, Hub search, downloads, facts about a model.
+
+Connects the fields to the picker dialog, the service and the downloads. A field still takes typed text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QObject, QTimer
+from PySide6.QtWidgets import QWidget
+
+from app.state.downloads import Download
+from app.state.memory import memory_parts_of_shape
+from app.state.memory_parts import amount
+from app.state.presets import preset
+from app.state.session import Session
+from app.widgets.form.field import Field
+from app.widgets.form.path_field import PathField
+from app.widgets.picker.picker import Picker
+from app.widgets.picker.picker_rows import PLACE_LABELS, PickerEntry, size_text
+from backend.config import config, first_choices
+from backend.config.config import Config
+from backend.models.suggested_models import SUGGESTED_MODELS, SuggestedModel, suggested
+from backend.utils import places
+
+# The suggested models and dataset as entries of the picker, with what they are good for and whether training the
+# models fits in this machine.
+
+FITS = {"fits": "Fits", "tight": "May not fit", "over": "Too large"}
+"""Verdict on the memory → words for the column “Where”."""
+QUICK = "fast_try.yaml"
+"""The preset with which the memory of a suggestion is estimated: what the form holds may be meant for another model."""
+
+
+def suggested_entries() -> list[PickerEntry]:
+    """An entry for each suggested model, the smallest first."""
+    quick = preset(places.resources() / "presets" / QUICK)
+    base = config.parse({**quick.values, "model": SUGGESTED_MODELS[0].id, "data": "-"})
+    return [_entry(model, base, quick.title) for model in SUGGESTED_MODELS]
+
+
+def suggested_dataset() -> PickerEntry:
+    """The entry of the dataset to begin with."""
+    name = first_choices.DATASET
+    return PickerEntry(
+        id=name, name=name, where="hub", kind="2,000 rows", remarks=(first_choices.DATASET_ABOUT.capitalize() + ".",)
+    )
+
+
+def _entry(model: SuggestedModel, base: Config, title: str) -> PickerEntry:
+    memory = memory_parts_of_shape(base.model_copy(update={"model": model.id}), model.shape)
+    need = f"Training with the preset {title} needs about {amount(memory.total)} of {amount(memory.limit)}."
+    return PickerEntry(
+        id=model.id,
+        name=model.id,
+        where="hub",
+        size=round(model.download_bytes),
+        kind=model.shape.kind,
+        precision="4-bit",
+        remarks=(model.good_for, need),
+        fits=FITS[memory.verdict],
+    )
+
+
+# ── source picking ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+SETTLE_MS = 400
+"""How long typing must rest before a model is looked up."""
+QUESTIONS = {"model": "models", "dataset": "datasets"}
+
+
+class Picking(QObject):
+    """The pickers of a page, a dialog each for models and datasets. Fields of other kinds are ignored.
+
+    Attributes:
+        session, prefs – the state shared with the pages.
+    """
+
+    def __init__(self, session: Session, fields: Iterable[Field], page: QWidget) -> None:
+        super().__init__(page)
+        self.session, self.prefs, self._page = session, session.prefs, page
+        self._pickers: dict[str, Picker] = {}
+        self._field: PathField | None = None
+        self._fields = {
+            field.setting.key: field
+            for field in fields
+            if isinstance(field, PathField) and field.setting.kind in QUESTIONS
+        }
+        self._rest_timers = {
+            key: self._timer(field) for key, field in self._fields.items() if field.setting.kind == "model"
+        }
+        for field in self._fields.values():
+            field.offer_list()
+            field.pick_requested.connect(lambda field=field: self.open(field))
+        session.draft.changed.connect(self._on_changed)
+        session.field_requested.connect(self._on_changed)  # Run was refused: the problem may have been fixed on disk
+        self._on_changed("")
+        session.run_changed.connect(self._remember_run)
+
+    def _timer(self, field: PathField) -> QTimer:
+        timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
+        timer.timeout.connect(lambda: self._look_up(field))
+        return timer
+
+    # The picker
+
+    def open(self, field: PathField) -> None:
+        """Show the picker for this field, and request the models or datasets on this machine."""
+        self._field = field
+        kind = field.setting.kind
+        picker = self._pickers.get(kind) or self._create_picker(kind)
+        picker.open_with_recent(
+            self.prefs.used(kind), suggested_entries() if kind == "model" else [suggested_dataset()]
+        )
+        for download in self.session.downloads.of(kind):
+            self._show_download(download)
+        self._refresh(kind)
+
+    def _create_picker(self, kind: str) -> Picker:
+        picker = self._pickers[kind] = Picker(kind, self._page.window())
+        picker.chosen.connect(self._take)
+        picker.search_requested.connect(lambda words: self._search(kind, words))
+        picker.star_changed.connect(lambda id_, starred: self.prefs.set_favourite(kind, id_, starred))
+        picker.download_requested.connect(lambda id_: self._download(kind, id_))
+        picker.folder_requested.connect(lambda: self._browse(picker, folder=True))
+        picker.file_requested.connect(lambda: self._browse(picker, folder=False))
+        self.session.downloads.changed.connect(self._show_download)
+        self.session.downloads.finished.connect(self._on_finished)
+        return picker
+
+    def _refresh(self, kind: str) -> None:
+        picker = self._pickers[kind]
+        in_form = [
+            str(field.value()) for field in self._fields.values() if field.setting.kind == kind and field.value()
+        ]
+        used = [*self.prefs.used(kind), *self.prefs.favourites(kind), *in_form]
+        self.session.service.ask(
+            QUESTIONS[kind],
+            lambda answer: picker.show_local(answer["found"], self.prefs.favourites(kind)),
+            on_refused=lambda faults: picker.show_trouble("", faults[0].sentence),
+            owner=picker,
+            paths=[name for name in dict.fromkeys(used) if _is_path(name)],
+        )
+
+    def _search(self, kind: str, words: str) -> None:
+        picker = self._pickers[kind]
+        self.session.service.ask(
+            "hub_search",
+            lambda answer: picker.show_hub(words, answer["found"], self.prefs.favourites(kind)),
+            on_refused=lambda faults: picker.show_trouble(words, faults[0].sentence),
+            owner=picker,
+            words=words,
+            repo_type=kind,
+        )
+
+    def _take(self, name: str) -> None:
+        if self._field is not None:
+            self._field.take(name)
+            self.prefs.remember_used(self._field.setting.kind, name)
+
+    def _browse(self, picker: Picker, *, folder: bool) -> None:
+        if self._field is None:
+            return
+        before = self._field.value()
+        (self._field.choose_folder if folder else self._field.choose_file)()
+        if self._field.value() != before:
+            self.prefs.remember_used(self._field.setting.kind, str(self._field.value()))
+            picker.accept()
+
+    # Downloads
+
+    def _download(self, kind: str, id_: str) -> None:
+        """Start a download. The field gets the id now: a run that starts earlier downloads the rest itself."""
+        self._take(id_)
+        self.session.downloads.start(kind, id_)
+
+    def _show_download(self, download: Download) -> None:
+        picker = self._pickers.get(download.repo_type)
+        if picker is None:
+            return
+        if download.state == "done":
+            picker.drop_download(download.id)
+            return
+        is_new = not picker.has_download(download.id)
+        row = picker.download_row(download.id)
+        if is_new:
+            row.paused.connect(lambda: self.session.downloads.pause(download))
+            row.resumed.connect(lambda: self.session.downloads.start(download.repo_type, download.id))
+            row.given_up.connect(lambda: self.session.downloads.discard(download))
+        row.show_progress(
+            download.state,
+            download.phase,
+            download.done,
+            download.total,
+            download.speed,
+            download.remaining_s,
+            download.sentence,
+        )
+
+    def _on_finished(self, download: Download) -> None:
+        self.session.message.emit(f"{download.id} is on this machine now.")
+        if download.repo_type in self._pickers and self._pickers[download.repo_type].isVisible():
+            self._refresh(download.repo_type)
+        for key, timer in self._rest_timers.items():
+            if self._fields[key].value() == download.id:
+                timer.start()
+
+    # Facts about the model in a field
+
+    def _on_changed(self, key: str) -> None:
+        """Look a model up once typing rests; after all settings changed (`key` empty), all models."""
+        for changed in self._rest_timers if key == "" else {key} & self._rest_timers.keys():
+            self._fields[changed].show_note("")
+            self._rest_timers[changed].start()
+
+    def _look_up(self, field: PathField) -> None:
+        name = str(self.session.draft.value(field.setting.key) or "").strip()
+        if name:
+            self.session.service.ask(
+                "model_facts",
+                lambda facts: self._show_facts(field, name, facts),
+                on_refused=lambda faults: field.show_note(faults[0].sentence, wrong=True),
+                owner=field,
+                name=name,
+            )
+
+    def _show_facts(self, field: PathField, name: str, facts: dict[str, Any] | None) -> None:
+        is_base = field.setting.key == "model"
+        if str(self.session.draft.value(field.setting.key)).strip() != name or (
+            facts is None and not _could_be_id(name)
+        ):
+            return
+        if is_base:
+            self.session.draft.refuse_model(name, facts["refusal"] if facts else "")
+        if facts is None:
+            known = suggested(name)
+            what = f"about {size_text(known.download_bytes)} " if known is not None else "it "
+            field.show_note(f"Not on this machine: {what}will be downloaded when the run starts.")
+        elif facts["refusal"] and not is_base and (Path(name).expanduser() / "adapter_config.json").is_file():
+            field.show_note("An adapter of the base model.")
+        elif facts["refusal"]:
+            # The base model's refusal is among the form's problems already, which are shown below the same field.
+            field.show_note("" if is_base else facts["refusal"], wrong=True)
+        else:
+            parts = [
+                facts["kind"],
+                facts["precision"],
+                size_text(facts["size"]),
+                PLACE_LABELS[facts["where"]],
+                *facts["remarks"],
+            ]
+            field.show_note("  ·  ".join(filter(None, parts)))
+
+    def _remember_run(self) -> None:
+        """Remember the model and data of a run that was started as recently used."""
+        if self.session.is_training:
+            for field in self._fields.values():
+                if field.value():
+                    self.prefs.remember_used(field.setting.kind, str(field.value()))
+
+
+def _is_path(name: str) -> bool:
+    return name.startswith(("/", "~", ".")) or Path(name).exists()
+
+
+def _could_be_id(name: str) -> bool:
+    return name.count("/") == 1 and not name.startswith(("/", "~", "."))

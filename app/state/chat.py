@@ -1,0 +1,350 @@
+"""A conversation with a run or a model: what is loaded, the turns of base and tuned, and how the run's rewards score each answer.
+
+The model is in a process of its own (`python -m backend serve`, a second one beside the window's), started by `load` and ended by `unload`: that frees
+all of its memory, a crash in it costs nothing else, and an answer never waits for another page's question. Knows no widget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from PySide6.QtCore import QObject, Signal
+
+from app.state.chat_choice import ChatChoice
+from app.state.consent import Consent
+from app.state.reward_bench import case_of
+from app.state.service import Service
+from backend.config.config import keys_used_by
+from backend.rewards.catalogue import catalog
+from backend.rewards.catalogue.scorable import scorable
+from backend.utils.errors import Fault, Mistake
+
+State = Literal["empty", "loading", "ready", "answering", "failed"]
+SCORING = keys_used_by("scoring")
+"""Settings that scores depend on."""
+
+
+@dataclass(slots=True)
+class ChatAnswer:
+    """One side's answer. `figures` are those of `backend.sampling.chat.chat.Reply`, empty until it has ended; `scores` those of the reward functions, by
+    metric name, `reward` their weighted sum; `problem` is why it could not be given or scored."""
+
+    text: str = ""
+    state: Literal["waiting", "writing", "done", "stopped", "failed"] = "waiting"
+    figures: dict[str, Any] = field(default_factory=dict)
+    group: dict[str, Any] = field(default_factory=dict)
+    scores: dict[str, float | None] = field(default_factory=dict)
+    reward: float | None = None
+    problem: str = ""
+    kept: bool = False
+    """Whether it was kept as a case."""
+
+
+@dataclass(slots=True)
+class ChatTurn:
+    """A prompt and its answers by side. `is_first`: it begins a conversation, and the models do not see what stands above."""
+
+    prompt: str
+    expected: str
+    answers: dict[str, ChatAnswer]
+    is_first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutRow:
+    """A prompt of the run's dataset; `number` counts from 0."""
+
+    number: int
+    of: int
+    source: str
+    prompt: str
+    answer: str
+
+
+class ChatWithModel(QObject):
+    """The conversation.
+
+    Attributes:
+        state – empty, loading, ready, answering, or failed with `problem`.
+        choice, checkpoint – what is loaded, or being loaded; None before.
+        sides – the sides that are loaded.
+        bytes – memory of the loaded weights.
+        notes – sentences about what was loaded.
+        turns – what is shown: the present conversation, and those before it since `reset`.
+        row – the row that was picked last, or None.
+
+    Signals:
+        state_changed – `state`, and what goes with it.
+        turns_changed – a turn was added, or all were removed.
+        answer_changed(int, str) – the answer of this turn and side.
+        row_changed – `row`.
+        message(str) – a sentence for the user.
+    """
+
+    state_changed = Signal()
+    turns_changed = Signal()
+    answer_changed = Signal(int, str)
+    row_changed = Signal()
+    message = Signal(str)
+
+    def __init__(
+        self, consent: Consent, parent: QObject | None = None, make_service: Callable[[QObject], Service] = Service
+    ) -> None:
+        super().__init__(parent)
+        self.consent, self._make_service = consent, make_service
+        self._service: Service | None = None
+        self.state: State = "empty"
+        self.choice: ChatChoice | None = None
+        self.checkpoint, self.problem, self.bytes = "", "", 0
+        self.sides: list[str] = []
+        self.notes: list[str] = []
+        self.turns: list[ChatTurn] = []
+        self.row: HeldOutRow | None = None
+        self._first = 0
+        """Index of the turn that began the present conversation."""
+        self._opening_row: int | None = None
+        self._question: int | None = None
+        self._may_score = False
+
+    # What is loaded
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.state in ("ready", "answering")
+
+    def has_loaded(self, choice: ChatChoice, checkpoint: str) -> bool:
+        """Whether this is what is loaded."""
+        return (
+            self.is_loaded
+            and self.choice is not None
+            and (self.choice.name, self.checkpoint) == (choice.name, checkpoint)
+        )
+
+    def load(self, choice: ChatChoice, checkpoint: str) -> None:
+        """Load a run at a checkpoint, or a model, in place of what is loaded."""
+        self.unload()
+        self.choice, self.checkpoint = choice, checkpoint
+        self._may_score = choice.is_run and self.consent.obtain(choice.settings)
+        self._service = self._make_service(self)
+        self._set_state("loading")
+        self._service.ask(
+            "chat_load", self._on_loaded, on_refused=self._on_load_refused, name=choice.name, checkpoint=checkpoint
+        )
+
+    def unload(self) -> None:
+        """End the model's process. The conversation goes with it."""
+        if self._service is not None:
+            self._service.retire()
+            self._service = None
+        self.sides, self.notes, self.bytes, self.row, self._question = [], [], 0, None, None
+        self.reset()
+        self._set_state("empty")
+
+    def _on_loaded(self, answer: dict[str, Any]) -> None:
+        self.sides, self.bytes, self.notes = answer["sides"], answer["bytes"], answer["notes"]
+        if self.choice is not None and self.choice.is_run and not self._may_score:
+            self.notes.append("The reward file was not allowed to run, so answers are not scored.")
+        self._set_state("ready")
+
+    def _on_load_refused(self, faults: list[Fault]) -> None:
+        self.unload()
+        self._fail(faults)
+
+    def _fail(self, faults: Sequence[Fault]) -> None:
+        self.problem = " ".join(fault.sentence for fault in faults)
+        self._set_state("failed")
+
+    def _set_state(self, state: State) -> None:
+        self.state = state
+        if state != "failed":
+            self.problem = ""
+        self.state_changed.emit()
+
+    # Prompts of the dataset
+
+    def pick_row(self, number: int) -> None:
+        """Read a row of the run's held-out split, counted from 0; beyond an end comes the other. It opens a new conversation when sent."""
+        if self._service is not None and self.is_loaded:
+            self._service.ask("chat_row", self._on_row, on_refused=self._on_refused, row=number)
+
+    def _on_row(self, answer: dict[str, Any]) -> None:
+        self.row = HeldOutRow(answer["row"], answer["of"], answer["source"], answer["prompt"], answer["answer"])
+        self.row_changed.emit()
+
+    # The conversation
+
+    def reset(self) -> None:
+        """Begin a new conversation, with none shown; the model stays loaded."""
+        self.stop()
+        self.turns, self._first, self._opening_row = [], 0, None
+        self.turns_changed.emit()
+
+    def send(
+        self,
+        prompt: str,
+        sides: Sequence[str],
+        how: Mapping[str, Any],
+        *,
+        expected: str = "",
+        system: str | None = None,
+    ) -> None:
+        """Have `sides` answer `prompt`. `how`: temperature, top_p, top_k, min_p, max_tokens, seed, free_output. A prompt that is a picked row's begins a
+        conversation of its own, rendered as in training."""
+        sides = [side for side in self.sides if side in sides]
+        if self._service is None or self.state != "ready" or not sides:
+            return
+        if self.row is not None and prompt == self.row.prompt:
+            self._first, self._opening_row = len(self.turns), self.row.number
+        turns = {side: self._turns_of(side) for side in sides}
+        is_first = self._first == len(self.turns)
+        self.turns.append(ChatTurn(prompt, expected, {side: ChatAnswer() for side in sides}, is_first))
+        self._set_state("answering")
+        self.turns_changed.emit()
+        self._question = self._service.ask(
+            "chat_reply", self._on_answered, on_refused=self._on_reply_refused, on_progress=self._on_progress,
+            prompt=prompt, sides=sides, turns=turns, row=self._opening_row, answer=expected, system=system, **how,
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        """Stop the answer that is being written; what there is of it stays."""
+        if self._service is not None and self._question is not None:
+            self._service.cancel(self._question)
+            self._end_answers("stopped")
+
+    def _turns_of(self, side: str) -> list[list[str]]:
+        """The side's own conversation so far, as the engine takes it."""
+        present = self.turns[self._first :]
+        answered = [turn for turn in present if side in turn.answers and turn.answers[side].state != "failed"]
+        return [[turn.prompt, turn.answers[side].text] for turn in answered]
+
+    def _on_progress(self, progress: dict[str, Any]) -> None:
+        index = len(self.turns) - 1
+        for side, text in progress.get("new_text", {}).items():
+            answer = self.turns[index].answers[side]
+            answer.text += text
+            answer.state = "writing"
+            self.answer_changed.emit(index, side)
+        if "side" in progress:
+            self._on_reply(index, progress["side"], progress)
+
+    def _on_reply(self, index: int, side: str, reply: dict[str, Any]) -> None:
+        answer = self.turns[index].answers[side]
+        # The text of all tokens: pieces differ from it where a tokenizer cleans up spaces.
+        answer.text, answer.group = reply.pop("text"), reply.pop("group")
+        answer.figures, answer.state = reply, "done"
+        self.answer_changed.emit(index, side)
+        self._score(index, side)
+
+    def _on_answered(self, _answer: Any) -> None:
+        self._question = None
+        self._set_state("ready")
+
+    def _on_reply_refused(self, faults: list[Fault]) -> None:
+        sentence = " ".join(fault.sentence for fault in faults)
+        for answer in self.turns[-1].answers.values():
+            if answer.state != "done":
+                answer.problem = sentence
+        self._end_answers("failed")
+        if self._service is not None and not self._service.is_running:  # the model is gone with its process
+            self.unload()
+            self._fail(faults)
+
+    def _end_answers(self, state: Literal["stopped", "failed"]) -> None:
+        self._question = None
+        index = len(self.turns) - 1
+        for side, answer in self.turns[index].answers.items():
+            if answer.state in ("waiting", "writing"):
+                answer.state = state
+                self.answer_changed.emit(index, side)
+        self._set_state("ready")
+
+    # Scores
+
+    @property
+    def reward_names(self) -> list[str]:
+        """Metric names of the run's reward functions; an index is a colour."""
+        names = self.choice.settings.get("reward_functions", []) if self.choice is not None else []
+        return [catalog.metric_name(str(name)) for name in names]
+
+    def _score(self, index: int, side: str) -> None:
+        """Score an answer that has ended, by the functions that can without an answer where none is expected."""
+        if self._service is None or self.choice is None or not self._may_score:
+            return
+        settings, answer = self.choice.settings, self.turns[index].answers[side]
+        has_answer = bool(answer.group.get("answer"))
+        names, weights, _ = scorable(settings["reward_functions"], settings["reward_weights"], has_answer=has_answer)
+        if not names:
+            return
+        chosen = {key: settings[key] for key in SCORING} | {"reward_functions": names, "reward_weights": weights}
+
+        def on_scores(scored: dict[str, Any]) -> None:
+            self._on_scores(index, side, answer, scored)
+
+        def on_refused(faults: list[Fault]) -> None:
+            answer.problem = " ".join(fault.sentence for fault in faults)
+            self._tell(index, side, answer)
+
+        self._service.ask(
+            "score", on_scores, on_refused=on_refused, settings=chosen, groups=[answer.group],
+            trusted=self.consent.trusted(settings), with_cases=False,
+        )  # fmt: skip
+
+    def _on_scores(self, index: int, side: str, answer: ChatAnswer, scored: dict[str, Any]) -> None:
+        if scored.get("failed"):
+            answer.problem = scored["failed"]["sentence"]
+        else:
+            ((row,),) = scored["scored"]
+            answer.scores, answer.reward = row["rewards"], row["reward"]
+            errors = [function["error"]["sentence"] for function in scored["functions"] if function["error"]]
+            answer.problem = " ".join(errors)
+        self._tell(index, side, answer)
+
+    def _tell(self, index: int, side: str, answer: ChatAnswer) -> None:
+        """Emit a change of this answer, unless the conversation has been left since."""
+        if index < len(self.turns) and self.turns[index].answers.get(side) is answer:
+            self.answer_changed.emit(index, side)
+
+    # Cases
+
+    def can_keep(self, answer: ChatAnswer) -> bool:
+        """Whether functions of the run's own reward file have scored it."""
+        return self.choice is not None and not answer.kept and case_of(self.choice.settings, answer.scores) is not None
+
+    def keep_case(self, index: int, side: str) -> None:
+        """Keep an answer as a case of the run's reward file, with the scores that the file's own functions gave it."""
+        answer = self.turns[index].answers[side]
+        case = case_of(self.choice.settings, answer.scores) if self.choice is not None else None
+        if self._service is None or case is None:
+            return
+
+        def on_kept(kept: dict[str, Any]) -> None:
+            answer.kept = True
+            self._tell(index, side, answer)
+            self.message.emit(f"Kept in {Path(kept['path']).name}; the Rewards page runs it again at every scoring.")
+
+        self._service.ask(
+            "reward_cases", on_kept, on_refused=self._on_refused, do="keep", file=str(case.file), group=answer.group,
+            completion=answer.text, expected=case.expected, calls=case.calls,
+        )  # fmt: skip
+
+    def _on_refused(self, faults: list[Fault]) -> None:
+        self.message.emit(" ".join(fault.sentence for fault in faults))
+
+
+def sampling_of(choice: ChatChoice) -> dict[str, Any]:
+    """The sampling settings that a run was trained with, of a model the defaults, by the names that `ChatWithModel.send` takes.
+    `free_output` is None where the run held nothing."""
+    try:
+        config = choice.config
+    except Mistake:
+        return {}
+    names = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k, "min_p": config.min_p}
+    return {
+        **names,
+        "max_tokens": config.max_completion_length,
+        "seed": 0,
+        "free_output": False if config.holds_output else None,
+    }

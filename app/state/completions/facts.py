@@ -1,0 +1,256 @@
+"""What filters and columns need to know of every completion, in columns of numbers: some 40 bytes for each, whatever its text.
+
+A completion is named by its number in the file, counted from 0 over all rows; a row by its number too, and by its offset. Where a row
+lacks a value, or has one of the wrong type, the column holds NaN. No Qt, and no file.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from backend.rewards.catalogue.catalog import COMPARING_REWARDS
+from backend.rewards.catalogue.entry import CODE_TESTS
+from backend.runs.completion_rows import token_count
+
+CUT_OFF, IDENTICAL, BEST, WORST = 1, 2, 4, 8
+"""Flags of a completion: it ran into the length limit, its text occurs again in its group, it has the highest or the lowest reward of a
+group whose rewards differ."""
+ROW_COLUMNS = {"step": "q", "offset": "q", "prompt": "q"}
+COLUMNS = {"row": "i", "place": "i", "reward": "f", "advantage": "f", "tokens": "f", "flags": "B"}
+"""Column → type code of its array. `place` is the completion's number in its row, `prompt` a hash of the row's prompt."""
+
+
+class CompletionFacts:
+    """Columns by name: those of COLUMNS, of ROW_COLUMNS by row, `score:<function>`, and `logged:<name>` of what reward functions logged.
+
+    Attributes:
+        rows – how many rows there are.
+        largest – function → its largest score by magnitude so far.
+        logged – the names that functions logged, in the order in which they came up, and whether any value was a number.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.rows = 0
+        self.largest: dict[str, float] = {}
+        self.logged: dict[str, bool] = {}
+        self._arrays = {name: array(code) for name, code in (ROW_COLUMNS | COLUMNS).items()}
+        self._views: dict[str, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return len(self._arrays["row"])
+
+    @property
+    def rewards(self) -> list[str]:
+        """The functions that have scores, in the order in which they came up."""
+        return [name.removeprefix("score:") for name in self._arrays if name.startswith("score:")]
+
+    def column(self, name: str) -> np.ndarray:
+        """A column as an array; NaN throughout for a function without scores."""
+        values = self._arrays.get(name)
+        if values is None:
+            return np.full(len(self), np.nan, np.float32)
+        if name not in self._views or len(self._views[name]) != len(values):
+            # Copied: an array that lends its memory to a view cannot grow.
+            self._views[name] = np.array(np.frombuffer(values, dtype=values.typecode))
+        return self._views[name]
+
+    def per_completion(self, name: str) -> np.ndarray:
+        """A column of ROW_COLUMNS, once for each completion."""
+        return self.column(name)[self.column("row")]
+
+    def append(self, row: Mapping[str, Any], offset: int) -> None:
+        """Add a row of completions.jsonl, of any shape."""
+        completions = listed_completions(row)
+        count = len(completions)
+        self._arrays["step"].append(step if isinstance(step := row.get("step"), int) else 0)
+        self._arrays["offset"].append(offset)
+        self._arrays["prompt"].append(hash(str(row.get("prompt"))))
+        rewards = [_number(completion.get("reward")) for completion in completions]
+        self._arrays["row"].extend([self.rows] * count)
+        self._arrays["place"].extend(range(count))
+        self._arrays["reward"].extend(rewards)
+        self._arrays["advantage"].extend([_number(completion.get("advantage")) for completion in completions])
+        self._arrays["tokens"].extend([_number(token_count(completion.get("tokens"))) for completion in completions])
+        self._arrays["flags"].extend(_flags(completions, rewards))
+        scores = self._append_columns("score:", [scores_of(completion) for completion in completions])
+        for name, numbers in scores.items():
+            self.largest[name] = max(self.largest.get(name, 0.0), *(abs(x) for x in numbers if x == x), 0.0)
+        self._append_logged([logged_of(completion) for completion in completions])
+        self.rows += 1
+
+    def _append_logged(self, logged: Sequence[Mapping[str, Any]]) -> None:
+        names = [name for values in logged for name in values]
+        if not names and not self.logged:  # nearly always, and a large file has millions of rows
+            return
+        for name in dict.fromkeys(names):
+            has_number = any(x == x for x in (_number(values.get(name)) for values in logged))
+            self.logged[name] = self.logged.get(name, False) or has_number
+        self._append_columns("logged:", logged)
+
+    def _append_columns(self, prefix: str, values: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+        """Add a row's numbers to the columns with this prefix. → name → the numbers, NaN where there is none."""
+        before = len(self) - len(values)
+        numbers: dict[str, list[float]] = {}
+        for name in dict.fromkeys(name for each in values for name in each):
+            column = self._arrays.setdefault(f"{prefix}{name}", array("f"))
+            column.extend([np.nan] * (before - len(column)))
+            numbers[name] = [_number(each.get(name)) for each in values]
+            column.extend(numbers[name])
+        for name, column in self._arrays.items():
+            if name.startswith(prefix):  # of which this row has no values
+                column.extend([np.nan] * (len(self) - len(column)))
+        return numbers
+
+
+def listed_completions(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The completions of a row that are objects."""
+    listed = row.get("completions")
+    return [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+
+
+def scores_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Function → score of a completion; empty where it has none."""
+    scores = completion.get("rewards")
+    return scores if isinstance(scores, dict) else {}
+
+
+def logged_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Name → value that reward functions logged of a completion; empty where there is none."""
+    logged = completion.get("logged")
+    return logged if isinstance(logged, dict) else {}
+
+
+def _number(value: Any) -> float:
+    if type(value) is float:  # nearly always: a large file has tens of millions
+        return value
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else np.nan
+
+
+def _flags(completions: Sequence[Mapping[str, Any]], rewards: Sequence[float]) -> list[int]:
+    texts = [completion.get("text") for completion in completions]
+    times: dict[Any, int] = {}
+    for text in texts:
+        if isinstance(text, str):
+            times[text] = times.get(text, 0) + 1
+    known = [reward for reward in rewards if reward == reward]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    return [
+        CUT_OFF * (completion.get("stop") == "length")
+        | IDENTICAL * (isinstance(text, str) and times[text] > 1)
+        | (low < high) * (BEST * (reward == high) | WORST * (reward == low))
+        for completion, text, reward in zip(completions, texts, rewards, strict=True)
+    ]
+
+
+# ── filters ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# Which completions to show: the filters by name, and how each is worked out from the columns of facts.
+
+ALL, SCORE, WELL_FORMED_WRONG = "all", "score", "well_formed_wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """One filter: its label in the menu, and a sentence that says what it leaves. `flag` is that of the facts, 0 where more is needed."""
+
+    label: str
+    sentence: str
+    flag: int = 0
+
+
+FILTERS: dict[str, Filter] = {
+    ALL: Filter("All completions", "Every completion."),
+    "best": Filter("Best of each group", "The highest reward of each group whose rewards differ.", BEST),
+    "worst": Filter("Worst of each group", "The lowest reward of each group whose rewards differ.", WORST),
+    "cut_off": Filter("Cut off", "Those that ran into the length limit.", CUT_OFF),
+    "identical": Filter(
+        "Identical in the group", "Those whose text another completion of the group has too.", IDENTICAL
+    ),
+    WELL_FORMED_WRONG: Filter(
+        "Well-formed but wrong",
+        "At least three quarters of the highest format scores, and none of the score for the right answer.",
+    ),
+    SCORE: Filter("Score above or below…", "Those whose score lies above or below a value."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What to show. `measure` (reward, advantage, tokens, score:<function> or logged:<name>), `is_above` and `limit` belong to the filter SCORE;
+    `prompt` is a prompt's hash as the facts have it, None for every prompt."""
+
+    filter: str = ALL
+    measure: str = "reward"
+    is_above: bool = True
+    limit: float = 0.0
+    prompt: int | None = None
+
+
+def select(facts: CompletionFacts, query: Query, largest: dict[str, float] | None = None) -> np.ndarray:
+    """Numbers of the completions that the query leaves, ascending. `largest` are the functions' largest scores over the run, where
+    `facts` is a part of it."""
+    keep = _kept(facts, query, facts.largest if largest is None else largest)
+    if query.prompt is not None:
+        keep = keep & (facts.per_completion("prompt") == query.prompt)
+    return np.flatnonzero(keep)
+
+
+def _kept(facts: CompletionFacts, query: Query, largest: dict[str, float]) -> np.ndarray:
+    flag = FILTERS[query.filter].flag
+    if flag:
+        return (facts.column("flags") & flag) > 0
+    if query.filter == WELL_FORMED_WRONG:
+        return _well_formed_wrong(facts, largest)
+    if query.filter == SCORE:
+        values = facts.column(query.measure)
+        return values > query.limit if query.is_above else values < query.limit  # NaN is neither
+    return np.ones(len(facts), bool)
+
+
+def _well_formed_wrong(facts: CompletionFacts, largest: dict[str, float]) -> np.ndarray:
+    right, form = answer_rewards(facts.rewards), format_rewards(facts.rewards)
+    if not right or not form:
+        return np.zeros(len(facts), bool)
+    shares = [facts.column(f"score:{name}") / (largest.get(name) or 1.0) for name in form]
+    answers = [facts.column(f"score:{name}") for name in right]
+    # Not the mean over those that scored: a function without an opinion must not make a completion well-formed.
+    return (np.mean(shares, axis=0) >= 0.75) & (np.max(answers, axis=0) <= 0)
+
+
+def answer_rewards(names: Sequence[str]) -> list[str]:
+    """The functions that compare with the right answer: ours by the catalogue, a user's own by what they are called."""
+    by_name = re.compile(r"accura|correct|exact_match|right_answer", re.IGNORECASE)
+    judging = (*COMPARING_REWARDS, CODE_TESTS)
+    return [name for name in names if name.split("(")[0] in judging or by_name.search(name)]
+
+
+def format_rewards(names: Sequence[str]) -> list[str]:
+    """The functions that look at the form of a completion, by what they are called."""
+    by_name = re.compile(r"format|xml|tag|valid_json|structure", re.IGNORECASE)
+    return [name for name in names if by_name.search(name) and name not in answer_rewards(names)]
+
+
+def why_empty(query: Query, rewards: Sequence[str]) -> str:
+    """Why a filter cannot find anything in a run with these functions; "" where it can."""
+    if query.filter != WELL_FORMED_WRONG:
+        return ""
+    if not answer_rewards(rewards):
+        return "None of the reward functions is known to compare with the right answer."
+    return "" if format_rewards(rewards) else "None of the reward functions is known to look at the form."
+
+
+def sort(facts: CompletionFacts, numbers: np.ndarray, key: str, *, descending: bool) -> np.ndarray:
+    """These completions by a column: one of the facts, or `step`. Those without a value come last, equal ones stay in order."""
+    values = facts.per_completion("step") if key == "step" else facts.column(key)
+    chosen = values[numbers].astype(np.float64)
+    order = np.argsort(-chosen if descending else chosen, kind="stable")  # NaN sorts last either way
+    return numbers[order]

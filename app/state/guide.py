@@ -1,0 +1,189 @@
+"""The guide: the chapters of docs/guide, where each setting, chart and health sign is explained, and a chapter as HTML.
+
+A place is a file, relative to docs/guide, with the anchor of a paragraph where one is meant: `charts.md#chart-reward`. Links in the
+files are relative, so that they lead to the same places in the app and wherever else the files are read; `app:train` is a page of the app.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from backend.utils.places import project_root
+
+CONTENTS = "README.md"
+"""The chapter with which the guide opens; its links are the other chapters, in their order."""
+PAGE = "app:"
+"""What a link to a page of the app begins with."""
+_ANCHOR = re.compile(r'<a id="([\w-]+)"></a>')
+_KEY = re.compile(r" \(`\w+`\)$")
+_HEADING = re.compile(r"^(#{1,3}) (.+)$")
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_FENCE = "```"
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A heading, without a setting's key, and the text below it, up to the next. `level`: 1 for the chapter, 2 for a section, 3 for an
+    entry."""
+
+    title: str
+    level: int
+    place: str
+    text: str
+
+    def matches(self, words: Sequence[str]) -> bool:
+        """Whether every one of the lower-case words occurs in it."""
+        text = f"{self.title} {self.place} {self.text}".lower()
+        return all(word in text for word in words)
+
+
+def folder() -> Path:
+    return project_root() / "docs" / "guide"
+
+
+@cache
+def chapters() -> tuple[tuple[Passage, ...], ...]:
+    """The passages of every chapter, its title first; the contents are the first chapter."""
+    text = (folder() / CONTENTS).read_text(encoding="utf-8")
+    names = re.findall(r"^- \[.+?\]\(([\w-]+\.md)\)", text, re.MULTILINE)
+    return tuple(tuple(_passages(name)) for name in (CONTENTS, *names))
+
+
+def found(typed: str) -> list[Passage]:
+    """The passages that have all words that were typed, those with the words in their title or key first."""
+    words = typed.lower().split()
+    matching = [passage for chapter in chapters() for passage in chapter if passage.matches(words)]
+    return sorted(
+        matching, key=lambda passage: not all(word in f"{passage.title} {passage.place}".lower() for word in words)
+    )
+
+
+@cache
+def _places() -> dict[str, str]:
+    """Anchor → place."""
+    return {
+        anchor: passage.place
+        for chapter in chapters()
+        for passage in chapter
+        if (anchor := passage.place.partition("#")[2])
+    }
+
+
+def place_of_setting(key: str) -> str:
+    """Raises KeyError where the guide has no such paragraph, as the following two do."""
+    return _places()[f"setting-{key}"]
+
+
+def place_of_chart(title: str) -> str:
+    return _places()[f"chart-{chart_anchor(title)}"]
+
+
+def place_of_rule(code: str) -> str:
+    return _places()[f"health-{code}"]
+
+
+def chart_anchor(title: str) -> str:
+    """A chart's title as part of an anchor."""
+    return "-".join(re.findall(r"[a-z0-9]+", title.lower()))
+
+
+def resolved(link: str, chapter: str) -> str:
+    """The place that a link in a chapter leads to. Links to pages and to the web are returned as they are."""
+    if ":" in link:
+        return link
+    file, _, anchor = link.partition("#")
+    path = Path(chapter).parent / file if file else Path(chapter)
+    parts: list[str] = []
+    for part in path.parts:
+        if part == ".." and parts and parts[-1] != "..":
+            parts.pop()
+        else:
+            parts.append(part)
+    return "/".join(parts) + (f"#{anchor}" if anchor else "")
+
+
+def chapter_html(chapter: str) -> str:
+    """A chapter, or another document that ships with the app, as HTML of the kind that Qt's text widgets show. Raises OSError."""
+    tokens = _markdown().parse((folder() / chapter).read_text(encoding="utf-8"))
+    for token in tokens:
+        if token.type in ("heading_open", "heading_close"):
+            _rename_heading(token)
+        for child in token.children or ():
+            _adapt(child, chapter)
+    return _markdown().renderer.render(tokens, _markdown().options, {})
+
+
+def _rename_heading(token: Token) -> None:
+    """Qt enlarges h1 to h6 by factors of its own, whatever size a style gives them."""
+    token.attrs["class"] = token.tag
+    token.tag = "div"
+
+
+def _adapt(token: Token, chapter: str) -> None:
+    """Qt knows anchors by `name`. Boxes to tick are characters. A document that does not ship gets no link."""
+    if token.type == "html_inline":
+        token.content = token.content.replace("<a id=", "<a name=")
+    elif token.type == "text":
+        token.content = re.sub(r"^\[ \] ", "☐ ", token.content)
+    elif token.type == "link_open" and not is_shown(resolved(str(token.attrs["href"]), chapter)):
+        token.attrs.pop("href")
+
+
+def documents() -> set[str]:
+    """The files that the guide consists of or refers to, relative to docs: what has to ship with the app."""
+    names = [chapter[0].place for chapter in chapters()]
+    linked = (link for name in names for link in _LINK.findall((folder() / name).read_text(encoding="utf-8")))
+    outside = {link.partition("#")[0].removeprefix("../") for link in linked if link.startswith("../")}
+    return outside | {f"guide/{name}" for name in names}
+
+
+def is_shown(place: str) -> bool:
+    """Whether a link to this place leads anywhere: to a page, to the web, or to a document that is there."""
+    return ":" in place or (folder() / place.partition("#")[0]).is_file()
+
+
+@cache
+def _markdown() -> MarkdownIt:
+    markdown = MarkdownIt("commonmark", {"html": True}).enable("table")
+    markdown.add_render_rule("fence", _code_html)
+    return markdown
+
+
+def _code_html(_renderer: object, tokens: Sequence[Token], index: int, *_: object) -> str:
+    """A block of code as a table of one cell: Qt paints no background behind the space around a paragraph."""
+    code = escape(tokens[index].content.rstrip("\n"))
+    return f'<table width="100%" class="code"><tr><td><pre>{code}</pre></td></tr></table>\n'
+
+
+def _passages(name: str) -> list[Passage]:
+    passages: list[Passage] = []
+    lines: list[str] = []
+    is_code = False
+    for line in (folder() / name).read_text(encoding="utf-8").splitlines():
+        is_code ^= line.startswith(_FENCE)
+        heading = None if is_code else _HEADING.match(line)
+        if heading is None:
+            lines.append(line)
+            continue
+        _close(passages, lines)
+        anchor = _ANCHOR.search(heading[2])
+        place = f"{name}#{anchor[1]}" if anchor else name
+        passages.append(Passage(_KEY.sub("", _ANCHOR.sub("", heading[2])).replace("`", ""), len(heading[1]), place, ""))
+    _close(passages, lines)
+    return passages
+
+
+def _close(passages: list[Passage], lines: list[str]) -> None:
+    """Give the text that was gathered to the passage that it belongs to."""
+    if passages:
+        last = passages.pop()
+        passages.append(Passage(last.title, last.level, last.place, "\n".join(lines).strip()))
+    lines.clear()

@@ -1,0 +1,265 @@
+"""The machines that the form's run would train on: the hosts file as it is edited, and the check of its machines.
+
+It reads and writes the file, asks the helper process for the check, and holds the answer; it contacts no machine itself.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QObject, Signal
+
+from app.state.consent import Consent
+from app.state.draft import Draft
+from app.state.service import Service
+from backend.distributed.backend_choice import choose_backend
+from backend.distributed.hosts_file import Host, HostsFile, launch_command, parse_hosts, read_hosts, write_hosts
+from backend.distributed.machine_report import CheckedMachine, MachineReport
+from backend.utils.command import shell_line
+from backend.utils.errors import Fault, Mistake
+from backend.utils.places import runs_folder
+
+THIS = "this Mac" if sys.platform == "darwin" else "this machine"
+ALONE = f"T{THIS[1:]} alone"
+FIRST = Host("127.0.0.1")
+"""The first entry of a new list: this machine. Its address is what the others reach it at, so only the user knows it."""
+STAGES = {"reading": "Asking…", "read": "Answered", "copying": "Copying", "measuring": "Measuring…"}
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What the check is doing with a machine."""
+
+    words: str
+    share: float | None = None
+
+    def __str__(self) -> str:
+        return self.words if self.share is None else f"{self.words} {100 * self.share:.0f} %"
+
+
+class Machines(QObject):
+    """The list of machines, and what a check found about them.
+
+    Attributes:
+        hosts – the machines as they are edited; empty for this machine alone.
+        is_edited – they differ from the file.
+        problem – why the file cannot be read, or the list not be used; a sentence or "".
+        report – the newest check of these machines, or None.
+        stages – rank → what the check is doing there.
+        is_checking – whether a check is under way.
+
+    Signals:
+        changed – any of them.
+    """
+
+    changed = Signal()
+
+    def __init__(
+        self, draft: Draft, service: Callable[[], Service], consent: Consent, parent: QObject | None = None
+    ) -> None:
+        """`service` is a function, so that looking at the list starts no process."""
+        super().__init__(parent)
+        self._draft, self._service, self._consent = draft, service, consent
+        self.hosts: tuple[Host, ...] = ()
+        self._file = HostsFile(())
+        self.is_edited = False
+        self.problem = ""
+        self.report: MachineReport | None = None
+        self.stages: dict[int, Stage] = {}
+        self._request: int | None = None
+        self._path = ""
+        draft.changed.connect(self._on_setting)
+        self.load()
+
+    # The file
+
+    @property
+    def path(self) -> str:
+        """The form's hosts file, or ""."""
+        return str(self._draft.value("hosts") or "").strip()
+
+    def _on_setting(self, key: str) -> None:
+        if key in ("", "hosts") and self.path != self._path:
+            self.load()
+        elif key == "distributed_backend":
+            self._forget_check()
+
+    def load(self) -> None:
+        """Read the file anew; what was edited and not saved is dropped."""
+        self._path, self.problem, self.is_edited = self.path, "", False
+        self._file = HostsFile(())
+        if self._path:
+            try:
+                self._file = read_hosts(self._path)
+            except Mistake as mistake:
+                self.problem = mistake.faults[0].sentence
+        self.hosts = self._file.hosts
+        self._forget_check()
+
+    @property
+    def can_save(self) -> bool:
+        """Whether there are changes, and a file of them would be one."""
+        return self.is_edited and not self.problem and all(host.ssh for host in self.hosts)
+
+    def save(self, path: Path) -> None:
+        """Write the list and make it the form's hosts file. Raises Mistake: a list that cannot be used, a disk that cannot be written."""
+        hosts = parse_hosts(self._content(), path.name)
+        is_own = not self._path or self._consent.has_hosts(self._path)
+        write_hosts(path, hosts)
+        if is_own:  # what the user has written here; a file of somebody else is asked about after an edit too
+            self._consent.allow_hosts(str(path))
+        self._file, self._path, self.is_edited, self.problem = hosts, str(path), False, ""
+        self._draft.set("hosts", str(path))
+        self._draft.problems_changed.emit()  # where the path is the same, its contents were mended
+        self.changed.emit()
+
+    # The list
+
+    def add(self) -> None:
+        """One more machine; the first of a new list is this one."""
+        self._edit((*(self.hosts or (FIRST,)), Host("")), same_count=False)
+
+    def remove(self, rank: int) -> None:
+        """Take a machine out, and the others' RDMA devices that led to it."""
+        kept = tuple(host for number, host in enumerate(self.hosts) if number != rank)
+        kept = tuple(replace(host, rdma=host.rdma[:rank] + host.rdma[rank + 1 :]) for host in kept)
+        self._edit(kept if len(kept) > 1 else (), same_count=True)
+
+    def rename(self, rank: int, ssh: str) -> None:
+        self._edit_host(rank, replace(self.hosts[rank], ssh=ssh.strip()))
+
+    def move_to(self, rank: int, addresses: str) -> None:
+        """Set a machine's addresses, separated by commas or spaces."""
+        ips = tuple(addresses.replace(",", " ").split())
+        self._edit_host(rank, replace(self.hosts[rank], ips=ips))
+
+    def _edit_host(self, rank: int, host: Host) -> None:
+        if host != self.hosts[rank]:
+            self._edit((*self.hosts[:rank], host, *self.hosts[rank + 1 :]), same_count=True)
+
+    def _edit(self, hosts: tuple[Host, ...], *, same_count: bool) -> None:
+        # Devices lead from each machine to each other; of a new one nobody knows them, and lists of two lengths are no list.
+        self.hosts = hosts if same_count else tuple(replace(host, rdma=()) for host in hosts)
+        self.is_edited = True
+        self.problem = ""
+        if all(host.ssh for host in hosts):  # not while a name is still to be typed
+            try:
+                parse_hosts(self._content(), Path(self._path).name or "The list")
+            except Mistake as mistake:
+                self.problem = mistake.faults[0].sentence if hosts else ""
+        self._forget_check()
+
+    def _content(self) -> dict[str, Any]:
+        return replace(self._file, hosts=self.hosts).to_json()
+
+    # In words
+
+    def summary(self) -> str:
+        """One line for a closed card."""
+        if self.problem:
+            return self.problem
+        if not self.hosts:
+            return ALONE
+        others = [host.ssh or "a new one" for rank, host in enumerate(self.hosts) if not self.is_here(rank)]
+        if not others:
+            return f"{len(self.hosts)} ranks on this machine"
+        names = list(dict.fromkeys(others))
+        listed = f"{', '.join([THIS, *names[:-1]])} and {names[-1]}"
+        return f"{len(self.hosts)} ranks: {listed}"
+
+    def is_here(self, rank: int) -> bool:
+        """Whether a rank runs on this machine."""
+        return self._listed.is_here(rank)
+
+    @property
+    def _listed(self) -> HostsFile:
+        return replace(self._file, hosts=self.hosts)
+
+    def command(self) -> str:
+        """The line that starts all ranks by hand, for a run folder; "" while there is no list."""
+        return shell_line(self._command())
+
+    def short_command(self) -> str:
+        """`command` with file names in place of paths, and without what only the shell needs to know."""
+        words = self._command()
+        kept = [
+            word
+            for number, word in enumerate(words)
+            if "--env" not in words[max(0, number - 1) : number + 1] and word != "-P"
+        ]
+        return shell_line([Path(word).name for word in kept])
+
+    def _command(self) -> list[str]:
+        if not self.hosts or not self._path or self.is_edited:
+            return []
+        wanted = str(self._draft.value("distributed_backend"))
+        try:
+            choice = choose_backend(self._listed, wanted, has_mpi=shutil.which("mpirun") is not None)
+        except Mistake:
+            return []
+        return launch_command(self._listed, Path(self._path).expanduser(), choice.backend, runs_folder() / "RUN")
+
+    # The check
+
+    @property
+    def is_checking(self) -> bool:
+        return self._request is not None
+
+    @property
+    def can_copy(self) -> bool:
+        """Whether the newest check has found machines without the model, to which it can be copied."""
+        return self.report is not None and bool(self.report.without_model)
+
+    def machine(self, rank: int) -> CheckedMachine | None:
+        """What the newest check says of a rank."""
+        return self.report.machines[rank] if self.report is not None and rank < len(self.report.machines) else None
+
+    def check(self, *, copies: bool = False) -> None:
+        """Ask every machine, if the user allows the file; with `copies`, send the model to those that lack it."""
+        if self.is_checking or not self.hosts or not self._consent.obtain_hosts(self._path):
+            return
+        self.problem, self.stages = "", {}
+        if not copies:
+            self.report = None
+        value = self._draft.value
+        self._request = self._service().ask(
+            "check_machines", self._on_report, on_refused=self._on_refused, on_progress=self._on_progress, owner=self,
+            hosts=self._content(), name=Path(self._path).name or "The list", backend=value("distributed_backend"),
+            model=str(value("model") or ""), reward_file=str(value("reward_functions_file") or ""), copies=copies,
+        )  # fmt: skip
+        self.changed.emit()
+
+    def stop(self) -> None:
+        """Give the check up."""
+        if self._request is not None:
+            self._service().cancel(self._request)
+        self._end_request()
+
+    def _on_report(self, answer: dict[str, Any]) -> None:
+        self.report = MachineReport.from_dict(answer)
+        self._end_request()
+
+    def _on_refused(self, faults: list[Fault]) -> None:
+        self.problem = faults[0].sentence
+        self._end_request()
+
+    def _on_progress(self, progress: dict[str, Any]) -> None:
+        self.stages[progress["rank"]] = Stage(STAGES[progress["stage"]], progress["share"])
+        self.changed.emit()
+
+    def _end_request(self) -> None:
+        self._request, self.stages = None, {}
+        self.changed.emit()
+
+    def _forget_check(self) -> None:
+        """The newest report is about another list."""
+        self.report, self.stages = None, {}
+        if self.is_checking:
+            self.stop()
+        else:
+            self.changed.emit()

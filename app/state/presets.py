@@ -1,0 +1,103 @@
+"""Presets: YAML files whose first comment lines are a title and a sentence, and what each would change in a form.
+
+A preset sets how to train, not what: model, data and rewards stay as they are unless its third line says that it replaces
+everything, or that it brings a dataset with the rewards for it. To add one, add a file to resources/presets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.state.form_values import defaults, is_equivalent
+from backend.config import config
+from backend.config.config import SETTINGS, keys_used_by
+from backend.config.other_programs.translation import translate
+from backend.config.row_settings import DATASET_KEYS
+from backend.config.setting import Setting
+from backend.utils import places
+from backend.utils.documents import YAML_LIMIT
+from backend.utils.errors import Mistake
+from backend.utils.files import read_text
+
+OWN = keys_used_by("task")
+"""Settings of the user's task, which a preset may not change."""
+REPLACES = "Replaces: everything"
+"""The third line of a preset that is a complete task of its own."""
+BRINGS = "Brings: dataset and rewards"
+"""The third line of a preset of a public dataset: where it is, its columns, and the rewards that fit them."""
+BROUGHT = {*DATASET_KEYS, "valid_data", "test_data", "reward_functions", "reward_weights", "reward_functions_file"}
+ORDER = (
+    *("demo", "fast_try", "reasoning", "small_memory", "gspo", "dapo", "dr_grpo", "full_small"),
+    *("as_documented", "gsm8k", "deepmath"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """`values` are the settings it names; `replaces` whether every other one goes back to its default."""
+
+    name: str
+    title: str
+    sentence: str
+    values: Mapping[str, Any]
+    replaces: bool
+    brings: bool = False
+    """Whether it sets dataset and rewards, and nothing else of the user's task."""
+
+    def applied(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """All values of the form after the preset, from those before it."""
+        before = defaults() if self.replaces else dict(values)
+        if self.brings:  # what an earlier dataset had besides has no place beside this one
+            before |= {key: value for key, value in defaults().items() if key in BROUGHT}
+        return {**before, **self.values}
+
+    def changes(self, values: Mapping[str, Any]) -> list[tuple[Setting, Any, Any]]:
+        """(setting, value before, value after) of every setting that would change, in the form's order."""
+        after = self.applied(values)
+        return [
+            (about, values[key], after[key])
+            for key, about in SETTINGS.items()
+            if not is_equivalent(values[key], after[key])
+        ]
+
+
+def presets(folder: Path | None = None) -> list[Preset]:
+    """Every preset, the shipped ones first, then others by name. Raises Mistake for an invalid file."""
+    files = sorted((folder or places.resources() / "presets").glob("*.yaml"), key=_order)
+    return [preset(file) for file in files]
+
+
+def preset(file: Path) -> Preset:
+    """Read one preset. Raises Mistake where title or sentence is missing, a key is unknown, or settings of the task would change."""
+    title, sentence, *more = [*_comments(file), "", ""]
+    if not title or not sentence:
+        raise Mistake("preset", f"{file.name} must begin with two comment lines: its title, and a sentence.")
+    replaces, brings = REPLACES in more, BRINGS in more
+    raw = config.read(file)
+    values, faults = translate({key: value for key, value in raw.items() if value is not None})
+    faults += [fault for fault in config.problems({"model": "a/b", "data": "a/b"} | values) if fault.setting not in OWN]
+    if faults:
+        raise Mistake(faults)
+    taken = [key for key in values if key in OWN and not (brings and key in BROUGHT)]
+    if taken and not replaces:
+        raise Mistake("preset", f"{file.name} sets {taken[0]}, but does not say that it replaces everything.")
+    # `epsilon_high: null` is a choice: None is a value of an optional setting.
+    emptied = {key: None for key in raw if raw[key] is None and key in SETTINGS and SETTINGS[key].optional}
+    return Preset(file.stem, title, sentence, values | emptied, replaces, brings)
+
+
+def _comments(file: Path) -> list[str]:
+    """The comment lines at the top."""
+    lines: list[str] = []
+    for line in read_text(file, "preset", YAML_LIMIT).splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("# ").strip())
+    return lines
+
+
+def _order(file: Path) -> tuple[int, str]:
+    return (ORDER.index(file.stem) if file.stem in ORDER else len(ORDER), file.stem)

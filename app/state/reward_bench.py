@@ -1,0 +1,298 @@
+"""The reward bench: groups of completions, their scores by each reward function, and the findings about those scores.
+
+It sends questions to the service and holds the answers; it scores nothing itself and knows no widget. Settings come from the draft,
+and the user's code runs only with consent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from app.state.consent import Consent
+from app.state.draft import Draft
+from app.state.service import Service
+from backend.config.config import keys_used_by
+from backend.rewards.catalogue import catalog
+from backend.utils.errors import Fault, Mistake
+
+# Which scores of a completion can be kept as a case of the user's reward file: those of the file's own functions.
+
+
+@dataclass(frozen=True, slots=True)
+class RewardCase:
+    """`expected` scores by metric name, and `calls` the entry of `reward_functions` behind each name."""
+
+    file: Path
+    expected: dict[str, float | None]
+    calls: dict[str, str]
+
+
+def reward_file(settings: Mapping[str, Any]) -> Path | None:
+    """The user's reward file, where these settings name one that exists."""
+    text = str(settings.get("reward_functions_file") or "").strip()
+    path = catalog.locate_reward_file(text) if text else None
+    return path if path is not None and path.is_file() else None
+
+
+def case_of(settings: Mapping[str, Any], scores: Mapping[str, float | None]) -> RewardCase | None:
+    """The case that a completion with these scores makes; None without a file, or where no function of it gave a score."""
+    file = reward_file(settings)
+    if file is None or not scores:
+        return None
+    calls = {catalog.metric_name(str(entry)): str(entry) for entry in settings["reward_functions"]}
+    own = _names_of_file(file, calls)
+    expected = {name: score for name, score in scores.items() if name in own}
+    return RewardCase(file, expected, calls) if expected else None
+
+
+def _names_of_file(file: Path, calls: Mapping[str, str]) -> set[str]:
+    """Metric names of the chosen reward functions that are the file's own."""
+    try:
+        registered = {entry.name for entry in catalog.rewards_in_file(file)}
+    except Mistake:  # the file cannot be read any more, as scoring has said
+        return set()
+    shipped = {entry.name for entry in catalog.builtin_rewards()}
+    parsed = {name: catalog.reward_call(entry, shipped | registered) for name, entry in calls.items()}
+    # A file may register a function under a shipped name; the name is then the file's.
+    return {name for name, call in parsed.items() if call.file or call.function not in shipped - registered}
+
+
+# ── reward bench ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+SETTLE_MS = 300
+"""How long settings must rest before completions are scored again automatically."""
+SCORING_SETTINGS = keys_used_by("scoring")
+"""Settings that scores, rewards or advantages depend on."""
+DECLINED = "The reward file was not allowed to run, so nothing was scored."
+
+Group = dict[str, Any]
+
+
+class RewardBench(QObject):
+    """The completions on the bench and their scores.
+
+    Attributes:
+        groups – rows as in completions.jsonl, with scores added.
+        functions – the result of each reward function.
+        findings – the verdict on the scores.
+        failed – where a reward file could not be loaded, and why; else None.
+        cases – the kept cases, scored again with everything else.
+        origin – where the completions come from, in words.
+        seconds – how long scoring took.
+        stale – the scores are older than the settings.
+        busy – what is being done, or "".
+        means – function → its mean score.
+
+    Signals:
+        changed – any attribute but `busy`.
+        busy_changed(str) – what is being done, or "".
+        progress(int, int) – done and total; the total is 0 where it is not known.
+        refused(str) – a sentence for the user.
+    """
+
+    changed = Signal()
+    busy_changed = Signal(str)
+    progress = Signal(int, int)
+    refused = Signal(str)
+
+    def __init__(self, draft: Draft, service: Service, consent: Consent, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.draft, self.service, self.consent = draft, service, consent
+        self.groups: list[Group] = []
+        self.functions: list[dict[str, Any]] = []
+        self.findings: list[dict[str, str]] = []
+        self.cases: list[dict[str, Any]] = []
+        self.failed: dict[str, Any] | None = None
+        self.seconds: float | None = None
+        self.origin, self.busy = "", ""
+        self.stale = False
+        self._loaded_for: tuple[Any, ...] = ()
+        self._request: int | None = None
+        # Restarted at every change of a setting: one scoring for a typed number, not one for each of its digits.
+        self._rest_timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
+        self._rest_timer.timeout.connect(self.score_quietly)
+        draft.changed.connect(self._on_setting)
+
+    # Loading completions
+
+    def sample(self, how: str, count: int, numbers: Sequence[int], group_size: int, seed: int) -> None:
+        """Sample completions from the chosen model and score them."""
+        choice = {"how": how, "count": count, "numbers": list(numbers), "group_size": group_size, "seed": seed}
+        self._load("sample", "Sampling", "sampled from the model", settings=self.draft.values(), **choice)
+
+    def load_run(self, folder: Path, step: int | None) -> None:
+        """Load the completions that a run wrote at a step, the newest by default."""
+        self._load("run_completions", "Reading the run", "", run=str(folder), step=step)
+
+    def load_file(self, path: Path) -> None:
+        self._load("read_completions", f"Reading {path.name}", f"from {path.name}", path=str(path))
+
+    def load_text(self, text: str) -> None:
+        self._load("read_completions", "Reading what was pasted", "pasted", text=text)
+
+    def cancel(self) -> None:
+        """Cancel the pending request; the completions stay."""
+        if self._request is not None:
+            self.service.cancel(self._request)
+        self._end_request()
+
+    def _load(self, question: str, activity: str, origin: str, **arguments: Any) -> None:
+        def on_answer(answer: Any) -> None:
+            if isinstance(answer, list):
+                self._set_groups(answer, origin)
+            else:  # the answer to run_completions, which also says the step
+                step = f"from {Path(arguments['run']).name}, step {answer['step']}"
+                self._set_groups(answer["groups"], origin or step)
+
+        self._ask(question, activity, on_answer, **arguments)
+
+    def _set_groups(self, groups: list[Group], origin: str) -> None:
+        self.groups, self.origin = groups, origin
+        self._loaded_for = self._task()
+        self.functions, self.findings, self.failed = [], [], None
+        self._end_request()
+        self.changed.emit()
+        self.score()
+
+    # Scoring
+
+    def score(self) -> None:
+        """Score the completions, after asking for consent where it is missing."""
+        if not self.groups:
+            return
+        if not self.consent.obtain(self.draft.values()):
+            self.stale = True
+            self.refused.emit(DECLINED)
+            self.changed.emit()
+            return
+        self._score()
+
+    def score_quietly(self) -> None:
+        """Score again if that needs no consent and nothing is pending; otherwise mark the scores as stale."""
+        if not self.groups:
+            return
+        # While something is pending, scoring would cancel it; its own answer leads to scoring, or `stale` shows that it is due.
+        if self.busy or self.consent.unconfirmed(self.draft.values()):
+            self.stale = True
+            self.changed.emit()
+        else:
+            self._score()
+
+    def _score(self) -> None:
+        self._rest_timer.stop()  # this request has the newest settings already
+        settings = self.draft.values()
+        scoring = {key: settings[key] for key in SCORING_SETTINGS}
+        groups = [_without_scores(group) for group in self.groups]
+        self._ask(
+            "score", "Scoring", self._on_scores, settings=scoring, groups=groups, trusted=self.consent.trusted(settings)
+        )
+
+    def _on_scores(self, answer: dict[str, Any]) -> None:
+        self._end_request()
+        self.stale = False
+        self.failed = answer.get("failed")
+        if self.failed is None:
+            self.functions, self.findings = answer["functions"], answer["findings"]
+            self.seconds, self.cases = answer["seconds"], answer.get("cases") or []
+            for group, scored in zip(self.groups, answer["scored"], strict=True):
+                group["completions"] = [row | scores for row, scores in zip(group["completions"], scored, strict=True)]
+        self.changed.emit()
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Function → its mean score; functions without any score are left out."""
+        rewards = [completion.get("rewards") or {} for group in self.groups for completion in group["completions"]]
+        names = [function["name"] for function in self.functions]
+        by_name = {name: [scores[name] for scores in rewards if scores.get(name) is not None] for name in names}
+        return {name: sum(scores) / len(scores) for name, scores in by_name.items() if scores}
+
+    @property
+    def means_of_form(self) -> dict[str, float]:
+        """`means` while the form has the model and dataset for which the completions were loaded; else none."""
+        return self.means if self._loaded_for == self._task() else {}
+
+    def _task(self) -> tuple[Any, ...]:
+        return tuple(self.draft.value(key) for key in ("model", "data"))
+
+    @property
+    def count(self) -> int:
+        """Completions on the bench."""
+        return sum(len(group["completions"]) for group in self.groups)
+
+    # Cases
+
+    @property
+    def reward_file(self) -> Path | None:
+        """The user's reward file, where one is set and exists."""
+        return reward_file(self.draft.values())
+
+    def keep_case(self, group: Mapping[str, Any], completion: Mapping[str, Any]) -> None:
+        """Keep a scored completion as a case of the reward file, with the scores by that file's own functions."""
+        case = case_of(self.draft.values(), completion.get("rewards") or {})
+        if case is None:
+            self.refused.emit(
+                "Cases are kept with a reward file of your own; none of its functions has scored this one."
+            )
+            return
+        self._edit_cases(
+            case.file, do="keep", group=_without_scores(group), completion=completion["text"], expected=case.expected,
+            calls=case.calls,
+        )  # fmt: skip
+
+    def remove_case(self, index: int) -> None:
+        """Remove the case at this index."""
+        if self.reward_file is not None:
+            self._edit_cases(self.reward_file, do="drop", place=index)
+
+    def _edit_cases(self, file: Path, **edit: Any) -> None:
+        self._ask("reward_cases", "Keeping the case", self._on_cases_edited, file=str(file), **edit)
+
+    def _on_cases_edited(self, _answer: Any) -> None:
+        self._end_request()
+        self.score_quietly()
+
+    # Requests
+
+    def _ask(self, question: str, activity: str, on_answer: Any, **arguments: Any) -> None:
+        self.cancel()  # one request at a time; an answer to an older one must not replace what is shown after it
+        self._set_busy(activity)
+        self._request = self.service.ask(
+            question, on_answer, on_refused=self._on_refused, on_progress=self._on_progress, owner=self, **arguments
+        )
+
+    def _on_progress(self, progress: dict[str, Any]) -> None:
+        if "scoring" in progress:
+            self._set_busy(f"Scoring with {progress['scoring']}")
+        elif "phase" in progress:
+            self._set_busy(progress["phase"].capitalize())
+            self.progress.emit(progress.get("done", 0), progress.get("of", 0))
+
+    def _on_refused(self, faults: list[Fault]) -> None:
+        self._end_request()
+        self.refused.emit(" ".join(fault.sentence for fault in faults))
+        self.changed.emit()
+
+    def _end_request(self) -> None:
+        self._request = None
+        self._set_busy("")
+
+    def _set_busy(self, activity: str) -> None:
+        if activity != self.busy:
+            self.busy = activity
+            self.busy_changed.emit(activity)
+
+    def _on_setting(self, key: str) -> None:
+        if self.groups and (key in SCORING_SETTINGS or not key):  # "": all settings changed
+            self._rest_timer.start()
+
+
+def _without_scores(group: Mapping[str, Any]) -> Group:
+    """The group without its scores, as the question `score` takes it."""
+    keys = ("text", "tokens", "stop")
+    completions = [{key: row[key] for key in keys if key in row} for row in group["completions"]]
+    return {**group, "completions": completions}

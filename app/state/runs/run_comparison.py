@@ -1,0 +1,208 @@
+"""Several runs followed together, for charts with a curve for each of them.
+
+Runs are read one after the other, each in the slices of `app.state.runs.run`, so that opening ten long ones blocks the window no more than
+opening one; after that all are followed at once. The x axis of a comparison is the step, the tokens seen or the seconds of work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PySide6.QtCore import QObject, Signal
+
+from app.state.charts import CHARTS, Chart, curves_of
+from app.state.runs.run import Run
+from backend.runs.completion_rows import CompletionRow, GroupRow
+from backend.runs.run_folder import RunFolder
+
+AXES = {"step": "Step", "tokens": "Tokens", "time": "Time"}
+"""Key of an x axis → its title. Time is that of the steps in seconds, without loading, evaluation and pauses."""
+POINTS = 2000
+"""Points of a curve over tokens or time: runs share them, so that a position has a value in each."""
+SEARCHED_STEPS = 100
+"""How many steps that both runs recorded are searched, from the newest, for a prompt that both were asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedMetric:
+    """One chart of a comparison: a metric, and the title of the Monitor chart that it belongs to."""
+
+    metric: str
+    title: str
+    axis: str
+    unit: str
+    help: str
+    held_out: bool
+    chart: str
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrompt:
+    """A prompt that two runs were asked at the same step, and each run's group of completions."""
+
+    step: int
+    groups: tuple[GroupRow, GroupRow]
+
+    @property
+    def prompt(self) -> str:
+        return self.groups[0]["prompt"]
+
+    def best(self) -> tuple[CompletionRow | None, CompletionRow | None]:
+        """Each run's completion with the highest reward."""
+        first, second = (_best(group) for group in self.groups)
+        return first, second
+
+
+class RunComparison(QObject):
+    """Attributes:
+        runs – the runs opened so far, in the order asked for.
+
+    Signals:
+        changed – something new was read; several times a second at most.
+    """
+
+    changed = Signal()
+
+    def __init__(self, folders: Sequence[Path], parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.runs: list[Run] = []
+        self._waiting = list(folders)
+        self._positions: dict[tuple[int, str], tuple[np.ndarray, np.ndarray]] = {}
+        self._open_next()
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether some run is not open yet, or behind its diary."""
+        return bool(self._waiting) or not all(run.has_caught_up for run in self.runs)
+
+    def _open_next(self) -> None:
+        if self._waiting:
+            run = Run(RunFolder(self._waiting.pop(0)), self)
+            run.changed.connect(self._on_changed)
+            run.state_changed.connect(lambda _state: self._on_changed())
+            self.runs.append(run)
+
+    def _on_changed(self) -> None:
+        if self.runs[-1].has_caught_up:
+            self._open_next()
+        self.changed.emit()
+
+    def close(self) -> None:
+        """Stop following every run."""
+        self._waiting = []
+        for run in self.runs:
+            run.close()
+
+    # ── charts ──────────────────────────────────────────────────────────────────────────────────
+
+    def metrics(self) -> list[ComparedMetric]:
+        """What at least one run has, in the order of the Monitor page but for the reward, which comes first, held out too."""
+        rewards = list(dict.fromkeys(name for run in self.runs for name in run.reward_names))
+        found = []
+        for chart in CHARTS:
+            names_of = Run.eval_metric_names if chart.held_out else Run.metric_names
+            names = dict.fromkeys(name for run in self.runs for name in names_of(run))
+            curves = [curve for curve in curves_of(chart, names, rewards) if curve.metric in names]
+            found += [_compared(chart, curve.metric, curve.label, len(curves) > 1) for curve in curves]
+        return sorted(found, key=lambda one: one.metric != "reward")
+
+    def curve(self, run: Run, metric: ComparedMetric, axis: str) -> tuple[np.ndarray, np.ndarray]:
+        """(x `[n]`, values `[n]`) of a run; both empty where it has no such metric, or no such axis."""
+        steps, values = run.eval_series(metric.metric) if metric.held_out else run.series(metric.metric)
+        if axis == "step" or not len(steps):
+            return steps, values
+        all_steps, positions = self._positions_of(run, axis)
+        if not len(positions):
+            return np.empty(0), np.empty(0)
+        x = np.interp(steps, all_steps, positions)
+        return resampled(x, values, self._grid(axis)) if not metric.held_out else (np.round(x), values)
+
+    def changes(self, run: Run, axis: str) -> list[tuple[int, str]]:
+        """(x, sentence) of every change of settings during a run; none where it has no such axis."""
+        found = [(mark.step, mark.sentence) for mark in run.marks if mark.kind == "change"]
+        if axis == "step" or not found:
+            return found
+        all_steps, positions = self._positions_of(run, axis)
+        if not len(positions):
+            return []
+        at = np.interp([step for step, _ in found], all_steps, positions)
+        return [(round(x), sentence) for x, (_, sentence) in zip(at.tolist(), found, strict=True)]
+
+    def _grid(self, axis: str) -> np.ndarray:
+        """Whole numbers from 0 to the end of the longest run, an even number of them, as `resampled` needs."""
+        ends = [positions[-1] for run in self.runs if len(positions := self._positions_of(run, axis)[1])]
+        grid = np.unique(np.round(np.linspace(0, max(ends, default=0.0), POINTS)))
+        return np.append(grid, grid[-1] + 1) if len(grid) % 2 else grid
+
+    def _positions_of(self, run: Run, axis: str) -> tuple[np.ndarray, np.ndarray]:
+        """`positions_of`, kept until the run has more steps: every curve of every chart asks."""
+        kept = self._positions.get((id(run), axis))
+        if kept is None or run.span is None or len(kept[0]) == 0 or kept[0][-1] != run.span[1]:
+            kept = self._positions[id(run), axis] = positions_of(run, axis)
+        return kept
+
+    def span(self, axis: str) -> tuple[float, float] | None:
+        """The first and last x of all runs; None before there is one."""
+        spans = [run.span for run in self.runs if run.span is not None]
+        if not spans:
+            return None
+        if axis == "step":
+            return min(first for first, _ in spans), max(last for _, last in spans)
+        grid = self._grid(axis)
+        return (float(grid[0]), float(grid[-1])) if len(grid) > 1 else None
+
+    # ── completions ─────────────────────────────────────────────────────────────────────────────
+
+    def shared_prompts(self, first: Run, second: Run) -> list[SharedPrompt]:
+        """Prompts that both runs were asked at the newest step at which there is one; [] where there is none among the newest
+        SEARCHED_STEPS steps that both recorded."""
+        common = sorted(set(first.completion_steps()) & set(second.completion_steps()), reverse=True)
+        for step in common[:SEARCHED_STEPS]:
+            theirs = {group.get("prompt"): group for group in second.groups(step)}
+            both = [
+                (group, theirs[group.get("prompt")]) for group in first.groups(step) if group.get("prompt") in theirs
+            ]
+            if both:
+                return [SharedPrompt(step, pair) for pair in both]
+        return []
+
+
+def positions_of(run: Run, axis: str) -> tuple[np.ndarray, np.ndarray]:
+    """(steps `[n]`, tokens seen or seconds worked at each `[n]`); a step without the figure counts as no time and no tokens."""
+    steps, values = run.series("num_tokens" if axis == "tokens" else "time/step")
+    if axis == "tokens":
+        return steps, np.maximum.accumulate(np.nan_to_num(values)) if len(values) else values
+    return steps, np.cumsum(np.nan_to_num(values))
+
+
+def resampled(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(grid, values `[len(grid)]`): at each point of the grid the last value reached by then; NaN before the first and after the last.
+
+    No value is made up between two steps, and no spike is lost: where more than two steps end between a pair of points, the two have the
+    least and the largest of their values. `grid` `[even]` is ascending.
+    """
+    if not len(x):
+        return grid, np.full(len(grid), np.nan)
+    at = np.searchsorted(x, grid, side="right") - 1
+    found = np.where(at >= 0, values[np.maximum(at, 0)], np.nan)
+    starts = np.append(0, at[1::2] + 1)  # of the steps that belong to each pair; the last one ends the last pair
+    many = np.flatnonzero(np.diff(starts) > 2)
+    padded = np.append(values, np.nan)  # reduceat takes no start behind the end
+    found[2 * many] = np.fmin.reduceat(padded, starts)[many]
+    found[2 * many + 1] = np.fmax.reduceat(padded, starts)[many]
+    # The first point that is not before the end still belongs to the run: it has the value of the last step.
+    return grid, np.where(np.arange(len(grid)) <= np.searchsorted(grid, x[-1]), found, np.nan)
+
+
+def _compared(chart: Chart, metric: str, label: str, is_one_of_several: bool) -> ComparedMetric:
+    title = chart.title if not is_one_of_several else label if chart.title == "Other" else f"{chart.title}: {label}"
+    return ComparedMetric(metric, title, chart.axis, chart.unit, chart.help, chart.held_out, chart.title)
+
+
+def _best(group: GroupRow) -> CompletionRow | None:
+    completions: list[Any] = group.get("completions") or []
+    return max(completions, key=lambda one: one.get("reward") or float("-inf"), default=None)

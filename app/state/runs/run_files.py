@@ -1,0 +1,208 @@
+"""What the window reads of a run's files beside the diary: the newest checkpoint, the end of the log, the rewards of the settings."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backend.config.config import SETTINGS, Config, parse
+from backend.rewards.catalogue.catalog import DEFAULT_REWARDS, metric_name, split_names
+from backend.runs.archive import summary
+from backend.runs.events import Event
+from backend.runs.queue import is_fresh
+from backend.runs.run_folder import RunFolder, all_runs
+from backend.runs.start_progress import StartProgress
+from backend.runs.steering import Change, changed, config_at, read_changes, request_change
+from backend.utils.errors import Mistake
+from backend.utils.regular_file import open_regular
+from backend.utils.text import as_in_a_terminal, shown
+
+LOG_TAIL = 64 << 10
+"""Bytes at the end of a log that `log_lines` reads."""
+_SETTING = re.compile(r"^[a-z_]+: ")
+_ROUTINE = re.compile(r"step \d+  |BLAS is ")
+LAST_WORDS = 200
+"""How many characters of a log's last line a sentence takes; the log may be somebody else's."""
+DISK = "disk: "
+"""What the last line of a log begins with where the disk took no more lines of the diary."""
+
+
+def newest_checkpoint(folder: RunFolder) -> int | None:
+    """The step of a run's newest complete checkpoint, by the names of its folders; None if it has none."""
+    # A checkpoint is written under a hidden name, which is no number, and renamed when it is complete.
+    names = [path.parent.name for path in folder.checkpoints.glob("*/state.json")]
+    return max((int(name) for name in names if name.isdigit()), default=None)
+
+
+def problem_of(state: str, ending: Event | None, step: int, folder: RunFolder) -> str:
+    """Why a failed or crashed run ended, as one sentence; empty in any other state."""
+    if state == "failed":
+        sentence = (ending or {}).get("sentence")
+        return sentences_of(str(sentence)) if sentence else "The run failed; the log may tell why."
+    if state != "crashed":
+        return ""
+    when = f"after step {step}" if step else "before its first step"
+    lines = (line.strip() for line in reversed(log_lines(folder.log, 20)))
+    last_words = next((line for line in lines if not is_routine(line) and line != str(folder.path)), "")
+    if last_words.startswith(DISK):
+        return f"The training process ended {when} and could not write down why: {shown(last_words.removeprefix(DISK), LAST_WORDS)}"
+    last_words = shown(last_words, LAST_WORDS)
+    return (
+        f"The training process ended {when} without saying why, as when the system runs out of memory and kills it."
+        + (f" Its last words: {last_words}" if last_words else "")
+    )
+
+
+def is_routine(line: str) -> bool:
+    """Whether a line of the log is one that every run prints, and so tells nothing of why one ended: blank, a figure of its steps, how far its
+    start has come, what it computes with."""
+    text = line.strip()
+    return not text or _ROUTINE.match(text) is not None or StartProgress.read(text) is not None
+
+
+def setting_of_problem(ending: Event | None) -> str:
+    """The setting that the sentence of a failed run begins with; "" where that is none of the form."""
+    found = _SETTING.match(str((ending or {}).get("sentence") or ""))
+    key = found.group().removesuffix(": ") if found else ""
+    return key if key in SETTINGS else ""
+
+
+def log_lines(path: Path, n: int) -> list[str]:
+    """The last `n` lines of a log, as a terminal shows them."""
+    text = last_lines(path, LOG_TAIL).decode("utf-8", errors="replace")
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return [as_in_a_terminal(line) for line in lines[-n:]]
+
+
+def sentences_of(faults: str) -> str:
+    """Faults without their `setting: ` prefixes, which are for programs; the sentences name the settings themselves."""
+    return " ".join(_SETTING.sub("", line) for line in faults.splitlines())
+
+
+def configured_rewards(config: dict[str, Any]) -> list[str]:
+    names = config.get("reward_functions") or list(DEFAULT_REWARDS)
+    return [metric_name(name) for name in split_names(names)] if isinstance(names, str | list) else []
+
+
+def modified_ns(path: Path) -> int:
+    """When the file was last written, in nanoseconds; 0 if it does not exist."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def file_size(path: Path) -> int:
+    """The bytes of a file; 0 if it does not exist."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def last_lines(path: Path, max_bytes: int) -> bytes:
+    """The last complete lines of a file, in at most `max_bytes`."""
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - max_bytes))
+            text = file.read(max_bytes)
+    except OSError:
+        return b""
+    return text if size <= max_bytes else text.partition(b"\n")[2]  # the first line is cut, perhaps inside a character
+
+
+# ── crash offer ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# A run that crashed while no window looked: what was lost, and whether it was offered to be resumed before.
+
+
+@dataclass(frozen=True, slots=True)
+class CrashOffer:
+    """A crashed run. `step`: the last one in its diary; `checkpoint`: the step that a resume goes on from, None for the start.
+    `key` tells this crash from every other."""
+
+    folder: RunFolder
+    step: int
+    checkpoint: int | None
+    key: str
+
+    @property
+    def question(self) -> str:
+        return f"{self.folder.name} ended unexpectedly {f'after step {self.step:,}' if self.step else 'before its first step'}."
+
+    @property
+    def detail(self) -> str:
+        if self.checkpoint is None:
+            return "There is no checkpoint yet, so it would start over."
+        lost = self.step - self.checkpoint
+        again = (
+            "Nothing is lost."
+            if lost <= 0
+            else f"The {f'{lost:,} steps' if lost > 1 else 'step'} after it would be trained again."
+        )
+        return f"It can go on from step {self.checkpoint:,}. {again}"
+
+    @property
+    def action(self) -> str:
+        return "Start over" if self.checkpoint is None else f"Resume from step {self.checkpoint:,}"
+
+
+def last_run(folder: Path | None = None) -> RunFolder | None:
+    """The run in `folder` (the runs folder by default) that has trained last; None where none has ever begun."""
+    begun = (run for run in all_runs(folder) if not is_fresh(run))
+    return max(begun, key=_written_at, default=None)
+
+
+def crash_offer(run: RunFolder, offered: str) -> CrashOffer | None:
+    """The offer to resume this run; None where it has not crashed, or `offered` is the key of this crash."""
+    about = summary(run)
+    key = f"{run.path}:{run.events.stat().st_size if run.has_diary else 0}"
+    if about.state != "crashed" or key == offered:
+        return None
+    return CrashOffer(run, about.step or 0, newest_checkpoint(run), key)
+
+
+def _written_at(run: RunFolder) -> float:
+    try:
+        return run.events.stat().st_mtime
+    except OSError:  # deleted in the meantime
+        return 0.0
+
+
+# ── present settings ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+# The settings of a run as they are now: those of its config.yaml with every change that its trainer took.
+
+STEERED_STATES = ("running", "paused")
+
+
+class PresentSettings:
+    """Reads changes.json again when it has changed, and asks a trainer for more changes. `raw` returns what config.yaml says."""
+
+    def __init__(self, folder: RunFolder, raw: Callable[[], Mapping[str, Any]]) -> None:
+        self._folder, self._raw = folder, raw
+        self._read: tuple[int, list[Change]] = (-1, [])
+
+    def changes(self) -> list[Change]:
+        """Every change, in the order of their steps; the last may be of a step to come. Raises Mistake for a damaged file."""
+        written = modified_ns(self._folder.changes)
+        if written != self._read[0]:
+            self._read = (written, read_changes(self._folder))
+        return list(self._read[1])
+
+    def at_last(self) -> Config:
+        """The settings once every change holds. Raises Mistake where config.yaml or changes.json has faults."""
+        return config_at(parse(self._raw()), self.changes())
+
+    def ask(self, settings: Mapping[str, Any], state: str, done: int) -> None:
+        """Ask the trainer of a run in this state for a change. `done`: steps that are done at least. Raises Mistake for settings that
+        cannot be, and for a run that does not train."""
+        if state not in STEERED_STATES:
+            raise Mistake("run", "Settings change while a run is training or paused.")
+        changed(self.at_last(), settings, done)
+        request_change(self._folder, settings)

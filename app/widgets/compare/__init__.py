@@ -1,1 +1,0 @@
-"""Several runs side by side: their legend, and the tables of settings and results."""

@@ -1,1 +1,0 @@
-"""The Dataset page: rows, columns, splits, prompt lengths."""

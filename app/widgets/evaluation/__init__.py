@@ -1,1 +1,0 @@
-"""The result of an evaluation: its figures with intervals, its rows, and both sides of one row."""

@@ -1,1 +1,0 @@
-"""Reward table, reward bench, code editor, consent to run code."""

@@ -1,1 +1,0 @@
-"""What the Sweeps page is made of: the rows of settings that vary, and the table of results."""

@@ -1,0 +1,165 @@
+"""The stages of a run: parts of it, one after the other, with settings and training rows of their own.
+
+A stage's settings hold from its first step on and end with its last, as a change of settings that was planned
+(`backend.runs.steering` puts both together). What a stage does not name is the run's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from backend.config.checks import cross_setting_faults, reference_is_needed
+from backend.config.other_programs.translation import translate
+from backend.runs.changeable import STAGE_DATA, STAGE_OWN, STAGE_SETTINGS
+from backend.utils.errors import Fault
+from backend.utils.text import SENTENCE, shown
+
+Stages = Sequence[Mapping[str, Any]]
+Validate = Callable[[str, Any], tuple[Any, str]]
+"""(key, value) → (the value as a run has it, "") or (None, why it cannot be)."""
+
+
+# ── which stage, and its settings ────────────────────────────────────────────────────────────────────────────────────
+
+
+def stage_at(stages: Stages, step: int | None) -> int:
+    """The stage, from 0, that a step, from 1, is in. Before the first step it is the first; after the last, and for None, the last."""
+    last = 0
+    for index, stage in enumerate(stages):
+        last += stage["iters"]
+        if step is not None and step <= last:
+            return index
+    return len(stages) - 1
+
+
+def first_step(stages: Stages, index: int) -> int:
+    """The first step, from 1, of a stage."""
+    return 1 + sum(stage["iters"] for stage in stages[:index])
+
+
+def stage_settings(values: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """The settings that a stage replaces in those of its run, `values`; data apart. Evaluations keep the size that they have in the run:
+    their figures are compared across stages."""
+    replaced = {key: value for key, value in values["stages"][index].items() if key in STAGE_SETTINGS}
+    if "batch_size" in replaced and values["eval_batch_size"] is None:
+        pieces = values["gradient_accumulation_steps"] * values["steps_per_generation"]
+        replaced["eval_batch_size"] = values["batch_size"] * pieces
+    if "group_size" in replaced and values["num_generations_eval"] is None:
+        replaced["num_generations_eval"] = values["group_size"]
+    return replaced
+
+
+def stage_data(values: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """The settings of the training rows that a stage replaces in those of its run. Of another dataset the training split alone is read."""
+    stage = values["stages"][index]
+    replaced = {key: stage[key] for key in STAGE_DATA if key in stage and stage[key] != values[key]}
+    if replaced.keys() & {*OF_DATASET}:
+        replaced |= TRAINING_SPLIT_ALONE
+    return replaced
+
+
+OF_DATASET = ("data", "dataset_config", "train_split")
+TRAINING_SPLIT_ALONE: dict[str, Any] = {
+    "valid_split": "valid",
+    "test_split": "test",
+    "validation_split": 0.0,
+    "valid_data": "",
+    "test_data": "",
+    "eval_data": {},
+}
+"""Settings of the splits that no stage reads, as they are where nothing is said of them."""
+
+
+def stage_rows(values: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """What of `stage_data` decides which rows there are, and what is in them; {} for the rows of the run."""
+    replaced = stage_data(values, index)
+    made = ("prompt_template", "answer_pattern", "map_function")
+    if replaced.keys() & {*OF_DATASET, *made}:
+        return replaced
+    if any(values[key] for key in made) and replaced.keys() & {"prompt_feature", "answer_feature"}:
+        return replaced  # the columns that they write into
+    return {}
+
+
+def scoring_of(values: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """The reward functions and weights of a stage, as the settings of a run name them."""
+    stage = values["stages"][index]
+    functions: list[str] = stage.get("reward_functions") or values["reward_functions"]
+    weights: list[float] = stage.get("reward_weights") or []
+    if not weights and not stage.get("reward_functions"):
+        weights = values["reward_weights"]
+    return {"reward_functions": functions, "reward_weights": weights}
+
+
+# ── what they must satisfy ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def validated_stages(values: Mapping[str, Any], validate: Validate) -> tuple[list[dict[str, Any]], list[Fault]]:
+    """(the stages of a run in our keys and values, their faults). `values`: valid settings by key; those that are not are missing."""
+    stages, faults = list[dict[str, Any]](), list[Fault]()
+    for number, stage in enumerate(values["stages"], 1):
+        valid, sentences = _validated_stage(stage, validate)
+        stages.append(valid)
+        faults += [fault_of_stage(number, sentence) for sentence in sentences]
+    if not faults and all(isinstance(stage.get("iters"), int) for stage in stages):
+        faults += _cross_faults(dict(values) | {"stages": stages})
+    return stages, faults
+
+
+def _validated_stage(stage: Mapping[str, Any], validate: Validate) -> tuple[dict[str, Any], list[str]]:
+    """The stage with valid values; what is its own is checked by `backend.config.checks`."""
+    own = {str(key): value for key, value in stage.items() if key in STAGE_OWN}
+    renamed, unreadable = translate({key: value for key, value in stage.items() if key not in STAGE_OWN})
+    sentences = [fault.sentence for fault in unreadable]
+    for key, value in renamed.items():
+        if key in (*STAGE_SETTINGS, *STAGE_DATA):
+            own[key], sentence = validate(key, value)
+            sentences += [sentence] if sentence else []
+        else:
+            own[key] = value  # refused by its name
+    return own, sentences
+
+
+def _cross_faults(values: Mapping[str, Any]) -> Iterator[Fault]:
+    """Faults of the settings that each stage has, and of what changes from one to the next."""
+    of_run = cross_setting_faults(values)
+    before: Mapping[str, Any] | None = None
+    for index in range(len(values["stages"])):
+        try:
+            of_stage = dict(values) | stage_settings(values, index)
+        except KeyError:  # a setting of the run that is read for it is not valid, which is a fault of its own
+            return
+        has = of_stage | stage_data(values, index)
+        del has["stages"]  # they were checked with the run, and are as many as there are turns here
+        found = [fault for fault in cross_setting_faults(has) if fault not in of_run]
+        if before is not None:
+            found += faults_in_course(before, of_stage)
+        yield from (fault_of_stage(index + 1, fault.sentence) for fault in found)
+        before = of_stage
+
+
+def fault_of_stage(number: int, sentence: str) -> Fault:
+    """A sentence about a stage, counted from 1, as a fault of the stages."""
+    prefix = f"Stage {number}: "
+    return Fault("stages", prefix + shown(sentence, SENTENCE - len(prefix)))
+
+
+def faults_in_course(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Fault]:
+    """Faults of a change from one step to the next, of settings that would be sound in a new run."""
+    if after.get("steps_per_eval") and not before.get("steps_per_eval"):
+        yield Fault(
+            "steps_per_eval",
+            "This run began without evaluations and has read no held-out prompts; clone it to add them.",
+        )
+    keys = ("beta", "log_kl", "ratio_against")
+    is_full = before.get("train_type") == "full"
+    if (is_full or before.get("modules_to_save")) and all(key in before for key in keys):
+        had, has = (reference_is_needed(*(values[key] for key in keys)) for values in (before, after))
+        if has and not had:
+            how = "under full fine-tuning its weights" if is_full else "its Modules to save"
+            yield Fault(
+                "beta",
+                f"This run began with Beta (KL weight) 0, so it keeps no reference model, and {how} are overwritten; "
+                "clone the run to add one.",
+            )

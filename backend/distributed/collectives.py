@@ -1,0 +1,198 @@
+"""`Collectives` over mlx's own engine (`mlx.core.distributed`: ring, MPI, JACCL, NCCL), in a thread of its own.
+
+A collective of mlx cannot be given up: with a peer that is lost it raises at best, and hangs at worst. So the calls are made by one
+communication thread of the process, and the thread that asked waits in short turns, between which `check` may raise what is known of the
+ranks by another way. The process must end with `os._exit` then: its communication thread may never return.
+
+On the CPU's stream, on arrays that are evaluated: Metal ends a command buffer that waits 5 s for another rank (mlx#4475). NCCL alone has
+no sums on a CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from backend.training.collectives import Collectives
+from backend.utils.errors import Mistake
+
+POLL_S = 0.1
+"""Seconds between two calls of `check` while a collective is under way."""
+TOLD_WITHIN_S = 30.0
+"""How long a collective that failed waits for `check` to say which machine it was."""
+FIRST_BYTES = 1016
+"""Bytes of a gathered value that travel with its length; a longer one takes a second round."""
+
+
+class FlatCollectives(Collectives):
+    """Collectives of any shape on top of two of flat vectors, which a subclass makes."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.waiting: Callable[[float], None] = do_nothing
+        """Called while a collective is waited for, with the seconds that it has taken; may raise to give the run up."""
+        self.waited_s = 0.0
+        """Seconds in `gather`, `concatenate` and `barrier` so far: what they carry is small, so it is the wait for slower ranks."""
+        self.summed_s = 0.0
+        """Seconds in `sum` and `broadcast` so far. A `gather` comes before each, so it is the time of the transfer."""
+
+    def all_sum(self, x_N: mx.array) -> mx.array:
+        """The sum over the ranks, evaluated."""
+        raise NotImplementedError
+
+    def all_gather(self, x_N: mx.array) -> mx.array:
+        """Every rank's vector of the same length, one behind the other, evaluated."""
+        raise NotImplementedError
+
+    def sum(self, arrays: Sequence[mx.array]) -> list[mx.array]:
+        began = time.perf_counter()
+        flat = mx.concatenate([x.astype(mx.float32).reshape(-1) for x in arrays])
+        total = self.all_sum(flat)
+        self.summed_s += time.perf_counter() - began
+        return _split(total, [x.shape for x in arrays])
+
+    def broadcast(self, arrays: Sequence[mx.array]) -> list[mx.array]:
+        began = time.perf_counter()
+        # As whole numbers, because −0 + 0 is 0 in floating point; 0 from everybody else.
+        own = mx.concatenate([_bytes(x) for x in arrays])
+        words = mx.pad(own, (0, -own.size % 4)).view(mx.uint32)
+        sent = self.all_sum(words if self.rank == 0 else mx.zeros_like(words)).view(mx.uint8)
+        self.summed_s += time.perf_counter() - began
+        parts = _split(sent[: own.size], [(x.nbytes,) for x in arrays])
+        return [part.view(x.dtype).reshape(x.shape) for part, x in zip(parts, arrays, strict=True)]
+
+    def gather(self, value: Any) -> list[Any]:
+        began = time.perf_counter()
+        try:
+            return [json.loads(data) for data in self._gather_bytes(json.dumps(value).encode())]
+        finally:
+            self.waited_s += time.perf_counter() - began
+
+    def concatenate(self, x_N: mx.array) -> mx.array:
+        lengths: list[int] = self.gather(x_N.size)
+        longest = max(lengths)
+        if not longest:
+            return mx.zeros(0)
+        began = time.perf_counter()
+        rows = self.all_gather(mx.pad(x_N.astype(mx.float32), (0, longest - x_N.size))).reshape(self.size, longest)
+        self.waited_s += time.perf_counter() - began
+        return mx.concatenate([row[:length] for row, length in zip(rows, lengths, strict=True)])
+
+    def barrier(self) -> None:
+        self.gather(None)
+
+    def _gather_bytes(self, own: bytes) -> list[bytes]:
+        length = np.array([len(own)], np.uint64).tobytes()
+        first = self._gather_equal(length + own[:FIRST_BYTES].ljust(FIRST_BYTES, b"\0"))
+        lengths = [int(np.frombuffer(each[:8], np.uint64)[0]) for each in first]
+        heads = [each[8 : 8 + min(length, FIRST_BYTES)] for each, length in zip(first, lengths, strict=True)]
+        rest = max(lengths) - FIRST_BYTES
+        if rest <= 0:
+            return heads
+        tails = self._gather_equal(own[FIRST_BYTES:].ljust(rest, b"\0"))
+        return [(head + tail)[:length] for head, tail, length in zip(heads, tails, lengths, strict=True)]
+
+    def _gather_equal(self, own: bytes) -> list[bytes]:
+        gathered = np.array(self.all_gather(mx.array(np.frombuffer(own, np.uint8)))).tobytes()
+        return [gathered[i : i + len(own)] for i in range(0, len(gathered), len(own))]
+
+
+def _bytes(x: mx.array) -> mx.array:
+    return (x if x.dtype == mx.uint8 else mx.contiguous(x.reshape(-1)).view(mx.uint8)).reshape(-1)
+
+
+def _split(flat: mx.array, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
+    parts: list[mx.array] = []
+    start = 0
+    for shape in shapes:
+        end = start + math.prod(shape)
+        parts.append(flat[start:end].reshape(shape))
+        start = end
+    return parts
+
+
+def do_nothing(*_: object) -> None: ...
+
+
+class MlxCollectives(FlatCollectives):
+    """Over a group of mlx. What the heartbeats tell of it: `entered` and `left` count the collectives that this rank has begun and that
+    have returned, `pending_bytes` is the size of the one under way, and `bandwidth` the most bytes a second that one has moved."""
+
+    def __init__(self, group: mx.distributed.Group, device: mx.DeviceType = mx.cpu) -> None:
+        super().__init__(group.rank(), group.size())
+        self.check: Callable[[], None] = do_nothing
+        """Called while a collective is waited for; raises what is known of a lost rank."""
+        self.entered = 0
+        self.left = 0
+        self.failure = ""
+        """What MLX said of a collective that broke."""
+        self.pending_bytes = 0
+        self.bandwidth = 0.0
+        self.group = group
+        """mlx's own: a model that is divided sums over it inside its passes, never while a call of this object is under way."""
+        self._device = device
+        self._calls: queue.SimpleQueue[tuple[Callable[[], mx.array], Future[mx.array]]] = queue.SimpleQueue()
+        threading.Thread(target=self._communicate, name="collectives", daemon=True).start()
+
+    def all_sum(self, x_N: mx.array) -> mx.array:
+        return self._call(x_N, lambda: mx.distributed.all_sum(x_N, group=self.group, stream=self._device))
+
+    def all_gather(self, x_N: mx.array) -> mx.array:
+        return self._call(x_N, lambda: mx.distributed.all_gather(x_N, group=self.group, stream=self._device))
+
+    def _call(self, x_N: mx.array, operation: Callable[[], mx.array]) -> mx.array:
+        mx.eval(x_N)
+        self.pending_bytes = x_N.nbytes
+        result: Future[mx.array] = Future()
+        self._calls.put((operation, result))
+        began = time.monotonic()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                if (error := result.exception(POLL_S)) is None:
+                    return result.result()
+                raise self._told(error) from error
+            self.check()
+            self.waiting(time.monotonic() - began)
+
+    def _told(self, error: BaseException) -> BaseException:
+        """What is known of the peer whose link has failed. A worker is not told: its leader, or the loss of it, ends its process."""
+        ends = time.monotonic() + TOLD_WITHIN_S
+        while time.monotonic() < ends:
+            self.check()
+            time.sleep(POLL_S)
+        return Mistake("hosts", f"The ranks' link has failed: {error}")
+
+    def _communicate(self) -> None:
+        while True:
+            operation, result = self._calls.get()
+            self.entered += 1
+            began = time.perf_counter()
+            try:
+                value = operation()
+                mx.eval(value)
+            except BaseException as error:
+                self.failure = str(error) or type(error).__name__
+                result.set_exception(error)
+                continue  # `left` stays behind: this collective has not returned on every rank
+            self.bandwidth = max(self.bandwidth, self.pending_bytes / max(time.perf_counter() - began, 1e-9))
+            self.left += 1
+            result.set_result(value)
+
+
+def init_collectives(backend: str) -> MlxCollectives:
+    """Join the other ranks, which the environment names (`MLX_RANK` and `MLX_HOSTFILE`, or those of MPI, JACCL or NCCL). Raises Mistake."""
+    try:
+        group = mx.distributed.init(strict=True, backend=backend)
+    except (RuntimeError, ValueError) as error:
+        raise Mistake("distributed_backend", f"The ranks cannot be joined over {backend}: {error}") from error
+    return MlxCollectives(group, mx.gpu if backend == "nccl" else mx.cpu)

@@ -1,0 +1,394 @@
+"""Rank 0 of a run on several ranks: the ordinary trainer, with parts that share their work with the workers (`worker`).
+
+It alone has the dataset, the run's folder and the diary. Every decision is made here, between two polls, as in a run of one process. The
+workers do what messages say, in their order, so all ranks are at the same step with the same settings.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import mlx.core as mx
+
+from backend.config.config import Config
+from backend.distributed import group_wire, reward_code
+from backend.distributed.collectives import FlatCollectives, MlxCollectives, do_nothing
+from backend.distributed.hand_out import HandOut, RankPaces
+from backend.distributed.kept_state import KeptState
+from backend.distributed.sharded.leading import LeadingEngine, ShardedParts, load_sharded_parts
+from backend.distributed.step_shares import (
+    LearningReport,
+    SampledRound,
+    SamplingOrder,
+    StepShares,
+    sample_round,
+    score_round,
+    timed_learning,
+    unpacked_round,
+)
+from backend.distributed.worker import check_same_base, follow_leader, keep_together
+from backend.distributed.workers import Workers
+from backend.runs.steering import stage_configs
+from backend.trainer.evaluation.evaluate import EVAL_SEED
+from backend.trainer.machine.gpu_retries import StepSize
+from backend.trainer.machine.memory_plan import WHOLE_STEP
+from backend.trainer.parts import Note, RunParts, SharedParts, load_parts
+from backend.trainer.run_inputs import RunInputs
+from backend.trainer.step_parts import StepParts
+from backend.trainer.step_work import StepWork
+from backend.training.not_finite import check_sampled, check_scores
+from backend.types import Group, Problem
+
+# How long a rank that answers may take for its work before it counts as hung: by what such work has taken so far.
+
+LEAST_S = 120.0
+"""What any work may take, such as kernels that are compiled first."""
+TIMES = 10.0
+"""How many times as long as usual work may take besides."""
+UNSEEN_TIMES = 30.0
+"""The same of a rank that has done none yet: what is usual is then that of the others."""
+
+
+def limit_s(usual_s: float, *, is_seen: bool = True) -> float:
+    """Seconds that work may take which usually takes `usual_s`."""
+    return LEAST_S + (TIMES if is_seen else UNSEEN_TIMES) * usual_s
+
+
+class LearningPatience:
+    """Of the updates of a step, or of a measurement without them. Before the first nothing is usual, and there is no limit."""
+
+    def __init__(self) -> None:
+        self._longest_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """A step was learned from, or measured."""
+        self._longest_s = max(self._longest_s, seconds)
+
+    def overdue(self, waited_s: float) -> str:
+        """Why a rank that the others have waited for so long counts as hung, to follow its name; "" as long as it does not."""
+        if not self._longest_s or waited_s <= limit_s(self._longest_s):
+            return ""
+        return f"answers, but the others have waited {waited_s:.0f} s for it to compute; a step took {self._longest_s:.1f} s"
+
+
+# ── leader ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# The prompts of a step, or of an evaluation, sampled and scored by all ranks; the leader's side.
+
+SERVING_S = 0.02
+"""Seconds that the leader waits for a message before it looks at its own work again."""
+
+
+class SharedSampling:
+    """One sampling. After `run`: `groups` in the order of the problems, every round, the metrics that reward functions logged (means over
+    the rounds by their completions), and `took_s`, the seconds that it took on `clock`."""
+
+    def __init__(
+        self,
+        parts: StepParts,
+        workers: Workers,
+        paces: RankPaces,
+        problems: Sequence[Problem],
+        order: SamplingOrder,
+        notes: list[str],
+        scoring_limit_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`notes` takes sentences of the workers for the user. `scoring_limit_s`: how long the reward functions of a round may take."""
+        self._parts, self._workers, self._paces, self._problems, self._order = parts, workers, paces, problems, order
+        self._notes, self._scoring_limit_s, self._clock = notes, scoring_limit_s, clock
+        size = len(workers.machines)
+        self._hand_out = HandOut(len(problems), order.group_size, paces, size)
+        self._idle = set(range(1, size))
+        self._given: dict[int, tuple[int, float]] = {}
+        """Rank → (completions of the round that it works on, when it got them)."""
+        self.rounds: list[SampledRound] = []
+        self.took_s = 0.0
+
+    @property
+    def groups(self) -> list[Group]:
+        return [group for each in sorted(self.rounds, key=lambda each: each.start) for group in each.groups]
+
+    @property
+    def logged(self) -> dict[str, float]:
+        totals: dict[str, float] = {}
+        counts: dict[str, int] = {}
+        for each in self.rounds:
+            for name, value in (each.logged or {}).items():
+                totals[name] = totals.get(name, 0.0) + value * each.completions
+                counts[name] = counts.get(name, 0) + each.completions
+        return {name: total / counts[name] for name, total in totals.items()}
+
+    def run(self, poll: Callable[[float], None]) -> None:
+        """`poll` is called with the share that is done, and may raise to stop."""
+        began = self._clock()
+
+        def serve_and_poll(wait_s: float = 0.0) -> None:
+            self._serve(wait_s)
+            poll(self._done / len(self._problems))
+
+        self._give()
+        while self._done < len(self._problems):
+            if own := self._hand_out.take(0, self._clock()):
+                self._sample_here(own, serve_and_poll)
+            else:
+                serve_and_poll(SERVING_S)
+        self.took_s = self._clock() - began
+
+    @property
+    def _done(self) -> int:
+        return sum(len(each.groups) for each in self.rounds)
+
+    def _sample_here(self, places: range, serve_and_poll: Callable[[], None]) -> None:
+        problems = self._problems[places.start : places.stop]
+        own = sample_round(self._parts, self._order, 0, places.start, problems, lambda tokens: serve_and_poll())
+        with ThreadPoolExecutor(1, "rewards") as pool:  # leaving it waits for the call that is running
+            scoring = pool.submit(score_round, self._parts, self._order, own)
+            while not scoring.done():
+                self._serve(SERVING_S)
+            scoring.result()
+        self._take(own)
+
+    def _serve(self, wait_s: float) -> None:
+        """Take what workers have done, and give them more. Waits up to `wait_s` for a first message."""
+        while (message := self._workers.receive(wait_s)) is not None:
+            wait_s = 0.0
+            assert message.kind == "sampled", message.kind
+            machine = self._workers.machines[message.rank].called
+            self._notes += [f"{machine}: {note}" for note in message.body["notes"]]
+            self._idle.add(message.rank)
+            del self._given[message.rank]
+            self._take(unpacked_round(message.rank, message.body, message.arrays, self._problems))
+            self._give()
+        self._give_up_hung()
+
+    def _give_up_hung(self) -> None:
+        """Raise LostRank for a worker that answers, and whose round takes many times as long as its rounds do."""
+        for rank, (count, since) in self._given.items():
+            took_s, usual = self._clock() - since, self._paces.usual_s(rank, count)
+            if usual is not None and took_s > limit_s(usual[0], is_seen=usual[1]) + self._scoring_limit_s:
+                why = f"answers, but has worked on {count:,} completions for {took_s:.0f} s; {usual[0]:.1f} s are usual"
+                self._workers.give_up(rank, why)
+
+    def _take(self, done: SampledRound) -> None:
+        self.rounds.append(done)
+        self._paces.observe(done.rank, done.completions, done.seconds)
+        self._hand_out.is_free(done.rank, self._clock())
+
+    def _give(self) -> None:
+        """A round to every worker that should have one now."""
+        for rank in sorted(self._idle):
+            if places := self._hand_out.take(rank, self._clock()):
+                self._idle.remove(rank)
+                problems = group_wire.packed_problems(self._problems[places.start : places.stop])
+                order = {"order": self._order.to_dict(), "start": places.start, "problems": problems}
+                self._workers.send(rank, "sample", order)
+                self._given[rank] = (len(places) * self._order.group_size, self._clock())
+
+
+# ── leader ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+WAIT_S = 1.0
+"""Seconds between two looks at how long the others have been waiting for a rank."""
+
+
+@dataclass(slots=True)
+class Leader:
+    """What rank 0 has beside the parts of a run. `backend`: over what the ranks add up, for the diary."""
+
+    workers: Workers
+    ranks: FlatCollectives
+    backend: str
+    paces: RankPaces = field(init=False)
+    shares: StepShares = field(init=False)
+    learning: LearningPatience = field(default_factory=LearningPatience)
+    measuring: LearningPatience = field(default_factory=LearningPatience)
+
+    def __post_init__(self) -> None:
+        self.paces, self.shares = RankPaces(self.ranks.size), StepShares(self.ranks.size)
+
+    def load_parts(
+        self,
+        config: Config,
+        note: Note,
+        inputs: RunInputs | None = None,
+        most: StepSize = WHOLE_STEP,
+        shared: SharedParts | None = None,
+        stages: Sequence[Config] = (),
+    ) -> LeaderParts | ShardedParts:
+        """As `backend.trainer.parts.load_parts`, while the workers load theirs. Raises Mistake, and what the channel raises."""
+        assert shared is None, "runs that share a process have no ranks of their own"
+        stages = stages or stage_configs(config)
+        if config.parallelism == "tensor":
+            assert isinstance(self.ranks, MlxCollectives)
+            engine = LeadingEngine(self.workers, self.ranks, self.backend)
+            return load_sharded_parts(config, note, inputs, most, stages, engine)
+        self.workers.send_to_all("load", {
+            "config": config.model_dump(mode="json"), "stages": [each.model_dump(mode="json") for each in stages],
+            "code": reward_code.code_of(config), "names": reward_code.named_files(config),
+        })  # fmt: skip
+        parts = load_parts(config, note, inputs, most, None, stages)
+        parts.learner.forward.ranks = self.ranks
+        built = {"steps": parts.steps, "longest_prompts": parts.longest_prompts, "most": asdict(most)}
+        self.workers.send_to_all("build", built)
+        check_same_base(parts, config, self.ranks, self.workers.machines)
+        return LeaderParts(
+            **{each.name: getattr(parts, each.name) for each in fields(parts)}, leader=self, config=config
+        )
+
+    @contextmanager
+    def hung_are_given_up(self, patience: LearningPatience) -> Generator[None]:
+        """Raise LostRank for a worker that answers, and that the others wait for in a collective many times as long as such work took."""
+
+        def look(waited_s: float) -> None:
+            if (why := patience.overdue(waited_s)) and (behind := self.workers.behind()):
+                self.workers.give_up(behind[0], why)
+
+        self.ranks.waiting = look
+        try:
+            yield
+        finally:
+            self.ranks.waiting = do_nothing
+
+    def learned_by_workers(self) -> list[LearningReport]:
+        """Every worker's report on the step, which comes after its last update."""
+        since, missing, reports = time.monotonic(), set(range(1, self.ranks.size)), list[LearningReport]()
+        while missing:
+            message = self.workers.receive(WAIT_S)
+            if message is not None:
+                assert message.kind == "learned", message
+                reports.append(LearningReport(**message.body))
+                self.shares.add_learning(message.rank, reports[-1])
+                missing.remove(message.rank)
+            elif why := self.learning.overdue(time.monotonic() - since):
+                self.workers.give_up(min(missing), why)
+        return reports
+
+
+@dataclass(slots=True)
+class LeaderParts(RunParts):
+    """The leader's parts: what they compute, they compute together with the workers."""
+
+    leader: Leader
+    config: Config
+    """The settings that the workers have."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences of workers for the user, not told yet."""
+    kept: KeptState | None = None
+    """What the step that is being learned from began with."""
+
+    def begin(self) -> None:
+        learner = self.learner
+        self.leader.workers.send_to_all("follow", {
+            "updates": learner.updates, "algorithm": learner.algorithm.state(), "scoring": self.scoring.state(),
+        })  # fmt: skip
+        follow_leader(self, self.config, self.leader.ranks)
+
+    def change(self, config: Config, keys: Collection[str], step: int) -> None:
+        about = {"config": config.model_dump(mode="json"), "keys": [*keys], "step": step}
+        self.leader.workers.send_to_all("change", about)
+        super(LeaderParts, self).change(config, keys, step)
+        self.config = config
+
+    def rest(self) -> None:
+        self.leader.workers.send_to_all("rest")
+        super(LeaderParts, self).rest()
+
+    def of_ranks(self) -> dict[str, Any]:
+        machines = [asdict(machine) for machine in self.leader.workers.machines]
+        return {"ranks": self.leader.ranks.size, "machines": machines, "distributed_backend": self.leader.backend}
+
+    def new_notes(self) -> list[str]:
+        told, self.notes[:] = [*self.notes], []
+        return super(LeaderParts, self).new_notes() + told
+
+    # ── sampling ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def sample_and_score(
+        self, problems: list[Problem], position: int, step: int, config: Config, work: StepWork
+    ) -> dict[str, float]:
+        order = self._order(step, config.seed, position, config.group_size)
+        with work.timer.phase("rollout"):
+            sampling = self._sampling(problems, order, work.timer.elapsed)
+            sampling.run(lambda share: work.poll("sampling", share))
+            self.leader.shares.add_sampling(sampling.rounds, sampling.took_s, mx.get_peak_memory() / 1e9)
+        for rank in set(range(self.leader.ranks.size)) - {each.rank for each in sampling.rounds}:
+            self.leader.paces.assume_faster(rank)
+        work.timer.count_as("reward", sum(each.scoring_s for each in sampling.rounds if each.rank == 0))
+        work.groups.extend(sampling.groups)
+        check_sampled(sampling.groups)
+        check_scores(sampling.groups)
+        return sampling.logged
+
+    def held_out_groups(
+        self, problems: list[Problem], step: int, config: Config, poll: Callable[[float], None]
+    ) -> list[Group]:
+        size = config.num_generations_eval or config.group_size
+        sampling = self._sampling(problems, self._order(step, EVAL_SEED, 0, size))
+        sampling.run(poll)
+        return sampling.groups
+
+    def _order(self, step: int, seed: int, position: int, group_size: int) -> SamplingOrder:
+        return SamplingOrder(step, self.prompt_stream.epoch, seed, position, group_size, self.scoring.state())
+
+    def _sampling(self, problems: list[Problem], order: SamplingOrder, *clock: Callable[[], float]) -> SharedSampling:
+        scoring_limit_s = self.config.reward_timeout * len(self.config.reward_functions)
+        return SharedSampling(
+            self, self.leader.workers, self.leader.paces, problems, order, self.notes, scoring_limit_s, *clock
+        )
+
+    # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
+        leader, forward = self.leader, self.learner.forward
+        self.kept = KeptState.of(self, config)
+        forward.speeds = leader.shares.speeds(leader.paces.speeds())
+        self._send_groups("learn", groups, {"speeds": forward.speeds})
+
+        paused_s = 0.0
+
+        def timed_poll() -> None:
+            nonlocal paused_s
+            began = time.perf_counter()
+            poll()
+            paused_s += time.perf_counter() - began
+
+        def learn() -> dict[str, float]:
+            keep_together(self, config, leader.ranks)
+            return super(LeaderParts, self).learn(groups, config, timed_poll)
+
+        with leader.hung_are_given_up(leader.learning):
+            metrics, own = timed_learning(self, leader.ranks, learn)
+            leader.shares.add_learning(0, own)
+            reports = leader.learned_by_workers()
+        leader.learning.observe(max(own.busy_s - paused_s, *(report.busy_s for report in reports)))
+        self.kept = None
+        return metrics | leader.shares.metrics()
+
+    def take_back(self) -> None:
+        if self.kept is not None:
+            self.kept.put_back(self)
+            self.kept = None
+
+    def held_out_metrics(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
+        self._send_groups("measure", groups, {"speeds": self.learner.forward.speeds})
+        began = time.perf_counter()
+        with self.leader.hung_are_given_up(self.leader.measuring):
+            metrics = super(LeaderParts, self).held_out_metrics(groups, config, poll)
+        self.leader.measuring.observe(time.perf_counter() - began)
+        return metrics
+
+    def test_metrics(self, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
+        self.begin()  # the weights may be those of the best checkpoint now
+        return super(LeaderParts, self).test_metrics(step, config, poll)
+
+    def _send_groups(self, kind: str, groups: list[Group], about: dict[str, Any]) -> None:
+        """What learning needs of every group; no text."""
+        body, arrays = group_wire.packed_completions(groups)
+        lengths, arrays["prompts"] = group_wire.packed_prompts(groups)
+        self.leader.workers.send_to_all(kind, body | about | {"prompt_lengths": lengths}, arrays)

@@ -1,0 +1,189 @@
+"""Write a folder completely or not at all: build it in a hidden staging folder, then move it to its target by one rename.
+
+Replaces nothing unless `overwrite` is set, and restores the old folder when replacing it fails. Knows folders, disks and locks, not models
+(except that only a folder that holds one may be replaced).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from backend.utils import file_lock
+from backend.utils.disk_faults import LONGEST_PLACE, gigabytes
+from backend.utils.errors import Mistake
+from backend.utils.text import shown
+from backend.utils.whole_file import sync, sync_tree
+
+
+@contextlib.contextmanager
+def staging_folder(parent: Path, target: Path, made_by: str = "export") -> Iterator[Path]:
+    """An empty hidden folder in `parent` to build `target` in, deleted on exit.
+
+    Its name follows from the target, and the lock on it (flock) ends with its process: the next export clears what a killed one
+    left, and two exports of one model cannot run at the same time. Raises Mistake on `made_by`, the verb, when they would, or when
+    `parent` cannot be written.
+    """
+    folder = parent / f".grpo-studio-{target.name}"
+    lock = _locked_folder(folder, target, made_by)
+    try:
+        _clear_staging(folder, target)
+        try:
+            yield folder
+        finally:
+            # The model is in its place, or what went wrong is on its way up: what cannot be deleted now, the next export deletes. Where the
+            # folder itself was moved to its place, one of this name is another process's.
+            with contextlib.suppress(OSError):
+                if file_lock.leads_to(folder, lock):
+                    _clear_staging(folder, target)
+                    folder.rmdir()
+    finally:
+        os.close(lock)
+
+
+def _locked_folder(folder: Path, target: Path, made_by: str) -> int:
+    """Make `folder` and lock it; → the handle that holds the lock.
+
+    The export before this one may delete its folder at any moment, also between our `open` and our `flock`: the lock is then on a folder
+    that is gone, or that a third export has made anew. So it counts only where the path still leads to what was locked.
+    """
+    while True:
+        # flock works on a folder too, so no lock file is left among the model's files.
+        try:
+            folder.mkdir(exist_ok=True)
+            lock = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:
+            if folder.parent.is_dir():
+                continue  # deleted after `mkdir`
+            raise Mistake(made_by, f"The folder {folder.parent} is not there any more.") from None
+        except OSError as error:
+            raise Mistake(made_by, f"The folder {folder.parent} cannot be written: {error.strerror}.") from None
+        try:
+            _lock(lock, target, made_by)
+            if file_lock.leads_to(folder, lock):
+                return lock
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)
+
+
+def _lock(lock: int, target: Path, made_by: str) -> None:
+    # Without waiting: an export takes minutes, so a message is more use than a silent wait.
+    if not file_lock.take(lock):
+        raise Mistake(made_by, f"{target} is being written by another process; wait for that one.")
+
+
+def _clear_staging(folder: Path, target: Path) -> None:
+    """Empty a staging folder. An old model in it that was moved aside and not replaced is restored first; if that fails, nothing is
+    deleted, for it is the only copy."""
+    if os.path.lexists(folder / "previous") and not os.path.lexists(target):
+        (folder / "previous").rename(target)
+    for child in folder.iterdir():
+        # rmtree refuses a symlink; unlink removes the link and not the folder that it points to.
+        if child.is_dir() and not child.is_symlink():
+            shutil.rmtree(child)
+        else:
+            child.unlink()
+
+
+def move_into_place(new: Path, target: Path, *, overwrite: bool) -> None:
+    """Move the finished folder `new`, which is in a staging folder, to `target`. Raises Mistake as `check_target`.
+
+    One rename if both are on one disk; otherwise a copy into a staging folder on the target's disk, then a rename.
+    """
+    parent = nearest_existing(target.parent)
+    if device_of(new) == device_of(parent):
+        return _rename(new, target, overwrite)
+    check_free_space(parent, folder_bytes(new))
+    with staging_folder(parent, target) as staging:
+        # copyfile drops extended attributes, which some disks turn into ._ files.
+        shutil.copytree(new, staging / "new", copy_function=shutil.copyfile)
+        _rename(staging / "new", target, overwrite)
+
+
+def _rename(new: Path, target: Path, overwrite: bool) -> None:
+    """Rename `new` to `target`. An old folder there is moved into the staging folder, which restores or deletes it on exit."""
+    check_target(target, overwrite=overwrite)
+    drop_hidden_files(new)
+    new_parents = [folder for folder in target.parents if not folder.exists()]
+    sync_tree(new)  # a power cut must not leave a model of empty files, least of all in place of an old one
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # rename(2) replaces an empty folder only, so the old one moves aside. If the process dies before the next line, the
+        # next export of this model restores it (`_clear_staging`). lexists, because a dangling symlink is in the way too.
+        if os.path.lexists(target):
+            target.rename(new.parent / "previous")
+        new.rename(target)
+        sync(target.parent)
+    except BaseException:
+        for folder in new_parents:  # innermost first; rmdir spares those that are no longer empty
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def are_equal(new: Path, target: Path) -> bool:
+    """Whether `target` is a folder of the same files as `new`, byte for byte. Both are flat."""
+    return target.is_dir() and _digests(new) == _digests(target)
+
+
+def _digests(folder: Path) -> dict[str, bytes]:
+    digests: dict[str, bytes] = {}
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            digests[path.name] = hashlib.file_digest(file, "sha256").digest()
+    return digests
+
+
+def drop_hidden_files(folder: Path) -> None:
+    """Delete what macOS adds by itself: ._ files on disks that know no extended attributes, .DS_Store."""
+    for hidden in folder.glob(".*"):
+        hidden.unlink()
+
+
+def check_target(target: Path, *, overwrite: bool) -> None:
+    """Raise Mistake when `target` exists, unless it is a model and may be overwritten."""
+    if not os.path.lexists(target):
+        return
+    if not overwrite:
+        raise Mistake("overwrite", f"There is a model at {target} already; choose another name, or overwrite it.")
+    if not any((target / name).is_file() for name in ("config.json", "adapter_config.json", "model.gguf")):
+        raise Mistake("overwrite", f"{target} is there and holds no model, so it is not replaced; choose another name.")
+
+
+def staging_parent(target: Path, candidates: Sequence[Path]) -> Path:
+    """The first candidate that can be written and is on the disk of `target`; if none is, the last one."""
+    suitable = (
+        folder for folder in candidates if os.access(folder, os.W_OK) and device_of(folder) == device_of(target)
+    )
+    return next(suitable, candidates[-1])
+
+
+def check_free_space(folder: Path, needed: int) -> None:
+    """Raise Mistake unless the disk of `folder` has `needed` bytes free."""
+    free = shutil.disk_usage(nearest_existing(folder)).free
+    if needed > free:
+        raise Mistake(
+            "export",
+            f"The model needs {gigabytes(needed)} and the disk of {shown(folder, LONGEST_PLACE)} has {gigabytes(free)} free.",
+        )
+
+
+def nearest_existing(folder: Path) -> Path:
+    """`folder`, or its nearest parent that exists."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def device_of(folder: Path) -> int:
+    """The number of the disk that `folder` is on, or would be."""
+    return nearest_existing(folder).stat().st_dev
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of the files directly in `folder`."""
+    return sum(file.stat().st_size for file in folder.iterdir())

@@ -1,0 +1,103 @@
+"""What must not leave this machine with a model: paths, the names of its user and host, tokens.
+
+Settings and files that we write are cleaned; then everything is searched, and an upload in which something is found is refused.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
+
+from backend.utils.errors import Mistake
+from backend.utils.files import exists, possible_path
+
+FREE_TEXT = ("system_prompt", "stop", "chat_template_kwargs")
+"""Settings whose slashes belong to their text."""
+
+GENERIC = ("model", "data", "dataset", "fused", "train.jsonl")
+"""Names that tell nobody what a folder holds."""
+
+_ABSOLUTE = re.compile(r"(?<![\w/.])(?:~|/)[\w.~+@ -]*/[^\s:'\",]*")
+_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
+BASE_KEYS = ("model", "base_model_name_or_path")
+_PATH_KEYS = (*BASE_KEYS, "data", "adapter_path", "_name_or_path", "name_or_path", "config")
+"""Keys of JSON files by mlx-lm and transformers that hold a path of the machine that wrote them."""
+
+OURS = ("README.md", "training.yaml", "adapter_config.json", "config.json")
+"""Files whose text is ours. A tokenizer's vocabulary may have any word, a user's name included."""
+
+
+def public_name(name: str) -> str:
+    """A model or dataset as others may read it: an id as it is, also where the path leads into Hugging Face's cache; of another path
+    its last part, with its folder's where that alone says nothing."""
+    if not _is_path(name):
+        return name
+    path = PurePosixPath(name)
+    for part in path.parts:
+        if cached := re.fullmatch(r"(?:models|datasets)--([^-].*?)--(.+)", part):
+            return f"{cached[1]}/{cached[2]}"
+    return f"{path.parent.name}-{path.name}" if path.name in GENERIC and path.parent.name else path.name
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith(("/", "~", "./", "../")) or ((path := possible_path(text)) is not None and exists(path))
+
+
+def public_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without paths of this machine: of each only its last part is left."""
+    return {key: _public(value, is_text=key in FREE_TEXT) for key, value in settings.items()}
+
+
+def _public(value: Any, *, is_text: bool) -> Any:
+    if isinstance(value, str):
+        return public_text(value) if is_text else _ABSOLUTE.sub(lambda found: public_name(found[0]), value)
+    if isinstance(value, Mapping):
+        items = cast("Mapping[str, Any]", value).items()
+        return {key: _public(item, is_text=is_text) for key, item in items}
+    return [_public(item, is_text=is_text) for item in cast("list[Any]", value)] if isinstance(value, list) else value
+
+
+def public_text(text: str) -> str:
+    """Text of a person or a model, with what names this machine's home folder or is a token taken out."""
+    return _TOKEN.sub("hf_…", text.replace(str(Path.home()), "~") if len(str(Path.home())) > 1 else text)
+
+
+def clean_json_files(folder: Path, base: str) -> None:
+    """Replace paths of this machine in a model's small JSON files; that of the base model by `base`."""
+    for file in folder.glob("*config.json"):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        changed = {
+            key: base if key in BASE_KEYS else public_name(value)
+            for key, value in content.items()
+            if key in _PATH_KEYS and isinstance(value, str) and _is_path(value)
+        }
+        if changed:
+            file.write_text(json.dumps({**content, **changed}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def refuse_leaks(folder: Path, token: str = "") -> None:
+    """Raise Mistake where a text file of the folder has a path of this machine, its user's or host's name, or a token."""
+    for file in sorted(folder.rglob("*")):
+        if file.suffix not in (".md", ".yaml", ".json", ".txt", ".jinja", ".py") or not file.is_file():
+            continue
+        text = file.read_text(encoding="utf-8", errors="replace")
+        for what, pattern in _secrets(token, is_ours=file.name in OURS):
+            if pattern.search(text):
+                raise Mistake("repo", f"{file.name} contains {what}, so nothing is sent; take it out of {file}.")
+
+
+def _secrets(token: str, *, is_ours: bool) -> Iterator[tuple[str, re.Pattern[str]]]:
+    yield "an access token", _TOKEN
+    if token:
+        yield "an access token", re.compile(re.escape(token))
+    if is_ours:
+        yield "a path of this machine", re.compile(re.escape(str(Path.home())) + r"/")
+        yield "the path of a user's home", re.compile(rf"/(?:home|Users)/{re.escape(getpass.getuser())}\b")
+        host = socket.gethostname().partition(".")[0]
+        if len(host) > 5:  # shorter ones are words
+            yield "the name of this machine", re.compile(rf"\b{re.escape(host)}\b")

@@ -1,1 +1,0 @@
-"""Sample completions: continuous batching over slots of KV caches, a fused model for decoding, exact filters."""

@@ -1,1 +1,0 @@
-"""One training run: the loop, its parts, checkpoints, control commands, evaluation, telemetry."""

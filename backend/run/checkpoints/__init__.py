@@ -1,1 +1,0 @@
-"""Checkpoints of a run: written, read, checked, scored, rotated, and gone back to."""

@@ -1,0 +1,210 @@
+"""Summary of a run for the archive: state, step, reward, duration. Reads both ends of the diary only, however long it is."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import yaml
+
+from backend.runs.events import ENDINGS, Event, first_and_last_events
+from backend.runs.queue import is_waiting
+from backend.runs.run_folder import RunFolder, all_runs
+from backend.runs.steering import changed_values, read_changes
+from backend.runs.work_clock import WorkClock
+from backend.utils.documents import YAML_LIMIT, parse_yaml
+from backend.utils.errors import Mistake
+from backend.utils.files import read_text
+from backend.utils.text import shown
+
+State = Literal["queued", "starting", "running", "finished", "stopped", "failed", "crashed"]
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's where PyYAML was built with it: four times as fast, which a list of a thousand runs notices."""
+STARTUP_GRACE_S = 20.0
+"""How long a process may take from its start to taking the lock (it imports first) before it counts as crashed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """`state`: queued, starting, running, finished, stopped, failed or crashed. Numbers are None before there is any.
+
+    `reward` is the newest step's, `reward_before` and `reward_after` are means over the first and the last few steps.
+    `began` is in unix seconds; `worked_s` excludes loading, pauses and the time between two processes.
+    """
+
+    name: str
+    path: str
+    state: str
+    model: str
+    step: int | None
+    iterations: int | None
+    reward: float | None
+    sentence: str
+    reward_before: float | None = None
+    reward_after: float | None = None
+    began: float | None = None
+    worked_s: float | None = None
+    metrics: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Of the newest step, as the diary has them."""
+    ranks: int | None = None
+    """Processes that it trains on, by its newest start."""
+    machines: list[str] = field(default_factory=list[str])
+    """The machine of each rank, where there are several."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summary(run: RunFolder) -> Summary:
+    """Summarise a run from its lock, its settings and both ends of its diary."""
+    locked = run.is_locked()  # before reading: a process that releases the lock has written everything
+    first, last = first_and_last_events(run.events)
+    events = _merge_ends(first, last)
+    steps = [event for event in events if event["kind"] == "step"]
+    starts = [event for event in events if event["kind"] == "started"]
+    settings, newest = raw_settings(run), steps[-1] if steps else {}
+    ending = last[-1] if last and last[-1]["kind"] in ENDINGS else None
+    before, after = first_and_last_means((_metrics(step).get("reward") for step in steps), newest.get("step"))
+    return Summary(
+        name=run.name,
+        path=str(run.path),
+        # Under the lock an ending is that of an earlier process: the process that holds the lock has resumed the run.
+        state=state_of(
+            None if locked else ending,
+            is_locked=locked,
+            has_started=bool(starts),
+            may_be_coming=not last and may_be_starting(run),
+            is_queued=not last and not locked and is_waiting(run),
+        ),
+        model=str(settings.get("model", "")),
+        step=newest.get("step"),
+        iterations=_iterations(run, starts, ending, settings),
+        reward=_metrics(newest).get("reward"),
+        sentence=str(ending.get("sentence", "")) if ending else "",
+        reward_before=before,
+        reward_after=after,
+        began=starts[0].get("t") if starts else _modified_at(run.config) or None,
+        worked_s=_working_seconds(events) if steps else None,
+        metrics=_metrics(newest),
+        ranks=_int_or_none(starts[-1].get("ranks")) if starts else None,
+        machines=_machines(starts[-1]) if starts else [],
+    )
+
+
+def _machines(started: Event) -> list[str]:
+    """Names of the ranks' machines; none where a damaged diary tells none."""
+    told = started.get("machines")
+    entries = cast("list[Any]", told) if isinstance(told, list) else []
+    names = [cast("dict[str, Any]", entry).get("machine") for entry in entries if isinstance(entry, dict)]
+    return [shown(name, 40) for name in names if name]
+
+
+def _iterations(run: RunFolder, starts: list[Event], ending: Event | None, settings: Any) -> int | None:
+    """How long the run is: as the newest change of it says, else as its newest process began."""
+    with suppress(Mistake):  # a damaged list of changes is told where the run goes on
+        changed = [change.settings["iters"][1] for change in read_changes(run) if "iters" in change.settings]
+        if changed:
+            return _int_or_none(changed[-1])
+    has_begun = bool(starts) and (ending or {}).get("reason") != "cloned"  # a clone's diary begins with its parent's
+    return starts[-1].get("iterations") if has_begun else _int_or_none(settings.get("iters"))
+
+
+def averaging_window(count: int) -> int:
+    """Steps averaged at each end of a run of `count` steps: ten, or a quarter of a short run. A single step is noise."""
+    return max(1, min(10, count // 4))
+
+
+def first_and_last_means(values: Iterable[Any], count: int | None = None) -> tuple[float | None, float | None]:
+    """Means over the first and the last `averaging_window` values that are numbers; (None, the only value) below two.
+
+    `count`: the steps of the run, if `values` covers only its two ends.
+    """
+    numbers = [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
+    if len(numbers) < 2:
+        return None, numbers[0] if numbers else None
+    size = min(averaging_window(count or len(numbers)), len(numbers) // 2)
+    return sum(numbers[:size]) / size, sum(numbers[-size:]) / size
+
+
+def may_be_starting(run: RunFolder) -> bool:
+    """Whether the folder was written so recently that a trainer may still be importing, before it takes the lock."""
+    # A clock that was set back leaves files of the future, which would be starting until it has caught up.
+    age_s = time.time() - max(_modified_at(run.config), _modified_at(run.log))
+    return abs(age_s) < STARTUP_GRACE_S
+
+
+def state_of(
+    ending: Event | None, *, is_locked: bool, has_started: bool, may_be_coming: bool, is_queued: bool = False
+) -> State:
+    """The state of a run from its diary and its lock; no pid is trusted. The window's live state refines this one.
+
+    `ending`: the event that ended the run, if one did. `has_started`: the diary has a `started` event of the present process.
+    `may_be_coming`: nothing holds the lock, but a process that was just launched may still be importing.
+    `is_queued`: it has never begun, and waits its turn (`backend.runs.queue`).
+    """
+    if ending is not None:
+        return ending["kind"]
+    if is_locked:
+        return "running" if has_started else "starting"
+    if is_queued:
+        return "queued"
+    return "starting" if may_be_coming else "crashed"
+
+
+def training_run(folder: Path | None = None) -> RunFolder | None:
+    """A run in `folder` (the runs folder by default) that trains, or was just launched and may still be importing; None where none does."""
+    return next((run for run in all_runs(folder) if run.is_locked() or _was_just_launched(run)), None)
+
+
+def _was_just_launched(run: RunFolder) -> bool:
+    return not run.has_diary and may_be_starting(run) and not is_waiting(run)
+
+
+def _merge_ends(first: list[Event], last: list[Event]) -> list[Event]:
+    """Both ends as one list; those of a short diary overlap."""
+    overlap = next((index for index, event in enumerate(last) if event == first[-1]), -1) if first else -1
+    return first + last[overlap + 1 :]
+
+
+def _working_seconds(events: list[Event]) -> float:
+    clock = WorkClock()
+    for event in events:
+        clock.take(event)
+    return clock.seconds
+
+
+def _metrics(step: Event) -> dict[str, Any]:
+    metrics = step.get("metrics")
+    return cast("dict[str, Any]", metrics) if isinstance(metrics, dict) else {}
+
+
+def _modified_at(path: Path) -> float:
+    """When a file was last written, in unix seconds; 0 where there is none."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _int_or_none(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def raw_settings(run: RunFolder) -> dict[str, Any]:
+    """A run's settings at its end, not validated: config.yaml and what was changed since. Empty where config.yaml cannot be read."""
+    try:
+        text = read_text(run.config, "config", YAML_LIMIT)
+        # libyaml has no limits: it reads what is plainly flat, as we write it.
+        is_flat = "&" not in text and "!" not in text and sum(map(text.count, ("[", "{", "- -", "? ?"))) < 50
+        raw = yaml.load(text, Loader=_SafeLoader) if is_flat else parse_yaml(text, run.name, "config")
+    except (Mistake, ValueError, OverflowError, yaml.YAMLError):
+        return {}
+    settings = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
+    with suppress(Mistake):  # a damaged list of changes is told where the run goes on
+        settings |= changed_values(read_changes(run))
+    return settings

@@ -1,0 +1,283 @@
+"""A new run from a checkpoint of another, with some settings changed.
+
+*Warm*: the clone goes on. It has the parent's weights, optimizer, place in the data, step counter, diary and completions up to that
+step, so that a clone without changes continues as the parent would have, bit for bit. *Cold*: the clone starts at step 0 from the
+parent's weights, with a fresh optimizer and the prompts from the beginning. In both the reference is the one that the settings name,
+the base model by default; a cold clone may stay near the weights it starts from instead.
+
+The folder appears complete or not at all, and starts nothing: a clone is a stopped run, which `resume` continues, a cold one from a
+checkpoint of step 0. Changes of settings that the parent had by that step are in
+the clone's config.yaml; those that it had later are not inherited.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import mlx.core as mx
+from mlx.utils import tree_unflatten
+
+from backend.config.config import SETTINGS, Config, dump, keys_used_by, load, parse
+from backend.config.other_programs.translation import translate
+from backend.config.settings.optimizer import OWN
+from backend.export.atomic_folder import staging_folder
+from backend.runs.changeable import STAGE_OWN
+from backend.runs.checkpoints import checkpoint
+from backend.runs.checkpoints.checkpoint import Checkpoint, TrainingState, write_state
+from backend.runs.events import Diary
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_format import check_format
+from backend.runs.run_record import Parent, write_parent
+from backend.runs.saved_weights import find_checkpoint
+from backend.runs.steering import own_config, read_changes
+from backend.training.learner import optimizer_of
+from backend.training.optimizers.state import state_arrays
+from backend.utils.disk_faults import cause, is_of_mlx
+from backend.utils.errors import Fault, Mistake
+from backend.utils.private_files import restrict_to_user
+from backend.utils.regular_file import require_plain_files
+from backend.utils.text import shown
+from backend.utils.whole_file import replace_file, sync, sync_tree
+
+Reference = Literal["base", "clone"]
+
+OF_THE_WEIGHTS = (
+    *("model", "train_mode", "train_type", "num_layers", "rank", "scale", "lora_alpha", "use_rslora", "lora_keys"),
+    *("modules_to_save", "quantization", "dtype"),
+)
+"""Settings that the weights were trained for: with others they would be another model, or none."""
+OF_THE_STATE = (
+    "optimizer",
+    "own_optimizer",
+    "optimizer_bits",
+    "data",
+    "dataset_config",
+    "train_split",
+    "validation_split",
+)
+"""Settings that moments and the place in the data belong to: a warm clone keeps them."""
+OF_THE_PARENT: dict[str, Any] = {"run_name": "", "adapter": ""}
+"""Settings that a clone does not take over."""
+COPIED_AT_ONCE = 16 << 20
+"""Bytes."""
+
+
+def clone_settings(parent: RunFolder, which: str, changes: Mapping[str, Any], *, warm: bool) -> tuple[Config, Config]:
+    """The parent's settings at checkpoint `which` ("best", "last" or a step), and those of a clone with `changes`, raw settings of
+    which None means the default. Raises Mistake for changes that a clone cannot have."""
+    step = find_checkpoint(parent, which).step
+    before = own_config(load(parent.config), read_changes(parent), step)
+    values, faults = translate(changes)
+    emptied = {key: SETTINGS[key].default for key, value in changes.items() if value is None and key in SETTINGS}
+    if faults:
+        raise Mistake(faults)
+    # The clone's weights are the parent's, whatever the parent started from.
+    after = parse(before.model_dump() | OF_THE_PARENT | emptied | values)
+    if faults := [
+        *_staged_faults(before, values),
+        *_kept_faults(before, after, warm=warm),
+        *_length_faults(before, after, step, warm=warm),
+    ]:
+        raise Mistake(faults)
+    return before, after
+
+
+def _kept_faults(before: Config, after: Config, *, warm: bool) -> list[Fault]:
+    faults = [
+        Fault(key, f"{SETTINGS[key].label} belongs to the weights that a clone starts from, and stays as it is.")
+        for key in OF_THE_WEIGHTS
+        if getattr(before, key) != getattr(after, key)
+    ]
+    return faults + [
+        Fault(
+            key, f"{SETTINGS[key].label} cannot change where a clone goes on (warm); a cold clone starts with another."
+        )
+        for key in OF_THE_STATE
+        if warm and getattr(before, key) != getattr(after, key)
+    ]
+
+
+def _staged_faults(before: Config, values: Mapping[str, Any]) -> list[Fault]:
+    """Faults of changes that the stages would hide."""
+    staged = {key for stage in before.stages for key in stage if key not in STAGE_OWN} if "stages" not in values else {}
+    return [
+        Fault(key, f"The stages of this run have a {SETTINGS[key].label} of their own; change the stages instead.")
+        for key in values
+        if key in staged
+    ]
+
+
+def _length_faults(before: Config, after: Config, step: int, *, warm: bool) -> list[Fault]:
+    if not warm or after.epochs or after.stages or after.iters > step:
+        return []
+    return [Fault("iters", f"A clone that goes on after step {step} needs more than {after.iters} Iterations.")]
+
+
+def clone(
+    parent: RunFolder,
+    which: str = "last",
+    changes: Mapping[str, Any] | None = None,
+    *,
+    warm: bool = True,
+    name: str = "",
+    runs_dir: Path | None = None,
+    reference: Reference = "base",
+) -> RunFolder:
+    """Make the folder of a clone; see above. `runs_dir`: where it goes, beside the parent by default. Raises Mistake."""
+    check_format(parent)
+    require_plain_files(parent.path)  # a copy would take what they lead to
+    before, after = clone_settings(parent, which, changes or {}, warm=warm)
+    if reference == "clone" and (warm or after.train_type == "full"):
+        raise Mistake("reference", "Only a cold clone of LoRA or DoRA can stay near the weights that it starts from.")
+    path = find_checkpoint(parent, which).path
+    saved = next(each for each in checkpoint.all_checkpoints(parent) if each.path == path)
+    folder = _free_folder(runs_dir or parent.path.parent, name or f"{parent.name}-from-{saved.state.step}", bool(name))
+    after = parse(after.model_dump() | {"run_name": name})
+    try:
+        # Of one name for one clone: the next one clears what a killed one has left.
+        with staging_folder(folder.path.parent, folder.path, "clone") as staging:
+            draft = RunFolder(staging)  # itself, so that nothing is left of it once it has its name
+            restrict_to_user(draft.path)
+            if reference == "clone":
+                after = _with_own_reference(parent, saved, after, draft, folder)
+            changed = _changed(before, after)
+            (_copy_warm if warm else _copy_cold)(parent, saved, after, changed, draft)
+            write_parent(draft, Parent(parent.name, parent.path, saved.state.step, warm, changed))
+            replace_file(draft.config, dump(after))
+            sync_tree(draft.path)
+            draft.path.rename(folder.path)
+            sync(folder.path.parent)
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not is_of_mlx(error):
+            raise
+        raise Mistake(
+            "run", f"The run {shown(parent.name, 40)} cannot be cloned to {shown(folder.path)}: {cause(error)}."
+        ) from None
+    return folder
+
+
+def _free_folder(runs_dir: Path, name: str, is_given: bool) -> RunFolder:
+    """The folder that a clone will have: `name`, with a number where that is taken and was not `is_given`. An empty folder is free, since
+    a rename replaces it. Raises Mistake."""
+    try:
+        runs_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Mistake("runs_dir", f"The runs folder {runs_dir} cannot be written: {error.strerror}.") from None
+    for number in range(1, 1000):
+        path = runs_dir / (name if number == 1 else f"{name}-{number}")
+        if not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir())):
+            return RunFolder(path)
+        if is_given:
+            raise Mistake("run_name", f"There is a run {name} already; choose another name for the clone.")
+    raise Mistake("run_name", f"There are a thousand runs called {name}; choose another name.")
+
+
+def _changed(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
+    keys = [key for key in SETTINGS if key not in OF_THE_PARENT and getattr(before, key) != getattr(after, key)]
+    return {key: (getattr(before, key), getattr(after, key)) for key in keys}
+
+
+# ── warm ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _copy_warm(
+    parent: RunFolder, saved: Checkpoint, after: Config, changed: Mapping[str, tuple[Any, Any]], draft: RunFolder
+) -> None:
+    """The checkpoint, and diary and completions up to it; what was changed is the diary's next line."""
+    state = saved.state
+    target = draft.checkpoints / saved.path.name
+    _copy_files(saved.path, target)
+    _copy_head(parent.events, draft.events, state.events_bytes)
+    _copy_head(parent.completions, draft.completions, state.completions_bytes)
+    if state.gpu_errors_told:  # they have left smaller micro-batches, which round differently
+        lines = parent.gpu_errors.read_bytes().splitlines(keepends=True)
+        draft.gpu_errors.write_bytes(b"".join(lines[: state.gpu_errors_told]))
+    _publish_adapters(parent, saved, draft)
+    diary = Diary(draft.events)
+    if changed:
+        diary.write("change", step=state.step + 1, settings=changed)
+    write_state(target, replace(_without_stale(state, changed), events_bytes=diary.size))
+    _end_diary(diary, f"Cloned from {parent.name} after step {state.step}, and not begun yet.", state.step)
+
+
+def _copy_files(source: Path, target: Path) -> None:
+    """A folder of files. Not by `shutil.copytree`, whose error is a list that hides the system's."""
+    target.mkdir(parents=True)
+    for file in source.iterdir():
+        shutil.copy2(file, target)
+
+
+def _without_stale(state: TrainingState, changed: Mapping[str, Any]) -> TrainingState:
+    """The state without what belongs to settings that were changed."""
+    if changed.keys() & {"entropy_coef", "entropy_adaptive"}:
+        state = replace(state, bonus=[])
+    if changed.keys() & {"reward_functions", "reward_functions_file", "reward_weight_schedule"}:
+        state = replace(state, reward_weights=[])
+    of_scores = {*keys_used_by("rewards", "scoring"), "stages", "best_metric", "best_is_lowest"}
+    if changed.keys() & of_scores:  # other rewards are no higher or lower than these
+        state = replace(state, score=None, best_score=None, best_step=0, gain=None, scores_without_gain=0)
+    return state
+
+
+def _copy_head(source: Path, target: Path, size: int) -> None:
+    """The first `size` bytes of a file that may still be growing."""
+    if not source.exists():
+        return
+    with source.open("rb") as read, target.open("wb") as write:
+        while size > 0 and (piece := read.read(min(size, COPIED_AT_ONCE))):
+            write.write(piece)
+            size -= len(piece)
+
+
+# ── cold ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _copy_cold(
+    parent: RunFolder, saved: Checkpoint, after: Config, changed: Mapping[str, tuple[Any, Any]], draft: RunFolder
+) -> None:
+    """A checkpoint of step 0: the weights, and the optimizer as it is before its first update; none of a program's, which begins by itself."""
+    target = draft.checkpoints / "000000"
+    target.mkdir(parents=True)
+    shutil.copy2(saved.weights_file, target)
+    if after.optimizer != OWN:
+        fresh = optimizer_of(after)
+        parameters: Any = tree_unflatten(list(saved.weights().items()))
+        fresh.init(parameters)
+        mx.save_safetensors(str(target / "optimizer.safetensors"), state_arrays(fresh))
+    write_state(target, TrainingState())
+    _publish_adapters(parent, saved, draft)
+    of_step = f"the weights of {parent.name} after step {saved.state.step}"
+    _end_diary(Diary(draft.events), f"Cloned with {of_step}, and not begun yet.", 0)
+
+
+def _with_own_reference(
+    parent: RunFolder, saved: Checkpoint, after: Config, draft: RunFolder, folder: RunFolder
+) -> Config:
+    """The settings with the clone's first weights as the reference, which are kept in its folder."""
+    (draft.path / "reference").mkdir()
+    shutil.copy2(saved.weights_file, draft.path / "reference")
+    shutil.copy2(parent.adapters / "adapter_config.json", draft.path / "reference")
+    return parse(after.model_dump() | {"reference_model_path": str(folder.path / "reference")})
+
+
+# ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _publish_adapters(parent: RunFolder, saved: Checkpoint, draft: RunFolder) -> None:
+    """`adapters/` as the trainer leaves it at a save, for chat and export before the clone has begun."""
+    about = parent.adapters / "adapter_config.json"
+    if saved.weights_file.name == "adapters.safetensors" and about.is_file():
+        draft.adapters.mkdir()
+        shutil.copy2(saved.weights_file, draft.adapters)
+        shutil.copy2(about, draft.adapters)
+
+
+def _end_diary(diary: Diary, sentence: str, step: int) -> None:
+    """Mark the clone as a run that waits to be resumed; the line is cut off then."""
+    diary.write("stopped", step=step, reason="cloned", sentence=sentence)
+    diary.close()

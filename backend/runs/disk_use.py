@@ -1,0 +1,105 @@
+"""How much disk a run takes, part by part, and its checkpoints that can be deleted: all but the best and the newest."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import hold_lock
+from backend.runs.saved_weights import SavedWeights, best_of, saved_weights
+from backend.utils.errors import Mistake
+
+OTHER = "other"
+PARTS = {
+    "checkpoints": "Checkpoints",
+    "adapters": "Adapters",
+    "model": "Model",
+    "fused": "Fused model",
+    "completions.jsonl": "Completions",
+    "events.jsonl": "Diary",
+    "evaluations": "Evaluations",
+    "uploads": "Uploads",
+    "log.txt": "Log",
+    OTHER: "Other",
+}
+"""File or folder of a run → its title."""
+_DELETED = ".deleted-"
+"""Begins the name of a checkpoint whose files are being deleted."""
+
+
+def disk_use(run: RunFolder) -> dict[str, int]:
+    """Part (a key of PARTS) → bytes, the largest first. Links are not followed; what is deleted meanwhile counts as 0."""
+    sizes: Counter[str] = Counter()
+    for folder, _, names in os.walk(run.path):
+        inside = Path(folder).relative_to(run.path).parts
+        for name in names:
+            part = (*inside, name)[0]
+            sizes[part if part in PARTS else OTHER] += _size(Path(folder, name))
+    return {part: size for part, size in sizes.most_common() if size}
+
+
+def spare_checkpoints(run: RunFolder) -> list[SavedWeights]:
+    """Complete checkpoints that are neither the best nor the newest, oldest first."""
+    checkpoints = saved_weights(run)
+    kept = [best_of(checkpoints), *checkpoints[-1:]]
+    return [saved for saved in checkpoints if saved not in kept]
+
+
+@dataclass(frozen=True, slots=True)
+class FreeableSpace:
+    """What `free_space` would delete of a run."""
+
+    run: RunFolder
+    checkpoints: tuple[SavedWeights, ...]
+    bytes: int
+
+
+def freeable_space(runs: Iterable[RunFolder]) -> list[FreeableSpace]:
+    """The runs that have checkpoints to spare, the largest saving first. A run that is being trained is left out."""
+    found: list[FreeableSpace] = []
+    for run in runs:
+        spare = spare_checkpoints(run)
+        if spare and not run.is_locked():
+            found.append(FreeableSpace(run, tuple(spare), sum(_folder_size(saved.path) for saved in spare)))
+    return sorted(found, key=lambda space: -space.bytes)
+
+
+def free_space(run: RunFolder) -> int:
+    """Delete a run's checkpoints but the best and the newest; returns the bytes freed.
+
+    The run is locked meanwhile, so no trainer can begin to read what is being deleted. A checkpoint is renamed to a name that is none
+    before its files are deleted, so none is ever half there. Raises Mistake for a run that is being trained or cannot be written.
+    """
+    handle = hold_lock(run)
+    freed = 0
+    try:
+        for remains in run.checkpoints.glob(f"{_DELETED}*"):  # of a deletion that was killed
+            freed += _folder_size(remains)
+            shutil.rmtree(remains)
+        for saved in spare_checkpoints(run):
+            size = _folder_size(saved.path)
+            doomed = saved.path.with_name(f"{_DELETED}{saved.path.name}")
+            saved.path.rename(doomed)
+            shutil.rmtree(doomed)
+            freed += size
+    except OSError as error:
+        raise Mistake("run", f"A checkpoint of {run.name} cannot be deleted: {error.strerror}.") from None
+    finally:
+        os.close(handle)
+    return freed
+
+
+def _folder_size(folder: Path) -> int:
+    return sum(_size(Path(parent, name)) for parent, _, names in os.walk(folder) for name in names)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,152 @@
+"""Names of metrics: which there are here, and what TRL calls them, so that runs of both lie on one chart.
+
+The diary and the window have our names. Trackers and tables that leave this program have TRL's (`trl_metrics`, `prefixed`), and wherever a
+user names a metric, TRL's name is taken for ours (`our_name`). A metric that no table lists has the same name in both, or TRL has none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from backend.rewards.catalogue.catalog import metric_name
+from backend.runs.events import METRICS
+
+EVALUATION, TRAINING = "eval/", "train/"
+"""Before the name of a metric of held-out prompts, here and in TRL; and of one of a step, in TRL."""
+
+OCCASIONAL_METRICS = (
+    *("epoch", "grad_clipped", "time/save", "dynamic_sampling/prompts", "waiting_share", "policy_loss", "entropy_coef"),
+    *("process/gpu_use", "time/gradient_sum", "time/eval"),
+    *("completions/clipped_ratio", *(f"completions/{kind}_terminated_length" for kind in ("mean", "min", "max"))),
+    *("clip_ratio/low_min", "clip_ratio/high_max", "cispo_clip_ratio", "vespo/phi_seq_mean"),
+    *("sampling/logp_gap/mean", "sampling/logp_gap/max"),
+    *("sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"),
+    *(f"sampling/importance_sampling_ratio/{kind}" for kind in ("min", "mean", "max")),
+)
+"""Metrics that not every step of every run has, beside `METRICS`."""
+
+TRL_NAMES = {
+    "time/step": "step_time",
+    "clip_ratio_total": "clip_ratio/region_mean",
+    "clip_ratio_low": "clip_ratio/low_mean",
+    "clip_ratio_high": "clip_ratio/high_mean",
+    "hit_max_tokens_ratio": "completions/clipped_ratio",
+}
+"""Our name → TRL's, as `GRPOTrainer` logs it."""
+
+SPREAD = "reward_std", "reward_std_within_groups"
+"""Our standard deviations of the reward: over the step, and the mean of the groups' own. TRL has one name for both, and which it means
+depends on `scale_rewards`."""
+OVER_THE_STEP = "reward_std_over_step"
+
+OTHER_NAMES = {
+    "completion_length": "completions/mean_length",
+    "clip_ratio": "clip_ratio_total",
+    OVER_THE_STEP: "reward_std",
+}
+"""What else a metric is called, in earlier versions of TRL and in our exports → our name."""
+_OUR_NAMES = {name: ours for ours, name in TRL_NAMES.items()} | OTHER_NAMES
+_OF_REWARD = re.compile(r"rewards?/(.+)/(mean|std)")
+_ONE_OF_REWARD = re.compile(r"rewards?/([^/]+)")
+"""Earlier versions of TRL logged the mean alone, without saying so."""
+
+
+def known_metrics(rewards: Iterable[str]) -> list[str]:
+    """The metrics of a run with these reward functions, its own logged ones left out."""
+    of_rewards = [f"rewards/{metric_name(name)}/{kind}" for name in rewards for kind in ("mean", "std")]
+    return [*METRICS, *OCCASIONAL_METRICS, *of_rewards]
+
+
+# ── from TRL's names to ours ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def our_name(name: str) -> str:
+    """The name here of a metric that a user may have named as TRL does: `step_time` is time/step, `eval_reward` and `eval/reward` are both
+    eval/reward, `eval/hard_kl` is eval/hard/kl, of the evaluation set hard. Any other name is returned as it is.
+
+    `reward_std` is ours, over the step: only an export can tell which of the two TRL would mean.
+    """
+    if name.startswith(TRAINING):
+        rest = _plain(name.removeprefix(TRAINING))
+        return rest if _is_known(rest) else name
+    for prefix in (EVALUATION, "eval_"):
+        if name.startswith(prefix):
+            written = name.removeprefix(prefix)
+            rest = _of_evaluation(written)
+            # A metric that a reward function logs may begin with eval_ too.
+            return name if prefix == "eval_" and rest == written and not _is_known(rest) else EVALUATION + rest
+    return _plain(name)
+
+
+def _plain(name: str) -> str:
+    """Our name of a metric that has no prefix."""
+    if match := _OF_REWARD.fullmatch(name):
+        return f"rewards/{match[1]}/{match[2]}"
+    if match := _ONE_OF_REWARD.fullmatch(name):
+        return f"rewards/{match[1]}/mean"
+    return _OUR_NAMES.get(name, name)
+
+
+def _of_evaluation(name: str) -> str:
+    """Our name of a metric of an evaluation, `METRIC` or `SET_METRIC` in TRL and `SET/METRIC` here."""
+    if _is_known(_plain(name)):
+        return _plain(name)
+    of_set, _, metric = name.partition("/")
+    if _is_known(_plain(metric)):
+        return f"{of_set}/{_plain(metric)}"
+    words = name.split("_")
+    for count in range(1, len(words)):
+        metric = _plain("_".join(words[count:]))
+        if _is_known(metric):
+            return f"{'_'.join(words[:count])}/{metric}"
+    return name
+
+
+def _is_known(name: str) -> bool:
+    """Whether this is a name of ours, whatever the reward functions are."""
+    return name in METRICS or name in OCCASIONAL_METRICS or bool(_OF_REWARD.fullmatch(name))
+
+
+# ── from our names to TRL's ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def trl_name(name: str, scale_rewards: str, *, has_both: bool = True) -> str:
+    """TRL's name of a metric. Its `reward_std` is the mean within groups, but with `scale_rewards: batch` that over the step; the other one
+    keeps a name of ours. `has_both`: whether there are both, as there are of groups of two and more."""
+    over_step, within = SPREAD
+    if scale_rewards != "batch" and has_both:
+        return {within: over_step, over_step: OVER_THE_STEP}.get(name) or TRL_NAMES.get(name, name)
+    return TRL_NAMES.get(name, name)
+
+
+def trl_metrics(metrics: Mapping[str, Any], scale_rewards: str) -> dict[str, Any]:
+    """`metrics` under TRL's names (`trl_name`)."""
+    has_both = SPREAD[1] in metrics
+    return {trl_name(name, scale_rewards, has_both=has_both): value for name, value in metrics.items()}
+
+
+def by_set(metrics: Mapping[str, Any], names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The metrics of one evaluation by what they are of: "valid", or one of the evaluation sets `names`, whose name is taken off."""
+    found: dict[str, dict[str, Any]] = {}
+    sets = set(names)
+    for metric, value in metrics.items():
+        of_set, _, rest = metric.partition("/")
+        split, name = (of_set, rest) if of_set in sets else ("valid", metric)
+        found.setdefault(split, {})[name] = value
+    return found
+
+
+def prefixed(split: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics with the prefix that transformers gives them for trackers: train/ for the split "train", eval/ for "valid", test/ for "test",
+    and eval/NAME_ for an evaluation set of its own name."""
+    prefix = {"train": TRAINING, "valid": EVALUATION, "test": "test/"}.get(split, f"{EVALUATION}{split}_")
+    return {prefix + name: value for name, value in metrics.items()}
+
+
+def transformers_name(metric: str, sets: Iterable[str], scale_rewards: str) -> str:
+    """The name by which TRL's configuration knows a metric of evaluations, which is eval/… here: eval/hard/kl is eval_hard_kl."""
+    ((split, metrics),) = by_set({metric.removeprefix(EVALUATION): None}, sets).items()
+    (name,) = prefixed(split, {trl_name(each, scale_rewards): None for each in metrics})
+    return f"eval_{name.removeprefix(EVALUATION)}"

@@ -1,0 +1,281 @@
+"""The queue: runs that wait their turn, in the order of one small file, queue.json in the folder of runs.
+
+An entry is the name of a run folder: a run that has never begun, or one that has and is to be resumed (stopped, failed, crashed, or a
+clone). It waits as long as its diary is as it was when it joined. A folder that was deleted, or whose training has begun or gone on,
+counts no more, so nothing has to be undone when a process dies between two steps. The file is changed under a lock and
+replaced by rename: a reader never sees half of it. The runner (`backend.runs.queue_runner`) has a lock of its own, so that there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from backend.runs.events import has_finished
+from backend.runs.run_folder import RunFolder
+from backend.utils import file_lock, places
+from backend.utils.documents import read_json
+from backend.utils.errors import Mistake
+from backend.utils.files import is_folder_name, resolved
+from backend.utils.private_files import make_private_folder
+from backend.utils.text import about_path, shown
+from backend.utils.whole_file import replace_file
+
+FILE, LOCK, RUNNER_LOCK, LOG = "queue.json", "queue.lock", "queue-runner.lock", "queue.log"
+"""Names in the folder of runs: the order, the lock on changing it, the lock of the runner, what a detached runner prints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What queue.json says. `waiting`: the folders in their order. `is_paused`: no other run is started; one that trains goes on.
+
+    `starting`: the run that the runner has started and that may have written nothing yet. It waits again if that runner dies.
+    `diaries`: of the runs that have begun before they joined, name → when their diary was last written, in ns of unix time.
+    """
+
+    waiting: tuple[RunFolder, ...] = ()
+    starting: RunFolder | None = None
+    is_paused: bool = False
+    pauses_after_failure: bool = False
+    diaries: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def place_of(self, run: RunFolder) -> int | None:
+        """The place of a run, from 0; None for one that does not wait."""
+        return self.waiting.index(run) if run in self.waiting else None
+
+    def still_waits(self, run: RunFolder) -> bool:
+        """Whether a listed run has not been deleted, begun or resumed since it joined."""
+        return run.config.is_file() and _diary_written(run) == self.diaries.get(run.name)
+
+
+class QueueFile:
+    """The queue of one folder of runs. Every method that changes it raises Mistake for a file that cannot be read or written.
+
+    Attributes:
+        folder – the folder of runs.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or places.runs_folder()
+
+    @property
+    def path(self) -> Path:
+        return self.folder / FILE
+
+    @property
+    def log(self) -> Path:
+        return self.folder / LOG
+
+    def read(self) -> Queue:
+        """The queue now. Raises Mistake for a file that is broken; it is left as it is, and so are the runs."""
+        listed = self._read_listed()
+        starting = listed.starting if listed.starting is not None and self.has_runner() else None
+        waiting = (run for run in listed.waiting if run != starting and listed.still_waits(run) and not run.is_locked())
+        return replace(listed, waiting=tuple(waiting), starting=starting)
+
+    def holds(self, run: RunFolder) -> bool:
+        """Whether this run waits. A broken file holds nothing."""
+        try:
+            return run in self.read().waiting
+        except Mistake:
+            return False
+
+    # ── changes ─────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, run: RunFolder, *, first: bool = False) -> int:
+        """Let a run wait, at the end or `first`; returns its place, from 0. One that has begun before is resumed in its turn."""
+        run = self._own(run)
+        if not run.config.is_file():
+            raise Mistake("queue", f"The folder {shown(run.path)} holds no config.yaml.")
+        if run.is_locked():
+            raise Mistake("queue", f"The run {shown(run.name)} is training; only a run that is not can wait.")
+        if has_finished(run):
+            raise Mistake("queue", f"The run {shown(run.name)} has finished; clone it to go on from its end.")
+        with self._change() as change:
+            written = _diary_written(run)
+            joined = {} if written is None else {run.name: written}
+
+            def join(queue: Queue) -> Queue:
+                others = {name: t for name, t in queue.diaries.items() if name != run.name}
+                return replace(queue, waiting=_with(queue.waiting, run, 0 if first else None), diaries=others | joined)
+
+            return change(join).waiting.index(run)
+
+    def remove(self, run: RunFolder) -> None:
+        """Take a run out of the queue; its folder stays."""
+        self._waiting(run)  # before a folder is made for a queue that is not there
+        with self._change() as change:
+            entry = self._waiting(run)
+            change(lambda queue: replace(queue, waiting=_without(queue.waiting, entry)))
+
+    def move(self, run: RunFolder, place: int) -> None:
+        """Put a waiting run at a place, from 0; beyond the end is the end."""
+        self._waiting(run)
+        with self._change() as change:
+            entry = self._waiting(run)
+            change(lambda queue: replace(queue, waiting=_with(queue.waiting, entry, max(0, place))))
+
+    def set_paused(self, paused: bool) -> None:
+        """Start no other run, or go on with starting them."""
+        with self._change() as change:
+            change(lambda queue: replace(queue, is_paused=paused))
+
+    def set_pauses_after_failure(self, pauses: bool) -> None:
+        """Whether a run that fails pauses the queue."""
+        with self._change() as change:
+            change(lambda queue: replace(queue, pauses_after_failure=pauses))
+
+    def rewrite_settings(self, run: RunFolder, text: str) -> None:
+        """Replace a waiting run's config.yaml; refused once the run is being started, and for one that has begun before."""
+        with self._change():  # under the lock no runner starts it between the look and the rename
+            if not is_fresh(self._waiting(run)):
+                raise Mistake("queue", f"The run {run.name} has begun with its settings; clone it to change them.")
+            replace_file(run.config, text)
+
+    # ── the runner ──────────────────────────────────────────────────────────────────────────────
+
+    def has_runner(self) -> bool:
+        """Whether a process starts the waiting runs one after the other."""
+        return file_lock.is_held(self.folder / RUNNER_LOCK)
+
+    def hold_runner_lock(self) -> int:
+        """Be the runner until the returned handle is closed. Raises Mistake where another process is."""
+        with self._change() as change:
+            handle = file_lock.try_hold(self.folder / RUNNER_LOCK)
+            if handle is None:
+                raise Mistake("queue", "The queue is being run by another process already.")
+            change(lambda queue: replace(queue, starting=None))  # the runner that wrote it is dead
+        return handle
+
+    def start_next(self, otherwise: Callable[[Queue], None]) -> RunFolder | None:
+        """The run whose turn it is, which from now on waits no more. Where there is none, or the queue is paused, calls `otherwise`
+        under the lock on changes: a runner that gives its own lock up there leaves no run behind that was added a moment too late."""
+        with self._change() as change:
+            queue = self.read()
+            if queue.waiting and not queue.is_paused:
+                run = queue.waiting[0]
+                change(lambda queue: replace(queue, starting=run))
+                return run
+            otherwise(queue)
+            return None
+
+    def settle(self, run: RunFolder) -> None:
+        """The process that was started for this run has ended. If it wrote nothing the run is dropped, lest it be started for ever; if
+        another process holds the run, it stays until that one has begun or died."""
+        with self._change() as change:
+            waiting = self._read_listed().waiting
+            kept = waiting if run.is_locked() else _without(waiting, run)
+            change(lambda queue: replace(queue, waiting=tuple(filter(queue.still_waits, kept)), starting=None))
+
+    # ── the file ────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def _change(self) -> Generator[Callable[[Callable[[Queue], Queue]], Queue]]:
+        """Hold the lock; yields a function that replaces the queue by what it is given makes of it, and returns that."""
+        self._make_folder()
+        with file_lock.held(self.folder / LOCK):
+            yield self._rewrite
+
+    def _rewrite(self, change: Callable[[Queue], Queue]) -> Queue:
+        listed = self._read_listed()
+        # A run that is just being started stays: should its process die before the diary's first line, it waits again.
+        queue = change(replace(listed, waiting=tuple(filter(listed.still_waits, listed.waiting))))
+        names = [run.name for run in queue.waiting]
+        content = {
+            "runs": names,
+            "diaries": {name: queue.diaries[name] for name in names if name in queue.diaries},
+            "starting": queue.starting.name if queue.starting is not None else None,
+            "paused": queue.is_paused,
+            "pause_after_failure": queue.pauses_after_failure,
+        }
+        replace_file(self.path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+        return queue
+
+    def _read_listed(self) -> Queue:
+        """What the file lists, without a look at the folders."""
+        if not os.path.lexists(self.path):
+            return Queue()
+        raw = read_json(self.path, "queue", advice="mend or delete it, the runs keep their folders")
+        content = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
+        names, starting, diaries = content.get("runs"), content.get("starting"), content.get("diaries", {})
+        flags = [content.get(key, False) for key in ("paused", "pause_after_failure")]
+        if not isinstance(names, list) or not all(map(is_folder_name, cast("list[Any]", names))):
+            raise self._broken("runs is no list of names of folders")
+        if starting is not None and not is_folder_name(starting):
+            raise self._broken("starting is no name of a folder")
+        if not all(isinstance(flag, bool) for flag in flags):
+            raise self._broken("paused and pause_after_failure are true or false")
+        if not isinstance(diaries, dict) or not all(
+            isinstance(t, int) for t in cast("dict[str, Any]", diaries).values()
+        ):
+            raise self._broken("diaries is no list of times")
+        waiting = tuple(RunFolder(self.folder / name) for name in dict.fromkeys(cast("list[str]", names)))
+        return Queue(
+            waiting,
+            RunFolder(self.folder / starting) if starting is not None else None,
+            *flags,
+            diaries=cast("dict[str, int]", diaries),
+        )
+
+    def _broken(self, why: str) -> Mistake:
+        return Mistake(
+            "queue",
+            about_path(self.path, f" is no queue ({why}); mend or delete it, the runs keep their folders."),
+        )
+
+    def _make_folder(self) -> None:
+        try:
+            make_private_folder(self.folder)
+            writable = os.access(self.folder, os.W_OK)
+        except OSError:
+            writable = False
+        if not writable:
+            raise Mistake("queue", f"The queue cannot be written in {shown(self.folder)}.")
+
+    def _own(self, run: RunFolder) -> RunFolder:
+        """The same run as an entry of this queue. Raises Mistake for a folder elsewhere."""
+        if resolved(run.path).parent != resolved(self.folder):
+            raise Mistake("queue", f"{shown(run.path, 80)} is not in the folder of runs, {shown(self.folder, 80)}.")
+        return RunFolder(self.folder / run.name)
+
+    def _waiting(self, run: RunFolder) -> RunFolder:
+        """The run's entry. Raises Mistake for one that does not wait."""
+        entry = self._own(run)
+        if entry not in self.read().waiting:
+            raise Mistake("queue", f"The run {shown(run.name)} does not wait in the queue.")
+        return entry
+
+
+def is_fresh(run: RunFolder) -> bool:
+    """Whether a run has settings and has never begun."""
+    return run.config.is_file() and not run.has_diary
+
+
+def is_waiting(run: RunFolder) -> bool:
+    """Whether a run waits in the queue of the folder that it is in."""
+    return QueueFile(run.path.parent).holds(run)
+
+
+def _diary_written(run: RunFolder) -> int | None:
+    """When the diary was last written, in ns of unix time; None for a run that has never begun. A resume cuts the diary before it
+    writes, so the time changes with the first thing that a process does to the run."""
+    try:
+        status = run.events.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns if status.st_size else None
+
+
+def _with(waiting: tuple[RunFolder, ...], run: RunFolder, place: int | None) -> tuple[RunFolder, ...]:
+    others = _without(waiting, run)
+    place = len(others) if place is None else place
+    return (*others[:place], run, *others[place:])
+
+
+def _without(waiting: tuple[RunFolder, ...], run: RunFolder) -> tuple[RunFolder, ...]:
+    return tuple(other for other in waiting if other != run)

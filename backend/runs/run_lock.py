@@ -1,0 +1,105 @@
+"""The locks of a run, by which one process at a time trains it: the trainer's own, and that of a launcher which starts trainers.
+
+Both are flocks, which the kernel releases however their process ends. A lock may be handed on: over an exec, as a file descriptor, and from a
+launcher to the processes that it starts, by a variable of the environment.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from backend.runs.run_folder import RunFolder
+from backend.utils import file_lock
+from backend.utils.errors import Mistake
+from backend.utils.regular_file import require_plain_files
+
+LOCK_VARIABLE = "GRPO_STUDIO_LOCK"
+"""Environment variable with the file descriptor of a lock that a process has taken over from the program before it."""
+LAUNCH_VARIABLE = "GRPO_STUDIO_LAUNCHED"
+"""Environment variable with the folder of the run that this process, or the one that has started it, holds by `held_for_launch`."""
+
+
+LOCK_PATIENCE_S = 0.5
+"""How long a trainer waits for its run's lock: a window that tests whether a run is alive holds it for an instant."""
+
+
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+"""What flock says on a file system that has no locks."""
+
+
+def hold_lock(run: RunFolder) -> int:
+    """Lock the run for this process, until the process ends or the returned handle is closed.
+
+    Raises Mistake when another process holds it or starts its ranks, the folder cannot be written, or there is a link in it.
+    """
+    handle = _held(run, run.lock)
+    # This lock first, then a look at the other; `held_for_launch` has them the other way round, so that one of two sees the other.
+    if os.environ.get(LAUNCH_VARIABLE) != str(run.path) and file_lock.is_held(run.launch_lock):
+        os.close(handle)
+        raise _is_trained(run)
+    return handle
+
+
+@contextmanager
+def held_for_launch(run: RunFolder) -> Generator[None]:
+    """Let no process train the run but this one and those that it starts, one after the other: between two of them nobody holds the lock of
+    the run. Raises Mistake as `hold_lock`."""
+    handle = _held(run, run.launch_lock)
+    try:
+        if file_lock.is_held(run.lock):
+            raise _is_trained(run)
+        os.environ[LAUNCH_VARIABLE] = str(run.path)
+        yield
+    finally:
+        os.environ.pop(LAUNCH_VARIABLE, None)
+        with suppress(OSError):  # the folder may be gone
+            run.launch_lock.unlink()
+        os.close(handle)
+
+
+def _held(run: RunFolder, lock: Path) -> int:
+    require_plain_files(run.path)
+    until = time.monotonic() + LOCK_PATIENCE_S
+    try:
+        while (handle := file_lock.try_hold(lock)) is None:
+            if time.monotonic() > until:
+                raise _is_trained(run)
+            time.sleep(0.01)
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            sentence = (
+                f"The run folder {run.path} is on a file system without locks ({error.strerror}), so two trainings could write "
+                f"to it at once; choose a folder on another disk."
+            )
+            raise Mistake("runs_dir", sentence) from None
+        raise Mistake("run", f"The run folder {run.path} cannot be written: {error.strerror}.") from None
+    return handle
+
+
+def _is_trained(run: RunFolder) -> Mistake:
+    return Mistake("run", f"The run {run.name} is being trained by another process; stop that one first.")
+
+
+def hand_on_lock(handle: int) -> None:
+    """Keep the run locked over an exec of this process: the next program takes the lock over with `inherited_lock`."""
+    os.set_inheritable(handle, True)
+    os.environ[LOCK_VARIABLE] = str(handle)
+
+
+def inherited_lock(run: RunFolder) -> int | None:
+    """The handle of this run's lock that the program before this one, in the same process, has handed on; None otherwise."""
+    try:
+        handle = int(os.environ[LOCK_VARIABLE])
+        # The number alone would prove nothing: the variable may have come from another process.
+        if not os.path.samestat(os.fstat(handle), run.lock.stat()):
+            return None
+    except (KeyError, ValueError, OSError):
+        return None
+    del os.environ[LOCK_VARIABLE]
+    os.set_inheritable(handle, False)
+    return handle if file_lock.take(handle) else None

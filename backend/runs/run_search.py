@@ -1,0 +1,240 @@
+"""The search for runs: `lr>1e-5 tag:math loss:dapo -state:failed addition` → a test that a run passes or not.
+
+A query is words and conditions, all of which must hold; `-` in front of one negates it, and quotes keep spaces. A word is looked for
+in title, folder, model, data, state, tags and note. A condition is a field, setting or metric, one of `: = > < >= <=`, and a value; `:`
+means "contains" for text and "equals" for numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from backend.config.config import SETTINGS
+from backend.config.other_programs.translation import NAMES
+from backend.rewards.catalogue.catalog import nearest
+from backend.runs.events import METRICS
+from backend.runs.metric_names import EVALUATION, our_name
+from backend.runs.run_record import RunRecord
+from backend.utils.errors import Mistake
+
+# What can be shown, sorted and searched of a run, by name: one table for the window's columns, the search and the
+# command line.
+
+Kind = Literal["text", "number", "steps", "duration", "time", "bytes", "curve", "change", "flag"]
+HELD_OUT = "held_out/"
+
+
+@dataclass(frozen=True, slots=True)
+class RunField:
+    """`value(record)` is None where the run has none. `kind` says how it is written and sorted."""
+
+    key: str
+    title: str
+    kind: Kind
+    value: Callable[[RunRecord], Any]
+    help: str = ""
+    unit: str = ""
+
+
+def _change(record: RunRecord) -> float | None:
+    before, after = record.summary.reward_before, record.summary.reward_after
+    return None if before is None or after is None else after - before
+
+
+def _short_model(record: RunRecord) -> str:
+    return "/".join(Path(record.summary.model).parts[-2:])
+
+
+# fmt: off
+FIELDS: dict[str, RunField] = {about.key: about for about in (
+    RunField("name", "Run", "text", lambda record: record.title, "Its title, else the name of its folder."),
+    RunField("state", "State", "text", lambda record: record.summary.state),
+    RunField("model", "Model", "text", _short_model),
+    RunField("steps", "Steps", "steps", lambda record: record.summary.step or 0),
+    RunField("curve", "Curve", "curve", lambda record: record.curve or None, "The reward over the run."),
+    RunField("reward", "Reward", "number", lambda record: record.summary.reward_after, "Mean over the last steps."),
+    RunField("change", "Change", "change", _change, "Of the reward, against the mean over the first steps."),
+    RunField("held_out", "Held-out", "number", lambda record: record.held_out.get("reward"), "Reward of the newest evaluation on prompts that are not trained on."),
+    RunField("began", "Began", "time", lambda record: record.summary.began),
+    RunField("worked", "Worked", "duration", lambda record: record.summary.worked_s, "Without loading and pauses."),
+    RunField("ranks", "Ranks", "number", lambda record: record.summary.ranks, "Processes that it trains on: one, or one and more on each of several machines."),
+    RunField("machines", "Machines", "text", lambda record: ", ".join(dict.fromkeys(record.summary.machines)) or None, "Of a run on several."),
+    RunField("tokens", "Tokens", "number", lambda record: record.summary.metrics.get("num_tokens"), "Seen since the run began."),
+    RunField("disk", "Disk", "bytes", lambda record: record.bytes),
+    RunField("tags", "Tags", "text", lambda record: " ".join(record.notes.tags)),
+    RunField("note", "Note", "text", lambda record: record.notes.note.partition("\n")[0]),
+    RunField("parent", "Parent", "text", lambda record: record.parent, "The run that it was cloned from."),
+    RunField("favourite", "Favourite", "flag", lambda record: record.notes.favourite),
+    RunField("folder", "Folder", "text", lambda record: record.summary.name),
+)}
+# fmt: on
+
+
+def field_of(key: str) -> RunField | None:
+    """The field of this name: one of FIELDS, a setting, else a metric; None for a name that no metric can have."""
+    if key in FIELDS:
+        return FIELDS[key]
+    if key in SETTINGS:
+        about = SETTINGS[key]
+        numeric = about.kind in ("int", "float")
+        return RunField(
+            key, about.label, "number" if numeric else "text", lambda record: record.setting(key), about.help
+        )
+    if key.startswith(HELD_OUT):
+        metric = key.removeprefix(HELD_OUT)
+        return RunField(key, f"Held-out {metric}", "number", lambda record: record.held_out.get(metric))
+    if not key:
+        return None
+    return RunField(key, key, "number", lambda record: record.summary.metrics.get(key), unit=METRICS.get(key, ""))
+
+
+def all_keys(records: Iterable[RunRecord]) -> list[str]:
+    """Names of everything that a column can show: fields, then settings, then the metrics of these runs."""
+    metrics = dict.fromkeys(METRICS)
+    held_out: dict[str, None] = {}
+    for record in records:
+        metrics.update(dict.fromkeys(record.summary.metrics))
+        held_out.update(dict.fromkeys(HELD_OUT + name for name in record.held_out if name != "reward"))
+    return [*FIELDS, *SETTINGS, *(name for name in metrics if name not in FIELDS and name not in SETTINGS), *held_out]
+
+
+# ── run search ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Test = Callable[[RunRecord], bool]
+
+HINT = "Words, and conditions such as lr>1e-5  tag:math  loss:dapo  state:failed  is:favourite  reward>=2  -tag:old"
+SHORT_NAMES = {
+    "lr": "learning_rate", "loss": "grpo_loss_type", "batch": "batch_size", "group": "group_size", "rewards": "reward_functions",
+    "tag": "tags", "title": "name", "run": "name", "hours": "worked", "gb": "disk", "step": "steps",
+    "heldout": "held_out", "held-out": "held_out",
+    **NAMES,
+}  # fmt: skip
+"""What may be typed for a field or setting → its key."""
+FLAGS: dict[str, Test] = {
+    "favourite": lambda record: record.notes.favourite,
+    "archived": lambda record: record.notes.archived,
+    "live": lambda record: record.summary.state in ("starting", "running"),
+    "cloned": lambda record: bool(record.parent),
+}
+"""`is:FLAG`."""
+_SCALES = {"worked": 3600.0, "disk": 1e9}
+"""Fields whose values are typed in hours and in GB, but are kept in seconds and bytes."""
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    ">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le,
+}  # fmt: skip
+_PART = re.compile(r'-?(?:[^\s"]|"[^"]*"?)+')
+_CONDITION = re.compile(r"(-?)([A-Za-z_][\w./-]*)(>=|<=|[:=<>])(.*)", re.DOTALL)
+
+
+def search(query: str, metrics: Collection[str] = tuple(METRICS)) -> Test:
+    """The test of a query; an empty one passes every run. `metrics`: names that conditions may use beside fields and settings.
+
+    Raises Mistake for an unknown name, with the nearest one, and for a value that cannot be compared.
+    """
+    tests = [_test(part, metrics) for part in _PART.findall(query)]
+    return lambda record: all(test(record) for test in tests)
+
+
+def asks_for_archived(query: str) -> bool:
+    """Whether a query names archived runs, which are left out otherwise."""
+    return "is:archived" in query.lower()
+
+
+def _test(part: str, metrics: Collection[str]) -> Test:
+    condition = _CONDITION.fullmatch(part)
+    if condition is None:
+        negated, word = part.startswith("-") and len(part) > 1, part.lstrip("-").replace('"', "").lower()
+        test: Test = lambda record: word in _text(record)  # noqa: E731
+    else:
+        negated, value = bool(condition[1]), condition[4].replace('"', "")
+        test = _condition(condition[2], condition[3], value, metrics)
+    return (lambda record: not test(record)) if negated else test
+
+
+def _text(record: RunRecord) -> str:
+    """Everything that a plain word is looked for in, in lower case."""
+    about, notes = record.summary, record.notes
+    data = str(record.settings.get("data", ""))
+    return "\n".join((notes.title, about.name, about.model, data, about.state, *notes.tags, notes.note)).lower()
+
+
+def _condition(name: str, sign: str, value: str, metrics: Collection[str]) -> Test:
+    if not value:
+        raise Mistake("search", f"{name}{sign} needs a value after it.")
+    if name.lower() == "is":
+        if value.lower() not in FLAGS:
+            raise Mistake("search", f"is:{value} is not known; there are {', '.join(f'is:{flag}' for flag in FLAGS)}.")
+        return FLAGS[value.lower()]
+    key = _key(name, sign, metrics)
+    field = field_of(key)
+    assert field is not None  # _key returns nothing that is none
+    read = _reader(key, field.value)
+    if sign in _COMPARISONS:
+        bound, compare = _number(value), _COMPARISONS[sign]
+        if bound is None:
+            raise Mistake("search", f"{name}{sign} needs a number, not {value}.")
+        return lambda record: _compares(compare, read(record), bound)
+    return lambda record: _matches(read(record), value, whole=sign == "=")
+
+
+def _key(name: str, sign: str, metrics: Collection[str]) -> str:
+    """The key of a field, setting or metric as it was typed. `loss:dapo` is the kind of loss, `loss>0.1` the metric."""
+    lower = name.lower()
+    is_metric = lower in metrics and sign in _COMPARISONS
+    ours = our_name(name)  # a metric may have TRL's name
+    ours = HELD_OUT + ours.removeprefix(EVALUATION) if ours.startswith(EVALUATION) else ours
+    for key in (lower, name, ours) if is_metric else (SHORT_NAMES.get(lower, ""), lower, name, ours):
+        if key in FIELDS or key in SETTINGS or key in metrics or (key.startswith(HELD_OUT) and key != HELD_OUT):
+            return key
+    near = nearest(lower, [*FIELDS, *SHORT_NAMES, *SETTINGS, *metrics])
+    raise Mistake("search", f"Runs have no {name}." + (f" Did you mean {near}?" if near else ""))
+
+
+def _reader(key: str, value_of: Callable[[RunRecord], Any]) -> Callable[[RunRecord], Any]:
+    """A field as it is searched, which for three of them is more than what is shown."""
+    if key == "name":
+        return lambda record: [record.notes.title, record.summary.name]
+    if key == "model":
+        return lambda record: record.summary.model
+    if key == "tags":
+        return lambda record: list(record.notes.tags)
+    if key == "note":
+        return lambda record: record.notes.note
+    if key in _SCALES:
+        return lambda record: None if (value := value_of(record)) is None else value / _SCALES[key]
+    return value_of
+
+
+def _compares(compare: Callable[[Any, Any], bool], value: Any, bound: float) -> bool:
+    number = _number(value)
+    return number is not None and compare(number, bound)
+
+
+def _matches(value: Any, wanted: str, *, whole: bool) -> bool:
+    """Whether a value is, or for text contains, what was typed. Of a list one item suffices."""
+    if value is None:
+        return False
+    if isinstance(value, list | tuple):
+        items: list[Any] = list(value)  # pyright: ignore
+        return any(_matches(item, wanted, whole=whole) for item in items)
+    number, bound = _number(value), _number(wanted)
+    if number is not None and bound is not None and not isinstance(value, str):
+        return math.isclose(number, bound, rel_tol=1e-9)
+    text, wanted = str(value).lower(), wanted.lower()
+    return text == wanted if whole else wanted in text
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None

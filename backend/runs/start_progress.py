@@ -1,0 +1,133 @@
+"""How far the work before a run's first step has come: going through a large dataset, fetching one, reading a model's weights.
+
+Whoever works says it after some seconds, and again every few, as one line; whoever wants to hear it says so for the time of a `with`. A run's
+process prints the lines, so that they are in its log, and the window reads the newest there: before the run holds a model there is no diary.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from backend.utils.text import shown
+
+T = TypeVar("T")
+
+FIRST_S, EVERY_S = 2.0, 2.0
+"""Seconds before the first line, and between two."""
+LOOKED = 1024
+"""Rows between two looks at the clock."""
+_LINE = re.compile(
+    r"(?P<doing>.{1,200}?)(?:…|: (?P<percent>\d{1,3})%, (?P<figures>[\d.,]+ [A-Za-z]+, [\d.,]+ [A-Za-z]+/s)\.)"
+)
+
+_listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener to the progress of a start", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class StartProgress:
+    """What a run does before its first step, and how far it has come.
+
+    `doing`: “Checking rows.jsonl”. `share`: how much of it is done, 0 to 1; None where nobody knows. `figures`: amount and rate, such as
+    “1,204,000 rows, 310,000 rows/s”; empty where the share is None.
+    """
+
+    doing: str
+    share: float | None = None
+    figures: str = ""
+
+    @property
+    def line(self) -> str:
+        """The line that says it: “Checking rows.jsonl: 35%, 1,204,000 rows, 310,000 rows/s.”, or “Fetching a/b…”."""
+        return f"{self.doing}…" if self.share is None else f"{self.doing}: {self.share:.0%}, {self.figures}."
+
+    @classmethod
+    def read(cls, line: str) -> StartProgress | None:
+        """What such a line says, its share in whole percent; None of any other line."""
+        found = _LINE.fullmatch(line)
+        if found is None:
+            return None
+        if found["percent"] is None:
+            return cls(found["doing"])
+        return cls(found["doing"], min(100, int(found["percent"])) / 100, found["figures"])
+
+
+@contextmanager
+def progress_told_to(listener: Callable[[str], None]) -> Generator[None]:
+    """Have the lines given to `listener`, in this thread."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+@contextmanager
+def looking_on_the_way(look: Callable[[], None]) -> Generator[None]:
+    """Have `look` called in this thread after each line too, so that what it raises ends the work."""
+    listener = _listener.get()
+
+    def hear(line: str) -> None:
+        if listener is not None:
+            listener(line)
+        look()
+
+    with progress_told_to(hear):
+        yield
+
+
+def tell(doing: str) -> None:
+    """Say that something begins which cannot tell how far it has come."""
+    if (listener := _listener.get()) is not None:
+        listener(StartProgress(doing).line)
+
+
+def telling(
+    items: Iterable[T],
+    doing: str,
+    source: str | Path,
+    share: Callable[[int], float],
+    *,
+    amount: Callable[[int], float] = float,
+    unit: str = "rows",
+    looked: int | None = None,
+) -> Iterator[T]:
+    """The items, with lines on the way: “Checking rows.jsonl: 35%, 1,204,000 rows, 310,000 rows/s.”
+
+    `share` and `amount`: how much is done once so many items were taken, 0 to 1 and in `unit`. `looked`: items between two looks at the
+    clock, LOOKED by default.
+    """
+    listener = _listener.get()
+    if listener is None:
+        yield from items
+        return
+    every = looked or LOOKED
+    began = time.monotonic()
+    due = began + FIRST_S
+
+    def say(number: int, done: float) -> None:
+        figure = amount(number)
+        rate = figure / max(time.monotonic() - began, 1e-3)
+        figures = f"{_figure(figure)} {unit}, {_figure(rate)} {unit}/s"
+        listener(StartProgress(f"{doing} {shown(Path(source).name, 60)}", done, figures).line)
+
+    number, was_said = 0, False
+    for item in items:
+        if number % every == 0 and (now := time.monotonic()) > due:
+            say(number, share(number))
+            due, was_said = now + EVERY_S, True
+        yield item
+        number += 1
+    if was_said:  # or the last line would stand for work that is done
+        say(number, 1.0)
+
+
+def _figure(value: float) -> str:
+    """A number with its thousands apart, or three significant digits of one below 100."""
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"

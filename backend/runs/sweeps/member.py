@@ -1,0 +1,198 @@
+"""One run of a sweep: an ordinary run folder and an ordinary trainer, which take a few steps at a time.
+
+Nothing of a run changes between its turns: its adapters, optimizer, place in the data and compiled steps are its own, and only frozen
+arrays are shared. So it computes what it would compute alone, bit for bit, and a turn costs nothing to begin.
+
+When runs take their turns, and which are given up, is decided in `backend.runs.sweeps.run_sweep`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from backend.config.config import Config
+from backend.runs.checkpoints import checkpoint
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import hold_lock
+from backend.runs.sweeps.sweep_results import MemberResult
+from backend.trainer.control import Stopped
+from backend.trainer.ending import RESTART, Ending, ending_of
+from backend.trainer.parts import SharedParts, load_parts
+from backend.trainer.run_inputs import RunInputs
+from backend.trainer.run_process import broken_off_by_stops, end_run, open_run, save_without_gpu
+from backend.trainer.trackers.launch import RunTrackers
+from backend.trainer.trainer import Trainer
+from backend.utils.errors import Mistake
+
+TURN_OVER = "turn over"
+"""The kind of an ending that ends no run: it goes on at its next turn."""
+
+
+class MemberRun:
+    """`result` is this run's line of the sweep's results, kept up to date. `ending` is set once the run has ended in this process.
+
+    `read_inputs` is called when the run is loaded. `gpu_retries`: how often a GPU error may be answered by a RESTART. `stop_reason`: why
+    the sweep is to stop, "" while it goes on.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        result: MemberResult,
+        read_inputs: Callable[[], RunInputs],
+        *,
+        command: str,
+        gpu_retries: int = 0,
+        stop_reason: Callable[[], str] = str,
+    ) -> None:
+        self.config, self.folder, self.result = config, folder, result
+        self.ending: Ending | None = None
+        self._read_inputs, self._command, self._gpu_retries = read_inputs, command, gpu_retries
+        self._stop_reason = stop_reason
+        self._trainer: Trainer | None = None
+        self._lock: int | None = None
+        self._completions_before = result.completions
+
+    @property
+    def is_open(self) -> bool:
+        return self._trainer is not None
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._trainer is not None and self._trainer.has_parts
+
+    @property
+    def steps(self) -> int:
+        """The length of the run; known once it is loaded."""
+        assert self._trainer is not None
+        return self._trainer.parts.steps
+
+    # ── turns ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def load(self, shared: SharedParts) -> None:
+        """Take the run's lock and load it, from its newest checkpoint if it has one; after `park`, where it was."""
+        if self._trainer is not None:
+            return self._unpark(self._trainer, shared)
+        # The lock stays with the sweep until the run has ended: a run that waits for its turn is not crashed.
+        self._lock = hold_lock(self.folder)
+        trainer, saved = open_run(self.config, self.folder, shared=shared)
+        self._trainer = trainer
+        self.result.state = "training"
+
+        def load() -> Ending | None:
+            trainer.load(saved, self._command, self._read_inputs())
+            return self._train(trainer, trainer.state.step)  # an evaluation that is due before the next step
+
+        self._guarded(load)
+
+    def train(self, until: int) -> None:
+        """Train up to step `until`, and to the run's end if that is its last one."""
+        trainer = self._trainer
+        assert trainer is not None
+        self._guarded(lambda: self._train(trainer, until))
+
+    def _train(self, trainer: Trainer, until: int) -> Ending | None:
+        """Train up to step `until`. → the ending of a run that has come to its end."""
+        if trainer.train_until(until if until < trainer.parts.steps else None):
+            return trainer.complete()
+        # What stands on disk is whole when another run has its turn, and no thread writes beside it.
+        trainer.saver.wait()
+        return None
+
+    def park(self) -> None:
+        """Save the run and give its memory back, until the next `load`."""
+        trainer = self._trainer
+        assert trainer is not None
+
+        def save() -> None:
+            if trainer.saver.saved_step != trainer.state.step:
+                trainer.save()
+            trainer.saver.wait()
+            trainer.parts.background_tokenizer.close()
+            del trainer.parts
+
+        self._guarded(save)
+        self._completions_before = self.result.completions
+
+    def _unpark(self, trainer: Trainer, shared: SharedParts) -> None:
+        def load() -> None:
+            # Its notes are in the diary since the first time.
+            parts = load_parts(
+                trainer.config, lambda sentence: None, self._read_inputs(), trainer.gpu_errors.step_size, shared,
+                trainer.steering.stage_configs(),
+            )  # fmt: skip
+            saved = checkpoint.newest(self.folder)
+            if saved is None:
+                raise Mistake("run", f"The checkpoints of {self.folder.name} were deleted while it waited.")
+            parts.restore(saved, trainer.note)
+            trainer.take_parts(parts)
+
+        self._guarded(load)
+
+    def _guarded(self, work: Callable[[], Ending | None]) -> None:
+        """Do a part of the run's work, which may return its ending; end the run then, or where the work fails or is stopped."""
+        trainer = self._trainer
+        assert trainer is not None
+
+        def part() -> Ending:
+            with broken_off_by_stops(trainer, self._obey_signal):
+                return work() or Ending(TURN_OVER, trainer.state.step, "", 0)
+
+        rollout = trainer.parts.rollout if trainer.has_parts else None  # the end of a run drops its parts
+        ending = ending_of(part, lambda: trainer.state.step)
+        if rollout is not None:
+            self.result.completions = self._completions_before + rollout.completions
+        self.result.step = trainer.state.step
+        if ending.kind != TURN_OVER:
+            self._end(ending)
+
+    def _obey_signal(self) -> None:
+        """The sweep has the signals of its process."""
+        if reason := self._stop_reason():
+            raise Stopped(reason)
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def stop(self, sentence: str, *, is_given_up: bool = False) -> None:
+        """End the run between two turns, saved, as stopped. One that is given up will not be resumed, so it keeps its whole model;
+        a parked one is loaded for that."""
+        trainer = self._trainer
+        if is_given_up and trainer is not None and self.config.train_type == "full" and not trainer.has_parts:
+            self._unpark(trainer, SharedParts(None))
+        if self.is_open:
+            self._end(Ending("stopped", self.result.step, sentence, 3))
+            self.result.state = "given up" if is_given_up else self.result.state
+
+    def _end(self, ending: Ending) -> None:
+        """Write the run's ending and close it. After a GPU error it may be left open for the process that comes next (RESTART)."""
+        trainer, self._trainer = self._trainer, None
+        assert trainer is not None
+        self.ending = end_run(trainer, ending, self._gpu_retries)
+        self._release(trainer)
+        if self.ending.kind in ("finished", "stopped", "failed"):
+            self.result.state, self.result.sentence = self.ending.kind, self.ending.sentence
+            # Only now: as many processes as a sweep has runs would wait for their turns beside it.
+            if self.folder.config.exists():
+                RunTrackers(self.folder).start(self.config.report_to, lambda sentence: None)
+
+    def save_without_gpu(self) -> None:
+        """After a GPU error of another run, which may have made the GPU useless to this process."""
+        if self._trainer is not None:
+            save_without_gpu(self._trainer)
+
+    def leave(self) -> None:
+        """Close the run without an ending, for the process that comes next."""
+        trainer, self._trainer = self._trainer, None
+        if trainer is not None:
+            trainer.close()
+            self._release(trainer)
+            self.ending = Ending(RESTART, trainer.state.step, "", 0)
+
+    def _release(self, trainer: Trainer) -> None:
+        if trainer.has_parts:
+            del trainer.parts
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None

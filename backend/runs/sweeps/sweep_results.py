@@ -1,0 +1,319 @@
+"""A sweep's folder, `<runs>/sweeps/<name>/`, and its results as far as they have come: results.json, replaced by rename.
+
+    sweep.yaml      the sweep, its base and values resolved; loading it again gives the same runs
+    results.json    a line for each configuration; written by the process that trains, read by anyone
+    run.lock        held by that process as long as it lives
+    control         (transient) one word: pause, resume or stop
+    log.txt         its stdout and stderr
+
+The runs themselves are ordinary run folders beside `sweeps/`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from backend.config.config import dump, parse, read
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder, make_run_folder
+from backend.runs.sweeps.sweep import SweepPlan
+from backend.runs.sweeps.sweep_file import dump_sweep, load_sweep
+from backend.utils.disk_faults import writing
+from backend.utils.documents import read_json
+from backend.utils.errors import Mistake
+from backend.utils.files import is_file, is_folder_name, user_path
+from backend.utils.places import runs_folder
+from backend.utils.private_files import make_private_folder
+from backend.utils.text import about_path
+from backend.utils.whole_file import replace_file
+
+RunState = Literal["waiting", "training", "given up", "finished", "stopped", "failed"]
+SweepState = Literal["waiting", "running", "finished", "stopped", "failed"]
+INTERRUPTED = "interrupted"
+"""What a sweep is called whose process has died."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepFolder:
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "sweep.yaml"
+
+    @property
+    def results(self) -> Path:
+        return self.path / "results.json"
+
+    @property
+    def process(self) -> RunFolder:
+        """The lock, control word and log of the process that trains, which are those of a run."""
+        return RunFolder(self.path)
+
+    @property
+    def runs(self) -> Path:
+        """The folder with its runs."""
+        return self.path.parent.parent
+
+    def run(self, name: str) -> RunFolder:
+        return RunFolder(self.runs / name)
+
+
+def sweep_folder(name: str, runs: Path | None = None) -> SweepFolder:
+    return SweepFolder((runs or runs_folder()) / "sweeps" / name)
+
+
+def all_sweeps(runs: Path | None = None) -> Iterator[SweepFolder]:
+    """Every sweep, newest first."""
+    plans = ((runs or runs_folder()) / "sweeps").glob("*/sweep.yaml")
+    yield from (SweepFolder(plan.parent) for plan in sorted(plans, key=_modified_at, reverse=True))
+
+
+def _modified_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # deleted meanwhile
+        return 0.0
+
+
+def find_sweep(name: str | Path, runs: Path | None = None) -> SweepFolder | None:
+    """A sweep by path or by name; None where there is none."""
+    candidates = (SweepFolder(user_path(str(name), "sweep")), sweep_folder(str(name), runs))
+    return next((SweepFolder(each.path.resolve()) for each in candidates if is_file(each.plan)), None)
+
+
+def make_sweep(plan: SweepPlan, runs: Path | None = None) -> SweepFolder:
+    """A folder for a new sweep, with sweep.yaml inside and nothing trained. Raises Mistake where the name is taken."""
+    folder = sweep_folder(plan.name, runs)
+    taken = next((member.run for member in plan.members() if folder.run(member.run).path.exists()), None)
+    # Without a visible entry it is what a process left that was killed before it had written the plan.
+    is_there = folder.path.exists() and any(folder.path.glob("[!.]*"))
+    if is_there or taken:
+        what = f"sweep {plan.name}" if is_there else f"run {taken}"
+        raise Mistake("name", f"The {what} exists already; resume the sweep, or choose another name.")
+    with writing(folder.path):
+        make_private_folder(folder.path)
+    replace_file(folder.plan, dump_sweep(plan))
+    write_results(folder, fresh_results(plan))
+    return folder
+
+
+def make_runs(plan: SweepPlan, folder: SweepFolder) -> None:
+    """A folder with config.yaml for every run that has none yet. Raises Mistake."""
+    for member in plan.members():
+        if not folder.run(member.run).config.exists():
+            run = make_run_folder(member.run, folder.runs, reuse=True)
+            replace_file(run.config, dump(parse(plan.raw_settings(member))))
+
+
+def settings_of_runs(folder: SweepFolder) -> list[dict[str, Any]]:
+    """The raw settings of every run: those of the plan, and of the folders that there are, which count where the two differ. Raises Mistake
+    for a config.yaml that cannot be read."""
+    plan = load_sweep(folder.plan)
+    made = [folder.run(member.run).config for member in plan.members()]
+    return [*plan.every_settings(), *(read(config) for config in made if config.is_file())]
+
+
+def live_sweep() -> SweepFolder | None:
+    """The newest sweep that a process trains."""
+    return next((folder for folder in all_sweeps() if folder.process.is_locked()), None)
+
+
+# ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class MemberResult:
+    """One run. `value` is the metric at its last held-out evaluation, at step `evaluated`."""
+
+    run: str
+    seed: int
+    state: RunState = "waiting"
+    step: int = 0
+    value: float | None = None
+    evaluated: int | None = None
+    completions: int = 0
+    """Completions that were sampled, those of evaluations included."""
+    sentence: str = ""
+
+
+@dataclass(slots=True)
+class ConfigurationResult:
+    """One configuration: its runs, and the mean over their seeds."""
+
+    number: int
+    settings: dict[str, Any]
+    runs: list[MemberResult]
+
+    @property
+    def value(self) -> float | None:
+        """The mean over seeds; None before every seed has been evaluated, or where one failed."""
+        values = [run.value for run in self.runs if run.state != "failed"]
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known) if len(known) == len(self.runs) else None
+
+    @property
+    def sd(self) -> float | None:
+        """Standard deviation over seeds, with n − 1; None for one seed."""
+        values = [run.value for run in self.runs if run.value is not None]
+        return statistics.stdev(values) if len(values) == len(self.runs) > 1 else None
+
+    @property
+    def step(self) -> int:
+        """The step that all of its runs have reached."""
+        return min(run.step for run in self.runs)
+
+    @property
+    def completions(self) -> int:
+        return sum(run.completions for run in self.runs)
+
+    @property
+    def state(self) -> RunState:
+        """What most needs saying of its runs."""
+        states = {run.state for run in self.runs}
+        order: tuple[RunState, ...] = ("failed", "training", "stopped", "given up", "waiting", "finished")
+        if states == {"waiting", "finished"}:
+            return "training"
+        return next(state for state in order if state in states)
+
+
+@dataclass(slots=True)
+class RungResult:
+    """A rung that has been judged: the numbers of the configurations that went on."""
+
+    step: int
+    kept: list[int]
+
+
+@dataclass(slots=True)
+class SweepResults:
+    name: str
+    metric: str
+    configurations: list[ConfigurationResult]
+    state: SweepState = "waiting"
+    sentence: str = ""
+    rungs: list[RungResult] = field(default_factory=list[RungResult])
+    began: float = 0.0
+    """Unix seconds."""
+    updated: float = 0.0
+    notes: list[str] = field(default_factory=list[str])
+
+    @property
+    def alive(self) -> list[ConfigurationResult]:
+        """The configurations that no rung has given up."""
+        kept = self.rungs[-1].kept if self.rungs else [each.number for each in self.configurations]
+        return [each for each in self.configurations if each.number in kept]
+
+    @property
+    def winner(self) -> ConfigurationResult | None:
+        """The best configuration of a finished sweep."""
+        best = self.ranked[0]
+        return best if self.state == "finished" and best.value is not None else None
+
+    @property
+    def ranked(self) -> list[ConfigurationResult]:
+        """Best first: those that got further before the others, then by value."""
+        last = {number: index for index, rung in enumerate(self.rungs, 1) for number in rung.kept}
+        return sorted(self.configurations, key=lambda each: (-last.get(each.number, 0), *rank(each)))
+
+    @property
+    def completions(self) -> int:
+        return sum(each.completions for each in self.configurations)
+
+    def run(self, name: str) -> MemberResult:
+        return next(run for each in self.configurations for run in each.runs if run.run == name)
+
+    def best_run(self) -> MemberResult | None:
+        """The winner's run with the highest value."""
+        runs = [run for run in self.winner.runs if run.value is not None] if self.winner else []
+        return max(runs, key=lambda run: cast("float", run.value), default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        winner = self.winner
+        rows = [
+            asdict(each) | {"mean": each.value, "sd": each.sd, "state": each.state, "completions": each.completions}
+            for each in self.configurations
+        ]
+        whole = asdict(self) | {"configurations": rows, "completions": self.completions}
+        return whole | {"winner": winner.number if winner else None}
+
+
+def rank(each: ConfigurationResult) -> tuple[float, int]:
+    """Sorts the highest value first; without one last; the first listed of equals first."""
+    return -(each.value if each.value is not None else -math.inf), each.number
+
+
+def fresh_results(plan: SweepPlan) -> SweepResults:
+    """Nothing trained yet."""
+    rows = {each.number: ConfigurationResult(each.number, each.settings, []) for each in plan.configurations}
+    for member in plan.members():
+        rows[member.configuration.number].runs.append(MemberResult(member.run, member.seed))
+    return SweepResults(plan.name, plan.metric, list(rows.values()))
+
+
+def write_results(folder: SweepFolder, results: SweepResults) -> None:
+    """Raises DiskFault."""
+    results.updated = time.time()
+    replace_file(folder.results, json.dumps(results.to_dict(), ensure_ascii=False, indent=1) + "\n")
+
+
+_ADVICE = "mend or delete it, and resume the sweep"
+
+
+def read_results(folder: SweepFolder) -> SweepResults | None:
+    """The results as last written; None where there are none. Raises Mistake for a damaged file."""
+    if not os.path.lexists(folder.results):
+        return None
+    raw = read_json(folder.results, "sweep", advice=_ADVICE)
+    try:
+        results = _RESULTS.validate_python(raw)
+    except ValidationError:
+        results = None
+    names = [run.run for each in results.configurations for run in each.runs] if results is not None else []
+    if not names or not all(map(is_folder_name, names)):
+        raise Mistake("sweep", about_path(folder.results, f" holds no results of a sweep; {_ADVICE}."))
+    return results
+
+
+_RESULTS = TypeAdapter(SweepResults)
+
+
+def shown_state(folder: SweepFolder, results: SweepResults) -> str:
+    """The sweep's state; `interrupted` where it should be running and no process holds its lock."""
+    is_live = results.state in ("waiting", "running")
+    return INTERRUPTED if is_live and not folder.process.is_locked() else results.state
+
+
+def held_out_values(run: RunFolder, metric: str) -> dict[int, float]:
+    """Step → the metric at the held-out evaluation after it, of one run. Raises Mistake where evaluations have no such metric."""
+    evaluations = [event for event in read_events(run.events) if event.get("kind") == "eval"]
+    found: dict[int, float] = {}
+    for event in evaluations:
+        metrics = cast("dict[str, Any]", event.get("metrics") or {})
+        if event.get("split") != "valid":
+            continue
+        if metric not in metrics:
+            known = ", ".join(sorted(metrics))
+            raise Mistake("metric", f"A held-out evaluation has no metric {metric}; there are {known}.")
+        if isinstance(value := metrics[metric], int | float):
+            found[event["step"]] = float(value)
+    return found
+
+
+def keep_best(alive: Sequence[ConfigurationResult], keep: int) -> list[int]:
+    """The numbers of the `keep` best configurations, in the order of the sweep."""
+    return sorted(each.number for each in sorted(alive, key=rank)[:keep])

@@ -1,0 +1,134 @@
+"""One sequence of tokens, continued token by token, with its keys and values kept from one continuation to the next.
+
+For a conversation: each turn's prompt begins with the turns before it, of which the cache is kept, so only what is new is prefilled. It uses the
+model's own caches, and so runs with every architecture; a rollout of many rows is `backend.sampling.rollout`, which
+samples the same tokens from the same uniforms, but for rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.cache import can_trim_prompt_cache, trim_prompt_cache
+
+from backend.engine.output_layer import SplitModel
+from backend.engine.prompt_cache import new_prompt_cache
+from backend.sampling.drawing import Drawing
+from backend.sampling.grammar import HeldOutputs
+from backend.sampling.sampler import Sampling
+
+PREFILL_CHUNK = 512
+"""Tokens of a prompt that go through the model together, between two chances to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token with its log-probability in nats before any filter, and the logs of the shares of the mass that filters and grammar kept, and
+    that the grammar alone did, where output is held to one."""
+
+    token: int
+    logp: float
+    log_kept: float
+    log_held: float | None = None
+
+
+class CachedSequence:
+    """Continues one sequence at a time.
+
+    Attributes:
+        tokens – the tokens whose keys and values are in the cache.
+        prefilled – how many tokens of the last prompt had to be read; the others were in the cache.
+    """
+
+    def __init__(self, model: nn.Module, split_model: SplitModel) -> None:
+        self._model, self._split_model = model, split_model
+        self.tokens: list[int] = []
+        self.prefilled = 0
+        self._cache: list[Any] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the sequence, and free its cache."""
+        self.tokens, self._cache = [], new_prompt_cache(self._model)
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        uniform_T: np.ndarray,
+        check: Callable[[], None] = lambda: None,
+        held: HeldOutputs | None = None,
+    ) -> Generator[SampledToken]:
+        """Up to as many tokens after `prompt` as there are uniforms. End-of-sequence ids are tokens like others: the caller stops.
+
+        The device samples a token while the caller has the one before it, so the cache may hold one token more than was taken;
+        the next prompt trims it. `check` is called between pieces of the prompt, and may raise. `held`: the states of a grammar that the
+        output is held to, as completion 0.
+        """
+        try:
+            logits_1V = self._prefill(prompt, check)
+            T, first = len(uniform_T), np.zeros(1, np.int64)
+            drawing = Drawing(sampling, [list(prompt)], 1, T, held)
+            ahead = drawing.first(first, logits_1V, _uniform(uniform_T[0])) if T else None
+            for t in range(T):
+                current = ahead
+                assert current is not None
+                if t + 1 < T:  # a last token is never fed
+                    logits_1V = self._fed(current.token_B[:, None])
+                    if held is not None:
+                        mx.async_eval(logits_1V)  # computed while the grammar reads the token
+                    ahead = drawing.next(first, current.token_B, logits_1V, _uniform(uniform_T[t + 1]))
+                token, *logs = (_number(field) for field in current)
+                if t + 1 < T:
+                    self.tokens.append(int(token))
+                yield SampledToken(int(token), *logs)
+        except GeneratorExit:  # the caller has enough; the cache is sound
+            raise
+        except BaseException:
+            self.clear()  # an error may have come between a token's keys and its number
+            raise
+
+    def _prefill(self, prompt: Sequence[int], check: Callable[[], None]) -> mx.array:
+        """The logits [1, V] after the prompt, of which only the part that is not in the cache is read."""
+        self._keep_prefix(prompt)
+        self._model.eval()
+        rest = list(prompt[len(self.tokens) :])
+        self.prefilled = len(rest)
+        hidden_1LH = None
+        for start in range(0, len(rest), PREFILL_CHUNK):
+            check()
+            chunk = rest[start : start + PREFILL_CHUNK]
+            hidden_1LH = self._split_model.hidden(mx.array([chunk]), self._cache)
+            mx.eval(hidden_1LH)
+            self.tokens += chunk
+        assert hidden_1LH is not None
+        return self._split_model.logits(hidden_1LH[:, -1])
+
+    def _keep_prefix(self, prompt: Sequence[int]) -> None:
+        """Keep the cache of the tokens that begin `prompt` too, but for its last: its logits have to be computed."""
+        common = _common_prefix(self.tokens, prompt[:-1])
+        surplus = len(self.tokens) - common
+        if surplus and not (can_trim_prompt_cache(self._cache) and trim_prompt_cache(self._cache, surplus) == surplus):
+            self.clear()  # a state that has read on cannot go back
+        self.tokens = self.tokens[:common]
+
+    def _fed(self, token_11: mx.array) -> mx.array:
+        return self._split_model.logits(self._split_model.hidden(token_11, self._cache)[:, -1])
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _uniform(number: float) -> mx.array:
+    return mx.array([float(number)])
+
+
+def _number(array_1: mx.array) -> float:
+    return float(array_1.item())  # pyright: ignore[reportArgumentType]

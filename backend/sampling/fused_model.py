@@ -1,0 +1,451 @@
+"""The policy's forward pass for decoding: the same function with fewer, larger matrix products. Never trained.
+
+One decoding step multiplies few rows by every weight, so its time depends on the number of kernels. Linear layers that read the
+same input array (q|k|v, gate|up) become one product, and a LoRA or DoRA adapter is either merged into a temporary weight or computed
+as two small products for all of them.
+
+A trial forward pass records which layers share an input, so this file names no architecture. Everything else stays the
+policy's own module. The fused model is compared with the policy before it is used; where the trial fails or the logits differ,
+decoding runs the policy itself and `slow_paths` gives the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+
+from backend.engine import device, residual_stream
+from backend.engine.metal.heads import HeadNorms, Heads, rotated_heads, rotated_heads_plain
+from backend.engine.model_probe import describe_error
+from backend.engine.output_layer import SplitModel
+from backend.engine.shared_weights import SharedWeights
+from backend.engine.slot_cache import PackedSlotCache, SlotCache, StepContext
+from backend.sampling.fused_linear import (
+    FusedLinear,
+    FusedOutput,
+    LinearBranch,
+    base_of,
+    fusion_key,
+    has_adapter,
+    is_plain,
+    stream_sum,
+)
+
+# A transformer block that computes a decoding step in fewer kernels; everything longer it leaves to the model's own
+# block.
+
+ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj", "rope"}
+BLOCK_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+
+
+class DecodingBlock(nn.Module):
+    """Around a block of the model, which stays in the module tree, so that its arrays are inputs of a compiled step."""
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.block = block
+        attention = block.self_attn
+        output = attention.q_proj.output
+        size = rotated_size(attention.rope)
+        self.heads = Heads(output.sizes[0] // size, output.sizes[1] // size, size)
+        self.uses_kernels = False
+        """Whether it runs kernels of our own (`backend.engine.metal`), which only Metal can."""
+        self.rotate_as(attention.rope)
+
+    def rotate_as(self, rope: Any) -> None:
+        """Take the rotation of this embedding, which may be another block's if it is the same."""
+        self.rope = lambda: rope  # in a function, or it would be a child
+
+    def __getattr__(self, name: str) -> Any:
+        """Models ask their blocks for more than a call (`layer.is_linear`)."""
+        return self[name] if name in self else getattr(self.get("block"), name)
+
+    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None, *rest: Any, **more: Any) -> mx.array:
+        if isinstance(cache, PackedSlotCache):
+            return self.step(x, cache)
+        return self.block(x, mask, cache, *rest, **more)
+
+    def step(self, x_B1H: mx.array, cache: PackedSlotCache) -> mx.array:
+        """One token a row. → the residual stream, rounded where `backend.engine.residual_stream` keeps it in float32: its float32 goes
+        from block to block in the cache's step, so that the kernel of a sum writes both and no other kernel rounds."""
+        block = self.block
+        attention, mlp, heads = block.self_attn, block.mlp, self.heads
+        normed = block.input_layernorm(x_B1H)
+        stream_B1H = cache.step.stream_of(x_B1H)
+        qkv = attention.q_proj.output.projection.step(normed, with_kernel=self.uses_kernels)
+        rotation = cache.step.rotation(self.rope(), heads.size)
+        rotate = rotated_heads if self.uses_kernels else rotated_heads_plain
+        queries, kv = rotate(qkv[:, 0], rotation, heads, head_norms(attention))
+        keys, values = cache.write(kv)
+        attended = mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=attention.scale, mask=cache.step.mask(heads.queries)
+        )
+        stream_B1H, x_B1H = self._added(stream_B1H, attention.o_proj, attended.reshape(len(x_B1H), 1, -1))
+        normed = block.post_attention_layernorm(x_B1H)
+        gated = mlp.gate_proj.output.projection.step(normed, is_gate=True, with_kernel=self.uses_kernels)
+        cache.step.stream = stream_B1H, x_B1H = self._added(stream_B1H, mlp.down_proj, gated)
+        return x_B1H
+
+    def _added(self, stream: mx.array, layer: Any, x: mx.array) -> tuple[mx.array, mx.array]:
+        """The residual stream after this branch, stream + layer(x), and what the next norm reads of it."""
+        projection = layer.output.projection if isinstance(layer, LinearBranch) else None
+        if residual_stream.is_float32(self.block.input_layernorm):
+            if projection is None:
+                return stream_sum(stream, layer(x), with_kernel=self.uses_kernels)
+            return projection.stream_step(x, stream, with_kernel=self.uses_kernels)
+        if projection is None:
+            stream = stream + layer(x)
+        else:
+            stream = projection.added_step(x, stream, with_kernel=self.uses_kernels)
+        return stream, stream
+
+
+# ── which blocks ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def is_plain_block(block: Any) -> bool:
+    """Whether the block is made of the parts that `DecodingBlock.step` computes, and of no others."""
+    if not isinstance(block, nn.Module) or set(block.children()) != BLOCK_PARTS:
+        return False
+    attention: Any = block.self_attn
+    mlp: Any = block.mlp
+    norms = [block.input_layernorm, block.post_attention_layernorm]
+    return (
+        all(type(norm) is nn.RMSNorm for norm in norms)
+        and set(mlp.children()) == {"gate_proj", "up_proj", "down_proj"}
+        and _shared_output(mlp.gate_proj, mlp.up_proj) is not None
+        and _is_plain_attention(attention)
+    )
+
+
+def _is_plain_attention(attention: Any) -> bool:
+    parts = set(attention.children())
+    if parts - {"q_norm", "k_norm"} != ATTENTION_PARTS or not isinstance(getattr(attention, "scale", None), float):
+        return False
+    output, size = _shared_output(attention.q_proj, attention.k_proj, attention.v_proj), rotated_size(attention.rope)
+    if output is None or not size or output.sizes[1] != output.sizes[2] or any(n % size for n in output.sizes):
+        return False
+    if parts == ATTENTION_PARTS:
+        return True
+    q_norm, k_norm = attention.get("q_norm"), attention.get("k_norm")
+    return (
+        all(type(norm) is nn.RMSNorm and norm.weight.shape == (size,) for norm in (q_norm, k_norm))
+        and q_norm.eps == k_norm.eps
+    )
+
+
+def _shared_output(*branches: Any) -> FusedOutput | None:
+    """The product that these layers, in this order and no others, are slices of."""
+    if not all(isinstance(branch, LinearBranch) for branch in branches):
+        return None
+    output = branches[0].output
+    is_whole = [branch.index for branch in branches] == list(range(output.count))
+    return output if is_whole and all(branch.output is output for branch in branches) else None
+
+
+def rotated_size(rope: Any) -> int:
+    """The length of the heads that this rotary embedding rotates by halves; 0 for one that does not."""
+    if getattr(rope, "traditional", False):
+        return 0
+    size = getattr(rope, "dims", None) or getattr(rope, "dim", 0)
+    return size if isinstance(size, int) and size % 2 == 0 else 0
+
+
+def head_norms(attention: Any) -> HeadNorms | None:
+    if "q_norm" not in attention:
+        return None
+    return HeadNorms(attention.q_norm.weight, attention.k_norm.weight, attention.q_norm.eps)
+
+
+def share_rotations(blocks: list[DecodingBlock]) -> None:
+    """Let blocks whose rotary embeddings turn alike use one of them, so that a step computes its rotation once."""
+    step = StepContext(mx.array(1000), mx.array([0, 700, 1000]), mx.arange(1))
+    seen: dict[bytes, Any] = {}
+    for block in blocks:
+        rotation = step.rotation(block.rope(), block.heads.size)
+        block.rotate_as(seen.setdefault(np.array(rotation).tobytes(), block.rope()))
+
+
+# ── fused model ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+PROBE = mx.array([[1, 2, 3, 2]])
+"""Tokens of the trial forward pass."""
+
+
+class FusedModel:
+    """A module tree `model` that computes the same function as the policy, with fused linear layers where possible.
+
+    `merge` allows temporary weights: adapters merged in, trainable weights concatenated. `refresh` computes them, they take as
+    much memory as the weights that they replace, and `release` drops them.
+
+    The tree shares every unchanged module with the policy, so it follows training. Frozen weights that are concatenated for good
+    *become* the storage: the policy's own arrays, and those of `others` (trees that share them), turn into views of it. `shared`: the
+    base that other policies share with this one.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        split_model: SplitModel,
+        *,
+        merge: bool = True,
+        others: Iterable[nn.Module] = (),
+        shared: SharedWeights | None = None,
+    ) -> None:
+        self.policy, self.model, self.split_model = model, model, split_model
+        self.fused_linears: list[FusedLinear] = []
+        self.decoding_blocks: list[DecodingBlock] = []
+        """The model's blocks, where all of them are `DecodingBlock`s; else empty."""
+        self.slow_paths: list[str] = []
+        """A sentence for the user if layers that could be fused are not; else empty."""
+        self._copies: list[tuple[nn.Module, nn.Module]] = []
+        """(module of the policy, its copy in `model`), where something inside was replaced."""
+        was_training = model.training
+        model.eval()  # dropout would make the two models differ, and the comparison fail
+        trees = [model, *others, *([shared.tree] if shared else [])]
+        if reason := self._build(trees, merge, shared):
+            self.slow_paths.append(f"Layers are not fused for decoding: {reason}.")
+        elif device.on_gpu() and (reason := self._replace_blocks()):
+            self.slow_paths.append(f"Decoding steps run more kernels than they need: {reason}.")
+        model.train(was_training)
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        return [*self.policy.modules(), *self.model.modules()]
+
+    @property
+    def packs_cache(self) -> bool:
+        """Whether decoding steps run on `PackedSlotCache`."""
+        return bool(self.decoding_blocks)
+
+    def use_kernels(self, on: bool) -> None:
+        """Run decoding steps with or without kernels of our own. Compiled steps have to be traced again."""
+        for block in self.decoding_blocks:
+            block.uses_kernels = on
+
+    def refresh(self) -> None:
+        """Follow the policy's weights as they are now. Call before decoding."""
+        self.model.eval()
+        for fused in self.fused_linears:
+            fused.refresh()
+        # Training replaces arrays instead of writing into them, so a copied module still holds the old ones.
+        for original, duplicate in self._copies:
+            duplicate.update({name: value for name, value in original.items() if isinstance(value, mx.array)})
+
+    def release(self) -> None:
+        """Drop the arrays that `refresh` computed. Call after decoding, before training needs the memory."""
+        for fused in self.fused_linears:
+            fused.projection.clear()
+
+    def _build(self, trees: list[nn.Module], merge: bool, shared: SharedWeights | None) -> str:
+        """Fuse all layers that can be fused. → the reason if none was, or ""."""
+        try:
+            fused_linears = fusable_linears(self.policy, merge)
+        # A model's own code may raise anything, e.g. when it reads its layers' weights itself, which a recorder does not have.
+        except Exception as error:
+            return f"a trial forward pass failed with {describe_error(error)}"
+        if not fused_linears:
+            return ""
+        self.fused_linears = fused_linears
+        # Before the comparison, and kept if it fails: packed views hold the same numbers as the arrays that they replace.
+        for fused in fused_linears:
+            fused.pack(trees, shared)
+        branches: dict[int, nn.Module] = {
+            id(member): branch for fused in fused_linears for member, branch in fused.branches()
+        }
+        self.model = replace_modules(self.policy, branches, self._copies)
+        split_model = self.split_model.of_tree(self.model)
+        if reason := self._mismatch(split_model):
+            self.model, self.fused_linears, self._copies = self.policy, [], []
+            return reason
+        self.split_model = split_model
+        return ""
+
+    def _mismatch(self, fused: SplitModel) -> str:
+        """Compare the logits of the two models. → how they differ, or ""."""
+
+        def logits() -> tuple[mx.array, mx.array]:
+            return self.policy(PROBE), fused.logits(fused.hidden(PROBE))  # pyright: ignore
+
+        with self._noisy_adapters():
+            return difference("the fused layers", logits)
+
+    def _replace_blocks(self) -> str:
+        """Compute decoding steps by `DecodingBlock`s, where all blocks allow it. → the reason if they gave other results, or ""."""
+        layers = getattr(self.model, "layers", None)
+        if not layers or not all(is_plain_block(layer) for layer in layers):
+            return ""  # nothing lost: the model's own blocks are as fast as they were
+        blocks: dict[int, DecodingBlock] = {id(layer): DecodingBlock(layer) for layer in layers}
+        trial = TrialStep([block.heads for block in blocks.values()], self.policy)
+        with self._noisy_adapters():
+            try:
+                expected = trial.own(self.split_model)
+            # The model decodes no rows at different positions: `Rollout` finds that out too, and tells it.
+            except Exception:
+                return ""
+            share_rotations(list(blocks.values()))
+            copies: list[tuple[nn.Module, nn.Module]] = []
+            model = replace_modules(self.model, blocks, copies)
+            split_model = self.split_model.of_tree(model)
+            if reason := difference("the fused blocks", lambda: (expected, trial.packed(split_model))):
+                return reason
+            self._copies += copies
+            self.model, self.split_model, self.decoding_blocks = model, split_model, list(blocks.values())
+            if not device.has_metal():
+                return ""
+            self.use_kernels(True)
+            if reason := difference("kernels of our own", lambda: (expected, trial.packed(split_model))):
+                self.use_kernels(False)
+            return reason
+
+    @contextlib.contextmanager
+    def _noisy_adapters(self) -> Iterator[None]:
+        """Weights refreshed, with noise on every lora_b: fresh adapters are zero, and would hide any mistake."""
+        fresh: list[Any] = [
+            (member, member.lora_b) for fused in self.fused_linears for member in fused.members if has_adapter(member)
+        ]
+        # Keys of their own: the run's random numbers stay as they would be without this comparison.
+        for i, (member, lora_b) in enumerate(fresh):
+            member.lora_b = lora_b + 0.01 * mx.random.normal(lora_b.shape, key=mx.random.key(i))
+        try:
+            self.refresh()
+            yield
+        finally:
+            for member, lora_b in fresh:
+                member.lora_b = lora_b
+            self.release()
+
+
+def difference(what: str, compute: Callable[[], tuple[mx.array, mx.array]]) -> str:
+    """Compare the (expected, actual) arrays that `compute` returns. → how `what` differs, or ""."""
+    try:
+        expected, actual = compute()
+        # A mistake makes this about 1; rounding in 16 bits keeps it below 0.1.
+        allowed = 1e-4 if actual.dtype == mx.float32 else 0.25
+        expected = expected.astype(mx.float32)
+        distance = mx.linalg.norm(actual.astype(mx.float32) - expected) / mx.linalg.norm(expected)
+        return "" if float(distance.item()) < allowed else f"{what} give other logits than the model"  # pyright: ignore
+    except Exception as error:  # a model's own code may raise anything
+        return f"{what} failed with {describe_error(error)}"
+
+
+class TrialStep:
+    """One decoding step of three rows at different positions, with separate caches and with packed ones of the same contents.
+
+    The caches hold noise: what is compared is one step, not a text.
+    """
+
+    def __init__(self, heads: list[Heads], policy: nn.Module) -> None:
+        dtype = policy(PROBE).dtype  # pyright: ignore
+        shapes = [(3, layer.keys, 2, 8, layer.size) for layer in heads]
+        self.kv = [mx.random.normal(shape, key=mx.random.key(i)).astype(dtype) for i, shape in enumerate(shapes)]
+        self.tokens = mx.array([[1], [2], [3]])
+        self.step = StepContext(mx.array(5), mx.array([0, 2, 4]), mx.arange(8))
+
+    def own(self, model: SplitModel) -> mx.array:
+        """Logits and the written caches, flat, by the model's own blocks."""
+        return self._outputs(model, [SlotCache(kv[:, :, 0], kv[:, :, 1], self.step) for kv in self.kv])
+
+    def packed(self, model: SplitModel) -> mx.array:
+        """The same by `DecodingBlock`s."""
+        return self._outputs(model, [PackedSlotCache(kv, self.step) for kv in self.kv])
+
+    def _outputs(self, model: SplitModel, cache: list[Any]) -> mx.array:
+        logits = model.logits(model.hidden(self.tokens, cache))
+        packed = [layer.arrays[0] if len(layer.arrays) == 1 else mx.stack(layer.arrays, axis=2) for layer in cache]
+        outputs = mx.concatenate([array.flatten() for array in (logits, *packed)])
+        mx.eval(outputs)
+        return outputs
+
+
+def replace_modules(module: Any, new: Mapping[int, nn.Module], copies: list[tuple[nn.Module, nn.Module]]) -> Any:
+    """The module tree with the modules of `new`, keyed by the id of the module that each replaces.
+
+    A subtree without replacements is shared with the original; the others are copied, and (original, copy) appended to `copies`.
+    """
+    if id(module) in new:
+        return new[id(module)]
+    if isinstance(module, (list, tuple)):
+        items = [replace_modules(item, new, copies) for item in module]
+        return module if all(a is b for a, b in zip(items, module, strict=True)) else type(module)(items)
+    if not isinstance(module, dict):
+        return module
+    items = {name: replace_modules(item, new, copies) for name, item in module.items()}
+    if all(items[name] is module[name] for name in items):
+        return module
+    # A module is a dict of its arrays and children. copy.copy shares them all; dict.update bypasses Module's own `update`,
+    # which would write into the shared children.
+    duplicate: Any = copy.copy(module)
+    dict.update(duplicate, items)
+    if isinstance(module, nn.Module):
+        copies.append((module, duplicate))
+    return duplicate
+
+
+# ── the trial forward pass ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+class InputRecorder(nn.Module):
+    """Replaces a layer in the trial forward pass: records its input, then calls it."""
+
+    def __init__(self, layer: nn.Module, inputs: list[tuple[nn.Module, mx.array]]) -> None:
+        super().__init__()
+        self.call, self.record = layer.__call__, inputs.append
+        self.layer = lambda: layer  # in a function, or mlx would make it a child module
+
+    def __call__(self, x: mx.array) -> mx.array:
+        self.record((self.layer(), x))
+        return self.call(x)
+
+
+def fusable_linears(model: nn.Module, merge: bool) -> list[FusedLinear]:
+    """Groups of layers that read the same array and have the same `fusion_key`, where fusing them gains something."""
+    groups: dict[tuple[Any, ...], list[nn.Module]] = {}
+    inputs = _linear_inputs(model)
+    calls = [id(member) for member, _ in inputs]
+    # Identity of arrays is the criterion; `inputs` keeps them alive, so that no id is used twice.
+    for member, x in inputs:
+        # A layer that is called twice has two inputs, so it is fused with no other.
+        shared = id(x) if calls.count(id(member)) == 1 else id(member)
+        groups.setdefault((shared, x.dtype, *fusion_key(member)), []).append(member)
+    fused_linears: list[FusedLinear] = []
+    for (_, dtype, *_), members in groups.items():
+        unique = list({id(member): member for member in members}.values())
+        if how := _fusion(unique, merge):
+            fused_linears.append(FusedLinear(unique, dtype, how == "merge"))
+    return fused_linears
+
+
+def _fusion(members: list[nn.Module], merge: bool) -> Literal["merge", "pack"] | None:
+    """Whether to concatenate weights for each rollout with adapters merged in, or once for good with adapters beside them.
+
+    None where that gains nothing or `merge` does not allow the memory. Only float32 weights take adapters in: merged, quantised ones
+    would be floats, and 16-bit ones would swallow what is smaller than half their last digit, most of an update at 1e-5.
+    """
+    has_adapters = any(has_adapter(member) for member in members)
+    is_trainable = any(tree_flatten(base_of(member).trainable_parameters()) for member in members)
+    if len(members) == 1 and not has_adapters:
+        return None
+    if is_trainable:
+        return "merge" if merge else None
+    can_merge = has_adapters and base_of(members[0]).weight.dtype == mx.float32
+    return "merge" if merge and can_merge else "pack"
+
+
+def _linear_inputs(model: nn.Module) -> list[tuple[nn.Module, mx.array]]:
+    """Every plain linear layer that a forward pass calls, and its input array, in the order of the calls."""
+    layers = [module for module in model.modules() if is_plain(module)]
+    bases = {id(layer.linear) for layer in layers if has_adapter(layer)}
+    inputs: list[tuple[nn.Module, mx.array]] = []
+    recorders: dict[int, nn.Module] = {
+        id(layer): InputRecorder(layer, inputs) for layer in layers if id(layer) not in bases
+    }
+    replace_modules(model, recorders, [])(PROBE)
+    return inputs

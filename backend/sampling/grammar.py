@@ -1,0 +1,279 @@
+"""Output held to a regular expression or a JSON schema: which tokens may come next, by llguidance.
+
+The grammar is followed in bytes, a token at a time, and the tokens that it allows come as a mask of bits, computed on the CPU while the
+device computes the logits. The end of sequence is allowed only where the grammar is satisfied; where nothing else is, it is the only
+token allowed. Special tokens are never text.
+
+Held output is another distribution than the policy: each token is sampled from what the grammar allows, renormalised. How much of the
+policy's mass that is goes with every token (`SampledTokens.log_held_B`), and learning corrects for it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import mlx.core as mx
+import numpy as np
+
+from backend.config.config import Config
+from backend.sampling.output_grammar import schema_text
+from backend.sampling.text_stream import REPLACEMENT
+from backend.utils.errors import Mistake
+from backend.utils.text import shown
+
+# The bytes that each token of a tokenizer stands for inside a text, which a grammar is followed in.
+
+BLANK = "▁"
+
+
+class TokenBytes:
+    """A tokenizer as llguidance's TokenizerWrapper takes one. `vocabulary`: entries of the model's logits, often more than tokens."""
+
+    def __init__(self, tokenizer: Any, eos_ids: list[int], vocabulary: int) -> None:
+        self.eos_token_id, self.bos_token_id = eos_ids[0], None
+        special = {*tokenizer.all_special_ids, *eos_ids}
+        self.special_token_ids = sorted(token for token in special if token < vocabulary)
+        self.tokens = [b""] * vocabulary
+        for token, data in bytes_of(tokenizer).items():
+            if token < vocabulary and token not in special:
+                self.tokens[token] = data
+        self._ids = {data: token for token, data in enumerate(self.tokens) if data}
+        self._longest = max(map(len, self._ids), default=1)
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Tokens of the text, the longest first, as far as there are any."""
+        data, start = text.encode() if isinstance(text, str) else text, 0
+        tokens: list[int] = []
+        while start < len(data):
+            ends = range(min(len(data), start + self._longest), start, -1)
+            end = next((end for end in ends if data[start:end] in self._ids), None)
+            if end is None:
+                break
+            tokens.append(self._ids[data[start:end]])
+            start = end
+        return tokens
+
+
+def bytes_of(tokenizer: Any) -> dict[int, bytes]:
+    """Token → its bytes, those without any left out."""
+    fast = getattr(getattr(tokenizer, "_tokenizer", tokenizer), "backend_tokenizer", None)
+    table: dict[str, Any] = json.loads(fast.to_str()) if fast is not None else {}
+    kinds = _parts(table.get("decoder")) | _parts(table.get("pre_tokenizer"))
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    added = {entry["id"]: entry["content"].encode() for entry in table.get("added_tokens", ()) if not entry["special"]}
+    if "ByteLevel" in kinds:
+        byte_of = _byte_level()
+        own = {token: _bytes_by(byte_of, text) for text, token in vocabulary.items()}
+    elif kinds & {"ByteFallback", "Metaspace"}:
+        own = {token: _piece(text) for text, token in vocabulary.items()}
+    else:
+        own = _decoded(tokenizer, vocabulary)
+    return {token: data for token, data in (own | added).items() if data}
+
+
+def _parts(stage: Any) -> set[str]:
+    """The types of a stage of tokenizer.json, which may be a sequence of others."""
+    if not isinstance(stage, dict):
+        return set()
+    parts = [*stage.get("decoders", ()), *stage.get("pretokenizers", ())]
+    return {stage["type"], *(kind for part in parts for kind in _parts(part))}
+
+
+def _byte_level() -> dict[str, int]:
+    """Character → byte: printable ones of Latin-1 stand for themselves, the others in their order for 256, 257, …"""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def _bytes_by(byte_of: dict[str, int], text: str) -> bytes:
+    """Empty for a token that is not of this alphabet."""
+    return bytes(byte_of[char] for char in text) if all(char in byte_of for char in text) else b""
+
+
+def _piece(text: str) -> bytes:
+    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+        return bytes([int(text[3:5], 16)])
+    return text.replace(BLANK, " ").encode()
+
+
+def _decoded(tokenizer: Any, vocabulary: dict[str, int]) -> dict[int, bytes]:
+    """Each token decoded behind another, because a decoder may strip what begins a text. Part of a character has no text of its own."""
+    anchor = next((token for text, token in vocabulary.items() if len(text) == 1 and text.isalnum()), None)
+    before = [] if anchor is None else [anchor]
+    start = len(tokenizer.decode(before)) if before else 0
+    texts = {token: tokenizer.decode([*before, token])[start:] for token in vocabulary.values()}
+    return {token: text.encode() for token, text in texts.items() if REPLACEMENT not in text}
+
+
+# ── grammar ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+WHITESPACE = r"( |\r?\n[ \t]{0,24})?"
+"""Between the parts of JSON: a blank, or a new line and its indentation; any number of blanks would let a model write nothing else."""
+
+EVERY_TOKEN = '%llguidance {"no_forcing": true}'
+"""Otherwise text that is bound to come is allowed in one way of writing it in tokens alone, for callers that skip sampling there."""
+
+SEARCHED = 256
+"""States of a grammar that `check_grammar` visits in search of a complete output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """`source`: a regular expression, or the text of a JSON schema."""
+
+    kind: Literal["regex", "schema"]
+    source: str
+
+    @classmethod
+    def of(cls, config: Config) -> Grammar | None:
+        """What a run with these settings is held to; None if to nothing. Raises Mistake for a schema that cannot be read."""
+        if config.output_regex:
+            return cls("regex", config.output_regex)
+        return cls("schema", schema_text(config.output_schema)) if config.output_schema else None
+
+    @property
+    def setting(self) -> str:
+        return f"output_{self.kind}"
+
+    @property
+    def label(self) -> str:
+        return f"Output {self.kind}"
+
+    def compiled(self) -> str:
+        """As llguidance takes it. Raises Mistake where it is not one."""
+        from llguidance import LLMatcher, regex_to_lark
+
+        if self.kind == "regex":
+            rule = f"/{regex_to_lark(self.source, use_ascii='')}/"
+        else:
+            schema: dict[str, Any] = json.loads(self.source)
+            options = {"whitespace_pattern": WHITESPACE} | schema.get("x-guidance", {})
+            rule = "%json " + json.dumps(schema | {"x-guidance": options})
+        text = LLMatcher.grammar_from_lark(f"{EVERY_TOKEN}\nstart: {rule}")
+        failed, messages = LLMatcher.validate_grammar_with_warnings(text)
+        if failed:
+            raise Mistake(self.setting, f"{self.label} cannot be used: {_reason(messages[0])}.")
+        return text
+
+
+def _reason(message: str) -> str:
+    """The sentence in llguidance's message, which may draw the place of a mistake over several lines."""
+    lines = [line.strip() for line in message.splitlines()]
+    lines[0] = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", lines[0])
+    named = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
+    return shown((named or lines)[0].rstrip("."), 100)
+
+
+class CompiledGrammar:
+    """A grammar over the tokens of a model, whose logits have `vocabulary` entries. Raises Mistake for one that cannot be used."""
+
+    def __init__(self, grammar: Grammar, tokenizer: Any, eos_ids: Sequence[int], vocabulary: int) -> None:
+        from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
+
+        self.grammar, self.eos_ids, self.vocabulary = grammar, tuple(eos_ids), vocabulary
+        self.words = -(-vocabulary // 32)
+        self.executor = LLExecutor()
+        table = TokenizerWrapper(TokenBytes(tokenizer, list(eos_ids), vocabulary))
+        tokens = LLTokenizer(table, n_vocab=vocabulary, eos_token=list(eos_ids))
+        self._start = LLMatcher(tokens, grammar.compiled(), log_level=0)
+        if self._start.is_error():
+            raise Mistake(grammar.setting, f"{grammar.label} cannot be used: {_reason(self._start.get_error())}.")
+
+    def matcher(self) -> Any:
+        """A state at the beginning of an output."""
+        return self._start.deep_copy()
+
+    def masks(self, matchers: Sequence[Any]) -> np.ndarray:
+        """[B, words] uint32: the tokens that each state allows, a bit each."""
+        mask_BM = np.zeros((len(matchers), self.words), np.uint32)
+        states = [(matcher, row) for row, matcher in enumerate(matchers)]
+        self.executor.unsafe_compute_mask_ptr(states, mask_BM.ctypes.data, 4 * self.words, len(matchers))
+        return mask_BM
+
+    def accepts(self, tokens: Sequence[int]) -> bool:
+        """Whether the tokens are a complete output."""
+        matcher = self.matcher()
+        return matcher.try_consume_tokens(list(tokens)) == len(tokens) and matcher.is_accepting()
+
+
+class HeldOutputs:
+    """The states of the completions of one rollout, by number."""
+
+    def __init__(self, compiled: CompiledGrammar) -> None:
+        self.compiled = compiled
+        self._matchers: dict[int, Any] = {}
+        self._ended: set[int] = set()
+        self.stuck: set[int] = set()
+        """Completions that no token could continue, and that were not complete: their end of sequence was forced."""
+
+    def masks(self, index: np.ndarray) -> mx.array:
+        """[B, words]: what may come next in the completions `index`. The end of sequence alone in those that have ended."""
+        numbers: list[int] = index.tolist()
+        matchers = [self._matcher(number) for number in numbers]
+        mask_BM = self.compiled.masks(matchers)
+        # A state that allows nothing is in error, and its mask has the end of sequence.
+        states = zip(numbers, matchers, strict=True)
+        self.stuck |= {number for number, matcher in states if number not in self._ended and matcher.is_error()}
+        return mx.array(mask_BM)
+
+    def read(self, index: np.ndarray, tokens_B: np.ndarray) -> None:
+        """Follow each completion by a token."""
+        for number, token in zip(index.tolist(), tokens_B.tolist(), strict=True):
+            if number in self._ended:
+                continue
+            if token in self.compiled.eos_ids or number in self.stuck:
+                self._ended.add(number)
+            else:
+                self._matcher(number).consume_token(token)
+
+    def is_complete(self, tokens: Sequence[int]) -> bool:
+        return self.compiled.accepts(tokens)
+
+    def _matcher(self, number: int) -> Any:
+        if number not in self._matchers:
+            self._matchers[number] = self.compiled.matcher()
+        return self._matchers[number]
+
+
+def check_grammar(config: Config, tokenizer: Any, vocabulary: int | None = None) -> None:
+    """Raises Mistake where a run could not hold its output as the settings say. `tokenizer`: the model's, None where it is not here."""
+    grammar = Grammar.of(config)
+    if grammar is None:
+        return
+    grammar.compiled()
+    if tokenizer is None:
+        return
+    eos_ids = sorted(tokenizer.eos_token_ids)
+    compiled = CompiledGrammar(
+        grammar, tokenizer, eos_ids, vocabulary or max([len(tokenizer), *(i + 1 for i in eos_ids)])
+    )
+    if not _can_end(compiled):
+        raise Mistake(
+            grammar.setting,
+            f"{grammar.label} asks for text that this model's tokenizer cannot write, so no completion could end.",
+        )
+
+
+def _can_end(compiled: CompiledGrammar) -> bool:
+    """Whether a complete output was found, or the search was given up. Depth first, the shortest way out tried first: states are visited
+    by the tokens that close brackets and quotes, digits, then the others."""
+    pending, visited = [compiled.matcher()], 0
+    while pending and visited < SEARCHED:
+        matcher, visited = pending.pop(), visited + 1
+        if matcher.is_accepting():
+            return True
+        mask = compiled.masks([matcher])[0]
+        if matcher.is_error():
+            continue
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: compiled.vocabulary]
+        allowed = [token for token in np.flatnonzero(bits).tolist() if token not in compiled.eos_ids]
+        for token in allowed[:: max(1, len(allowed) // 8)]:
+            following = matcher.deep_copy()
+            if following.consume_token(token):
+                pending.append(following)
+    return visited >= SEARCHED

@@ -1,0 +1,146 @@
+"""Sampled tokens with their log-probabilities, and where each completion ends: end-of-sequence id, length or stop string.
+
+Host arrays only; does not know the model. Only stop strings need text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import numpy as np
+
+from backend.runs.completion_rows import Stop
+from backend.sampling.grammar import HeldOutputs
+from backend.types import Completion
+
+OPEN = -1
+REASONS: tuple[Stop, ...] = get_args(Stop)
+EOS, LENGTH, STRING = (REASONS.index(reason) for reason in ("eos", "length", "string"))
+
+
+class Outputs:
+    """`count` completions in progress, of at most `max_tokens` tokens each.
+
+    `length` [count] holds their tokens so far, `stop` [count] an index into REASONS, or OPEN. `held`: the grammar's states, where output
+    is held; a stop string then ends a completion only where the grammar is satisfied.
+    """
+
+    def __init__(
+        self, count: int, max_tokens: int, tokenizer: Any, eos_ids: Sequence[int], stop: Sequence[str]
+    ) -> None:
+        self.max_tokens, self.tokenizer, self.stop_strings = max_tokens, tokenizer, tuple(stop)
+        self.held: HeldOutputs | None = None
+        self._eos = np.array(eos_ids)
+        self._stop_window = 8 + 2 * max((len(word.encode()) for word in stop), default=0)
+        self._tokens = np.zeros((count, 0), np.int32)
+        self._logps = np.zeros((count, 0), np.float32)
+        self._kept = np.zeros((count, 0), np.float32)
+        self._held = np.zeros((count, 0), np.float32)
+        self.length = np.zeros(count, np.int64)
+        self.stop = np.full(count, OPEN, np.int8)
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of all completions together."""
+        return int(self.length.sum())
+
+    def append(
+        self,
+        index: np.ndarray,
+        tokens_SB: np.ndarray,
+        logps_SB: np.ndarray,
+        kept_SB: np.ndarray,
+        held_SB: np.ndarray | None = None,
+    ) -> None:
+        """Append the next S tokens to the completions `index` [B], each up to where it ends; ended ones take none."""
+        is_open = self.stop[index] == OPEN
+        index, tokens = index[is_open], tokens_SB.T[is_open]
+        start, S = self.length[index], tokens.shape[1]
+        if not len(index):
+            return
+        is_eos = np.isin(tokens, self._eos)
+        # argmax finds the first; the end-of-sequence token itself is kept, hence + 1.
+        before_eos = np.where(is_eos.any(axis=1), is_eos.argmax(axis=1) + 1, S)
+        added = np.minimum(before_eos, self.max_tokens - start)
+        logs = (logps_SB, kept_SB) if held_SB is None else (logps_SB, kept_SB, held_SB)
+        self._write(index, start, added, (tokens, *(part.T[is_open] for part in logs)))
+        self.length[index] = start + added
+        # The last *added* token decides: the length limit may have cut before an end-of-sequence token.
+        ended = is_eos[np.arange(len(index)), added - 1]
+        self.stop[index] = np.where(ended, EOS, np.where(self.length[index] >= self.max_tokens, LENGTH, OPEN))
+        if self.stop_strings:
+            for row, first in zip(index.tolist(), start.tolist(), strict=True):
+                if (end := self._stop_string_end(row, first)) is not None:
+                    self.length[row], self.stop[row] = end, STRING
+
+    def _write(self, index: np.ndarray, start: np.ndarray, added: np.ndarray, parts: Sequence[np.ndarray]) -> None:
+        self._widen(int((start + added).max()))
+        inside = np.arange(parts[0].shape[1])[None] < added[:, None]
+        row, column = np.nonzero(inside)
+        stores = (self._tokens, self._logps, self._kept, self._held)
+        for store, part in zip(stores[: len(parts)], parts, strict=True):
+            store[index[row], start[row] + column] = part[inside]
+
+    def _widen(self, length: int) -> None:
+        """Double the columns where `length` needs more, so that appending costs amortised constant time."""
+        more = max(64, self._tokens.shape[1]) if length > self._tokens.shape[1] else 0
+        if more:
+            pad = ((0, 0), (0, more))
+            self._tokens, self._logps = np.pad(self._tokens, pad), np.pad(self._logps, pad)
+            self._kept, self._held = np.pad(self._kept, pad), np.pad(self._held, pad)
+
+    # ── text ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _stop_string_end(self, row: int, first: int) -> int | None:
+        """The number of tokens after which the text first contains a stop string; None where it contains none.
+
+        Text is compared, not ids, because the same words may be merged into other tokens. The neighbourhood of the new tokens
+        is decoded first: a token has at least one byte, so a stop string that ends in the new tokens begins within it.
+        """
+        tokens = self._text_tokens(row)
+        if not self._has_stop_string(tokens[max(0, first - self._stop_window) :]) or not self._has_stop_string(tokens):
+            return None
+        ends = range(first + 1, int(self.length[row]) + 1)
+        if self.held is not None:
+            return next((end for end in ends if self._ends_held(row, end, self.held)), None)
+        return next((end for end in ends if self._has_stop_string(self._tokens[row, :end].tolist())), None)
+
+    def _ends_held(self, row: int, end: int, held: HeldOutputs) -> bool:
+        """Whether token `end` − 1 completes a stop string where the grammar is satisfied. One before that ends nothing, now or later."""
+        tokens = self._tokens[row, :end].tolist()
+        before, after = self._decode(tokens[:-1]), self._decode(tokens)
+        is_new = any(after.count(word) > before.count(word) for word in self.stop_strings)
+        return is_new and held.is_complete(tokens)
+
+    def cut_off_stuck(self) -> int:
+        """Count completions that no token could continue as cut off. → how many."""
+        assert self.held is not None
+        stuck = [row for row in self.held.stuck if self.stop[row] == EOS]
+        self.stop[stuck] = LENGTH
+        return len(stuck)
+
+    def _has_stop_string(self, tokens: list[int]) -> bool:
+        text = self._decode(tokens)
+        return any(word in text for word in self.stop_strings)
+
+    def _text_tokens(self, row: int) -> list[int]:
+        return self._tokens[row, : self.length[row] - (self.stop[row] == EOS)].tolist()
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=False)
+
+    def arrays(self, row: int) -> tuple[list[int], list[float], list[float]]:
+        """Tokens, log-probabilities, and log of the mass that the filters kept, of one completion."""
+        tokens, logps, kept = (
+            part[row, : self.length[row]].tolist() for part in (self._tokens, self._logps, self._kept)
+        )
+        return tokens, logps, kept
+
+    def completion(self, row: int) -> Completion:
+        """The finished completion. An end-of-sequence id is among its tokens and not in its text."""
+        assert self.stop[row] != OPEN
+        tokens, logps, kept = self.arrays(row)
+        held = self._held[row, : self.length[row]].tolist() if self.held is not None else []
+        text = self._decode(self._text_tokens(row))
+        return Completion(tokens, logps, text, REASONS[self.stop[row]], kept, held)

@@ -1,0 +1,331 @@
+"""Sample groups of completions from a policy: one prefill per prompt, then all completions of a step decoded together.
+
+Keeps the exact token ids that were sampled and the log-probability of each under the policy, so that nothing is tokenised again.
+Models whose cache holds all keys and values are decoded by continuous batching (`backend.sampling.scheduler`); others
+(sliding windows, state spaces) one group at a time.
+
+Does not know rewards, settings or files. The policy comes in as an object with `model`, `split_model`, `tokenizer`, `eos_ids`,
+`pad_id`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_map
+from mlx_lm.models.cache import BatchKVCache, KVCache
+
+from backend.engine.chunk_sizes import PREFILL_TOKENS
+from backend.engine.compiled import compiled_by_shape
+from backend.engine.cpu.affinity import on_one_core
+from backend.engine.device import on_gpu
+from backend.engine.memory import release_cached_buffers
+from backend.engine.model_probe import describe_error
+from backend.engine.prompt_cache import new_prompt_cache
+from backend.engine.slot_cache import PackedSlotCache, SlotCache, StepContext
+from backend.sampling.drawing import Agree, Drawing, alone, step_results
+from backend.sampling.fused_model import FusedModel
+from backend.sampling.grammar import CompiledGrammar, Grammar, HeldOutputs
+from backend.sampling.kv_rows import Prefilled, WaitingQueue
+from backend.sampling.outputs import OPEN, Outputs
+from backend.sampling.row_costs import RowCosts, row_costs
+from backend.sampling.sampler import GREEDY, Sampled, Sampling, keyed_uniforms, sample_tokens
+from backend.sampling.scheduler import DECODE_CHUNK, Scheduler, to_host
+from backend.types import Group, Problem
+from backend.utils.machine import chip
+
+Poll = Callable[[int], None]
+
+QUANTIZED = (nn.QuantizedLinear, nn.QuantizedAllToShardedLinear)
+
+SHORT_OF_MEMORY = (
+    "Sampling now waits for each token before the next is queued, because caches copied meanwhile took too much memory. "
+    "Fewer or shorter completions avoid it."
+)
+
+
+STUCK = "{count} completions came to a place where no token of the tokenizer fits what the output is held to; they count as cut off."
+
+
+class Rollout:
+    """Samples completions from a policy. Keeps its compiled decoding steps from one call to the next.
+
+    `stop` strings end a completion as soon as its text contains one; the text keeps it. `rows`: the largest number of completions
+    decoded together (None: all); the others wait, and the result differs by rounding only. `merge`: whether decoding may hold a second
+    copy of the weights that adapters change. `costs`: what a decoding step costs, where not this machine's decide.
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        max_tokens: int,
+        *,
+        stop: Sequence[str] = (),
+        prefill_chunk: int = 2048,
+        rows: int | None = None,
+        merge: bool = True,
+        costs: RowCosts | None = None,
+    ) -> None:
+        self.policy = policy
+        self.agree: Agree = getattr(policy, "agreed", alone)
+        self.max_tokens = max_tokens
+        self.stop = tuple(stop)
+        self.prefill_chunk = prefill_chunk
+        self.rows = rows
+        others = [tree for tree in [getattr(policy, "reference_model", None)] if tree is not None]
+        shared = getattr(policy, "shared_weights", None)
+        self.fused = FusedModel(policy.model, policy.split_model, merge=merge, others=others, shared=shared)
+        self.slow_paths = list(self.fused.slow_paths)
+        """Sentences for the user: which fast path is not taken, and why. Empty where all are."""
+        self.row_costs = costs or own_row_costs(policy.model)
+        self._notes: list[str] = []
+        self._compiled_steps: dict[Sampling, Callable[..., Any]] = {}
+        self._grammars: dict[Grammar, CompiledGrammar] = {}
+        self.completions = 0
+        """Completions sampled so far, those of evaluations included."""
+        reason = self._batching_obstacle()
+        if reason:
+            self.slow_paths.append(f"Completions are decoded one group at a time: {reason}.")
+        self.has_continuous_batching = not reason
+        """Whether rows of unequal length are decoded together. If not, each group is decoded by itself."""
+
+    @on_one_core()
+    def sample(
+        self,
+        problems: Sequence[Problem],
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        first_number: int,
+        poll: Poll = lambda token_count: None,
+    ) -> list[Group]:
+        """Sample one group of `group_size` completions for each problem.
+
+        Token t of completion g of problem p is sampled with a random number keyed by (seed, first_number + p, g), t: pass the
+        number of problems sampled before in the run as `first_number`. `poll` is called after each chunk of steps with the
+        number of tokens sampled so far, and may raise to stop.
+        """
+        keys = [(first_number + p, g) for p in range(len(problems)) for g in range(group_size)]
+        uniform_NT = keyed_uniforms(seed, keys, self.max_tokens)
+        outputs = Outputs(len(keys), self.max_tokens, self.policy.tokenizer, self.policy.eos_ids, self.stop)
+        decode = self._decode_batch if self.has_continuous_batching else self._decode_by_group
+        self.policy.model.eval()
+        self.fused.refresh()
+        try:
+            decode([problem.tokens for problem in problems], group_size, sampling, uniform_NT, outputs, poll)
+        finally:
+            self.fused.release()
+        if outputs.held is not None and (count := outputs.cut_off_stuck()):
+            self._notes.append(STUCK.format(count=count))
+        completions = [outputs.completion(row) for row in range(len(keys))]
+        self.completions += len(keys)
+        # The allocator keeps freed KV caches for arrays of the same size, which training does not allocate.
+        release_cached_buffers()
+        return [
+            Group(problem, completions[i * group_size : (i + 1) * group_size]) for i, problem in enumerate(problems)
+        ]
+
+    def use_kernels(self, on: bool) -> None:
+        """Decode with or without kernels of our own, which run on Metal only, and by default where they do."""
+        self.fused.use_kernels(on)
+        self._compiled_steps.clear()
+
+    # ── caches of all keys and values: everything together ───────────────────────────────────────────────────────────
+
+    def _decode_batch(
+        self, prompts: list[list[int]], G: int, sampling: Sampling, uniform_NT: np.ndarray, outputs: Outputs, poll: Poll
+    ) -> None:
+        queue = WaitingQueue(prompts, G, self._prefill)
+        drawing = self._drawing(sampling, prompts, G, outputs)
+        step, rows = self.compiled_step(sampling), self.rows or queue.waiting
+        scheduler = Scheduler(queue, outputs, uniform_NT, drawing, step, rows, self.row_costs)
+        while scheduler.schedule():
+            scheduler.decode_chunk()
+            poll(outputs.token_count)
+        if scheduler.waits_for_memory and SHORT_OF_MEMORY not in self.slow_paths:
+            self.slow_paths.append(SHORT_OF_MEMORY)
+            self._notes.append(SHORT_OF_MEMORY)
+
+    def _drawing(self, sampling: Sampling, prompts: list[list[int]], G: int, outputs: Outputs) -> Drawing:
+        held = None
+        if sampling.grammar is not None:
+            held = outputs.held = self._held_outputs(sampling.grammar)
+        return Drawing(sampling, prompts, G, self.max_tokens, held, self.agree)
+
+    def _held_outputs(self, grammar: Grammar) -> HeldOutputs:
+        """The states of one rollout's completions. The compiled grammar is kept from one rollout to the next."""
+        if grammar not in self._grammars:
+            size = self.policy.split_model.vocab_size
+            self._grammars = {grammar: CompiledGrammar(grammar, self.policy.tokenizer, self.policy.eos_ids, size)}
+        return HeldOutputs(self._grammars[grammar])
+
+    def new_notes(self) -> list[str]:
+        """Sentences for the user since the last call."""
+        notes, self._notes = self._notes, []
+        return notes
+
+    def _prefill(self, prompts: list[list[int]]) -> Prefilled:
+        """Run the model over the prompts once, left-padded together, a chunk of columns at a time (bounds peak memory)."""
+        split_model, length = self.fused.split_model, max(map(len, prompts))
+        pad_P = [length - len(prompt) for prompt in prompts]
+        tokens = mx.array([[self.policy.pad_id] * pad + prompt for pad, prompt in zip(pad_P, prompts, strict=True)])
+        cache = [BatchKVCache(pad_P) for _ in new_prompt_cache(self.policy.model)]
+        chunk = min(self.prefill_chunk, max(1, PREFILL_TOKENS // len(prompts)))
+        hidden = None
+        for start in range(0, length, chunk):
+            # The padding's own keys are masked by the cache (`pad_P`), and its positions are negative: real tokens start at 0.
+            hidden = split_model.hidden(tokens[:, start : start + chunk], cache)
+            mx.eval(hidden, [(layer.keys, layer.values) for layer in cache])
+        assert hidden is not None
+        keys, values = zip(*(layer.keys_and_values() for layer in cache), strict=True)
+        # Left padding puts every prompt's last token into the last column.
+        if self.fused.packs_cache:
+            keys, values = [mx.stack([k, v], axis=2) for k, v in zip(keys, values, strict=True)], []
+        return Prefilled(split_model.logits(hidden[:, -1]), list(keys), list(values), np.array(pad_P))
+
+    def compiled_step(self, sampling: Sampling) -> Callable[..., Any]:
+        """One decoding step, compiled: feed the last tokens, write a column of the cache, and sample the next tokens, or return the
+        logits for them where output is held.
+
+        Traced once for each (rows, capacity) in use. The weights are inputs of the trace, not constants, so that updates are seen.
+        """
+        if sampling not in self._compiled_steps:
+            split_model = self.fused.split_model
+
+            def decode(token_B, slot, pad_B, uniform_B, column_C, keys, values, *history):
+                step = StepContext(slot, pad_B, column_C)
+                cache = self._caches(step, keys, values)
+                logits = split_model.logits(split_model.hidden(token_B[:, None], cache)[:, -1])
+                keys, values = ([layer.arrays[i] for layer in cache if i < len(layer.arrays)] for i in (0, 1))
+                if sampling.grammar is not None:
+                    return (logits,), keys, values
+                return step_results(logits, token_B, uniform_B, sampling, history, self.agree), keys, values
+
+            self._compiled_steps[sampling] = compiled_by_shape(decode, [self.fused.model.state])
+        return self._compiled_steps[sampling]
+
+    def _caches(
+        self, step: StepContext, keys: list[mx.array], values: list[mx.array]
+    ) -> Sequence[SlotCache | PackedSlotCache]:
+        if self.fused.packs_cache:
+            return [PackedSlotCache(kv, step) for kv in keys]
+        return [SlotCache(k, v, step) for k, v in zip(keys, values, strict=True)]
+
+    def _batching_obstacle(self) -> str:
+        """Why rows of unequal length cannot be decoded together; "" where they can."""
+        other_caches = {type(cache) for cache in new_prompt_cache(self.policy.model)} - {KVCache}
+        if other_caches:
+            names = " and ".join(sorted(cache.__name__ for cache in other_caches))
+            return f"the model's {names} cannot hold rows of unequal length"
+        return self._trial_decode()
+
+    def _trial_decode(self) -> str:
+        """Decode three short prompts together and compare with the whole model. → the reason of a failure, or "".
+
+        Some models expect one position or one mask for all rows, or read array values in Python, which a compiled step forbids:
+        they raise. Others silently compute other numbers.
+        """
+        self.policy.model.eval()
+        self.fused.refresh()
+        pad, end = self.policy.pad_id, self.policy.eos_ids[0]
+        # Lengths 1, 2, 3: every row has another padding. Two tokens each: the prefill gives the first, a step the second.
+        prompts = [[pad], [pad, end], [end, pad, end]]
+        names = [(module, name) for module in self.fused.modules for name in module]
+        # An adapter of several outputs keeps its arrays in a list, which a trace changes in place.
+        before = [list(value) if isinstance(value := module[name], list) else value for module, name in names]
+        outputs = Outputs(3, 2, self.policy.tokenizer, [-1], ())  # no id is −1, so no row ends early
+        try:
+            queue = WaitingQueue(prompts, 1, self._prefill)
+            # Three rows, whatever `rows` allows: decoded one at a time, no row would be padded.
+            step, uniform_NT = self.compiled_step(GREEDY), np.zeros((3, 2), np.float32)
+            scheduler = Scheduler(
+                queue, outputs, uniform_NT, Drawing(GREEDY, agree=self.agree), step, 3, self.row_costs
+            )
+            while scheduler.schedule():
+                scheduler.decode_chunk()
+        except Exception as error:  # a model's own code may raise anything; the reason goes to the user
+            for (module, name), value in zip(names, before, strict=True):
+                module[name] = value  # an aborted trace leaves its placeholders where the weights were
+            return f"a trial with prompts of unequal length failed with {describe_error(error)}"
+        finally:
+            self.fused.release()
+        results = [outputs.arrays(row) for row in range(3)]
+        # One pass for both tokens, since none changes the logits before it: loading refuses other models (`is_causal`).
+        alone = mx.concatenate([
+            self._last_logits(prompt + tokens[:1]) for prompt, (tokens, _, _) in zip(prompts, results, strict=True)
+        ])  # fmt: skip
+        expected = sample_tokens(alone, mx.zeros(len(alone)), GREEDY).logp_B
+        logps = np.concatenate([logps for _, logps, _ in results])
+        if np.allclose(logps, np.array(expected), atol=1e-3 if alone.dtype == mx.float32 else 0.3):
+            return ""
+        return "a trial with prompts of unequal length gave other log-probabilities than each prompt alone"
+
+    def _last_logits(self, tokens: list[int]) -> mx.array:
+        """[2, V]: the logits after the last token but one and after the last, by the policy's own unpadded forward pass."""
+        return self.policy.logits(self.policy.hidden(mx.array([tokens])))[0, -2:]
+
+    # ── other caches: a group at a time ──────────────────────────────────────────────────────────────────────────────
+
+    def _decode_by_group(
+        self, prompts: list[list[int]], G: int, sampling: Sampling, uniform_NT: np.ndarray, outputs: Outputs, poll: Poll
+    ) -> None:
+        """For sliding windows, state spaces and the like: rows of one prompt have one length and need no padding."""
+        drawing = self._drawing(sampling, prompts, G, outputs)
+        for p, prompt in enumerate(prompts):
+            for first in range(p * G, (p + 1) * G, self.rows or G):
+                index = np.arange(first, min(first + (self.rows or G), (p + 1) * G))
+                steps = self._group_steps(prompt, len(index), index, drawing, mx.array(uniform_NT[index].T))
+                self._append_steps(steps, index, outputs, poll)
+                drawing.keep(index[:0])
+
+    def _group_steps(
+        self, prompt: list[int], G: int, index: np.ndarray, drawing: Drawing, uniform_TB: mx.array
+    ) -> Iterator[Sampled]:
+        """The sampled tokens of each step, for G rows of one prompt. Each step is submitted to the device before it is yielded."""
+        split_model = self.fused.split_model
+        cache = new_prompt_cache(self.policy.model)
+        chunk = min(self.prefill_chunk, PREFILL_TOKENS)
+        for start in range(0, len(prompt), chunk):  # as the memory plan counts it
+            hidden = split_model.hidden(mx.array([prompt[start : start + chunk]]), cache)
+            mx.eval(hidden, [layer.state for layer in cache])
+        logits = split_model.logits(hidden[:, -1])
+        # Prefilled once as a single row; only its state is repeated for the G completions.
+        for layer in cache:
+            layer.state = tree_map(lambda part: _repeated(part, G), layer.state)
+        logits = mx.repeat(logits, G, axis=0)
+        sampled = drawing.first(index, logits, uniform_TB[0])
+        yield sampled
+        for t in range(1, self.max_tokens):
+            logits = split_model.logits(split_model.hidden(sampled.token_B[:, None], cache)[:, -1])
+            if drawing.held is not None:
+                mx.async_eval(logits)  # computed while the grammar reads the tokens
+            sampled = drawing.next(index, sampled.token_B, logits, uniform_TB[t])
+            yield sampled
+
+    def _append_steps(self, steps: Iterator[Sampled], index: np.ndarray, outputs: Outputs, poll: Poll) -> None:
+        """Read the steps a chunk at a time, until every row has ended."""
+        unread: list[Sampled] = []
+        for t, sampled in enumerate(steps, 1):
+            unread.append(sampled)
+            if t % DECODE_CHUNK == 0 or t == self.max_tokens:
+                outputs.append(index, *to_host(unread))
+                unread = []
+                poll(outputs.token_count)
+                if not (outputs.stop[index] == OPEN).any():
+                    break
+
+
+def own_row_costs(model: nn.Module) -> RowCosts:
+    """What a decoding step of the model costs on this machine by its number of rows."""
+    is_quantized = any(isinstance(module, QUANTIZED) for module in model.modules())
+    return row_costs(on_gpu(), is_quantized, chip())
+
+
+def _repeated(part: Any, G: int) -> Any:
+    """A cache's array of one row, repeated for G rows; counters and other plain values stay."""
+    is_row = isinstance(part, mx.array) and part.ndim > 0 and part.shape[0] == 1
+    return mx.repeat(part, G, axis=0) if is_row else part

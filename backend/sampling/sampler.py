@@ -1,0 +1,353 @@
+"""From logits to tokens: temperature, top-k, top-p, min-p, one inverse-CDF sample a row, and its log-probability.
+
+**Inverse CDF.** With masses m_v = exp((logit_v − max) / temperature), zero where filtered, and a uniform u in [0, 1), the sample is
+the first token whose running sum of masses reaches u · Σ m. The caller passes a uniform number for each token, so a row's sample
+depends on nothing but the row, whatever batch it is in (mlx's own categorical sampling depends on the batch).
+
+Filters set masses to zero and leave the order of the tokens: top-k, then top-p over what is left, then min-p, by the exact thresholds
+of `backend.sampling.filters`.
+
+**log_kept.** `logp_B` is the policy's log-probability before any filter, which training reproduces. Filters renormalise: the token
+was really sampled with exp(logp − log_kept), where log_kept is the log of the share of the policy's mass that the filters kept
+(0 without filters). Importance correction needs it (`backend.training.batch`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from functools import cache, reduce
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from backend.config.config import Config
+from backend.engine.cpu.vector_exp import exp_nonpositive
+from backend.engine.device import on_cpu, on_gpu
+from backend.engine.evaluation_order import evaluate_after
+from backend.engine.penalties import NO_PENALTIES, Penalties, SeenTokens, penalised
+from backend.sampling.filters import beside_row, largest, least_inside, masked, nucleus_floor, row_max, row_sum
+from backend.sampling.grammar import Grammar
+
+# The inverse CDF of `backend.sampling.sampler` for a GPU, where a step of few rows is bound by its number of
+# kernels: nine of them.
+
+
+class Sums(NamedTuple):
+    """Masses, and the sum of those before each, over the last axis."""
+
+    mass: mx.array
+    before: mx.array
+
+    @classmethod
+    def of(cls, mass: mx.array) -> Sums:
+        return cls(mass, mx.cumsum(mass, axis=-1, inclusive=False))
+
+    def part(self, m: int) -> Sums:
+        """Item m of the first axis."""
+        return Sums(part(self.mass, m), part(self.before, m))
+
+    def total(self, shape: tuple[int, ...]) -> mx.array:
+        """The sum of all, in a shape that [..., 1] is broadcast to."""
+        return mx.broadcast_to(self.before[..., -1:], shape) + mx.broadcast_to(self.mass[..., -1:], shape)
+
+    def can_be_last(self, target: mx.array) -> mx.array:
+        """Where a mass lies whose sum before is below the target: the last of them reaches it. In a row with mass there is one.
+
+        Only indices with mass count: a GPU sums in blocks, so its running sum may fall by a rounding where the mass is 0, and a
+        filtered token must never be sampled. The first mass, before which the sum is 0, takes a target of 0 and what rounding makes
+        negative; a target that rounding puts above the total is the last one's.
+        """
+        return (self.mass > 0) & ((self.before < target) | (self.before <= 0))
+
+
+def inverse_cdf(masses_MBV: mx.array, uniform_B1: mx.array, width: int) -> tuple[mx.array, Sums]:
+    """The first token [B, 1] at which the running sum of the last item's masses reaches `uniform` times their sum; and the sums
+    [M, B, V / width] of blocks of `width` tokens, a divisor of V, of all M items."""
+    M, B, V = masses_MBV.shape
+    blocks_MBNW = masses_MBV.reshape(M, B, V // width, width)
+    sums = Sums.of(blocks_MBNW.sum(axis=-1))
+    kept = sums.part(M - 1)
+    block_B1, before_B1 = _reaching_block(kept, uniform_B1)
+    inside = Sums.of(mx.take_along_axis(part(blocks_MBNW, M - 1), block_B1[:, None], axis=1)[:, 0])
+    target_BW = mx.broadcast_to(uniform_B1, (B, width)) * kept.total((B, width)) - before_B1
+    token_BW = block_B1 * width + _indices(width)
+    return mx.where(inside.can_be_last(target_BW), token_BW, 0).max(axis=-1, keepdims=True), sums
+
+
+def _reaching_block(sums: Sums, uniform_B1: mx.array) -> tuple[mx.array, mx.array]:
+    """[B, 1]: the first block whose running sum reaches `uniform` times the total, and the sum before it."""
+    shape = sums.mass.shape
+    is_last_BN = sums.can_be_last(mx.broadcast_to(uniform_B1, shape) * sums.total(shape))
+    # One maximum for both: floats that are not negative order like their bits, so both are integers.
+    is_index = mx.array([True, False]).reshape(2, 1, 1)
+    both_2BN = mx.where(is_index, _indices(shape[-1]), sums.before.view(mx.uint32))
+    best_2B1 = mx.where(is_last_BN, both_2BN, 0).max(axis=-1, keepdims=True)
+    return part(best_2B1, 0), part(best_2B1, 1).view(mx.float32)
+
+
+def _indices(count: int) -> mx.array:
+    """0 … count − 1, a constant of the trace: `mx.arange` would be a kernel."""
+    return mx.array(np.arange(count, dtype=np.uint32))
+
+
+def part(array: mx.array, m: int) -> mx.array:
+    """array[m] as a view, where mlx would gather."""
+    return array[m : m + 1].squeeze(0)
+
+
+# ── sampler ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+IN_CACHE = 1 << 17
+"""Logits that a CPU samples from together. Rows of 152,000, one after another, stay in the processor's cache and in memory that is
+mapped already, and what belongs to a row is a scalar (`filters.beside_row`). Of shorter rows several are quicker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are sampled. temperature 0 takes the likeliest; top_p 1, top_k 0 and min_p 0 filter nothing."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    penalties: Penalties = NO_PENALTIES
+    """They make the policy, and its log-probabilities, another one."""
+    grammar: Grammar | None = None
+    """What the output is held to."""
+
+    @classmethod
+    def of(cls, config: Config) -> Sampling:
+        """As a run with these settings samples."""
+        penalties = Penalties(*config.penalties)
+        return cls(config.temperature, config.top_p, config.top_k, config.min_p, penalties, Grammar.of(config))
+
+    @classmethod
+    def greedy(cls, config: Config) -> Sampling:
+        """The likeliest tokens under the same penalties and grammar."""
+        return cls(0.0, penalties=Penalties(*config.penalties), grammar=Grammar.of(config))
+
+    @property
+    def has_filters(self) -> bool:
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+class SampledTokens(NamedTuple):
+    """One sampled token a row: its id, its log-probability under the policy in nats before any filter, and the log of the share
+    of the policy's mass that the filters kept. The token was sampled with log-probability logp − log_kept."""
+
+    token_B: mx.array
+    logp_B: mx.array
+    log_kept_B: mx.array
+
+
+class HeldTokens(NamedTuple):
+    """Sampled tokens of held output; `log_held` is the log of the share of the policy's mass that the grammar allows, and `log_kept`
+    includes it."""
+
+    token_B: mx.array
+    logp_B: mx.array
+    log_kept_B: mx.array
+    log_held_B: mx.array
+
+
+Sampled = SampledTokens | HeldTokens
+
+
+def sample_tokens(
+    logits_BV: mx.array,
+    uniform_B: mx.array,
+    sampling: Sampling,
+    seen: SeenTokens | None = None,
+    mask_BM: mx.array | None = None,
+) -> Sampled:
+    """One token a row, by inverse CDF.
+
+    The log-probability is that of the policy at `temperature`, before any filter; greedy reports temperature 1. The policy penalises
+    the tokens that a row has `seen`. `mask_BM`: the tokens that a grammar allows, a bit each, 32 to a number. Filters apply after
+    temperature and grammar: top-k, then top-p over what is left, then min-p.
+    """
+    if seen is not None:
+        logits_BV, _ = penalised(logits_BV, seen, sampling.penalties)
+    if mask_BM is None:
+        return _sample(logits_BV, uniform_B, sampling)
+    return _sample_held(logits_BV, uniform_B, sampling, mask_BM)
+
+
+def _sample_held(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling, mask_BM: mx.array) -> HeldTokens:
+    """A sample of what the grammar allows, by its own largest logit: against the policy's, all that is allowed may be 0 in float32."""
+    logits_BV = logits_BV.astype(mx.float32)
+    held_BV = mx.where(_allowed(mask_BM, logits_BV.shape[-1]), logits_BV, -mx.inf)
+    token_B, logp_B, log_kept_B = _sample(held_BV, uniform_B, sampling)
+    temperature = sampling.temperature or 1.0
+    # log Z of all, by the same blocks as the sample's.
+    logit_B = _tempered(_at(logits_BV, token_B[:, None]), temperature)[:, 0]
+    peak_B1 = row_max(logits_BV)
+    total_B = mx.log(row_sum(_mass(logits_BV, mx.broadcast_to(peak_B1, logits_BV.shape), temperature)))[:, 0]
+    policy_logp_B = logit_B - _tempered(peak_B1[:, 0], temperature) - total_B
+    # Rounding may make the share of a grammar that allows everything larger than 1.
+    log_held_B = mx.minimum(policy_logp_B - logp_B, 0.0)
+    return HeldTokens(token_B, policy_logp_B, log_kept_B + log_held_B, log_held_B)
+
+
+def _allowed(mask_BM: mx.array, V: int) -> mx.array:
+    """[B, V] bool from bits, the lowest first."""
+    bits_BMW = (mask_BM[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
+    return bits_BMW.reshape(mask_BM.shape[0], -1)[:, :V] > 0
+
+
+def _sample(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) -> SampledTokens:
+    B, V = logits_BV.shape
+    if on_gpu() and sampling.temperature > 0:
+        return _sample_on_gpu(logits_BV, uniform_B, sampling)
+    rows = max(1, IN_CACHE // V) if on_cpu() else B
+    if rows >= B:
+        return _sample_together(logits_BV, uniform_B, sampling)
+    parts: list[SampledTokens] = []
+    for i in range(0, B, rows):
+        # Otherwise mlx would evaluate up to 20 rows in turns, and all of them would be in memory.
+        part_BV = evaluate_after(logits_BV[i : i + rows], parts[-1] if parts else [])
+        parts.append(_sample_together(part_BV, uniform_B[i : i + rows], sampling))
+    return SampledTokens(*(mx.concatenate(list(field)) for field in zip(*parts, strict=True)))
+
+
+def _sample_together(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) -> SampledTokens:
+    temperature = sampling.temperature or 1.0
+    top_BK = None
+    if sampling.temperature > 0 and 0 < sampling.top_k < logits_BV.shape[-1]:
+        top_BK = largest(logits_BV, sampling.top_k)
+    peak_B1 = row_max(logits_BV) if top_BK is None else top_BK[:, -1:]
+    mass_BV = _mass(logits_BV, peak_B1, temperature)
+    if sampling.temperature == 0:
+        logp_B = -mx.log(row_sum(mass_BV)[:, 0])
+        return SampledTokens(mx.argmax(logits_BV, axis=-1), logp_B, mx.zeros_like(logp_B))
+    # Zeros, no renumbering: the running sum passes over them, so token ids stay indices into [V].
+    kept_BV = _kept(logits_BV, mass_BV, top_BK, sampling)
+    token_B1, kept_sum_B1 = _inverse_cdf(kept_BV, uniform_B[:, None])
+    # log π of the policy before any filter divides by the whole mass; without filters `_inverse_cdf` has summed it already.
+    total_B1 = row_sum(mass_BV) if sampling.has_filters else kept_sum_B1
+    log_kept_B1 = mx.log(kept_sum_B1 / total_B1) if sampling.has_filters else mx.zeros_like(total_B1)
+    logp_B1 = _tempered(_at(logits_BV, token_B1), temperature) - _tempered(peak_B1, temperature) - mx.log(total_B1)
+    return SampledTokens(token_B1[:, 0], logp_B1[:, 0], log_kept_B1[:, 0])
+
+
+def _sample_on_gpu(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) -> SampledTokens:
+    """The same in fewer kernels; `backend.sampling.sampler` tells why arrays [B, 1] are widened first."""
+    (B, V), temperature = logits_BV.shape, sampling.temperature
+    top_BK = largest(logits_BV, sampling.top_k) if 0 < sampling.top_k < V else None
+    peak_B1 = row_max(logits_BV) if top_BK is None else top_BK[:, -1:]
+    mass_BV = _mass(logits_BV, mx.broadcast_to(peak_B1, (B, V)), temperature)
+    masses_MBV, is_kept = mass_BV[None], mx.array([False, True]).reshape(2, 1, 1)
+    if sampling.has_filters:  # all masses and the kept ones: one kernel makes both, and one sums both
+        masses_MBV = mx.where(is_kept, _kept(logits_BV, mass_BV, top_BK, sampling), mass_BV)
+    token_B1, sums = inverse_cdf(masses_MBV, uniform_B[:, None], _block_width(V))
+    # The log-probability and the log of the kept share in one kernel: of the token's mass and of the kept ones, less that of all.
+    shape = (2, B, 1)
+    logit_2B1, peak_2B1 = (
+        _tempered(mx.broadcast_to(x_B1, shape), temperature) for x_B1 in (_at(logits_BV, token_B1), peak_B1)
+    )
+    log_2B1 = mx.where(is_kept, mx.log(sums.part(len(masses_MBV) - 1).total(shape)), logit_2B1 - peak_2B1)
+    log_2B1 = log_2B1 - mx.log(sums.part(0).total(shape))
+    return SampledTokens(token_B1[:, 0], part(log_2B1, 0)[:, 0], part(log_2B1, 1)[:, 0])
+
+
+def _mass(logits_BV: mx.array, peak_B1: mx.array, temperature: float) -> mx.array:
+    """exp((logit − peak) / temperature) in float32: 16 bits cannot sum 100,000 masses. One pass serves the softmax, the filters and
+    the sample. Less the maximum, every mass is at most 1, and the likeliest token's is exactly 1."""
+    return exp_nonpositive(_tempered(logits_BV, temperature) - beside_row(_tempered(peak_B1, temperature)))
+
+
+def _tempered(logits: mx.array, temperature: float) -> mx.array:
+    logits = logits.astype(mx.float32)
+    return logits if temperature == 1 else logits * (1 / temperature)
+
+
+def _at(values_BV: mx.array, index_B1: mx.array) -> mx.array:
+    return mx.take_along_axis(values_BV, index_B1, axis=-1)
+
+
+# ── inverse CDF ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _inverse_cdf(kept_BV: mx.array, uniform_B1: mx.array) -> tuple[mx.array, mx.array]:
+    """The first token at which the running sum of the kept masses reaches `uniform` times their sum, and that sum, both [B, 1]. For a CPU.
+
+    Two levels: the sums of blocks of about √V tokens select a block, then the running sum inside it the token. So the vocabulary
+    is read once, and no running sum over all of V is made.
+    """
+    B, V = kept_BV.shape
+    blocks_BNW = kept_BV.reshape(B, -1, _block_width(V))
+    sum_BN = blocks_BNW.sum(axis=-1)
+    kept_sum_B1 = sum_BN.sum(axis=-1, keepdims=True)
+    target_B1 = uniform_B1 * kept_sum_B1
+    block_B1, before_B1 = _first_reaching(sum_BN, target_B1)
+    inside_BW = mx.take_along_axis(blocks_BNW, block_B1[..., None], axis=1)[:, 0]
+    index_B1, _ = _first_reaching(inside_BW, target_B1 - before_B1)
+    return block_B1 * _block_width(V) + index_B1, kept_sum_B1
+
+
+def _first_reaching(mass_BN: mx.array, target_B1: mx.array) -> tuple[mx.array, mx.array]:
+    """[B, 1]: the first index at which the running sum of the masses reaches the target, and the sum before it.
+
+    Only indices with mass count: a target of 0 would select a filtered token. If by a rounding the target lies above every edge, the
+    highest edge is the nearest to it.
+    """
+    before_BN = mx.cumsum(mass_BN, axis=-1, inclusive=False)
+    # Every edge at or beyond the target is 0, the others are negative; argmax takes the first of equal maxima.
+    short_BN = mx.where(mass_BN > 0, mx.minimum(before_BN + mass_BN - target_B1, 0), -mx.inf)
+    index_B1 = mx.argmax(short_BN, axis=-1, keepdims=True)
+    return index_B1, _at(before_BN, index_B1)
+
+
+@cache
+def _block_width(V: int) -> int:
+    """Tokens in a block: the largest divisor of V up to √V, so that no padding is needed. 1 for a prime: a block for each token."""
+    return next(width for width in range(math.isqrt(V), 0, -1) if V % width == 0)
+
+
+# ── filters ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _kept(logits_BV: mx.array, mass_BV: mx.array, top_BK: mx.array | None, sampling: Sampling) -> mx.array:
+    """[B, V]: the masses, 0 where a filter removes the token. `top_BK`: the top-k logits in rising order, or None."""
+    keep_BV = []
+    if top_BK is not None:
+        # By logit: a mass that another kernel computed from the same logit may differ by a rounding on a GPU.
+        keep_BV.append(logits_BV >= beside_row(_floor_logit(top_BK, sampling)))
+    elif sampling.top_p < 1:
+        keep_BV.append(mass_BV >= beside_row(nucleus_floor(mass_BV, sampling.top_p)))
+    # min-p keeps p(v) ≥ min_p · max p (arXiv:2407.01082); in masses max is 1, and normalisation cancels.
+    if sampling.min_p > 0:
+        keep_BV.append(mass_BV >= sampling.min_p)
+    return reduce(masked, keep_BV, mass_BV)
+
+
+def _floor_logit(top_BK: mx.array, sampling: Sampling) -> mx.array:
+    """[B, 1]: the least logit that top-k, and top-p on what it leaves, keep. Ties at a threshold are kept."""
+    if sampling.top_p == 1:
+        return top_BK[:, :1]
+    mass_BK = _mass(top_BK, top_BK[:, -1:], sampling.temperature)
+    return least_inside(top_BK, mass_BK, sampling.top_p)
+
+
+# ── randomness ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def keyed_uniforms(seed: int, keys: list[tuple[int, ...]], count: int) -> np.ndarray:
+    """[len(keys), count] float32 in [0, 1): row i depends on `seed` and keys[i] only, from a counter-based generator (Philox).
+
+    So a completion's random numbers do not change with the batch, its row, the device or the number of ranks, and a resumed
+    run samples what the uninterrupted one would have sampled.
+    """
+    rows = [np.random.Generator(np.random.Philox(key=_hash(seed, key))).random(count, np.float32) for key in keys]
+    return np.stack(rows)
+
+
+def _hash(seed: int, key: tuple[int, ...]) -> int:
+    # Not Python's hash(), which has 64 bits and may differ between versions; Philox takes a key of 128.
+    return int.from_bytes(hashlib.blake2b(repr((seed, key)).encode(), digest_size=16).digest(), "little")

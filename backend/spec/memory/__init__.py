@@ -1,1 +1,0 @@
-"""Memory of a run, estimated from settings and model headers before anything is loaded."""

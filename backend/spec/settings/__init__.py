@@ -1,1 +1,0 @@
-"""The fields of `Config`, one module a subject; `backend.spec.config` puts them together."""

@@ -1,1 +1,0 @@
-"""Sweeps: their files, the runs that they plan, and their results."""

@@ -1,0 +1,221 @@
+"""Commands to a running trainer: pause, resume, save, stop, finish-step, from the window's `control` file or from a signal.
+
+The protocol of the file. The window writes one word to a temporary file and renames it to `control`, so that a word is never
+seen half written; a second word replaces one that was not read yet. The trainer looks for the file between decode chunks,
+micro-batches and evaluation batches. It claims the word by renaming `control` to `control.taken` and reads it there: a rename
+succeeds for one reader only, and a word that the window writes in the meantime is a new file. The claimed file is deleted, the word
+is written to the diary as a `command` event, and obeyed. Files left by an earlier process are deleted before `started`.
+
+A request to change settings is a file of its own, `change.json`, that needs no word: a word could be replaced by the next one, and the
+request be lost with it. It is the command `change`, looked for in the same places.
+
+This module decides when a pause ends; what "save" and "stop" do is the trainer's.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from backend.runs.events import Diary
+from backend.runs.run_folder import RunFolder
+from backend.trainer import stop_signals
+from backend.utils.regular_file import open_regular
+
+WORDS = ("pause", "resume", "save", "stop", "finish-step")
+LONGEST_WORD = 64
+"""Bytes that are read of a control file."""
+PAUSE_POLL_S = 0.1
+
+
+def do_nothing() -> None: ...
+
+
+class Stopped(Exception):
+    """Raised out of a step that is given up: the trainer then saves the last finished one."""
+
+
+class StopPending(BaseException):
+    """A stop has come that is not obeyed yet: raised out of a wait that it ends, in whatever thread that is. No Exception: whatever those are
+    that come of reading somebody's data, they are taken for faults of the data."""
+
+
+def read_word(control: Path) -> str:
+    """The word in a control file, which stays there; "" without one, and for what is no file: a pipe would be waited for, for ever."""
+    try:
+        with open_regular(control) as file:
+            return file.read(LONGEST_WORD).decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def look_for_stop_word(run: RunFolder) -> None:
+    """Raises StopPending where the control file says so."""
+    if read_word(run.control) == "stop":
+        raise StopPending
+
+
+def remove_word(control: Path) -> None:
+    """Delete a control file, and whatever lies in its place. Raises OSError."""
+    if control.is_dir() and not control.is_symlink():
+        shutil.rmtree(control)
+    else:
+        control.unlink(missing_ok=True)
+
+
+class Control:
+    """The commands to one run. `save_requested` stays set until the trainer clears it, `stop_requested` for good, and
+    `finish_step_requested` too: to stop once the step in flight is done.
+
+    `look` is called wherever the run may stop, and may raise Stopped. `take_change` is called where a change of settings is asked for,
+    and takes the request. `before_pause` and `after_pause` are called at the two ends of a pause. `keep_words`: the run
+    was locked for this process before, by it or by the program that handed the run on, and a word that is there is for this one.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        diary: Diary,
+        *,
+        before_pause: Callable[[], None] = do_nothing,
+        after_pause: Callable[[], None] = do_nothing,
+        take_change: Callable[[], None] = do_nothing,
+        look: Callable[[], None] = do_nothing,
+        keep_words: bool = False,
+    ) -> None:
+        self.run = run
+        self.diary = diary
+        self._before_pause, self._after_pause = before_pause, after_pause
+        self._take_change, self._looks = take_change, [look]
+        self.save_requested = False
+        self.finish_step_requested = False
+        self.stop_requested = False
+        self.reason = ""
+        self.paused_s = 0.0
+        """Seconds spent paused so far."""
+        self._signal: int | None = None
+        if not keep_words:  # commands to an earlier process: a "stop" that it did not live to read would end this one
+            self.discard_commands()
+
+    def discard_commands(self) -> None:
+        """Delete what nobody is going to obey."""
+        for leftover in (self.run.control, self.run.control_taken, self.run.change_request):
+            remove_word(leftover)
+
+    def also_look(self, look: Callable[[], None]) -> None:
+        """Call this too wherever the run may stop."""
+        self._looks.append(look)
+
+    def _look(self) -> None:
+        for look in self._looks:
+            look()
+
+    def refuse_change(self) -> None:
+        """At the run's end: answer a request that came too late to be taken."""
+        if self.run.change_request.exists():
+            sentence = "The change was not made: the run had come to its end."
+            self.diary.write("note", level="warning", sentence=sentence, answers="change")
+
+    def listen_to_signals(self) -> None:
+        """Make the stop signals mean "save and stop". In a thread other than the main one they stay what the program has made of them, as
+        `signal.signal` requires."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        stop_signals.handle(self._on_signal)
+        stop_signals.unblock()  # `hand_on_signals` of the program before has blocked them
+
+    def hand_on_signals(self) -> None:
+        """Before an exec: a signal that comes from now on is obeyed by the next program. Raises Stopped for one that has come already."""
+        # Until the exec a signal may reach another thread, whose mask is its own; it becomes a word. From the exec on there is this
+        # thread alone: its mask is inherited, and a signal stays pending until the next program listens.
+        stop_signals.handle(lambda *_: self.run.say("stop"))
+        stop_signals.block()
+        if self._signal is not None:
+            self.listen_to_signals()
+            self.obey()
+
+    def look_for_stop(self) -> None:
+        """Raises StopPending where a stop has come. It takes no command, so any thread may call it, and a wait that only a stop should end."""
+        if self._signal is not None:
+            raise StopPending
+        look_for_stop_word(self.run)
+
+    def obey_signal(self) -> None:
+        """Raises Stopped where a stop signal has come that was not obeyed yet."""
+        if self._signal is not None:
+            self.obey()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # Only note it. Python runs a handler between any two bytecodes of the main thread, so a write to the diary from here
+        # could land in the middle of another, and an exception could surface between two updates of the weights.
+        self._signal = (
+            self._signal or number
+        )  # the first is the reason; more of them, while it is saved, change nothing
+
+    def obey(self, *, may_stop: bool = True) -> None:
+        """Obey the command that came since the last call, if any. Blocks while paused; raises Stopped for a stop.
+
+        Between the updates of a rollout the weights belong to no step, so the trainer passes may_stop=False there and the
+        stop waits for the end of the step.
+        """
+        if may_stop:
+            self._look()
+        word = self._claim()
+        if word == "pause":
+            self.pause_until(lambda: False)
+        elif word == "save":
+            self.save_requested = True
+        elif word == "finish-step":
+            self.finish_step_requested = True
+        elif word == "stop":
+            self.stop_requested = True
+        # Not in the branch above: a stop that came while may_stop was False is raised by a later call.
+        if self.stop_requested and may_stop:
+            raise Stopped(self.reason)
+
+    def _claim(self) -> str | None:
+        """The next command, written to the diary; None where there is none. A signal counts as "stop". A request for a change is
+        passed on first."""
+        if self.run.change_request.exists():
+            self.diary.write("command", word="change")
+            self._take_change()
+        if self._signal is not None:
+            name, self._signal = signal.Signals(self._signal).name, None
+            self.diary.write("command", word="stop", source=name)
+            self.reason = f"{name} was received"
+            return "stop"
+        try:
+            self.run.control.rename(self.run.control_taken)
+            word = read_word(self.run.control_taken)
+            remove_word(self.run.control_taken)
+        except OSError:
+            return None
+        if word not in WORDS:
+            self.diary.write(
+                "note", level="warning", sentence=f"The control word “{word[:40]}” is not known and was left out."
+            )
+            return None
+        self.diary.write("command", word=word)
+        self.reason = "it was asked to stop" if word == "stop" else self.reason
+        return word
+
+    def pause_until(self, is_over: Callable[[], bool], why: str = "") -> bool:
+        """Pause until `is_over`, which is asked about every PAUSE_POLL_S seconds, or until a command ends the pause. → whether it ended by
+        itself. `why`: a sentence, where nobody asked for the pause. A stop is raised by the next `obey`."""
+        self._before_pause()
+        self.diary.write("phase", phase="paused", **({"sentence": why} if why else {}))
+        began, word = time.monotonic(), None
+        while not (is_past := is_over()) and (word := self._claim()) not in ("resume", "stop", "finish-step"):
+            self._look()
+            self.save_requested |= word == "save"  # the trainer saves at the end of the step
+            time.sleep(PAUSE_POLL_S)  # a signal does not cut it short (PEP 475); the next poll sees it
+        self.paused_s += time.monotonic() - began
+        self.stop_requested |= word == "stop"
+        self.finish_step_requested |= word == "finish-step"
+        self._after_pause()
+        return is_past

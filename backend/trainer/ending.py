@@ -1,0 +1,118 @@
+"""How a run ended: finished, stopped on request, or failed, with the sentence and the exit code that go with it.
+
+After a GPU error a process may end and its run not: then the kind is RESTART, and the same run goes on in the next process.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from backend.distributed.faults import LostRank, WorkerFault
+from backend.runs.events import Diary
+from backend.trainer.control import Stopped
+from backend.trainer.machine.gpu_retries import GpuError, gpu_error
+from backend.utils.disk_faults import DiskFault, fault_of
+from backend.utils.errors import Mistake
+
+RESTART = "restart"
+"""The kind of an ending that is none of the run's."""
+
+LAST_LINE_PATIENCE_S = 2.0
+"""How long the diary's last line is tried again on a disk that does not take it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The diary's last kind, the step the run reached, a sentence, the traceback of a bug, and the GPU error if it was one."""
+
+    kind: str
+    step: int
+    sentence: str
+    exit_code: int
+    traceback: str = ""
+    reason: str = ""
+    """Of a finished run that was planned to end early: "stop_when" or "early_stopping"."""
+    ends_with: int | None = None
+    """Of a finished run that leaves the weights of another step than its last: that step."""
+    gpu_error: GpuError | None = None
+    gpu_text: str = ""
+    """mlx's own words for it."""
+    lost_rank: int | None = None
+    """The rank of the machine without which the run could not go on."""
+
+
+def ending_of(work: Callable[[], Ending], last_step: Callable[[], int]) -> Ending:
+    """Call `work` and turn its exception into an Ending: a requested stop, a fault the user can mend, a GPU error, or a bug.
+
+    `last_step` is called afterwards, and returns the last step finished by then.
+    """
+    try:
+        return work()
+    except Stopped as stop:
+        step = last_step()
+        return Ending("stopped", step, f"Stopped at step {step} because {stop}; everything is saved.", 3)
+    except LostRank as lost:
+        return Ending("failed", last_step(), str(lost), 2, lost_rank=lost.rank)
+    except WorkerFault as fault:
+        return _ending_of_worker(fault, last_step())
+    except Mistake as mistake:
+        if mistake.traceback:
+            write = getattr(sys.stderr, "write_to_log", sys.stderr.write)  # a terminal gets the sentence alone
+            write(mistake.traceback)
+        return Ending("failed", last_step(), str(mistake), 2)
+    except Exception as error:
+        if (gpu := gpu_error(error)) is not None:
+            # For log.txt. Without a traceback: where in our code mlx noticed the error says nothing.
+            traceback.print_exception(error, limit=0)
+            sentence = f"{gpu.happened} {gpu.advice}"
+            return Ending("failed", last_step(), sentence, 2, gpu_error=gpu, gpu_text=str(error))
+        if (fault := fault_of(error)) is not None:  # of the disk, from code that is not ours
+            return Ending("failed", last_step(), str(fault), 2)
+        traceback.print_exc()
+        # Inside the handler: after it there is no exception to format, and the report would read "NoneType: None".
+        return Ending("failed", last_step(), f"{type(error).__name__}: {error}", 1, traceback.format_exc())
+
+
+def _ending_of_worker(fault: WorkerFault, step: int) -> Ending:
+    """As if what went wrong on another machine had gone wrong here, but with its name."""
+    gpu = gpu_error(RuntimeError(fault.gpu_text)) if fault.gpu_text else None
+    named = replace(gpu, happened=f"{fault.place}: {gpu.happened}") if gpu is not None else None
+    return Ending(
+        "failed", step, str(fault), fault.exit_code, fault.traceback, gpu_error=named, gpu_text=fault.gpu_text
+    )
+
+
+def write_ending(diary: Diary, ending: Ending) -> Ending:
+    """Write the diary's last line. → the ending, a failure if that line could not be written in LAST_LINE_PATIENCE_S seconds: the sentence then is
+    for stderr alone, and the run, to its readers, one that has crashed; it is resumed as such."""
+    event: dict[str, Any] = {"step": ending.step, "reason": ending.reason or ending.kind, "sentence": ending.sentence}
+    if ending.ends_with is not None:
+        event["ends_with"] = ending.ends_with
+    if ending.lost_rank is not None:
+        event["lost_rank"] = ending.lost_rank
+    if ending.traceback:
+        event["traceback"] = ending.traceback
+    before, until = diary.seq, time.monotonic() + LAST_LINE_PATIENCE_S
+    while True:
+        try:
+            diary.write(ending.kind, **event)
+        except DiskFault as fault:
+            if diary.seq != before or time.monotonic() > until:  # written, and what follows it has failed; or given up
+                return after_fault(ending, fault)
+            time.sleep(LAST_LINE_PATIENCE_S / 10)
+        else:
+            fault = diary.take_echo_fault()  # the log has failed after it
+            return after_fault(ending, fault) if fault else ending
+
+
+def after_fault(ending: Ending, fault: DiskFault) -> Ending:
+    """The failure that an ending becomes where the disk keeps it from being written down; its own sentence comes first, unless the run went well."""
+    went_well = ending.exit_code in (0, 3)
+    told = str(fault) in ending.sentence
+    sentence = str(fault) if went_well else ending.sentence if told else f"{ending.sentence} {fault}"
+    return replace(ending, kind="failed", exit_code=2 if went_well else ending.exit_code, sentence=sentence)

@@ -1,0 +1,391 @@
+"""An evaluation on disk: what a model scores on a split, before training and after it, with intervals.
+
+An evaluation is two files in `<run>/evaluations/`: NAME.json, an `Evaluation`, and NAME.jsonl, an `EvaluatedRow` a line with every
+completion of both sides. The rows are written first and the .json is renamed into place last, so an evaluation that is listed is
+complete. Written by `backend.trainer.evaluation.comparison`; read by the window, by model cards and by anybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, TypedDict, cast
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from backend.config.config import Config, dump
+from backend.rewards.catalogue.catalog import canonical_entry, metric_name, nearest
+from backend.rewards.catalogue.entry import read_call
+from backend.runs.completion_rows import CompletionRow
+from backend.runs.events import LONGEST_LINE, json_safe, parse_line
+from backend.runs.run_folder import RunFolder
+from backend.utils.disk_faults import DiskFault, writing
+from backend.utils.errors import Mistake
+from backend.utils.files import read_bytes
+from backend.utils.regular_file import open_regular
+from backend.utils.text import shown
+from backend.utils.whole_file import replace_file
+
+VERSION = 1
+
+CONFIDENCE = 0.95
+"""The share of cases in which an interval should contain the true value."""
+
+SideName = Literal["base", "tuned", "model"]
+"""A run's model before training, and at a checkpoint; or a model that is no run's."""
+
+DecodingName = Literal["greedy", "sampled"]
+
+FULL_SCORES = {
+    "r1_accuracy_reward_func": 2.0, "accuracy_reward": 1.0, "math_eval": 1.0, "multiple_choice": 1.0, "jaccard": 1.0,
+}  # fmt: skip
+"""Shipped functions that compare with the dataset's answer, and what they give for a right one. `cosine_scaled_reward` is none: its
+score for a right answer depends on the length."""
+
+TOTAL = "reward"
+"""The name of the weighted sum among the figures of a side."""
+
+
+class _Part(BaseModel):
+    """A part of the file. Unknown keys are left out, so that a file of a later version can be read."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+
+class MeanWithInterval(_Part):
+    """A mean over prompts and its interval at CONFIDENCE; None where there is none."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the interval lies on one side of 0: of a difference, that there is one."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+class Subject(_Part):
+    """What was evaluated. `run` and `step` are those of the tuned side; a plain model has neither."""
+
+    model: str
+    """The base model's folder or id; of a plain model, that model's."""
+    run: str | None = None
+    step: int | None = None
+    train_type: str | None = None
+    """lora, dora or full."""
+    config_sha256: str = ""
+    """Digest of the settings under which it was evaluated (`config_digest`)."""
+
+
+class Data(_Part):
+    """Which prompts. `rows` of `rows_in_split` were answered: the first ones whose prompts are short enough."""
+
+    dataset: str
+    split: str
+    source: str
+    rows: int
+    rows_in_split: int
+    too_long: int = 0
+
+
+class RewardFunctionUsed(_Part):
+    """A reward function by the name of its scores, and its weight in the total."""
+
+    name: str
+    weight: float
+
+
+class PassRule(_Part):
+    """A completion passes where `reward`, a function's name or TOTAL, is at least `at_least`."""
+
+    reward: str
+    at_least: float
+    chosen_by: Literal["user", "default"]
+
+    def sentence(self) -> str:
+        which = "the reward" if self.reward == TOTAL else self.reward
+        return f"A completion passes where {which} is at least {self.at_least:g}."
+
+    def is_met_by(self, completion: CompletionRow) -> bool:
+        score = completion["reward"] if self.reward == TOTAL else completion["rewards"].get(self.reward)
+        return score is not None and score >= self.at_least
+
+
+def default_pass_rule(entries: Iterable[str]) -> PassRule | None:
+    """The first of these entries of `reward_functions` that compares with the answer, at the score of a right one; None where
+    none does."""
+    for name, full in _full_scores(entries).items():
+        if full is not None:
+            return PassRule(reward=name, at_least=full, chosen_by="default")
+    return None
+
+
+def read_pass_rule(text: str, entries: Iterable[str]) -> PassRule:
+    """NAME>=SCORE, or NAME for a function whose score of a right answer is known; NAME is one of `entries` or TOTAL.
+
+    Raises Mistake on `pass`.
+    """
+    name, _, score = (part.strip() for part in text.partition(">="))
+    known = _full_scores(entries) | {TOTAL: None}
+    full_name = name if name in known else metric_name(canonical_entry(name))
+    if full_name not in known:
+        near = nearest(name, known)
+        raise Mistake("pass", f"No reward here is called {name}.{f' Did you mean {near}?' if near else ''}")
+    try:
+        at_least = float(score) if score else known[full_name]
+    except ValueError:
+        raise Mistake("pass", f"{score} is no number; write {name}>=1.") from None
+    if at_least is None:
+        raise Mistake("pass", f"From what score on does {name} count as right? Write {name}>=1, say.")
+    return PassRule(reward=full_name, at_least=at_least, chosen_by="user")
+
+
+def _full_scores(entries: Iterable[str]) -> dict[str, float | None]:
+    """Name of an entry's scores → the score of a right answer, None where it is not known."""
+    calls = [read_call(canonical_entry(entry)) for entry in entries]
+    return {call.name: None if call.file else FULL_SCORES.get(call.function) for call in calls}
+
+
+class Figures(_Part):
+    """The figures of one side, or the differences tuned − base of all of them."""
+
+    reward: MeanWithInterval
+    """The weighted sum of the scores."""
+    rewards: dict[str, MeanWithInterval]
+    """By function."""
+    tokens: MeanWithInterval
+    """Tokens of a completion."""
+    cut_off: MeanWithInterval
+    """The share of completions that ran into the length limit, 0 … 1."""
+    pass_at: dict[int, MeanWithInterval] = {}
+    """k → pass@k, 0 … 1; empty where nothing says what passes."""
+    spread: MeanWithInterval | None = None
+    """Standard deviation (n − 1) of the reward over the completions of a prompt, which GRPO learns from; None where each has one."""
+    different: MeanWithInterval | None = None
+    """The share of a prompt's completions that are texts of their own: 1 over their number where all are the same; None where each has one."""
+
+
+class SideResult(_Part):
+    """One side's figures, and how long it took."""
+
+    figures: Figures
+    seconds: float
+    tokens_per_second: float
+
+
+class Decoding(_Part):
+    """The results of one way of sampling, both sides on the same prompts and with the same random numbers."""
+
+    name: DecodingName
+    completions: int
+    """Completions of each prompt."""
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    sides: dict[SideName, SideResult]
+    difference: Figures | None = None
+    """tuned − base, paired by prompt; None where there is one side."""
+    better: int = 0
+    """Prompts whose mean reward is higher after training."""
+    worse: int = 0
+    unchanged: int = 0
+
+
+class Evaluation(_Part):
+    """One evaluation: the content of NAME.json."""
+
+    version: int = VERSION
+    name: str
+    created: float
+    """Unix seconds."""
+    seconds: float
+    device: str
+    versions: dict[str, str] = {}
+    subject: Subject
+    data: Data
+    functions: list[RewardFunctionUsed]
+    pass_rule: PassRule | None
+    max_completion_length: int
+    seed: int
+    confidence: float = CONFIDENCE
+    decodings: list[Decoding]
+    """At least one; the first is the one to quote."""
+    notes: list[str] = []
+    """Sentences for the reader."""
+
+    @property
+    def headline(self) -> Decoding:
+        return self.decodings[0]
+
+    def sentence(self, decoding: Decoding | None = None) -> str:
+        """The result under a decoding, by default the headline's, in one sentence."""
+        first = decoding or self.headline
+        where = f"{self.data.rows} {'row' if self.data.rows == 1 else 'rows'} of the {self.data.split} split"
+        if first.difference is None:
+            side = next(iter(first.sides.values()))
+            return f"The mean reward on {where} is {_number(side.figures.reward)}."
+        before, after = (first.sides[name].figures.reward for name in ("base", "tuned"))
+        change = first.difference.reward
+        sentence = f"The mean reward on {where} went from {_text(before.value)} to {_text(after.value)}"
+        if change.low is None or change.value is None:
+            return f"{sentence}."
+        if not change.excludes_zero:
+            return f"{sentence}: a difference of {_number(change)}, which may be chance."
+        return f"{sentence}: {'better' if change.value > 0 else 'worse'} by {_number(change, absolute=True)}."
+
+
+class RowSides(TypedDict, total=False):
+    """The completions of one prompt under one decoding, by side."""
+
+    base: list[CompletionRow]
+    tuned: list[CompletionRow]
+    model: list[CompletionRow]
+
+
+class EvaluatedRow(TypedDict):
+    """One line of NAME.jsonl: a prompt, and by decoding the completions of each side."""
+
+    index: int
+    """Row of the split, from 0."""
+    prompt: str
+    answer: str
+    type: str | None
+    greedy: RowSides | None
+    sampled: RowSides | None
+
+
+def mean_reward(completions: Iterable[CompletionRow]) -> float | None:
+    """Of one prompt's completions; None where no function had an opinion on any."""
+    rewards = [reward for completion in completions if (reward := completion["reward"]) is not None]
+    return sum(rewards) / len(rewards) if rewards else None
+
+
+SAME = 1e-9
+"""Rewards that differ by less are equal: sums of floats in another order."""
+
+
+def change_of(row: EvaluatedRow, decoding: DecodingName) -> float | None:
+    """tuned − base of a prompt's mean reward, 0 where they are equal but for rounding; None where a side is missing or unscored."""
+    sides = row[decoding] or {}
+    before, after = mean_reward(sides.get("base", [])), mean_reward(sides.get("tuned", []))
+    if before is None or after is None:
+        return None
+    return 0.0 if abs(after - before) < SAME else after - before
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def config_digest(config: Config) -> str:
+    """SHA-256 of the settings as config.yaml has them."""
+    return hashlib.sha256(dump(config).encode()).hexdigest()
+
+
+def write_evaluation(folder: Path, evaluation: Evaluation, rows: Iterable[EvaluatedRow]) -> Path:
+    """Write both files into `folder`, completely or not at all. → the path of the .json. Raises DiskFault."""
+    final = folder / f"{evaluation.name}.json"
+    lines = (json.dumps(json_safe(row), ensure_ascii=False).encode(errors="replace") + b"\n" for row in rows)
+    with writing(final):
+        folder.mkdir(parents=True, exist_ok=True)
+    replace_file(rows_file(final), lines)
+    try:
+        replace_file(final, [evaluation.model_dump_json(indent=1).encode(errors="replace"), b"\n"])
+    except DiskFault:
+        with contextlib.suppress(OSError):
+            rows_file(final).unlink()
+        raise
+    return final
+
+
+def rows_file(path: Path) -> Path:
+    """The rows that belong to NAME.json."""
+    return path.with_suffix(".jsonl")
+
+
+def read_evaluation(path: Path) -> Evaluation:
+    """Raises Mistake naming a file that is none."""
+    try:
+        evaluation = Evaluation.model_validate_json(read_bytes(path, "evaluation"))
+    except (ValidationError, OverflowError):
+        raise Mistake("evaluation", f"{shown(path)} is no evaluation of this program.") from None
+    if not evaluation.decodings or not all(decoding.sides for decoding in evaluation.decodings):
+        raise Mistake("evaluation", f"{shown(path)} is an evaluation without results.")
+    return evaluation
+
+
+def read_rows(path: Path) -> Iterator[EvaluatedRow]:
+    """The rows beside NAME.json; none where their file is missing, and damaged lines left out."""
+    try:
+        file = open_regular(rows_file(path))
+    except OSError:
+        return
+    with file:
+        while line := file.readline(LONGEST_LINE):
+            if (row := parse_row(line)) is not None:
+                yield row
+
+
+def parse_row(line: bytes) -> EvaluatedRow | None:
+    """The row of one line; None for what is none."""
+    row = parse_line(line)
+    if row is None or not isinstance(row.get("index"), int):
+        return None
+    return cast("EvaluatedRow", {"greedy": None, "sampled": None, **row})
+
+
+def evaluations_of(run: RunFolder) -> list[Path]:
+    """The .json files of a run's evaluations, newest first."""
+    return sorted(_finished(run.evaluations), key=_written, reverse=True)
+
+
+def _written(path: Path) -> tuple[float, str]:
+    try:
+        return path.stat().st_mtime, path.name
+    except OSError:  # deleted meanwhile, or a link to nothing
+        return 0.0, path.name
+
+
+def _finished(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*.json") if not path.name.startswith(".")]
+
+
+def free_name(folder: Path, wish: str) -> str:
+    """`wish`, with a number where an evaluation has that name already."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", wish).strip("-.") or "evaluation"
+    taken = {path.stem for path in _finished(folder)}
+    return next(name for name in _numbered(stem) if name not in taken)
+
+
+def _numbered(stem: str) -> Iterator[str]:
+    yield stem
+    number = 2
+    while True:
+        yield f"{stem}-{number}"
+        number += 1
+
+
+# ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _text(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}".replace("-", "−")
+
+
+def _number(estimate: MeanWithInterval, *, absolute: bool = False) -> str:
+    """“1.2 (95 % interval 1.1 to 1.3)”, or the value alone."""
+    ends: list[Any] = [estimate.value, estimate.low, estimate.high]
+    if absolute and estimate.value is not None and estimate.value < 0:
+        ends = [-estimate.value, None if estimate.high is None else -estimate.high,
+                None if estimate.low is None else -estimate.low]  # fmt: skip
+    value, low, high = ends
+    return (
+        _text(value)
+        if low is None
+        else f"{_text(value)} ({CONFIDENCE * 100:g} % interval {_text(low)} to {_text(high)})"
+    )

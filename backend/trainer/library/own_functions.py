@@ -1,0 +1,150 @@
+"""Reward functions that are objects of the program: lambdas, closures, anything that can be called.
+
+They run in this process, each call in a thread with the time limit of `reward_timeout`, called as TRL calls them. config.yaml names them as
+functions of a file in the run's folder, which says where they are to be found: so the run's settings stay readable by every verb, and only
+scoring again asks for the program.
+"""
+
+from __future__ import annotations
+
+import functools
+import keyword
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backend.config.setting_groups import RewardSettings
+from backend.rewards.catalogue.catalog import locate_reward_file, metric_name, reward_call
+from backend.rewards.catalogue.entry import RewardCall
+from backend.rewards.resolve import Arguments, RewardFunction, resolve
+from backend.rewards.runner.error_text import class_name
+from backend.rewards.scorer import Scorer, ThreadScorer, begin_scorer, reward_source
+from backend.rewards.user_files import load_reward_file
+from backend.utils.errors import Mistake
+from backend.utils.whole_file import replace_file
+
+FILE = "own_functions.py"
+"""In the run's folder."""
+_TEXT = '''"""Reward functions that the program which trained this run passed to backend.train. They are in that program, not here."""
+
+{definitions}
+raise RuntimeError("{names}: of the program that called train(); resume with backend.resume")
+'''
+_DEFINITION = "def {name}(completions, **columns): ...\n\n"
+
+OwnCalls = Mapping[str, Callable[..., Any]]
+"""Name in metrics and tables → what is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFunctions:
+    """The functions of a run in their order: entries of `reward_functions`, with names of `calls` among them."""
+
+    entries: Sequence[str]
+    calls: OwnCalls
+
+    @classmethod
+    def of(cls, functions: Sequence[str | Callable[..., Any]]) -> OwnFunctions:
+        """Raises Mistake on `reward_functions` for what is neither text nor can be called."""
+        if isinstance(functions, str) or callable(functions):
+            functions = [functions]
+        taken = {metric_name(function) for function in functions if isinstance(function, str)}
+        calls: dict[str, Callable[..., Any]] = {}
+        entries: list[str] = []
+        for function in functions:
+            if isinstance(function, str):
+                entries.append(function)
+                continue
+            if not callable(function):
+                sentence = f"A reward function is a name or can be called; {class_name(function)} is neither."
+                raise Mistake("reward_functions", sentence)
+            name = _unused(_name(function), taken)
+            taken.add(name)
+            calls[name] = function
+            entries.append(name)
+        return cls(entries, calls)
+
+    def write(self, folder: Path) -> list[str]:
+        """Write the file that stands for them into the run's folder. → the entries for config.yaml. Raises DiskFault."""
+        if self.calls:
+            definitions = "".join(_DEFINITION.format(name=name) for name in self.calls)
+            names = ", ".join(self.calls)[:80]
+            replace_file(folder / FILE, _TEXT.format(definitions=definitions, names=names))
+        return [f"{folder / FILE}::{entry}" if entry in self.calls else entry for entry in self.entries]
+
+
+def _name(function: Callable[..., Any]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__name__", "") or type(function).__name__
+    name = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in name).strip("_")
+    return name if name.isidentifier() else f"function_{name}".rstrip("_")
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    """`name`, or with a number where it is taken, or no name for a function in a file, as `lambda` is."""
+    numbered = (f"{name}_{number}" for number in range(1 if keyword.iskeyword(name) else 2, len(taken) + 3))
+    plain = [] if keyword.iskeyword(name) else [name]
+    return next(each for each in (*plain, *numbered) if each not in taken)
+
+
+class OwnFunctionsScorer(ThreadScorer):
+    """Calls a run's functions in this process: its own ones, and those of files and ours among them."""
+
+    def __init__(self, settings: RewardSettings, calls: OwnCalls) -> None:
+        self._calls = calls
+        super().__init__(reward_source(settings), settings.reward_timeout)
+
+    def notes(self) -> list[str]:
+        names = ", ".join(self._calls)
+        return [
+            f"Functions of the program that called train() run in its process, where nothing confines them: {names[:100]}."
+        ]
+
+    def _functions(self) -> list[list[RewardFunction]]:
+        if self._stages is None:
+            if self._source.file:  # no entry may name a function of it, and rows be mapped by one
+                path = locate_reward_file(self._source.file).resolve()
+                self._executed[path] = load_reward_file(path)
+            self._stages = [[self._function(entry) for entry in stage] for stage in self._source.stages]
+        return self._stages
+
+    def _function(self, entry: str) -> RewardFunction:
+        if (name := own_name(entry)) not in self._calls:
+            (function,) = resolve([entry], self._source.file, self._source.base, self._executed)
+            return function
+        call = self._calls[name]
+        try:
+            return RewardFunction(name, call, Arguments.of(call), dialect="trl")
+        except (TypeError, ValueError):
+            raise Mistake("reward_functions", f"{name} is not a function whose arguments can be read.") from None
+
+
+def own_name(entry: str) -> str:
+    """The name of a function of the program's, from its entry in config.yaml; "" for any other entry."""
+    try:
+        call: RewardCall = reward_call(entry, ())
+    except Mistake:
+        return ""
+    return call.function if Path(call.file).name == FILE else ""
+
+
+def begin_own_scorer(settings: RewardSettings, calls: OwnCalls) -> Scorer:
+    """The scorer of a run with these functions. Raises Mistake for functions that its settings name and the program has not given."""
+    named = {name for entry in _all_entries(settings) if (name := own_name(entry))}
+    if missing := sorted(named - calls.keys()):
+        sentence = f"The run was trained with functions of a program, and {', '.join(missing)[:80]} is not among those given now."
+        raise Mistake("reward_functions", sentence)
+    return OwnFunctionsScorer(settings, calls) if named else begin_scorer(settings)
+
+
+def require_no_program(settings: RewardSettings) -> None:
+    """Raise Mistake for a run whose functions are objects of a program, before anything of it is touched."""
+    if names := ", ".join(filter(None, map(own_name, _all_entries(settings)))):
+        sentence = f"The run's reward functions {names[:60]} are objects of the program that called train(); go on there, with backend.resume()."
+        raise Mistake("reward_functions", sentence)
+
+
+def _all_entries(settings: RewardSettings) -> list[str]:
+    return [entry for stage in reward_source(settings).stages for entry in stage]

@@ -1,0 +1,214 @@
+"""The GPU errors of a run, and the smaller steps with which it is taken up again: gpu_errors.jsonl in the run folder.
+
+After a GPU error the process is of no use: Metal refuses the work of one that caused errors before. So the run goes on in a new
+process, from its newest checkpoint, with half the micro-batch. The file outlives both: it has the limits that every later process keeps
+to, and the sentences that a resume may cut from the diary. Each line is one error; nothing is ever removed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from backend.runs.events import JsonLines, read_events
+from backend.runs.run_folder import RunFolder
+from backend.utils.errors import Mistake
+
+# GPU errors: which of mlx's exceptions they are, and a sentence for each on what happened and what helps.
+
+
+@dataclass(frozen=True, slots=True)
+class GpuError:
+    """A kind of GPU error. `happened` and `advice` are sentences for a person."""
+
+    kind: str
+    happened: str
+    advice: str
+    is_memory: bool = False
+    """Whether less memory would have avoided it."""
+
+
+INTERACTIVITY = GpuError(
+    "interactivity",
+    "macOS stopped the GPU's work because it held up the display (Impacting Interactivity).",
+    "Letting the display sleep helps, and so do closing programs that draw much, a smaller Batch, and Relax GPU timeout.",
+)
+MEMORY = GpuError(
+    "memory",
+    "There was not enough memory for the arrays of a step.",
+    "Closing other programs helps, and so do Gradient checkpointing, a lower Memory limit, a shorter Completion and a smaller Group.",
+    is_memory=True,
+)
+BUFFERS = GpuError(
+    "buffers",
+    "The process held more GPU buffers than macOS allows.",
+    "A new process begins with none; should it happen often, please report it with the model's name.",
+)
+TIMEOUT = GpuError(
+    "timeout",
+    "A piece of the GPU's work took longer than macOS allows.",
+    "Closing other programs that use the GPU helps, and so do a smaller Batch and a shorter Completion.",
+)
+DISCARDED = GpuError(
+    "discarded",
+    "macOS discarded the GPU's work after an earlier GPU error, of this program or of another one.",
+    "Closing other programs that use the GPU helps.",
+)
+OTHER = GpuError(
+    "other",
+    "The GPU could not carry out its work.",
+    "log.txt has Metal's own words. Closing other programs that use the GPU may help.",
+)
+
+_COMMAND_BUFFER = r"\[METAL\] Command buffer execution failed: .*"
+
+# The first that matches at the start of the text counts.
+_PATTERNS = [
+    (re.compile(pattern, re.DOTALL), error)
+    for pattern, error in (
+        (_COMMAND_BUFFER + r"Impacting ?Interactivity", INTERACTIVITY),
+        (_COMMAND_BUFFER + r"(Insufficient Memory|ErrorOutOfMemory)", MEMORY),
+        (_COMMAND_BUFFER + r"GPU (Timeout|Hang) Error", TIMEOUT),
+        (_COMMAND_BUFFER + r"(CallbackErrorTimeout|CallbackErrorHang)", TIMEOUT),
+        (_COMMAND_BUFFER + r"(InnocentVictim|Innocent Victim|victim of GPU error)", DISCARDED),
+        (_COMMAND_BUFFER + r"(SubmissionsIgnored|Ignored \(for causing)", DISCARDED),
+        (_COMMAND_BUFFER, OTHER),
+        (r"\[metal::malloc\] Resource limit \(\d+\) exceeded", BUFFERS),
+        (r"\[metal::malloc\] Attempting to allocate \d+ bytes", MEMORY),
+        (r"\[malloc(_async)?\] Unable to allocate \d+ bytes", MEMORY),
+        (r"cu\w+(\(.*\))? failed: out of memory", MEMORY),
+    )
+]
+
+
+def gpu_error(error: BaseException) -> GpuError | None:
+    """The kind of GPU error that mlx has raised, or want of memory anywhere; None for everything else.
+
+    An exception of a reward function is none, whatever it says: it arrives as a RewardError.
+    """
+    if isinstance(error, MemoryError):  # of Python, of numpy, or mlx's std::bad_alloc: no GPU's, and the same helps
+        return MEMORY
+    if type(error) is not RuntimeError:  # what nanobind makes of std::runtime_error; mlx raises no subclass
+        return None
+    text = str(error)
+    return next((kind for pattern, kind in _PATTERNS if pattern.match(text)), None)
+
+
+def fault_of_gpu(error: BaseException) -> Mistake | None:
+    """The same as a fault, for what is no run: a verb, a question of the window. None for what may be a bug."""
+    kind = gpu_error(error)
+    if kind is None:
+        return None
+    if kind.is_memory:  # the advice is about the steps of a run
+        return Mistake("memory_limit", "There was not enough memory. Closing other programs helps.")
+    return Mistake("gpu", f"{kind.happened} {kind.advice}")
+
+
+# ── gpu retries ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """How much of a step the device computes at once. Where a value is None, the memory plan decides alone."""
+
+    micro_batch_tokens: int | None = None
+    """Tokens in a micro-batch, padding included."""
+    rows: int | None = None
+    """Completions decoded together."""
+
+    def smaller_after(self, error: GpuError) -> StepSize:
+        """Half the micro-batch; for want of memory half the rows too. Too many buffers are no matter of size."""
+        if error.kind == BUFFERS.kind:
+            return self
+        rows = _half(self.rows) if error.is_memory else self.rows
+        return StepSize(_half(self.micro_batch_tokens), rows)
+
+
+def _logged_error(line: dict[str, Any]) -> LoggedError:
+    known = {field.name for field in fields(LoggedError)}  # a later version may write more
+    try:
+        return LoggedError(**{key: value for key, value in line.items() if key in known})
+    except TypeError as error:
+        sentence = (
+            "gpu_errors.jsonl in the run folder is damaged; delete it, and steps begin with their usual size again."
+        )
+        raise Mistake("retry_on_gpu_error", sentence) from error
+
+
+def _half(size: int | None) -> int | None:
+    return None if size is None else max(1, size // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedError:
+    """One GPU error: when (unix seconds), after which finished step, mlx's text, and what was done about it."""
+
+    t: float
+    step: int
+    kind: str
+    text: str
+    sentence: str
+    """For the diary: what happened, what follows, what helps."""
+    is_retried: bool
+    """Whether the run went on in a new process. If not, it ended."""
+    micro_batch_tokens: int | None = None
+    """The size of a step from then on, as `StepSize`."""
+    rows: int | None = None
+
+
+class GpuErrorLog:
+    """Reads and appends to a run's gpu_errors.jsonl. One writer: the trainer that holds the run's lock."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._path = run.gpu_errors
+        self.errors = [_logged_error(line) for line in read_events(self._path)]
+
+    @property
+    def step_size(self) -> StepSize:
+        """What the last error has left of a step."""
+        return StepSize(self.errors[-1].micro_batch_tokens, self.errors[-1].rows) if self.errors else StepSize()
+
+    def retries_without_progress(self, step: int) -> int:
+        """How often in a row the run was taken up again without finishing a step beyond those it had, `step` being its last now.
+
+        A person who resumes a run that ended with a GPU error begins a new row.
+        """
+        count = 0
+        for error in reversed(self.errors):
+            if not error.is_retried or error.step < step:
+                break
+            count += 1
+        return count
+
+    def add(self, error: GpuError, text: str, *, step: int, in_use: StepSize, retries: int) -> LoggedError:
+        """Log an error after step `step` of a process whose steps had the size `in_use`; decides whether it is retried.
+
+        `retries`: how many without progress are allowed.
+        """
+        done = self.retries_without_progress(step)
+        is_retried = done < retries
+        size = in_use.smaller_after(error)
+        if is_retried:
+            smaller = "" if size == in_use else " with half the micro-batch"
+            follows = f"The run goes on in a new process{smaller} (retry {done + 1} of {retries})."
+        else:
+            follows = f"{_times(done)} in a new process did not help." if done else ""
+        logged = LoggedError(
+            time.time(), step, error.kind, text, " ".join(filter(None, (error.happened, follows, error.advice))), is_retried,
+            size.micro_batch_tokens, size.rows,
+        )  # fmt: skip
+        self._append(logged)
+        return logged
+
+    def _append(self, logged: LoggedError) -> None:
+        file = JsonLines(self._path)
+        file.append(asdict(logged))
+        file.sync()
+        file.close()
+        self.errors.append(logged)
+
+
+def _times(count: int) -> str:
+    return "One retry" if count == 1 else f"{count} retries"

@@ -1,0 +1,301 @@
+"""Layer sizes and bytes of a model, from its config.json and the headers of its safetensors files.
+
+No weight is read and no model is built. Where the weights are on this machine the bytes of every array are exact; where only
+config.json is, they are computed from its sizes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from backend.models.model_config import quantization_of
+from backend.trainer.memory.config_layers import LayerKind, layer_kinds, layer_matrices, layers_with_keys, number
+from backend.utils import loose_json
+from backend.utils.errors import Mistake
+from backend.utils.files import read_text
+from backend.utils.safetensors import BYTES, BrokenFile, read_header
+
+_NAMED = {"float32": 4, "bfloat16": 2, "float16": 2}
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)\.weight$")
+_EXPERT = re.compile(r"experts\.\d+\.")
+_NOT_LOADED = re.compile(
+    r"(?:^|\.)(?:vision_tower|vision_model|vision_embedder|visual|audio_tower|multi_modal_projector|embed_vision|embed_audio|mtp)\."
+)
+"""Weights of images, sound and multi-token prediction, which mlx-lm leaves in the file."""
+
+
+MOST_LAYERS = 10_000
+"""More than any model has; a config.json with more layers describes none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A weight matrix of one layer: its name within the layer, input and output size, the number of experts stacked in it (1
+    without), and its bytes as stored, quantisation scales included."""
+
+    name: str
+    inputs: int
+    outputs: int
+    experts: int
+    bytes: int
+
+    @property
+    def numbers(self) -> int:
+        return self.inputs * self.outputs * self.experts
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """One model. Sizes count numbers, `weights` is in bytes, `width` is the bytes per activation."""
+
+    kind: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+    experts_per_token: int
+    width: int
+    quantised: bool
+    has_qk_norm: bool
+    """Whether queries and keys are normalised, so that autodiff saves them once more."""
+    kinds: tuple[LayerKind, ...]
+    """What each layer keeps of earlier tokens."""
+    window: int
+    """Tokens of the layers with a sliding window."""
+    layers_with_keys: int
+    """The number of layers, from the first, with keys and values of their own."""
+    layers: tuple[tuple[Linear, ...], ...]
+    outside: tuple[Linear, ...]
+    """Embedding and output layer; a single matrix where they are tied."""
+    weights: int
+    exact: bool
+    """Whether `weights` was read from the files rather than computed from config.json."""
+
+    @property
+    def is_transformer(self) -> bool:
+        """Whether all layers are those of a usual transformer; of others activations are roughly guessed from the matrices."""
+        return bool(self.heads) and all(is_usual(layer) for layer in self.layers)
+
+    @property
+    def has_full_attention(self) -> bool:
+        """Whether every layer attends to all tokens (no sliding window, no recurrence): only then is a prompt computed once for
+        its group."""
+        return bool(self.heads) and all(kind == "full" for kind in self.kinds)
+
+    @property
+    def queries(self) -> int:
+        """Numbers in the queries of one token: heads × head_dim."""
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Numbers in the keys of one token, and in its values: kv_heads × head_dim."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def matrices(self) -> list[Linear]:
+        return [*(linear for layer in self.layers for linear in layer), *self.outside]
+
+    def cached_numbers(self, columns: int) -> int:
+        """Numbers that one row's caches hold of `columns` tokens: keys and values by layer, in a window at most its tokens. States,
+        whose size does not grow, are left out."""
+        held = {"full": columns, "window": min(columns, self.window or columns), "state": 0}
+        own = zip(self.kinds[: self.layers_with_keys], self.layers, strict=False)
+        # Where config.json does not say which layers are attention (Jamba), or all of them keep both (Falcon-H1), the names say it.
+        by_name = "full" not in self.kinds and "window" not in self.kinds
+        return sum(
+            2 * self._keys_of(layer) * (columns if by_name and _has_keys(layer) else held[kind]) for kind, layer in own
+        )
+
+    def _keys_of(self, layer: tuple[Linear, ...]) -> int:
+        """Numbers in one token's keys in a layer: Gemma 4's layers differ."""
+        return next((linear.outputs for linear in layer if linear.name.endswith("self_attn.k_proj")), self.keys)
+
+
+def shape_of(folder: Path) -> ModelShape | None:
+    """The shape of the model in `folder`; None without a config.json that has its sizes."""
+    try:
+        config = loose_json.parse(read_text(folder / "config.json", "model"))
+    except (Mistake, loose_json.BrokenJson):  # whoever opens the model says so
+        return None
+    if not isinstance(config, dict):
+        return None
+    return shape_from(cast("dict[str, Any]", config), dict(_headers(folder)))
+
+
+def shape_from(
+    config: Mapping[str, Any], arrays: Mapping[str, tuple[str, tuple[int, ...]]] | None = None
+) -> ModelShape | None:
+    """As `shape_of`, from parsed contents: `arrays` maps a weight's name to its safetensors dtype and shape."""
+    text = {**config, **_mapping(config.get("text_config"))}
+    hidden, count = (
+        number(text, "hidden_size", "d_model", "n_embd"),
+        number(text, "num_hidden_layers", "n_layer", "n_layers"),
+    )
+    if not hidden or not 0 < count <= MOST_LAYERS:
+        return None
+    heads = number(text, "num_attention_heads", "n_head", "n_heads")
+    head_dim = number(text, "head_dim") or (hidden // heads if heads else 0)
+    packed = quantization_of(config)
+    width = _NAMED.get(str(text.get("torch_dtype") or text.get("dtype") or "").removeprefix("torch."), 2)
+    tied = bool(text.get("tie_word_embeddings", True))
+    from_files = _from_arrays(arrays or {}, packed, tied)
+    kinds = layer_kinds(text, count)
+    contents = from_files or _from_config(text, kinds, hidden, width, packed, tied)
+    return ModelShape(
+        kind=str(config.get("model_type") or ""), hidden=hidden, heads=heads,
+        kv_heads=number(text, "num_key_value_heads", "n_head_kv") or heads, head_dim=head_dim,
+        vocabulary=number(text, "vocab_size"), tied=tied,
+        experts_per_token=number(text, "num_experts_per_tok", "num_experts_per_token", "moe_topk"),
+        width=contents.width or width, quantised=bool(packed), has_qk_norm=contents.has_qk_norm,
+        kinds=_as_many(kinds, len(contents.layers)), window=number(text, "sliding_window"), layers_with_keys=layers_with_keys(text, kinds),
+        layers=contents.layers, outside=contents.outside, weights=contents.bytes, exact=from_files is not None,
+    )  # fmt: skip
+
+
+def is_usual(layer: tuple[Linear, ...]) -> bool:
+    """Whether a layer is attention and a gated MLP, of which it is counted what autodiff saves."""
+    return all(any(linear.name.endswith(end) for linear in layer) for end in ("o_proj", "down_proj"))
+
+
+def _has_keys(layer: tuple[Linear, ...]) -> bool:
+    return any(linear.name.endswith("k_proj") for linear in layer)
+
+
+def _as_many(kinds: tuple[LayerKind, ...], count: int) -> tuple[LayerKind, ...]:
+    """The kinds of `count` layers, where the files have others than config.json counts, such as those that predict further tokens."""
+    return (kinds + kinds[-1:] * count)[:count]
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    layers: tuple[tuple[Linear, ...], ...]
+    outside: tuple[Linear, ...]
+    bytes: int
+    width: int
+    has_qk_norm: bool
+
+
+# ── from the files ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _headers(folder: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+    """Name, type and shape of every array in the folder's safetensors; broken files are left out."""
+    for file in sorted(folder.glob("model*.safetensors")):
+        with suppress(BrokenFile):
+            yield from ((name, (array.dtype, array.shape)) for name, array in read_header(file).items())
+
+
+def _from_arrays(
+    arrays: Mapping[str, tuple[str, tuple[int, ...]]], packed: Mapping[str, Any], tied: bool
+) -> _Contents | None:
+    if not arrays:
+        return None
+    arrays = {name: about for name, about in arrays.items() if not _NOT_LOADED.search(name)}
+    sizes = {name: _size(*about) for name, about in arrays.items() if not (tied and name.endswith("lm_head.weight"))}
+    layers: dict[int, dict[str, Linear]] = {}
+    outside: list[Linear] = []
+    for name in sizes:
+        linear = _linear(name, arrays, sizes, packed)
+        if linear is None:
+            continue
+        in_layer = _LAYER.search(name)
+        if in_layer is None:
+            if name.endswith(("embed_tokens.weight", "lm_head.weight", "wte.weight")):
+                outside.append(linear)
+            continue
+        layer = layers.setdefault(int(in_layer[1]), {})
+        layer[linear.name] = _stacked(layer.get(linear.name), linear)
+    floats = [BYTES[kind] for kind, _ in arrays.values() if kind in ("F32", "F16", "BF16")]
+    return _Contents(
+        layers=tuple(tuple(layers[i].values()) for i in sorted(layers)),
+        outside=tuple(outside),
+        bytes=sum(sizes.values()),
+        width=max(set(floats), key=floats.count, default=0),
+        has_qk_norm=any(name.endswith(("q_norm.weight", "q_layernorm.weight")) for name in sizes),
+    )
+
+
+def _linear(
+    name: str, arrays: Mapping[str, tuple[str, tuple[int, ...]]], sizes: Mapping[str, int], packed: Mapping[str, Any]
+) -> Linear | None:
+    """The matrix of an array; None for a vector. Experts stacked in one array [experts, out, in] are counted."""
+    kind, shape = arrays[name]
+    if not name.endswith(".weight") or len(shape) < 2:
+        return None
+    stem = name.removesuffix(".weight")
+    packing = [stem + end for end in (".scales", ".biases") if stem + end in sizes]
+    inputs = shape[-1]
+    if packing and kind == "U32":  # several quantised numbers in each 32-bit word
+        inputs = inputs * 32 // (number(_mapping(packed.get(stem)), "bits") or number(packed, "bits") or 4)
+    in_layer = _LAYER.search(name)
+    short_name = _EXPERT.sub("switch_mlp.", in_layer[2]) if in_layer else stem
+    experts = shape[0] if len(shape) > 2 else 1
+    return Linear(short_name, inputs, shape[-2], experts, sizes[name] + sum(sizes[part] for part in packing))
+
+
+def _stacked(before: Linear | None, expert: Linear) -> Linear:
+    """Add an expert stored by itself to the others of its kind: mlx-lm stacks them when it loads."""
+    if before is None:
+        return expert
+    experts, size = before.experts + expert.experts, before.bytes + expert.bytes
+    return Linear(expert.name, expert.inputs, expert.outputs, experts, size)
+
+
+def _size(kind: str, shape: tuple[int, ...]) -> int:
+    size = BYTES.get(kind, 2)
+    for length in shape:
+        size *= length
+    return size
+
+
+# ── from config.json alone ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _from_config(
+    text: Mapping[str, Any],
+    kinds: tuple[LayerKind, ...],
+    hidden: int,
+    width: int,
+    packed: Mapping[str, Any],
+    tied: bool,
+) -> _Contents:
+    """The layers that `layer_matrices` describes, and the embeddings."""
+    bytes_per_number = _packed_width(packed, width)
+    layers = tuple(
+        tuple(_linear_from_config(*matrix, bytes_per_number) for matrix in matrices)
+        for matrices in layer_matrices(text, kinds)
+    )
+    table = _linear_from_config("embed_tokens", hidden, number(text, "vocab_size"), 1, bytes_per_number)
+    outside = (table,) if tied else (table, table)
+    # Gemma 3n and 4: an embedding of each token for each layer.
+    per_layer = number(text, "vocab_size_per_layer_input") * number(text, "hidden_size_per_layer_input") * len(kinds)
+    total = sum(linear.bytes for layer in (*layers, outside) for linear in layer) + round(per_layer * bytes_per_number)
+    has_qk_norm = str(text.get("model_type", "")).startswith(("qwen3", "gemma3", "gemma4", "olmo2"))
+    return _Contents(layers, outside, total, width, has_qk_norm)
+
+
+def _linear_from_config(name: str, inputs: int, outputs: int, experts: int, bytes_per_number: float) -> Linear:
+    return Linear(name, inputs, outputs, experts, round(inputs * outputs * experts * bytes_per_number))
+
+
+def _packed_width(packed: Mapping[str, Any], width: int) -> float:
+    """Bytes of one number, its share of the group's scale and bias included."""
+    bits, group = number(packed, "bits"), number(packed, "group_size") or 64
+    return packed_width(bits, group, str(packed.get("mode") or "affine"), width) if bits else width
+
+
+def packed_width(bits: int, group: int, mode: str, width: int) -> float:
+    """Bytes of one quantised number. Affine groups have a scale and a bias, the floating kinds one byte of scale."""
+    return bits / 8 + (2 * width if mode == "affine" else 1) / group
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

@@ -1,0 +1,142 @@
+"""A step with a number that is not finite ends the run: the sentence for it, and the step's batch in files that a person can read.
+
+The rule has no setting: what is not finite is never applied to the weights and never saved. The run ends at the step before, and its
+sentence names the setting that most likely caused it, with a value to go on with.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from backend.config.config import Config
+from backend.runs.run_folder import RunFolder
+from backend.training.not_finite import NotFinite, Quantity
+from backend.types import Group
+from backend.utils.errors import Mistake
+
+HIGH_RATE = {"full": 1e-4}
+"""Learning rates from which on the rate is the first suspect, by `train_type`."""
+HIGH_ADAPTER_RATE = 1e-3
+HIGH_BETA = 1.0
+USUAL_BETA = 0.04
+
+
+@contextmanager
+def ends_run(config: Config, run: RunFolder, step: int, groups: Sequence[Group]) -> Iterator[None]:
+    """Inside, NotFinite becomes a Mistake, once the step's batch is written to the run's folder. `groups` may be filled meanwhile."""
+    try:
+        yield
+    except NotFinite as found:
+        setting, advice = likely_cause(config, found.quantity, is_first=step == 1 and found.update <= 1)
+        is_what = "is too large" if found.quantity == "reward" else "is not finite"
+        happened = f"Step {step} was not applied, for its {found.quantity} {is_what} ({found.where})"
+        folder = run.inspection / f"step-{step:06d}"
+        try:
+            write_inspection(folder, f"{happened}. {advice}", found, groups)
+            where = f" What it computed is in {folder.relative_to(run.path)}."
+        except OSError:
+            traceback.print_exc()  # in log.txt; the fault itself is told all the same
+            where = ""
+        raise Mistake(setting, f"{happened}. {advice}{where}") from found
+
+
+def weights_fault(config: Config, step: int, names: Sequence[str]) -> Mistake:
+    """For weights or moments that a save refuses."""
+    setting, advice = likely_cause(config, "weight", is_first=False)
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return Mistake(
+        setting, f"The weights of step {step} are not finite ({names[0]}{more}), so they are not saved. {advice}"
+    )
+
+
+def likely_cause(config: Config, quantity: Quantity, *, is_first: bool) -> tuple[str, str]:
+    """(the setting that most likely caused it, what to change). `is_first`: no update was applied yet, so that none can be the cause."""
+    if quantity == "reward":
+        return "reward_functions", "Scores this large cannot be computed with; scale them down, to 0 … 1 at best."
+    if config.dtype == "float16":
+        return "dtype", "float16 ends at 65,504; clone the run with dtype=bfloat16 or float32."
+    if is_first:
+        return (
+            "model",
+            "Nothing is trained yet, so the model's files are damaged, or it needs dtype=float32; fetch it again.",
+        )
+    rate, high = config.learning_rate, HIGH_RATE.get(config.train_type, HIGH_ADAPTER_RATE)
+    if rate >= high:
+        return "learning_rate", _instead("learning rate", "learning_rate", rate, high / 10)
+    if config.beta >= HIGH_BETA:
+        return "beta", _instead("Beta (KL weight)", "beta", config.beta, USUAL_BETA)
+    if not config.max_grad_norm:
+        return "max_grad_norm", "Gradients of any length are applied; go on with max_grad_norm=1."
+    return "learning_rate", _instead("learning rate", "learning_rate", rate, rate / 10)
+
+
+def _instead(label: str, key: str, value: float, better: float) -> str:
+    return f"The likely cause is the {label} of {value:g}; go on with {key}={better:g}, from an earlier checkpoint if it comes again."
+
+
+# ── the files ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+MOST_LISTED = 20
+"""Completions and parameters that the summary names; the other files have all of them."""
+
+
+def write_inspection(folder: Path, sentence: str, found: NotFinite, groups: Sequence[Group]) -> None:
+    """summary.txt, completions.jsonl and, where gradients were computed, gradients.tsv (docs/files.md). Raises OSError."""
+    shutil.rmtree(folder, ignore_errors=True)  # of the same step, before the run was resumed
+    folder.mkdir(parents=True)
+    rows = list(_rows(groups, found.tokens))
+    with (folder / "completions.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+    if found.gradients:
+        lines = ["parameter\tnorm\tlargest finite\tnot finite\tnumbers"]
+        lines += [f"{g.name}\t{g.norm:g}\t{g.largest:g}\t{g.not_finite}\t{g.size}" for g in found.gradients]
+        (folder / "gradients.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "summary.txt").write_text("\n".join(_summary(sentence, found, rows)) + "\n", encoding="utf-8")
+
+
+def _summary(sentence: str, found: NotFinite, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield sentence
+    yield ""
+    if found.update:
+        yield f"Optimizer update {found.update}."
+    broken = [(row["row"], name) for row in rows for name in row["tokens"] if _odd(row["tokens"][name])]
+    yield f"{len(rows)} completions; not finite in {len({row for row, _ in broken})} of them" + (":" if broken else ".")
+    yield from (f"  completion {row}: {name}" for row, name in broken[:MOST_LISTED])
+    odd = [g for g in found.gradients if g.not_finite]
+    if found.gradients:
+        yield f"{len(found.gradients)} gradients; not finite in {len(odd)} of them:"
+        yield from (
+            f"  {g.name}: {g.not_finite} of {g.size} numbers, largest finite {g.largest:g}" for g in odd[:MOST_LISTED]
+        )
+
+
+def _rows(groups: Sequence[Group], tokens: dict[int, dict[str, list[float]]]) -> Iterator[dict[str, Any]]:
+    """A line for each completion, in the order of the batch. Numbers that JSON does not know are texts: "nan", "inf", "-inf"."""
+    completions = [
+        (number, group, completion) for number, group in enumerate(groups) for completion in group.completions
+    ]
+    for row, (number, group, completion) in enumerate(completions):
+        of_tokens = {"sampled_logp": completion.logps, **tokens.get(row, {})}
+        yield {
+            "row": row, "group": number, "prompt": group.problem.prompt, "answer": group.problem.answer,
+            "prompt_tokens": group.problem.tokens, "text": completion.text, "completion_tokens": completion.tokens,
+            "stop": completion.stop, "scores": {name: _known(score) for name, score in completion.scores.items()},
+            "reward": _known(completion.reward), "advantage": _known(completion.advantage),
+            "tokens": {name: [_known(x) for x in values] for name, values in of_tokens.items()},
+        }  # fmt: skip
+
+
+def _known(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _odd(values: Sequence[Any]) -> bool:
+    return any(isinstance(value, str) for value in values)

@@ -1,0 +1,263 @@
+"""Every fault a user can mend before a run: settings first, then model, dataset and reward files on disk.
+
+Loads no weights and trains nothing. What it reads of the dataset and the reward files is handed on to the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import mlx.nn as nn
+
+from backend.config.config import Config, parse, problems
+from backend.config.model_and_data_names import check_reference, check_weights, model_source
+from backend.config.own_updates import require_no_program
+from backend.data.problems import PromptFormat, check_prompts
+from backend.data.rows import SPLITS, Splits, check_columns
+from backend.distributed.check.machine_check import plan_machines
+from backend.distributed.hosts_file import read_hosts
+from backend.engine import device
+from backend.engine.shared_weights import copy_sharing_arrays
+from backend.export.final_export import exports
+from backend.export.model_files import kept_files
+from backend.models.hub_search import config_file
+from backend.models.loading import check_opens
+from backend.models.model_config import is_quantized_by_mlx
+from backend.models.model_folder import check_adapter, check_config, read_object
+from backend.models.own_tokenizer import run_tokenizer, tokenizer_folder
+from backend.models.policy import check_learns, check_same_tokens, quantized_as
+from backend.models.sharded_architectures import sharding_refusal
+from backend.models.sharded_policy import check_divides
+from backend.models.start_adapter import check_start
+from backend.models.supported_architectures import architecture_refusal
+from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
+from backend.runs.run_disk_use import RESERVE, run_bytes
+from backend.runs.steering import stage_configs
+from backend.sampling.grammar import check_grammar
+from backend.trainer.evaluation.evaluation_sets import check_evaluation_sets, check_held_out, held_out_settings
+from backend.trainer.memory.estimate import estimate_run
+from backend.trainer.memory.model_shape import shape_of
+from backend.trainer.run_inputs import RunInputs, StageRows, read_rows, read_stages, stage_mistake
+from backend.trainer.scoring_stages import scoring_stages
+from backend.trainer.trackers.targets import chosen, missing_fault
+from backend.utils.disk_faults import require_room
+from backend.utils.errors import Fault, Mistake
+from backend.utils.files import user_path
+from backend.utils.machine import machine_bytes
+from backend.utils.places import runs_folder
+from backend.utils.text import shown
+
+T = TypeVar("T")
+
+
+def check(raw: Mapping[str, Any]) -> list[Fault]:
+    """All faults of raw settings and of what they point to. Files are read only once the settings themselves are sound."""
+    try:
+        preflight(raw).scorer.close()
+    except Mistake as mistake:
+        return mistake.faults
+    return []
+
+
+def preflight(
+    raw: Mapping[str, Any],
+    processes: SharedProcesses | None = None,
+    runs_dir: Path | None = None,
+    begin: Callable[[Config], Scorer] | None = None,
+    *,
+    of_program: bool = False,
+) -> RunInputs:
+    """Check raw settings, then model, reference, dataset, columns, prompts and rewards, each independently of the others.
+
+    Returns the rows and reward functions that were read. `processes`: those that are shared with other runs. `runs_dir`: where
+    the run will be, the folder of runs by default; its disk must have room. `begin`: what makes the scorer, where functions are objects of a
+    program. `of_program`: whether the caller has the optimizer and schedule, where those are objects. Raises Mistake with all faults.
+    A reward file is executed to see what it registers: naming it on the command line is consent.
+    """
+    if faults := problems(raw):
+        raise Mistake(faults)
+    config = parse(raw)
+    if not of_program:
+        require_no_program(config)
+    scorer = begin(config) if begin else begin_scorer(config, processes)
+    try:
+        splits, stages = _check_files(config, scorer, runs_dir or runs_folder())
+    except BaseException:
+        scorer.close()
+        raise
+    return RunInputs(splits, scorer, stages)
+
+
+def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> tuple[Splits, tuple[StageRows, ...]]:
+    """Everything that the settings point to. → the rows, and those of each stage. Raises Mistake with all faults."""
+    faults: list[Fault] = []
+    if config.hosts:
+        _caught(faults, lambda: plan_machines(config))
+    tokenizer = _check_models(config, runs_dir, faults)
+    _caught(faults, lambda: check_grammar(config, tokenizer))
+    splits = _caught(faults, lambda: _read_and_check_data(config, tokenizer, scorer))
+    stages = _caught(faults, lambda: _check_stages(config, splits, tokenizer, scorer)) if splits is not None else None
+    # Last: the process of the reward functions has been starting meanwhile.
+    steps = config.iters
+    if config.epochs and splits is not None:  # at most: rows that are too long are left out
+        steps = -(-config.epochs * len(splits.train) // config.prompts_per_step)
+    # And whether weights fit the functions and the length of the run.
+    _caught(faults, lambda: scoring_stages(config, scorer.load(), steps))
+    faults += filter(None, map(missing_fault, chosen(config.report_to)))
+    if faults:
+        raise Mistake(list(dict.fromkeys(faults)))
+    assert splits is not None and stages is not None
+    return splits, stages
+
+
+def _check_models(config: Config, runs_dir: Path, faults: list[Fault]) -> Any:
+    """Adds the faults of the model and its reference. → the model's tokenizer, None where it cannot be read."""
+    _caught(faults, lambda: device.check(config.device))
+    folder = _caught(faults, lambda: check_model(config.model, "model"))
+    if folder is not None:
+        _caught(faults, lambda: _check_quantised(folder, config))
+        faults += _too_large(folder, config)
+    # Before the model is opened, which attaches the adapters of a reference: a broken file is one fault.
+    reference_tokenizer = _caught(faults, lambda: _check_reference(config))
+    if folder is None:
+        return None
+    tokenizer = _check_learns(folder, config, faults)
+    if tokenizer is None and config.tokenizer:  # as far as it shows without the model's files
+        _caught(faults, lambda: tokenizer_folder(config.tokenizer))
+    _caught(faults, lambda: _check_room(folder, config, runs_dir))
+    _caught(faults, lambda: _check_files_of_model(folder, config))
+    if tokenizer is not None and reference_tokenizer is not None:
+        _caught(faults, lambda: check_same_tokens(reference_tokenizer, tokenizer, config))
+    return tokenizer
+
+
+def _too_large(folder: Path, config: Config) -> list[Fault]:
+    """The fault of a model that this machine cannot train even with the shortest prompts."""
+    shape = shape_of(folder)
+    if shape is None or not shape.is_transformer:
+        return []
+    fault = estimate_run(config, shape, machine_bytes(), prompt=1).fault
+    return [fault] if fault is not None else []
+
+
+def _check_room(folder: Path, config: Config, runs_dir: Path) -> None:
+    """Raises DiskFault where the disk has no room for what the run will write."""
+    if (shape := shape_of(folder)) is not None and shape.is_transformer:
+        require_room(runs_dir, run_bytes(config, shape) + RESERVE, "The run")
+
+
+def _check_files_of_model(folder: Path, config: Config) -> None:
+    """Raises Mistake where the run writes a whole model, and files of the base cannot go along (`kept_files`)."""
+    if config.train_type == "full" or exports(config):
+        kept_files(tokenizer_folder(config.tokenizer) if config.tokenizer else folder)
+
+
+def _check_learns(folder: Path, config: Config, faults: list[Fault]) -> Any:
+    """Adds the faults of a model that cannot be loaded, quantised or adapted as the settings say. → its tokenizer, None without one."""
+    opened = _caught(faults, lambda: _opened(folder, config.model, "model"))
+    if opened is None:
+        return None
+    model, own, model_config = opened
+    tokenizer = _caught(faults, lambda: run_tokenizer(config.tokenizer, own, model))
+    if not faults and config.parallelism == "tensor" and config.hosts:
+        _caught(faults, lambda: check_division(copy_sharing_arrays(model), model_config, config))
+    if not faults:
+        _caught(faults, lambda: check_learns(model, model_config, config))
+    if not faults and config.adapter:  # the model has the run's own adapters now
+        _caught(faults, lambda: check_start(model, config, config.adapter))
+    return tokenizer
+
+
+def check_division(model: nn.Module, model_config: dict[str, Any], config: Config) -> None:
+    """Raises Mistake for a model whose layers cannot be divided among the machines of the hosts file. `model` is of no use afterwards."""
+    if refusal := sharding_refusal(model_config):
+        raise Mistake("parallelism", refusal)
+    size = len(read_hosts(config.hosts).hosts)
+    if size > 1:
+        check_divides(quantized_as(model, model_config, config)[0], config, size)
+
+
+def _check_reference(config: Config) -> Any:
+    """A reference is another model, or a folder with an adapter of the base. → the other model's tokenizer, None without one."""
+    name, setting = config.reference_model_path, "reference_model_path"
+    if not name or not config.needs_reference:
+        return None
+    check_reference(name)
+    folder = user_path(name, setting)
+    if (folder / "adapter_config.json").is_file():
+        check_adapter(folder, setting)
+        return None
+    opened = _opened(check_model(name, setting), name, setting)
+    return opened[1] if opened is not None else None
+
+
+def _opened(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]] | None:
+    """A model without its weights; None where only its config.json is on this machine. Raises Mistake for files that cannot be loaded."""
+    return check_opens(folder, name, setting) if any(folder.glob("model*.safetensors")) else None
+
+
+def _caught(faults: list[Fault], check_part: Callable[[], T]) -> T | None:
+    """What `check_part` returns; None where it raises Mistake, whose faults are added to `faults`."""
+    try:
+        return check_part()
+    except Mistake as mistake:
+        faults += mistake.faults
+        return None
+
+
+def check_model(name: str, setting: str) -> Path:
+    """The folder with the model's config.json (from the Hub's cache or the Hub itself for an id). Raises Mistake for a
+    model that does not exist, or that mlx-lm has no code for."""
+    source = Path(model_source(name, setting))
+    file = source / "config.json" if source.is_dir() else config_file(name, setting)
+    if refusal := architecture_refusal(check_config(file, name, setting)):
+        raise Mistake(setting, f"The model {shown(Path(name), 50)} cannot be used. {shown(refusal, 120)}")
+    check_weights(str(source), setting)
+    return file.parent
+
+
+def _check_quantised(folder: Path, config: Config) -> None:
+    """A quantised model cannot be quantised again, and its packed integer weights have no gradient."""
+    if not is_quantized_by_mlx(read_object(folder / "config.json", "model")):
+        return
+    if config.quantization != "none":
+        raise Mistake("quantization", f"{config.model} is quantised already; choose None to train it as it comes.")
+    if config.train_type == "full":
+        raise Mistake(
+            "train_type", f"{config.model} is quantised, and packed weights cannot learn; choose LoRA or DoRA."
+        )
+
+
+def _read_and_check_data(config: Config, tokenizer: Any, scorer: Scorer) -> Splits:
+    """Rows, columns, and, where the model's tokenizer is on disk, whether any prompt leaves room for a completion. The training rows of
+    a run with stages are `_check_stages`'."""
+    splits = read_rows(config, scorer)
+    of_held_out = held_out_settings(config, stage_configs(config))
+    checked = [split for split in SPLITS if splits.rows(split) and not (split == "train" and config.stages)]
+    for split in checked:
+        if faults := check_columns(splits.rows(split), of_held_out, splits.source.get(split, config.data)):
+            raise Mistake(faults)
+    check_evaluation_sets(splits, of_held_out, tokenizer)
+    check_held_out(splits, config)
+    if tokenizer is not None:
+        used = {"train": True, "valid": config.steps_per_eval > 0, "test": config.test}
+        for split in (split for split in checked if used[split]):
+            source = splits.source.get(split, config.data)
+            check_prompts(splits.rows(split), tokenizer, PromptFormat.of(of_held_out), source)
+    return splits
+
+
+def _check_stages(config: Config, splits: Splits, tokenizer: Any, scorer: Scorer) -> tuple[StageRows, ...]:
+    """The training rows of each stage, their columns and prompts checked. Raises Mistake, naming the stage."""
+    stages = read_stages(config, splits, scorer)
+    for index, (own, of_stage) in enumerate(zip(stages, stage_configs(config) if stages else [], strict=True)):
+        try:
+            if faults := check_columns(own.rows, of_stage, own.source):
+                raise Mistake(faults)
+            if tokenizer is not None:
+                check_prompts(own.rows, tokenizer, PromptFormat.of(of_stage), own.source)
+        except Mistake as mistake:
+            raise stage_mistake(index, mistake) from None
+    return stages

@@ -1,0 +1,393 @@
+"""One process of a run, from taking its lock to the diary's last line, whatever happens in between.
+
+A run is a folder and its diary. A run that ends early is saved at its last finished step; a fault the user can mend ends the
+diary with a sentence, a bug with a traceback too. After a GPU error the run does not end: this process saves it, leaves the diary
+without a last line and the lock held, and its caller execs a program that trains on with smaller micro-batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from backend.config.config import Config
+from backend.engine.cpu.compiler import left_nothing
+from backend.models.saving import save_model
+from backend.runs.checkpoints import checkpoint
+from backend.runs.checkpoints.checkpoint import TrainingState
+from backend.runs.checkpoints.checkpoint_integrity import Damaged, DamagedCheckpoint, newest_whole, set_aside
+from backend.runs.completion_rows import parse_group_row
+from backend.runs.events import Diary, last_events, parse_line, truncate_file
+from backend.runs.held_folder import FolderPlace
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_format import check_format
+from backend.runs.run_lock import hand_on_lock, hold_lock, inherited_lock
+from backend.trainer.control import Stopped, StopPending
+from backend.trainer.ending import RESTART, Ending, after_fault, ending_of, write_ending
+from backend.trainer.machine.gpu_retries import GpuError
+from backend.trainer.parts import LoadParts, SharedParts, load_parts
+from backend.trainer.run_inputs import RunInputs
+from backend.trainer.steering import Steering
+from backend.trainer.trackers.launch import RunTrackers
+from backend.trainer.trainer import Trainer
+from backend.utils.disk_faults import DiskFault
+from backend.utils.errors import Mistake
+
+# Cutting diary and completions back to a checkpoint, by the lengths that it recorded, or by their content where those
+# no longer fit.
+
+OF_THE_STEP = ("eval", "health", "note", "phase")
+"""Kinds that follow the line of a step and belong to it."""
+
+
+def cut_back(run: RunFolder, state: TrainingState) -> str:
+    """Cut both files back to a checkpoint; → a sentence where that went by their content, "" as a rule."""
+    fits = _fits(run.events, state.events_bytes, state.step) and _fits(run.completions, state.completions_bytes, None)
+    if fits or not state.step:
+        truncate_file(run.events, state.events_bytes)
+        truncate_file(run.completions, state.completions_bytes)
+        return ""
+    truncate_file(run.events, _end_of_step(run.events, state.step))
+    truncate_file(run.completions, _end_of_rows(run.completions, state.step))
+    return (
+        f"events.jsonl or completions.jsonl was changed since step {state.step} was saved, so both were cut back to that step by their "
+        f"lines, not by their lengths."
+    )
+
+
+def _fits(path: Path, length: int, step: int | None) -> bool:
+    """Whether a file's first `length` bytes end with a line, and for the diary no other step's is the newest there."""
+    try:
+        with path.open("rb") as file:
+            if length <= 0 or path.stat().st_size < length:
+                return True  # missing or shorter, as a copy without it: there is nothing to cut
+            file.seek(length - 1)
+            if file.read(1) != b"\n":
+                return False
+            events = last_events(file, length) if step else []
+    except OSError:
+        return True
+    newest = next((event.get("step") for event in reversed(events) if event["kind"] == "step"), step)
+    return newest == step
+
+
+def _end_of_step(path: Path, step: int) -> int:
+    """The length of a diary up to the end of a step; of all of it where it has no line of that step."""
+    end = offset = 0
+    is_behind = False
+    with path.open("rb") as file:
+        for line in file:
+            offset += len(line)
+            event = parse_line(line) or {}
+            kind = event.get("kind")
+            if kind == "step":
+                is_behind = (event.get("step") or 0) <= step
+            if is_behind and kind in ("step", *OF_THE_STEP):
+                end = offset
+                is_behind = event.get("phase") != "saving"
+    return end or offset
+
+
+def _end_of_rows(path: Path, step: int) -> int:
+    """The length of completions.jsonl up to the last row of a step or one before it."""
+    end = offset = 0
+    if path.exists():
+        with path.open("rb") as file:
+            for line in file:
+                offset += len(line)
+                row = parse_group_row(line)
+                end = offset if row is not None and row["step"] <= step else end
+    return end
+
+
+# ── run process ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def train(
+    config: Config,
+    run: RunFolder,
+    *,
+    command: str,
+    echo: Callable[[Any], None] | None = None,
+    inputs: RunInputs | None = None,
+    may_restart: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    warnings: Sequence[str] = (),
+    look: Callable[[], None] | None = None,
+    load: LoadParts = load_parts,
+    goes_on: bool = False,
+    lock: int | None = None,
+) -> Ending:
+    """Train `config` in `run`, from its newest checkpoint if it has one. `inputs` are what `preflight` read, if it did. `changes`: raw
+    settings to change from the step after that checkpoint on. `warnings`: sentences for the diary. `look` is called wherever the run may
+    stop, and may raise Stopped or Mistake. `load`: what builds the run's parts, where other ranks share its work.
+    `goes_on`: whether the loss of one of them ends this process and not the run. `lock`: the handle of the run's lock, where the caller
+    holds it already; it is closed here.
+
+    Errors of the run are written to the diary and returned in the Ending, never raised. Raises Mistake when another process
+    holds the run, its log of GPU errors or its changes are damaged, or the settings of `changes` cannot be. With `may_restart` the Ending may be a RESTART: the run stays locked, the stop signals stay blocked, and the caller
+    has to exec a program that calls this again.
+    """
+    # An flock, which the kernel releases however this process ends. It is held before the checkpoint is read and the files
+    # are truncated, so that two processes never append to one diary.
+    inherited = inherited_lock(run)
+    keep_words = inherited is not None or lock is not None  # commands that came since the run was locked
+    if lock is None:
+        lock = hold_lock(run) if inherited is None else inherited
+    trackers = RunTrackers(run)
+    try:
+        notes = [*warnings]
+        # Those of the program before this one, in this process, follow the run still.
+        tracks = inherited is None
+        while True:
+            trainer, saved = open_run(config, run, echo, changes=changes, keep_words=keep_words, notes=notes)
+            if tracks:
+                trackers.start(config.report_to, trainer.note)
+                tracks = False
+            trainer.control.also_look(partial(trackers.look, trainer.warn))
+            trainer.load_parts = load
+            if look is not None:
+                trainer.control.also_look(look)
+            ending, damaged = _trained(trainer, saved, command, inputs)
+            if damaged is None:
+                break
+            trainer.close()
+            notes.append(set_aside(damaged))
+            changes, keep_words = None, True  # recorded already; meant for this process
+        ending = end_run(trainer, ending, config.retry_on_gpu_error if may_restart else 0, goes_on=goes_on)
+        if ending.kind == RESTART:
+            hand_on_lock(os.dup(lock))
+        return ending
+    finally:
+        trackers.let_go()
+        if inputs is not None:
+            inputs.scorer.close()  # where the run ended before it had taken them up
+        os.close(lock)
+
+
+def record_changes(config: Config, run: RunFolder, changes: Mapping[str, Any]) -> None:
+    """Record what `train` would be given as `changes`, for a run that another process is about to resume. Raises Mistake."""
+    if not changes:
+        return
+    lock = hold_lock(run)
+    try:
+        saved, _ = newest_whole(run)
+        Steering(run, config).record(changes, saved.state.step if saved else 0, at_resume=True)
+    finally:
+        os.close(lock)
+
+
+def _trained(
+    trainer: Trainer, saved: checkpoint.Checkpoint | None, command: str, inputs: RunInputs | None
+) -> tuple[Ending, Damaged | None]:
+    """How it ended; and the checkpoint that it was to begin from, where its arrays turn out not to be those of the model."""
+    damaged: list[Damaged] = []
+
+    def work() -> Ending:
+        try:
+            with broken_off_by_stops(trainer, trainer.control.obey_signal):
+                return trainer.run(saved, command, inputs)
+        except DamagedCheckpoint as found:
+            damaged.append(found.damaged)
+            raise
+
+    ending = ending_of(work, lambda: trainer.state.step)
+    return ending, damaged[0] if damaged else None
+
+
+@contextlib.contextmanager
+def broken_off_by_stops(trainer: Trainer, obey_signal: Callable[[], None]) -> Iterator[None]:
+    """What a stop has broken off ends as that stop: a wait for reward functions, and the work of mlx's compiler, which Ctrl-C in a terminal
+    ends too. `obey_signal` raises Stopped where a stop signal has come."""
+    try:
+        yield
+    except StopPending:
+        trainer.control.obey()
+        raise Stopped("it was asked to stop") from None  # by a word that another has replaced since
+    except RuntimeError as error:
+        if left_nothing(error) and _is_saved_or_whole(trainer):
+            obey_signal()
+        raise
+
+
+def _is_saved_or_whole(trainer: Trainer) -> bool:
+    """Whether a stop loses no finished step: the last one is on disk (step 0 needs no file), or its weights are in memory."""
+    return trainer.state.step == (trainer.saver.saved_step or 0) or trainer.has_whole_step
+
+
+def open_run(
+    config: Config,
+    run: RunFolder,
+    echo: Callable[[Any], None] | None = None,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    keep_words: bool = False,
+    shared: SharedParts | None = None,
+    notes: Sequence[str] = (),
+) -> tuple[Trainer, checkpoint.Checkpoint | None]:
+    """A trainer for a run whose lock this process holds, and the checkpoint to begin from, to which the run's files are cut back.
+
+    It is the newest that is as it was written; what is newer is set aside, and that is said in the diary, after the warnings `notes`.
+    `keep_words` as in `Control`, `changes` as in `train`; raises Mistake as it does, for a run of a newer version, and where no checkpoint is whole.
+    """
+    check_format(run)
+    saved, damaged = newest_whole(run)
+    steering = Steering(run, config)
+    if changes:
+        steering.record(changes, saved.state.step if saved else 0, at_resume=True)
+    # After a kill both files are ahead of the checkpoint: see the docstring of backend/runs/checkpoints/checkpoint.py.
+    notes = [*notes, *map(set_aside, damaged)]
+    if sentence := cut_back(run, saved.state if saved else TrainingState()):
+        notes.append(sentence)
+    settings = steering.config_at(saved.state.step if saved else 0)
+    checkpoint.rotate(run, settings.keep_checkpoints)  # which a process that was killed may not have come to
+    trainer = Trainer(settings, run, Diary(run.events, echo), steering, keep_words=keep_words)
+    trainer.shared = shared
+    for sentence in notes:
+        trainer.warn(sentence)
+    if saved is not None and saved.filled_in:
+        trainer.note(
+            f"The checkpoint of step {saved.state.step} is of an earlier version, which recorded no {', '.join(saved.filled_in)}; the run "
+            f"goes on with their values at the beginning of a run."
+        )
+    return trainer, saved
+
+
+def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: bool = False) -> Ending:
+    """Save what is not saved yet, write the diary's last line unless the run goes on, and close the files.
+
+    → the ending as it became: `gpu_retries` is how often a GPU error may be answered by a RESTART, `goes_on` whether the loss of a rank is.
+    """
+    place = trainer.held.place()
+    if place.state in ("deleted", "out of reach", "taken"):
+        return _without_folder(trainer, place)
+    if place.state == "moved" and ending.kind != "finished":
+        with contextlib.suppress(Mistake):  # it was begun where the folder is no more
+            trainer.saver.wait()
+        trainer.move_to(RunFolder(place.path))
+        sentence = (
+            f"Stopped at step {ending.step} because its folder was moved to {place.path}; everything is saved there."
+        )
+        ending = Ending("stopped", ending.step, sentence, 3)
+    try:
+        if ending.gpu_error is not None:
+            ending = _after_gpu_error(trainer, ending, ending.gpu_error, gpu_retries)
+        elif ending.kind != "finished":
+            ending = _save_before(trainer, ending)
+        if ending.lost_rank is not None:
+            ending = _after_lost_rank(trainer, ending, goes_on=goes_on)
+    except DiskFault as fault:
+        ending = after_fault(ending, fault)
+    if ending.kind != RESTART:
+        ending = _write_end(trainer, ending)
+    trainer.close()
+    return ending
+
+
+def _write_end(trainer: Trainer, ending: Ending) -> Ending:
+    """Answer what was asked too late, write the diary's last line, and leave no command behind. → the ending as `write_ending` has it."""
+    with contextlib.suppress(DiskFault):  # which `write_ending` will tell
+        trainer.control.refuse_change()
+    ending = write_ending(trainer.diary, ending)
+    with contextlib.suppress(OSError):  # deleted when the run is resumed
+        trainer.control.discard_commands()
+    return ending
+
+
+def _without_folder(trainer: Trainer, place: FolderPlace) -> Ending:
+    """The end of a run that has no folder any more, or whose folder is another process's: nothing is written there."""
+    trainer.close()
+    name, step = place.path.name, trainer.state.step
+    if place.state == "deleted":
+        sentence = f"run: The folder of the run {name} was deleted while it trained, so step {step} could not be saved."
+    elif place.state == "out of reach":
+        sentence = (
+            f"run: The folder of the run {name} is out of reach, its disk unmounted perhaps, so step {step} could not be saved; resume the "
+            f"run once it is back."
+        )
+    else:
+        sentence = (
+            f"run: Another process trains {name} since its run.lock was deleted; this one ended without writing to it."
+        )
+    return Ending("failed", step, sentence, 2)
+
+
+def _save_before(trainer: Trainer, ending: Ending) -> Ending:
+    """Save the last finished step before an early end. Returns `ending`, or a failure that says both if that fails."""
+
+    def save_last_step() -> Ending:
+        with contextlib.suppress(Mistake):  # a checkpoint that could not be written is tried once more below
+            trainer.saver.wait()
+        take_back_updates(trainer)
+        if trainer.saver.saved_step != trainer.state.step and trainer.has_whole_step:
+            trainer.save()
+            trainer.saver.wait()
+        if ending.kind == "stopped" and trainer.config.train_type == "full" and trainer.has_whole_step:
+            save_model(trainer.parts.policy, trainer.config, trainer.folder.model)
+        return ending
+
+    result = ending_of(save_last_step, lambda: trainer.state.step)
+    if ending.kind == "stopped" or result.sentence == ending.sentence:
+        return result
+    return replace(result, sentence=f"{ending.sentence} {result.sentence}")
+
+
+def take_back_updates(trainer: Trainer) -> None:
+    """Where a step was given up between its updates: go back to the weights before them, if they were kept."""
+    if trainer.has_parts and not trainer.has_whole_step:
+        trainer.parts.take_back()
+
+
+def _after_lost_rank(trainer: Trainer, ending: Ending, *, goes_on: bool) -> Ending:
+    """What is told of a run that has lost a machine; a RESTART where it goes on without it."""
+    if goes_on:
+        return replace(ending, kind=RESTART)
+    saved = f" Step {trainer.saver.saved_step} is saved." if trainer.saver.saved_step else ""
+    advice = "Resume the run when the machine is back, or without it: resume RUN --hosts FILE, or --hosts none for this machine alone."
+    return replace(ending, sentence=f"{ending.sentence}{saved} {advice}")
+
+
+def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries: int) -> Ending:
+    """Log a GPU error and save the last finished step. Returns a RESTART if the error is to be retried, a stop if one was asked
+    for meanwhile, else the failure."""
+    log, step = trainer.gpu_errors, trainer.state.step
+    try:
+        logged = log.add(error, ending.gpu_text, step=step, in_use=trainer.step_size, retries=retries)
+    except DiskFault as full:  # without the log the next process would take the same large steps
+        save_without_gpu(trainer)
+        return replace(ending, sentence=f"{ending.sentence} It is not retried. {full.faults[0].sentence}")
+    if logged.is_retried:  # before saving, so that the checkpoint's length of the diary includes the note
+        trainer.warn(logged.sentence)
+        trainer.state.gpu_errors_told = len(log.errors)
+    save_without_gpu(trainer)
+    if not logged.is_retried:
+        return replace(ending, sentence=logged.sentence)
+
+    def hand_on() -> Ending:
+        """Every command that comes from now on is the next program's to obey."""
+        trainer.control.obey()
+        trainer.control.hand_on_signals()
+        return replace(ending, kind=RESTART, sentence=logged.sentence)
+
+    return ending_of(hand_on, lambda: step)
+
+
+def save_without_gpu(trainer: Trainer) -> None:
+    """Save the last finished step if the weights are still its. What cannot be saved is trained again, from the newest checkpoint."""
+    try:
+        with contextlib.suppress(Mistake):
+            trainer.saver.wait()
+        take_back_updates(trainer)
+        if trainer.saver.saved_step != trainer.state.step and trainer.has_whole_step:
+            trainer.save_without_gpu()
+    except Mistake as mistake:
+        sys.stderr.write(f"{mistake}\n")  # in log.txt; the run is not lost
+    except (RuntimeError, MemoryError):
+        traceback.print_exc()

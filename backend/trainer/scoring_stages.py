@@ -1,0 +1,183 @@
+"""The reward functions, their weights and the advantages of each step, by the stage of the run that the step is in.
+
+Knows no model and no arrays but the advantages; `backend.rewards` calls the functions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backend.config.config import Config
+from backend.rewards.resolve import FunctionDescription
+from backend.rewards.runner.inputs import TrainerState
+from backend.rewards.runner.step_calls import Poll, wait_on
+from backend.rewards.scorer import Scorer
+from backend.rewards.weights import WeightSchedule
+from backend.training.advantages import advantages
+from backend.types import Group
+from backend.utils.errors import Mistake
+
+MLX = re.compile(r"^\s*(?:import|from)\s+mlx(?!_lm_lora)", re.MULTILINE)
+"""A line that imports mlx or a library built on it. `mlx_lm_lora` is our shim for its reward registry, without mlx."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringStage:
+    """A part of the run with reward functions and weights of its own: the steps up to and including `last`."""
+
+    last: int
+    functions: list[FunctionDescription]
+    weights: WeightSchedule
+    index: int = 0
+
+    @property
+    def names(self) -> list[str]:
+        return [function.name for function in self.functions]
+
+
+class ScoringStages:
+    """Scores groups by the stage of their step. `steps` is the length of the run: the sum over its stages if it has any."""
+
+    def __init__(self, config: Config, scorer: Scorer, steps: int) -> None:
+        self.config = config
+        self.poll: Poll = wait_on
+        """Called while functions are waited for; may raise to give them up."""
+        self._scorer = scorer
+        self.stages = scoring_stages(config, scorer.load(), steps)
+        self.steps = self.stages[-1].last
+        self.uses_mlx = imports_mlx(self.stages)
+
+    def change(self, config: Config, steps: int) -> None:
+        """Go on with other weights or another length. Adaptive weights keep the factors that they have reached."""
+        state, functions = self.state(), [stage.functions for stage in self.stages]
+        self.config = config
+        self.stages = scoring_stages(config, functions, steps)
+        self.steps = self.stages[-1].last
+        self.restore(state)
+
+    def stage(self, step: int) -> ScoringStage:
+        """The stage of `step`, counted from 1; steps beyond the end belong to the last stage."""
+        return next((stage for stage in self.stages if step <= stage.last), self.stages[-1])
+
+    def score(self, groups: list[Group], step: int, epoch: float = 0.0, poll: Poll = wait_on) -> dict[str, float]:
+        """Fill in every completion's scores, reward and logged columns. Returns the metrics that functions logged. `poll`: as the attribute,
+        for this call."""
+
+        def polled() -> None:
+            self.poll()
+            poll()
+
+        stage = self.stage(step)
+        state = TrainerState(max(step - 1, 0), self.steps, epoch, self.config.max_completion_length)
+        limit_s, weights = self.config.reward_timeout, stage.weights.at(step)
+        report = self._scorer.score(groups, stage.index, weights, limit_s, state, polled)
+        completions = [completion for group in groups for completion in group.completions]
+        for name, column in report.columns.items():
+            for completion, value in zip(completions, column, strict=True):
+                completion.logged[name] = value
+        return report.metrics
+
+    def fill_advantages(self, groups: Sequence[Group], step: int) -> dict[str, float]:
+        """Fill in every scored completion's advantage within its group. Returns the reward metrics of the groups."""
+        stage = self.stage(step)
+        completions = [completion for group in groups for completion in group.completions]
+        advantage_B, metrics = advantages(
+            [[completion.scores[name] for name in stage.names] for completion in completions],
+            self.config.group_size,
+            weights=stage.weights.at(step),
+            scale_rewards=self.config.scale_rewards,
+            multi_objective_aggregation=self.config.multi_objective_aggregation,
+            baseline=self.config.advantage_baseline,
+            names=stage.names,
+        )
+        values: Any = advantage_B.tolist()
+        for completion, advantage in zip(completions, values, strict=True):
+            completion.advantage = advantage
+        return metrics
+
+    def has_nonzero_advantage(self, group: Group, step: int) -> bool:
+        """Whether a scored group has a policy gradient: completions with equal rewards all have advantage 0."""
+        self.fill_advantages([group], step)
+        return any(completion.advantage != 0 for completion in group.completions)
+
+    def update_weights(self, groups: Sequence[Group], step: int) -> dict[str, float]:
+        """Let adaptive weights follow a finished step's scores. Returns the weights the step had, where they vary."""
+        schedule = self.stage(step).weights
+        if schedule.kind == "constant":
+            return {}
+        names = self.stage(step).names
+        metrics = {f"reward_weights/{name}": weight for name, weight in zip(names, schedule.at(step), strict=True)}
+        schedule.observe_scores(step, groups)
+        return metrics
+
+    def notes(self) -> list[str]:
+        """Sentences about the functions: one replaces a shipped function, or is registered twice; from what they are not kept."""
+        functions = [function for stage in self.stages for function in stage.functions]
+        return list(dict.fromkeys([*(function.note for function in functions if function.note), *self._scorer.notes()]))
+
+    def close(self) -> None:
+        """End the functions' process."""
+        self._scorer.close()
+
+    def state(self) -> list[dict[str, Any]]:
+        """State of adaptive weights, one entry a stage, as plain JSON; other weights are functions of the step."""
+        return [stage.weights.state() if stage.weights.kind == "adaptive" else {} for stage in self.stages]
+
+    def restore(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Restore what `state` returned. Raises Mistake when the adaptive weights belong to other reward functions."""
+        for stage, state in zip(self.stages, saved, strict=False):
+            if stage.weights.kind != "adaptive" or not state:
+                continue
+            try:
+                stage.weights.restore(state)
+            except ValueError:
+                raise Mistake(
+                    "reward_functions",
+                    "The checkpoint's adaptive weights are of other reward functions; resume with the same ones, or "
+                    "start a new run.",
+                ) from None
+
+
+def scoring_stages(config: Config, functions: list[list[FunctionDescription]], steps: int) -> list[ScoringStage]:
+    """The run's stages; without `stages:` a single one of `steps`. Raises Mistake for weights that do not fit."""
+    if not config.stages:
+        return [ScoringStage(steps, functions[0], _schedule(config, config.weights, functions[0], steps))]
+    stages, last = [], 0
+    for number, (settings, of_stage) in enumerate(zip(config.stages, functions, strict=True), 1):
+        last += settings["iters"]
+        weights = _stage_weights(settings, config, of_stage, number)
+        stages.append(ScoringStage(last, of_stage, _schedule(config, weights, of_stage, last), number - 1))
+    return stages
+
+
+def _stage_weights(
+    settings: Mapping[str, Any], config: Config, functions: list[FunctionDescription], number: int
+) -> list[float]:
+    """The stage's own weights; else the run's, if the functions are the run's; else all 1."""
+    weights = settings.get("reward_weights")
+    if not weights:
+        weights = [1.0] * len(functions) if settings.get("reward_functions") else config.weights
+    if len(weights) != len(functions):
+        raise Mistake(
+            "stages", f"Stage {number} has {len(weights)} reward weights for {len(functions)} reward functions."
+        )
+    return weights
+
+
+def _schedule(config: Config, weights: list[float], functions: list[FunctionDescription], steps: int) -> WeightSchedule:
+    kind: Any = config.reward_weight_schedule
+    names = [function.name for function in functions]
+    try:
+        return WeightSchedule(kind, weights, config.reward_weights_final or None, steps, names=names)
+    except ValueError as error:
+        raise Mistake("reward_weight_schedule", f"{str(error)[0].upper()}{str(error)[1:]}.") from None
+
+
+def imports_mlx(stages: Sequence[ScoringStage]) -> bool:
+    """Whether a reward file imports mlx itself. Such functions are never called beside sampling: the two would share the
+    device and its memory."""
+    files = {function.file for stage in stages for function in stage.functions if function.file}
+    return any(MLX.search(file.read_text(encoding="utf-8", errors="replace")) for file in files)

@@ -1,0 +1,88 @@
+"""A run's changes of settings on the trainer's side: requests become recorded changes, and each is handed out at its step.
+
+A change is on disk before any step uses it. Otherwise a run killed just after would be resumed with other settings than it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from backend.config.config import Config
+from backend.runs.events import Diary
+from backend.runs.run_folder import RunFolder
+from backend.runs.steering import (
+    Change,
+    changed,
+    config_at,
+    read_changes,
+    stage_change,
+    stage_configs,
+    take_request,
+    write_changes,
+)
+from backend.utils.errors import Mistake
+
+
+class Steering:
+    """The changes of one run. `config`: the settings of config.yaml. Raises Mistake for a damaged changes.json."""
+
+    def __init__(self, run: RunFolder, config: Config) -> None:
+        self._run, self._config = run, config
+        self.changes = read_changes(run)
+        self._in_diary: list[Any] = []
+        """Those that the diary tells after its last step, as it tells them."""
+
+    def noting_changes(self, events: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        """Pass on the events of the diary so far, and keep in mind which changes of the coming step they tell. A checkpoint of the step
+        before may have been saved after that, by a stop or at the run's end, and a resume from it takes the change up once more."""
+        for event in events:
+            if event.get("kind") == "step":
+                self._in_diary.clear()
+            elif event.get("kind") == "change":
+                self._in_diary.append({key: event.get(key) for key in ("step", "settings")})
+            yield event
+
+    def tell(self, change: Change, diary: Diary) -> None:
+        """Write a change to the diary, where it does not stand yet."""
+        if change.to_dict() not in self._in_diary:
+            diary.write("change", **change.to_dict())
+
+    def config_at(self, step: int) -> Config:
+        """The settings of a step, counted from 1; those the run began with at 0."""
+        return config_at(self._config, self.changes, step)
+
+    def beginning_at(self, step: int) -> list[Change]:
+        """The changes that hold from this very step on: of the stage that begins there, then those that were asked for, in their order."""
+        of_stage = stage_change(self._config, self.changes, step)
+        return ([of_stage] if of_stage else []) + [change for change in self.changes if change.step == step]
+
+    def stage_configs(self) -> list[Config]:
+        """The settings of each stage, its training rows included; those of the run where it has none. Without the changes that were asked
+        for, which concern neither rows nor memory."""
+        return stage_configs(self._config)
+
+    def take(self, begun: int) -> tuple[str, str]:
+        """Record what the window has asked for, if it can be; `begun` is the last step that has begun. → level and sentence of the
+        answer."""
+        try:
+            change = self.record(take_request(self._run), begun)
+        except Mistake as mistake:
+            return "warning", " ".join(["The change was not made.", *(fault.sentence for fault in mistake.faults)])
+        return "info", change.sentence if change else "Nothing was changed: the settings have these values already."
+
+    def record(self, asked: Mapping[str, Any], begun: int, *, at_resume: bool = False) -> Change | None:
+        """Record a change that holds from the step after `begun` on; None where every setting has this value already. `at_resume` as in
+        `backend.runs.steering.changed`.
+
+        After a resume from an older checkpoint there may be changes of later steps: a new one then holds with the last of them, so that
+        they stay in the order in which they were made. Raises Mistake for settings that cannot be, and where the file cannot be written.
+        """
+        step = max([begun + 1, *(change.step for change in self.changes)])
+        pairs = changed(self.config_at(step), asked, done=step - 1, at_resume=at_resume)
+        if not pairs:
+            return None
+        change = Change(step, pairs)
+        write_changes(self._run, [*self.changes, change])
+        self.changes.append(change)
+        return change

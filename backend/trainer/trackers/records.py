@@ -1,0 +1,181 @@
+"""A run's diary and completions as records: all that trackers are told about one step, in one piece and in order.
+
+Reads the two files as they grow and knows no tracker. A resume cuts both back; the reader then begins again and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from backend.runs.completion_rows import GroupRow
+from backend.runs.events import ENDINGS, Event, Follower, is_step
+from backend.runs.metric_names import by_set, prefixed, trl_metrics
+from backend.runs.run_folder import RunFolder
+from backend.trainer.health.recent import is_number
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What the diary says of one step. Metrics have our names and no value that is not a finite number.
+
+    `training` is empty before the first step, where there may be an evaluation; `evaluations`: split, or name of an evaluation set → metrics.
+    """
+
+    step: int
+    training: Mapping[str, float] = field(default_factory=dict[str, float])
+    evaluations: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    groups: tuple[GroupRow, ...] = ()
+    scale_rewards: str = "group"
+    """The setting as the step had it."""
+
+    def metrics(self) -> dict[str, float]:
+        """Every metric under TRL's name, with train/, eval/ or test/ before it."""
+        named = prefixed("train", trl_metrics(self.training, self.scale_rewards))
+        for split, metrics in self.evaluations.items():
+            named |= prefixed(split, trl_metrics(metrics, self.scale_rewards))
+        return named
+
+
+@dataclass(slots=True)
+class Sent:
+    """How far a tracker has been told: up to which step of training, and of each split up to which evaluation."""
+
+    step: int = 0
+    evaluations: dict[str, int] = field(default_factory=dict[str, int])
+
+    def news_in(self, record: StepRecord) -> StepRecord | None:
+        """What of a record was not sent; None where all was."""
+        is_new = bool(record.training) and record.step > self.step
+        evaluations = {s: m for s, m in record.evaluations.items() if record.step > self.evaluations.get(s, -1)}
+        if not is_new and not evaluations:
+            return None
+        if is_new:
+            return replace(record, evaluations=evaluations)
+        return replace(record, training={}, groups=(), evaluations=evaluations)
+
+    def add(self, record: StepRecord) -> None:
+        if record.training:
+            self.step = max(self.step, record.step)
+        for split in record.evaluations:
+            self.evaluations[split] = max(self.evaluations.get(split, -1), record.step)
+
+
+class RecordReader:
+    """Reads the records of a run, each once it is whole: when the next step samples, or the run has ended.
+
+    After `read`, `has_restarted` says whether the diary was cut back: what came in earlier calls is void and comes again.
+    """
+
+    def __init__(self, run: RunFolder, settings: Mapping[str, Any]) -> None:
+        """`settings`: those with which the run began."""
+        self._run, self._scale_at_first = run, str(settings.get("scale_rewards", "group"))
+        self._sets = tuple(settings.get("eval_data") or ())
+        self._diary = Follower(run.events)
+        self.has_restarted = self.has_more = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._completions = Follower(self._run.completions)
+        self._lines: list[Event] = []
+        self._record: StepRecord | None = None
+        self._scale = self._scale_at_first
+        self.ending = ""
+        """The kind of the diary's last line where that is an ending, else ""."""
+
+    def read(self) -> list[StepRecord]:
+        """Records that have become whole since the last call; of a long diary some of them, and `has_more` is set."""
+        events = self._diary.read()
+        self.has_more, self.has_restarted = bool(events), self._diary.restarted
+        if self.has_restarted:
+            self._begin()
+        return [record for event in events for record in self._take(event)]
+
+    def rest(self) -> list[StepRecord]:
+        """The record that waits for more, of a run that writes no more."""
+        return list(self._whole())
+
+    def _take(self, event: Event) -> Iterator[StepRecord]:
+        kind, step = event.get("kind"), event.get("step")
+        self.ending = kind if kind in ENDINGS else ""
+        if kind == "change":
+            settings = event.get("settings")
+            scale = settings.get("scale_rewards") if isinstance(settings, dict) else None
+            self._scale = scale[-1] if isinstance(scale, list) and scale else self._scale
+        elif kind == "step" and is_step(step):
+            yield from self._whole()
+            self._record = StepRecord(step, training=_numbers(event), scale_rewards=self._scale)
+        elif kind == "eval" and is_step(step):
+            if self._record is None or self._record.step != step:
+                yield from self._whole()
+                self._record = StepRecord(step, scale_rewards=self._scale)
+            split, numbers = str(event.get("split") or "valid"), _numbers(event)
+            found = by_set(numbers, self._sets) if split == "valid" else {split: numbers}
+            self._record = replace(self._record, evaluations={**self._record.evaluations, **found})
+        elif kind in ENDINGS or (kind == "phase" and event.get("phase") == "sampling"):
+            yield from self._whole()
+
+    def _whole(self) -> Iterator[StepRecord]:
+        record, self._record = self._record, None
+        if record is not None:
+            yield replace(record, groups=tuple(self._groups_of(record.step))) if record.training else record
+
+    def _groups_of(self, step: int) -> Iterator[GroupRow]:
+        """The completions of a step, which are in their file before the step is in the diary."""
+        while not (self._lines and _step_of(self._lines[-1]) > step) and (more := self._completions.read()):
+            self._lines = more if self._completions.restarted else [*self._lines, *more]
+        own = [line for line in self._lines if _step_of(line) == step]
+        self._lines = [line for line in self._lines if _step_of(line) > step]
+        yield from own  # pyright: ignore[reportReturnType]: a row as far as its step; its users expect missing keys
+
+
+def _step_of(line: Event) -> int:
+    step = line.get("step")
+    return step if is_step(step) else 0
+
+
+def _numbers(event: Event) -> dict[str, float]:
+    """Finite metrics: what is null in the diary was not measured, or was NaN, and is a gap in every tracker."""
+    metrics = event.get("metrics")
+    items = metrics.items() if isinstance(metrics, dict) else ()
+    return {str(name): value for name, value in items if is_number(value)}
+
+
+# ── tracker ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# What a tracker has to be, and what it is told about the run as a whole.
+
+
+@dataclass(frozen=True, slots=True)
+class AboutRun:
+    """`settings` are those of the run without paths of this machine; `may_upload`: the user has allowed the network."""
+
+    folder: RunFolder
+    project: str
+    name: str
+    settings: dict[str, Any]
+    may_upload: bool = False
+
+
+class Tracker(Protocol):
+    """One run in one tracker. Its methods may raise anything and take as long as they do: the run does not wait for them."""
+
+    def open(self, about: AboutRun) -> Sent:
+        """Begin, or go on with what an earlier process has sent. → how far that was; whoever writes everything anew returns `Sent()`.
+
+        Called again where the diary was cut back. Raises Mistake for what a user can mend.
+        """
+        ...
+
+    def send(self, record: StepRecord) -> None:
+        """Take one record, of which nothing was sent yet."""
+        ...
+
+    def flush(self, sent: Sent) -> None:
+        """After the records that there are for now; `sent` includes them. Raises DiskFault, and is called again then."""
+        ...
+
+    def close(self, ending: str) -> None:
+        """The run is over: finished, stopped, failed, or "" where it was cut off."""
+        ...

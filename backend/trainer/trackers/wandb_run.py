@@ -1,0 +1,143 @@
+"""The tracker wandb: one run of Weights & Biases, in files that nothing sends, or online where the user has said so.
+
+Offline is the rule, also where the user is logged in: a YAML file of somebody else must not upload anything. Online is WANDB_MODE=online in
+the user's own environment, or `track --upload`. wandb's files lie in our folder of preferences and not in the run's: wandb makes a link
+among them, and it reads settings from there, which a run folder of somebody else could bring along.
+
+Offline, what was not synced yet is written anew by every process. What has left the machine cannot be: then `WandbProgress` says how far that is,
+and where a resume has changed settings of steps that were sent, a second run begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from backend.runs.run_folder import RunFolder
+from backend.runs.steering import read_changes
+from backend.trainer.trackers.completion_table import logged
+from backend.trainer.trackers.records import AboutRun, Sent, StepRecord
+from backend.utils.documents import read_json
+from backend.utils.errors import Mistake
+from backend.utils.places import preferences_folder
+from backend.utils.private_files import make_private_folder
+from backend.utils.whole_file import replace_file
+
+FILE = "wandb.json"
+_ID = re.compile(r"[0-9a-f]{16}")
+_ONLINE = re.compile(r"run-\d{8}_\d{6}-")
+"""How the folder of a run that wandb wrote online begins; the others begin with offline-run-."""
+FAILED = 1
+"""Exit code of a run that failed or was cut off, which wandb shows as such."""
+
+
+@dataclass(slots=True)
+class WandbProgress:
+    """How far the run `id` of wandb has come. `changes`: the changes of settings that hold for what was sent."""
+
+    id: str
+    part: int = 1
+    sent: Sent = field(default_factory=Sent)
+    changes: list[Any] = field(default_factory=list[Any])
+
+    @classmethod
+    def begin(cls, part: int = 1) -> WandbProgress:
+        return cls(secrets.token_hex(8), part)
+
+    @classmethod
+    def read(cls, run: RunFolder) -> WandbProgress:
+        """What an earlier process of this machine has left; a new one where there is nothing of use."""
+        path = run.trackers / FILE
+        try:
+            kept = read_json(path, "run") if path.exists() else {}
+            sent = Sent(int(kept["step"]), {str(split): int(step) for split, step in kept["evaluations"].items()})
+            progress = cls(str(kept["id"]), int(kept["part"]), sent, list(kept["changes"]))
+        except (Mistake, KeyError, TypeError, ValueError, AttributeError):
+            return cls.begin()
+        # The id of a run folder that came from elsewhere could be that of any run of the user's.
+        is_ours = bool(_ID.fullmatch(progress.id)) and files_of(progress.id).is_dir()
+        return progress if is_ours else cls.begin()
+
+    def write(self, run: RunFolder) -> None:
+        """Raises DiskFault."""
+        kept = {"v": 1, "id": self.id, "part": self.part, **asdict(self.sent), "changes": self.changes}
+        replace_file(run.trackers / FILE, json.dumps(kept))
+
+
+def files_of(id: str) -> Path:
+    """The folder of wandb's files of one run."""
+    return preferences_folder() / "wandb" / id
+
+
+class WandbRun:
+    def __init__(self) -> None:
+        self._wandb: Any = None
+        self._run: Any = None
+
+    def open(self, about: AboutRun) -> Sent:
+        if self._run is not None:
+            self._run.finish()
+        self._about = about
+        is_online = about.may_upload or os.environ.get("WANDB_MODE") == "online"
+        progress = self._progress = WandbProgress.read(about.folder)
+        changes = [asdict(change) for change in read_changes(about.folder)]
+        kept = json.loads(json.dumps([change for change in changes if change["step"] <= progress.sent.step]))
+        files = files_of(progress.id)
+        if not is_online and not _was_synced(files):
+            shutil.rmtree(files, ignore_errors=True)
+            progress = self._progress = WandbProgress(progress.id, progress.part)
+        elif kept != progress.changes:
+            progress = self._progress = WandbProgress.begin(progress.part + 1)
+            files = files_of(progress.id)
+        make_private_folder(files)
+        self._begin(about, files, is_online=is_online)
+        return progress.sent
+
+    def _begin(self, about: AboutRun, files: Path, *, is_online: bool) -> None:
+        # Before the import: its settings are read from the folder, and the rest of the user's own environment stays.
+        os.environ |= {"WANDB_DIR": str(files), "WANDB_DATA_DIR": str(files), "WANDB_CACHE_DIR": str(files / "cache")}
+        os.environ["WANDB_MODE"] = mode = "online" if is_online else "offline"
+        self._wandb = wandb = import_module("wandb")
+        part = self._progress.part
+        self._run = wandb.init(
+            project=about.project, name=about.name if part == 1 else f"{about.name}, part {part}", id=self._progress.id, dir=str(files),
+            config=about.settings, mode=mode, resume="allow" if is_online else None,
+            # Nothing of the machine but what is in the diary: no code, no git, no packages, no output, no statistics.
+            settings=wandb.Settings(
+                console="off", save_code=False, disable_code=True, disable_git=True, disable_job_creation=True, symlink=False, silent=True,
+                x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True, x_save_requirements=False,
+            ),
+        )  # fmt: skip
+
+    def send(self, record: StepRecord) -> None:
+        # A step that wandb has already takes the same values once more, or is dropped.
+        self._run.log(logged(record, self._wandb), step=record.step)
+
+    def flush(self, sent: Sent) -> None:
+        changes = [asdict(change) for change in read_changes(self._about.folder) if change.step <= sent.step]
+        if (sent, changes) != (self._progress.sent, self._progress.changes) or not self._file.exists():
+            self._progress.sent = Sent(sent.step, dict(sent.evaluations))
+            self._progress.changes = json.loads(json.dumps(changes))
+            self._progress.write(self._about.folder)
+
+    @property
+    def _file(self) -> Path:
+        return self._about.folder.trackers / FILE
+
+    def close(self, ending: str) -> None:
+        self._run.finish(exit_code=0 if ending in ("finished", "stopped") else FAILED)
+
+
+def _was_synced(files: Path) -> bool:
+    """Whether `wandb sync` has sent any of these files, or they were written online."""
+    with contextlib.suppress(OSError):
+        return any(path.suffix == ".synced" or _ONLINE.match(path.name) for path in files.rglob("*"))
+    return False

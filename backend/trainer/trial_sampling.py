@@ -1,0 +1,144 @@
+"""Completions of a few rows by the model as a run begins with it, for trying rewards on them.
+
+The model stays in memory from one trial to the next. Nothing is trained and nothing is scored.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from backend.config.config import Config
+from backend.data.preview import LoadedDataset, open_dataset
+from backend.data.problems import PromptFormat, fitting_problem
+from backend.data.rows import check_columns
+from backend.models.policy import Policy, load_policy
+from backend.models.start_adapter import load_start
+from backend.runs.adapter_source import find_adapter
+from backend.sampling.rollout import Rollout
+from backend.sampling.sampler import Sampling
+from backend.types import Group, Problem
+from backend.utils.errors import Mistake
+
+Report = Callable[[dict[str, Any]], None]
+
+WITHOUT_REFERENCE = {
+    "beta": 0.0, "log_kl": False, "sync_ref_model": False, "reference_model_path": "", "ratio_against": "old",
+}  # fmt: skip
+"""Settings under which no reference is loaded: sampling needs none."""
+
+SMALLEST_MODEL = WITHOUT_REFERENCE | {
+    "train_type": "lora", "num_layers": 1, "rank": 1, "lora_keys": [], "modules_to_save": [], "grad_checkpoint": False,
+}  # fmt: skip
+"""Settings that load as little as possible: no reference, and one fresh adapter, which changes no output (B = 0)."""
+
+ADAPTER_SHAPE = ("train_type", "num_layers", "rank", "scale", "lora_keys", "modules_to_save")
+"""Settings that an adapter to start from has to fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Which rows of the training split: `count` of them from the first on or at random, or these `numbers`, from 1."""
+
+    how: Literal["first", "random", "numbers"] = "random"
+    count: int = 8
+    numbers: tuple[int, ...] = ()
+
+    def order(self, rows: int, seed: int) -> list[int]:
+        """Indices of candidate rows, in order: more than `count`, because some may prove too long. Raises Mistake."""
+        if self.how == "numbers":
+            missing = next((number for number in self.numbers if not 1 <= number <= rows), None)
+            if missing is not None or not self.numbers:
+                reason = f"There is no row {missing}" if missing is not None else "No row is named"
+                raise Mistake("rows", f"{reason}; the dataset's rows are 1 to {rows}.")
+            return [number - 1 for number in self.numbers]
+        if self.how == "first":
+            return list(range(rows))
+        return random.Random(f"tryout {seed}").sample(range(rows), rows)
+
+
+class TrialSampler:
+    """Samples, and caches policy and rollout by the settings that they depend on."""
+
+    def __init__(self) -> None:
+        self._policy: tuple[Any, Policy] | None = None
+        self._rollout: tuple[Any, Rollout] | None = None
+
+    def sample(
+        self, config: Config, pick: Pick, group_size: int, seed: int, report: Report = lambda progress: None,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[Group]:  # fmt: skip
+        """`group_size` completions of each picked row. `report` is called with {"phase", "done"?, "of"?}; `check` is
+        called often and may raise to stop. Raises Mistake where dataset or model cannot be loaded."""
+        report({"phase": "reading the dataset"})
+        dataset = open_dataset(config)
+        check()
+        report({"phase": "loading the model"})
+        policy = self._cached_policy(config)
+        check()
+        problems = _problems(dataset, policy, config, pick, seed)
+        most_tokens = len(problems) * group_size * config.max_completion_length
+
+        def poll(tokens: int) -> None:
+            check()
+            report({"phase": "sampling", "done": tokens, "of": most_tokens})
+
+        poll(0)
+        sampling = Sampling.of(config)
+        return self._cached_rollout(config, policy).sample(problems, group_size, sampling, seed, 0, poll)
+
+    def _cached_policy(self, config: Config) -> Policy:
+        names = (config.model, config.tokenizer)
+        key = (*names, *map(_last_written, names), config.quantization, config.dtype, config.device)
+        if config.adapter:
+            weights = str(find_adapter(config.adapter).weights)
+            shape = tuple(repr(getattr(config, name)) for name in ADAPTER_SHAPE)
+            key = (*key, weights, _last_written(weights), *shape)
+        if self._policy is None or self._policy[0] != key:
+            self._policy = self._rollout = None  # free the old model's memory first
+            self._policy = (key, _model_of_a_beginning_run(config))
+        return self._policy[1]
+
+    def _cached_rollout(self, config: Config, policy: Policy) -> Rollout:
+        key = (config.max_completion_length, tuple(config.stop))
+        if self._rollout is None or self._rollout[0] != key:
+            self._rollout = (key, Rollout(policy, config.max_completion_length, stop=config.stop))
+        return self._rollout[1]
+
+
+def _model_of_a_beginning_run(config: Config) -> Policy:
+    """What the run's first step samples from: the base, or the base with the adapter that the run starts from. Raises Mistake."""
+    if not config.adapter:
+        return load_policy(config.model_copy(update=SMALLEST_MODEL))
+    policy = load_policy(config.model_copy(update=WITHOUT_REFERENCE))
+    load_start(policy, config, config.adapter)
+    return policy
+
+
+def _problems(dataset: LoadedDataset, policy: Policy, config: Config, pick: Pick, seed: int) -> list[Problem]:
+    """The picked rows that leave room for a completion. Raises Mistake where none does."""
+    rows, source = dataset.rows("train"), dataset.source("train", config)
+    if faults := check_columns(rows, config, source):
+        raise Mistake(faults)
+    order = pick.order(len(rows), seed)
+    count = len(order) if pick.how == "numbers" else pick.count
+    prompt_format = PromptFormat.of(config)
+    candidates = (fitting_problem(index, rows[index], policy.tokenizer, prompt_format, source) for index in order)
+    problems = list(islice((problem for problem in candidates if problem is not None), count))
+    if not problems:
+        sentence = "Every picked prompt is longer than what Max Seq leaves beside the completion."
+        raise Mistake("max_seq_length", sentence)
+    return problems
+
+
+def _last_written(name: str) -> float:
+    """When a local model or tokenizer was last written; 0 for a name on the Hub, and for none."""
+    if not name:
+        return 0.0
+    path = Path(name).expanduser()
+    files = [path, *path.glob("*")] if path.is_dir() else [path]
+    return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)

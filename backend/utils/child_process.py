@@ -1,0 +1,240 @@
+"""Child processes that answer requests: one JSON value a line on stdin, one a line on stdout.
+
+The parent holds a `ChildProcess`, starts it with the first request, keeps it warm and starts another where one died. A
+request has at most one answer, and the next request is sent only after it, so the caller's lock is all the
+synchronisation there is. The child ends when its stdin does, so none outlives its parent, however that one ended.
+
+In the child, `claim_stdout` keeps the pipe for answers: file descriptor 1 becomes a copy of stderr, so that neither a
+`print` in a user's code nor a C library can put a line between them. The parent keeps the end of stderr for its error
+messages.
+
+The window's own side of `backend.serve` is a QProcess (`app.state.service`), where several questions are open at a
+time; it shares `claim_stdout` and `json_line`. This module knows nothing of the content of requests and answers, and
+starts no threads in the child.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+from backend.runs.events import json_safe
+from backend.utils.command import backend_command, backend_environment, is_bundled
+
+POLL_S = 0.05
+"""How often a waiting parent calls `poll`, and may be interrupted from another thread."""
+STDERR_TAIL = 2000
+"""Bytes of a child's stderr that are kept for the message of its end."""
+LAST_WORDS_S = 2.0
+"""How long a message of a child's end waits for the rest of its stderr. The wait is over at the pipe's end, so it takes this long only
+where a process that the child started holds the pipe open."""
+
+# In the child
+
+
+def claim_stdout() -> TextIO:
+    """Keep stdout for answers, and return it; from now on prints of Python and of C code go to stderr."""
+    sys.stdout.flush()
+    # Descriptors, not only sys.stdout: C libraries and grandchildren write to descriptor 1 itself.
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    # A lone surrogate, as broken text may hold, has no UTF-8; it becomes "?".
+    return os.fdopen(answers, "w", encoding="utf-8", errors="replace")
+
+
+def requests() -> Iterator[Any]:
+    """The parent's requests, one value a line, until it closes our stdin."""
+    for line in sys.stdin.buffer:
+        yield json.loads(line)
+
+
+def answer(out: TextIO, message: Any) -> None:
+    """Write one answer to the stream that `claim_stdout` returned."""
+    out.write(json_line(message, default=str))
+    out.flush()
+
+
+def json_line(message: Any, default: Callable[[Any], Any] | None = None) -> str:
+    """`message` as one line. NaN and infinities become null; `default` converts values that JSON cannot hold."""
+    return json.dumps(json_safe(message), ensure_ascii=False, allow_nan=False, default=default) + "\n"
+
+
+# In the parent
+
+
+class ChildEnded(Exception):
+    """The child ended before it answered. `exit_code` is negative for a signal; `stderr` is the end of its stderr."""
+
+    def __init__(self, exit_code: int, stderr: str = "") -> None:
+        super().__init__(f"the process ended with {describe_exit(exit_code)}" + (f":\n{stderr}" if stderr else ""))
+        self.exit_code, self.stderr = exit_code, stderr
+
+
+class ChildTimeout(Exception):
+    """The child did not answer in time, and was killed."""
+
+
+def describe_exit(code: int) -> str:
+    """`exit code 3`, or `signal 9` for the negative code that subprocess gives."""
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def module_command(module: str, verb: str) -> list[str]:
+    """The command of a child that runs one of our modules, or `verb` in a bundled app, which has no Python to run a module with.
+
+    `-P` keeps a folder named `backend` in the working directory from being run in place of ours.
+    """
+    if is_bundled():
+        return backend_command(verb)
+    return [sys.executable, "-P", "-m", module]
+
+
+class ChildProcess:
+    """A child that answers one request at a time. Not thread-safe: callers that share it hold a lock over each request.
+
+    `grace_s` is how long `stop` waits for the child to end by itself before it is killed. With `own_session` Ctrl-C in
+    the terminal does not reach the child: it is for the trainer, which saves and stops.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        grace_s: float,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        own_session: bool = True,
+        marker: str = "",
+    ) -> None:
+        """`marker`: what the child's lines begin with; other lines are of somebody else, such as the startup files of a shell on another
+        machine, and are passed over."""
+        self.command, self.grace_s, self._marker = list(command), grace_s, marker.encode()
+        self._environment, self._folder, self._own_session = environment, folder, own_session
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stderr = _StderrTail()
+        self._received = b""
+
+    @property
+    def pid(self) -> int | None:
+        """None while no child was started, or after it was stopped."""
+        return self._process.pid if self._process else None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether there is a child to ask; it may have died since the last request, which the next one finds out."""
+        return self._process is not None
+
+    def request(self, message: Any, timeout_s: float | None = None, poll: Callable[[], None] = lambda: None) -> Any:
+        """Send `message`, to a new child if there is none, and wait for the answer.
+
+        `poll` is called every `POLL_S` and may raise to give up. Raises ChildEnded, ChildTimeout, and whatever `poll`
+        raises; the child is gone then, for the answer to this request would be taken for the answer to the next.
+        """
+        self.start()
+        try:
+            self._send(message)
+            return self._receive(timeout_s, poll)
+        except BaseException:
+            self.stop()
+            raise
+
+    def receive(self, timeout_s: float | None = None, poll: Callable[[], None] = lambda: None) -> Any:
+        """Wait for a line that the child sends unasked, such as a greeting. Raises as `request` does."""
+        try:
+            return self._receive(timeout_s, poll)
+        except BaseException:
+            self.stop()
+            raise
+
+    def start(self) -> None:
+        """Start a child unless there is one."""
+        if self._process is not None:
+            return
+        # Without buffers of Python's: a child that is stopped must leave nothing behind that closing the pipe would
+        # flush into it.
+        self._process = subprocess.Popen(
+            self.command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=self._folder,
+            env=backend_environment() if self._environment is None else self._environment, start_new_session=self._own_session,
+        )  # fmt: skip
+        self._received, self._stderr = b"", _StderrTail(self._process.stderr)
+
+    def stop(self) -> int:
+        """Close the child's stdin, kill it after `grace_s`, and return its exit code; 0 where there was no child."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        assert process.stdin is not None and process.stdout is not None
+        # The end of its stdin asks the child to end: `requests` stops there.
+        with suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(self.grace_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        process.stdout.close()
+        return process.wait()
+
+    def _send(self, message: Any) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        rest = memoryview(json_line(message, default=str).encode(errors="replace"))
+        with suppress(BrokenPipeError):  # reading the answer finds that the child has ended, and how
+            # An unbuffered write may take a part only. It cannot deadlock: the child writes nothing before it has the line.
+            while rest:
+                rest = rest[self._process.stdin.write(rest) :]
+
+    def _receive(self, timeout_s: float | None, poll: Callable[[], None]) -> Any:
+        assert self._process is not None and self._process.stdout is not None
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while (line := self._next_line()) is None:
+                poll()
+                if deadline is not None and time.monotonic() > deadline:
+                    raise ChildTimeout
+                # Short waits even without a `poll`: an exception that another thread raises in this one arrives only
+                # between calls into C.
+                if selector.select(POLL_S):
+                    piece = self._process.stdout.read(1 << 16)
+                    if not piece:
+                        raise ChildEnded(self.stop(), self._stderr.text())
+                    self._received += piece
+        return json.loads(line)
+
+    def _next_line(self) -> bytes | None:
+        """The next line of the child's among those that have arrived, without its marker."""
+        while b"\n" in self._received:
+            line, _, self._received = self._received.partition(b"\n")
+            if line.startswith(self._marker):
+                return line.removeprefix(self._marker)
+        return None
+
+
+class _StderrTail:
+    """Reads a child's stderr as long as it lives, so that it never blocks on it; keeps the last `STDERR_TAIL` bytes."""
+
+    def __init__(self, stream: IO[bytes] | None = None) -> None:
+        self._tail = b""
+        self._thread = threading.Thread(target=self._drain, args=(stream,), name="stderr of a child", daemon=True)
+        if stream is not None:
+            self._thread.start()
+
+    def text(self) -> str:
+        """The last bytes that a child wrote before it ended."""
+        if self._thread.is_alive():
+            self._thread.join(LAST_WORDS_S)
+        return self._tail.decode(errors="replace").strip()
+
+    def _drain(self, stream: IO[bytes]) -> None:
+        with stream:
+            while piece := stream.read(1 << 16):
+                self._tail = (self._tail + piece)[-STDERR_TAIL:]

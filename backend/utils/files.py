@@ -1,0 +1,177 @@
+"""Files that a user named: regular files of a limited size, read whole."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import BinaryIO, TypeGuard
+
+from backend.utils.errors import Mistake
+from backend.utils.text import shown
+
+# Paths that a user supplied, and why the system could not use one.
+
+LONGEST_NAME = 255
+"""Bytes of one part of a path, on every file system in use."""
+LONGEST_PATH = 1023 if sys.platform == "darwin" else 4095
+"""Bytes of a whole path: PATH_MAX without its final NUL."""
+
+
+def user_path(text: str, setting: str, base: Path | None = None) -> Path:
+    """The path that a user wrote, with ~ expanded and, where it is relative, below `base`. Looks at no file.
+
+    Raises Mistake for a NUL, a lone surrogate (bytes that are no UTF-8 text; no config.yaml could name them), a user that this machine
+    does not have, and a name or path that no file system takes.
+    """
+    if "\0" in text:
+        raise Mistake(setting, f"{shown(text)} cannot be a path: it contains a NUL character.")
+    if not is_text(text):
+        raise Mistake(setting, f"{shown(text)} cannot be a path: it contains characters that are not valid text.")
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:  # pathlib's answer for an unknown user, and for a user without a home
+        user = shown(Path(text).parts[0], 40)
+        raise Mistake(setting, f"{shown(text)} cannot be a path: this machine has no home folder {user}.") from None
+    path = path if base is None else base / path
+    too_long = next((part for part in path.parts if len(os.fsencode(part)) > LONGEST_NAME), None)
+    if too_long is not None:
+        raise Mistake(
+            setting, f"{shown(too_long, 40)} cannot be a file's name: it is longer than {LONGEST_NAME} bytes."
+        )
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        raise Mistake(setting, f"{shown(text)} cannot be a path: it is longer than {LONGEST_PATH} bytes.")
+    return path
+
+
+def possible_path(text: str) -> Path | None:
+    """`user_path` for a text that may be something else than a path, such as an id; None where it can be none."""
+    try:
+        return user_path(text, "")
+    except Mistake:
+        return None
+
+
+def resolved(path: Path) -> Path:
+    """`path.resolve()`, which before Python 3.13 raises RuntimeError for a link that leads to itself; that one stays as it is."""
+    return Path(os.path.realpath(path))
+
+
+def is_folder_name(value: object) -> TypeGuard[str]:
+    """Whether a value names a folder directly inside another, and nothing outside of it."""
+    if not isinstance(value, str) or value in ("", ".", "..") or "/" in value or "\0" in value:
+        return False
+    return is_text(value) and len(value.encode()) <= LONGEST_NAME
+
+
+def is_text(text: str) -> bool:
+    """Whether `text` can be written as UTF-8: it contains no lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def reason(error: OSError) -> str:
+    """The system's cause in a few words, such as Permission denied, without the path that the sentence names already."""
+    return shown(error.strerror or error)
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+TEXT_LIMIT = 16 * 2**20
+"""Bytes of a text file, where the caller knows no better limit."""
+PART = 2**20
+"""Bytes that are read at a time."""
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_OTHER_ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+
+
+def kind_of(mode: int) -> str:
+    """What a path leads to that is no regular file, in words, from its st_mode."""
+    return _KINDS.get(stat.S_IFMT(mode), "something else")
+
+
+def read_bytes(path: Path, setting: str, limit: int = TEXT_LIMIT) -> bytes:
+    """A regular file's content. Raises Mistake, with the path and the cause, for a file that is missing, not readable, longer than
+    `limit` bytes, or no file at all; a pipe or a device is never opened, since that can wait for ever."""
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+        if kind != stat.S_IFREG:
+            raise Mistake(setting, f"{shown(path)} cannot be read: it is {kind_of(kind)}, not a file.")
+        # Not blocking: between the two calls the file may have become a pipe.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            content = _read(stream, limit + 1)
+    except FileNotFoundError:
+        raise Mistake(setting, f"There is no file {shown(path)}.") from None
+    except OSError as error:
+        raise Mistake(setting, f"{shown(path)} cannot be read: {reason(error)}.") from None
+    except ValueError:  # a NUL or a lone surrogate in the path
+        raise Mistake(setting, f"{shown(path)} cannot be a path.") from None
+    if len(content) > limit:
+        raise Mistake(setting, f"{shown(path)} cannot be read: it is larger than {_size(limit)}.")
+    return content
+
+
+def _read(stream: BinaryIO, most: int) -> bytes:
+    """Up to `most` bytes, a part at a time: Python asks for the memory of all that it may read before it reads."""
+    parts = list[bytes]()
+    while most > 0 and (part := stream.read(min(most, PART))):
+        parts.append(part)
+        most -= len(part)
+    return b"".join(parts)
+
+
+def read_text(path: Path, setting: str, limit: int = TEXT_LIMIT) -> str:
+    """A regular file's text, UTF-8 with or without a byte order mark, its lines ending in a newline. Raises Mistake as `read_bytes`
+    does, and for another encoding."""
+    content = read_bytes(path, setting, limit)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        other = _OTHER_ENCODINGS.get(content[:2])
+        advice = f"it is {other}; save it as UTF-8" if other else "it is not UTF-8 text"
+        raise Mistake(setting, f"{shown(path)} cannot be read: {advice}.") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def exists(path: Path) -> bool:
+    """Whether something is at `path`; no for a path that no file system could have, where `Path.exists` raises."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def is_file(path: Path) -> bool:
+    """Whether a regular file is at `path`; no for a path that no file system could have, where `Path.is_file` raises."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is at `path`; no for a path that no file system could have, where `Path.is_dir` raises."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def names_folder(text: str) -> bool:
+    """Whether a text that a user wrote, and that may be something else than a path, names a folder."""
+    path = possible_path(text)
+    return path is not None and is_folder(path)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.3g} MB" if count >= 2**20 else f"{count / 2**10:.3g} KB"

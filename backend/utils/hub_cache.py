@@ -1,0 +1,91 @@
+"""What the environment tells Hugging Face's libraries: in which folder they cache what they download, and which address the Hub has. Nothing here
+asks the Hub."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from backend.utils.errors import Mistake
+from backend.utils.files import is_folder, user_path
+from backend.utils.text import shown
+
+RepoType = Literal["model", "dataset"]
+ENDPOINT_VARIABLE = "HF_ENDPOINT"
+
+
+def require_hub_address() -> None:
+    """Raises Mistake where the environment names a Hub that no web address is: huggingface_hub parses it while it is imported, and ends that import in a
+    traceback."""
+    address = os.environ.get(ENDPOINT_VARIABLE)
+    if not address:
+        return
+    try:
+        parts = urlsplit(address)
+        port = parts.port  # raises ValueError for one that is no number up to 65535
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
+    except ValueError:
+        is_address = False
+    if not is_address or any(letter.isspace() or not letter.isprintable() for letter in address):
+        raise Mistake(
+            ENDPOINT_VARIABLE,
+            f"{shown(address, 70)} is no web address; write one that begins with https://, or unset the variable.",
+        )
+
+
+def hub_cache() -> Path:
+    """The folder in which huggingface_hub keeps downloaded repositories, by the variables that it reads: HF_HUB_CACHE (or its older
+    name HUGGINGFACE_HUB_CACHE), HF_HOME, XDG_CACHE_HOME."""
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    return _expanded(named) if named else _hugging_face_home() / "hub"
+
+
+def repo_cache(repo_id: str, repo_type: RepoType = "model") -> Path:
+    """The folder of one repository in the cache, whether it exists or not."""
+    return hub_cache() / f"{repo_type}s--{repo_id.replace('/', '--')}"
+
+
+def local_folder(name: str, repo_type: RepoType = "model") -> Path | None:
+    """The files of a model or dataset: the folder `name` itself, or the cached snapshot of an id; None if it is not on this
+    machine."""
+    try:
+        path = user_path(name, "model")
+    except Mistake:  # neither a folder nor an id
+        return None
+    return path if is_folder(path) else snapshot_of(repo_cache(name, repo_type))
+
+
+def is_dataset_cached(repo_id: str) -> bool:
+    """Whether any of a dataset was fetched before: by a download, or by `datasets`, which keeps owner/MyData as
+    owner___my_data."""
+    if (repo_cache(repo_id, "dataset") / "snapshots").is_dir():
+        return True
+    prepared = Path(os.environ.get("HF_DATASETS_CACHE") or _hugging_face_home() / "datasets")
+    bare_name = repo_id.replace("/", "___").replace("_", "").lower()
+    folders = prepared.iterdir() if prepared.is_dir() else ()
+    return any(folder.name.replace("_", "").lower() == bare_name for folder in folders if folder.is_dir())
+
+
+def _hugging_face_home() -> Path:
+    caches = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    return _expanded(os.environ.get("HF_HOME") or os.path.join(caches, "huggingface"))
+
+
+def _expanded(path: str) -> Path:
+    return Path(os.path.expanduser(os.path.expandvars(path)))  # as huggingface_hub does: never raises
+
+
+def snapshot_of(repo: Path) -> Path | None:
+    """The newest revision in a repository's cache folder: the one that refs/main names, else the newest folder."""
+    try:
+        named = repo / "snapshots" / (repo / "refs" / "main").read_text(encoding="utf-8").strip()
+    except OSError:
+        named = None
+    if named is not None and named.is_dir():
+        return named
+    snapshots = (repo / "snapshots").glob("*") if (repo / "snapshots").is_dir() else ()
+    return max(
+        (folder for folder in snapshots if folder.is_dir()), key=lambda folder: folder.stat().st_mtime, default=None
+    )

@@ -1,0 +1,111 @@
+"""This machine as far as it can be told without mlx: whether a run computes on a GPU, the chip, the memory that a run may use."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import sys
+from functools import cache
+from pathlib import Path
+
+from backend.utils.errors import Mistake
+
+TREAT_CPU_AS = "GRPO_STUDIO_TREAT_CPU_AS"
+"""The environment variable that makes a CPU take the choices of a GPU (`backend.engine.device`)."""
+
+PROCESS_BYTES = 600_000_000
+"""Memory of Python and the libraries beside MLX's arrays, data and tokenizer included."""
+
+USABLE_SHARE = 0.75
+"""Share of the memory that a run may use; the rest is for the system and other programs."""
+
+GB_36 = 36 << 30
+
+
+LEAST_ADDRESS_SPACE = 3 << 29
+"""Bytes that `ulimit -v` must allow. The smallest model takes five sixths of it, and with less, libraries crash or wait for ever, without a word."""
+
+
+def require_address_space() -> None:
+    """Raises Mistake where the system lets a process have too little memory for Python, mlx and their libraries."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if allowed != resource.RLIM_INFINITY and allowed < LEAST_ADDRESS_SPACE:
+        allows = f"The system lets this process have {allowed / 2**30:.2g} GB of address space (ulimit -v)"
+        raise Mistake("memory_limit", f"{allows}; {LEAST_ADDRESS_SPACE / 2**30:.2g} GB is the least that works.")
+
+
+def treats_cpu_as_gpu() -> bool:
+    return os.environ.get(TREAT_CPU_AS) == "gpu"
+
+
+def has_gpu() -> bool:
+    """Whether a run on this machine makes the choices of a GPU: on a Mac, or where the environment says so."""
+    return sys.platform == "darwin" or treats_cpu_as_gpu()
+
+
+@cache
+def chip() -> str:
+    """A Mac's chip as Metal names it, e.g. "Apple M3 Max"; "" elsewhere."""
+    return sysctl("machdep.cpu.brand_string").rstrip(b"\0").decode(errors="replace") if sys.platform == "darwin" else ""
+
+
+@cache
+def processor() -> str:
+    """The processor's own name, as the system tells it; what kind it is where it tells no name."""
+    if sys.platform == "darwin":
+        return chip() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())
+
+
+def sysctl(name: str) -> bytes:
+    """The bytes of a value of macOS's kernel (man 3 sysctlbyname); b"" where there is no such value or no such function."""
+    read = getattr(ctypes.CDLL(None), "sysctlbyname", None)
+    if read is None:
+        return b""
+    size = ctypes.c_size_t(256)
+    value = ctypes.create_string_buffer(size.value)
+    failed = read(name.encode(), value, ctypes.byref(size), None, ctypes.c_size_t(0))
+    return b"" if failed else value.raw[: size.value]
+
+
+def machine_bytes(held: int = 0, working_set: int | None = None) -> int:
+    """Bytes that a run may use of this machine.
+
+    On a Mac a share of all memory, and no more than Metal's working set: `working_set`, where a process with mlx knows it.
+    Elsewhere a share of what is available, plus what the run holds already (`held`). In both, less what the process holds beside
+    its arrays.
+    """
+    if sys.platform == "darwin":
+        physical = _physical()
+        share = min(USABLE_SHARE * physical, working_set or working_set_of(physical))
+    else:
+        # MemAvailable leaves out what this process holds already, and may keep.
+        share = USABLE_SHARE * (_available() + held)
+    return max(0, int(share) - PROCESS_BYTES)
+
+
+def working_set_of(physical: int) -> int:
+    """About Metal's `recommendedMaxWorkingSetSize` on a Mac with that many bytes: two thirds of the memory up to 36 GB, three
+    quarters above; or what the user has set with `sysctl iogpu.wired_limit_mb`, which is 0 otherwise."""
+    if megabytes := int.from_bytes(sysctl("iogpu.wired_limit_mb"), sys.byteorder):
+        return megabytes << 20
+    return physical * 2 // 3 if physical <= GB_36 else physical * 3 // 4
+
+
+def _physical() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _available() -> int:
+    """MemAvailable of /proc/meminfo: free memory and the caches that the kernel would give up for a program."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return _physical()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), _physical())

@@ -1,0 +1,95 @@
+"""Folders of this machine: our resources, the runs, the preferences, and LM Studio's models. Nothing here opens or creates one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+from backend.utils.files import possible_path, user_path
+
+RUNS_VARIABLE = "GRPO_STUDIO_RUNS"
+"""Environment variable that moves the runs folder."""
+
+PREFS_VARIABLE = "GRPO_STUDIO_PREFS"
+"""Environment variable that moves the window's preferences."""
+
+
+BUNDLED = "Bundled "
+"""What a path inside our resources begins with where it is shown, in place of the folder where this copy of the app is installed."""
+
+
+def project_root() -> Path:
+    """The folder that holds `backend/` and `resources/`; in a bundled app, where PyInstaller unpacked them."""
+    bundled = getattr(sys, "_MEIPASS", None)
+    return Path(bundled) if bundled else Path(__file__).resolve().parents[2]
+
+
+def resources() -> Path:
+    return project_root() / "resources"
+
+
+def demo_folder(part: str) -> Path:
+    """The bundled demo's model or data."""
+    return resources() / "demo" / part
+
+
+def demo_config() -> Path:
+    """The preset that the first launch shows."""
+    return resources() / "presets" / "demo.yaml"
+
+
+def path_text(path: str) -> str:
+    """A path or an id as it is shown; a path inside our resources begins with BUNDLED."""
+    ours = f"{resources()}/"
+    return BUNDLED + path.removeprefix(ours) if path.startswith(ours) else path
+
+
+def runs_folder() -> Path:
+    """The default folder of runs: $GRPO_STUDIO_RUNS, else the platform's folder for application data. Raises Mistake for a variable that names
+    no path."""
+    return _named_by(RUNS_VARIABLE) or _data_folder() / "runs"
+
+
+def preferences_folder() -> Path:
+    """The folder of the window's preferences and stored forms: $GRPO_STUDIO_PREFS, else the platform's folder for application data. Raises
+    Mistake, as `runs_folder` does."""
+    return _named_by(PREFS_VARIABLE) or _data_folder()
+
+
+def _named_by(variable: str) -> Path | None:
+    """The path that an environment variable names; None for one that is not set, or empty. Raises Mistake."""
+    named = os.environ.get(variable)
+    return user_path(named, variable) if named else None
+
+
+def _data_folder() -> Path:
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "GRPO Studio"
+    return (_named_by("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "grpo-studio"
+
+
+def lm_studio_home() -> Path:
+    """LM Studio's home: the path in its pointer file, else its old cache folder if present, else ~/.lmstudio."""
+    try:
+        pointer = (Path.home() / ".lmstudio-home-pointer").read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        pointer = ""
+    if pointer and (named := possible_path(pointer)) is not None:
+        return named
+    old = Path.home() / ".cache" / "lm-studio"
+    return old if old.is_dir() else Path.home() / ".lmstudio"
+
+
+def lm_studio_models() -> Path:
+    """Where LM Studio looks for models; the layout below it is <publisher>/<model>/files."""
+    home = lm_studio_home()
+    try:
+        settings = json.loads((home / "settings.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        settings = {}
+    folder = cast("dict[str, Any]", settings).get("downloadsFolder") if isinstance(settings, dict) else None
+    named = possible_path(folder) if isinstance(folder, str) and folder else None
+    return home / "models" if named is None else named

@@ -1,0 +1,146 @@
+"""Files and folders that are never seen half written: made beside their place, put on disk, renamed.
+
+A reader finds the old content or the new one, also after a kill or a power cut. What fails raises DiskFault, leaves the old content in
+place and no draft behind; the drafts of a process that was killed are deleted by the next one that writes the same name. A draft's name
+can be guessed, so what lies there already, such as a link into another folder, is deleted and never written through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from collections.abc import Generator, Iterable
+from pathlib import Path
+
+from backend.utils.disk_faults import writing
+from backend.utils.process_ids import is_alive
+
+COPIED_AT_ONCE = 1 << 20
+
+
+def replace_file(path: Path, content: str | Iterable[bytes], *, mode: int | None = None) -> None:
+    """Write a file anew, with the rights `mode`, or those that it has, or those of a new file. Raises DiskFault; the old content stays then.
+
+    Half of a surrogate pair, which UTF-8 cannot hold, is written as JSON writes it: what was read from JSON is the same when it is read again.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with writing(path):
+        clear_drafts(path.parent, path.name)
+        if mode is None and path.is_file():
+            mode = stat.S_IMODE(path.stat().st_mode)
+        try:
+            with os.fdopen(_create(draft, mode), "wb") as file:
+                file.writelines([content.encode(errors="backslashreplace")] if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())  # before the rename: a power cut must not leave an empty file of the new name
+            draft.replace(path)
+        finally:
+            # As a rule it was renamed; another failure here would hide the one that is being reported.
+            with contextlib.suppress(OSError):
+                draft.unlink()
+        sync(path.parent)  # a rename is data of the folder
+
+
+def _create(draft: Path, mode: int | None) -> int:
+    """A descriptor of a new file. Raises OSError, FileExistsError too: nothing that is there is opened."""
+    draft.unlink(missing_ok=True)  # a link itself, not what it leads to
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(draft, flags, 0o666 if mode is None else mode)
+    if mode is not None:
+        with contextlib.suppress(OSError):  # a disk without rights
+            os.fchmod(handle, mode)  # the umask may have taken some of it
+    return handle
+
+
+def save_as(path: Path, content: str | Iterable[bytes]) -> None:
+    """`replace_file` for a place that a person chose: a link there stays and what it leads to is replaced, and into a device or a pipe is
+    written. Raises DiskFault."""
+    if not path.exists() or path.is_file():
+        return replace_file(Path(os.path.realpath(path)), content)
+    with writing(path), path.open("wb") as file:
+        file.writelines([content.encode(errors="backslashreplace")] if isinstance(content, str) else content)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Replace `target` by the content of `source`. Raises DiskFault naming the target."""
+
+    def blocks() -> Generator[bytes]:
+        with source.open("rb") as file:
+            while block := file.read(COPIED_AT_ONCE):
+                yield block
+
+    replace_file(target, blocks())
+
+
+@contextlib.contextmanager
+def whole_folder(final: Path) -> Generator[Path]:
+    """An empty folder beside `final` to be filled, which then takes its place. Raises DiskFault; an old `final` stays then.
+
+    Its name is `final`'s with a dot before it: one process at a time writes a folder. A folder that is there already is moved aside for
+    the instant between two renames, since rename(2) replaces an empty folder only: killed in between, a process leaves none.
+    """
+    draft, old = final.with_name(f".{final.name}"), _aside(final)
+    with writing(final):
+        for leftover in (
+            draft,
+            old,
+        ):  # of a process that was killed; `mkdir` would refuse the first, `rename` the second
+            shutil.rmtree(leftover, ignore_errors=True)
+        draft.mkdir(parents=True)
+        try:
+            yield draft
+            sync_tree(draft)
+            if final.exists():
+                final.rename(old)
+            draft.rename(final)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            if old.exists() and not final.exists():
+                old.rename(final)
+            raise
+        sync(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder whose name says that it is whole: it loses that name before its first file. What cannot be deleted is left alone,
+    under the hidden name."""
+    old = _aside(path)
+    shutil.rmtree(old, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """fsync a file or a folder. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(top: Path) -> None:
+    """fsync a folder and all that is in it, before a rename gives it the name by which it is found. Raises OSError."""
+    for folder, _, files in os.walk(top):
+        for name in files:
+            sync(Path(folder, name))
+        # A folder's entries are data of their own: without this fsync the rename may survive a power cut and the files not.
+        sync(Path(folder))
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.old")
+
+
+def clear_drafts(folder: Path, of: str = "") -> None:
+    """Delete what `replace_file` was killed over in a folder: every draft, or those `of` one file. A draft whose process's number another
+    process has by now stays for a while. Raises OSError."""
+    for name in os.listdir(folder):
+        file, _, number = name.removeprefix(".").rpartition(".")
+        is_draft = name.startswith(".") and file and number.isdecimal() and file == (of or file)
+        if is_draft and not is_alive(int(number)):
+            (folder / name).unlink(missing_ok=True)

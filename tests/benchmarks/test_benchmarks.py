@@ -1,0 +1,511 @@
+"""The engine's fast paths do less work than the plain ones; the benchmark measures, stores and renders correctly.
+
+In CI work is *counted* (passes over the model, tokens in them, rows of decoding steps): exact on any machine, and a fast path
+that silently falls back to the plain one is noticed. `make proofs` measures CPU seconds: the minimum of several interleaved runs
+in this process, so that a busy machine does not decide the result.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import generate_step
+from mlx_lm.sample_utils import make_sampler
+
+from backend.bench.ablation import SWITCHES
+from backend.engine.output_layer import SplitModel
+from backend.models.policy import load_policy
+from backend.sampling.rollout import Rollout
+from backend.training.batch import pack
+from backend.training.grpo import grpo_learner
+from backend.types import Group
+from benchmarks import (
+    baseline_contenders,
+    contender_process,
+    our_contenders,
+    peers,
+    report,
+    results_file,
+    side_by_side,
+)
+from benchmarks.contender import Contender
+from benchmarks.peer_contenders import CONTENDERS, DIFFERS
+from benchmarks.random_model import END, model_folder
+from benchmarks.side_by_side import Result, Worker, measure
+from benchmarks.stopwatch import Stopwatch
+from benchmarks.workloads import ABLATED, MATCHES, PEERS, SMALL, SWEEPS, Bar, Case, Match
+
+TINY = Case("tiny", prompts=2, group_size=4, prompt=8, completion=6, vocab=320, hidden=64, layers=1)
+Run = Callable[[], Any]
+Off = Callable[[], AbstractContextManager[Any]]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+# ── work, counted ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Work:
+    """How much work a run made the model do."""
+
+    passes: int = 0
+    """Calls of the model's body from Python; a compiled step is traced once for each number of rows."""
+    tokens: int = 0
+    """Tokens in them, padding counted."""
+    compiled_rows: int = 0
+    """Rows of all runs of compiled decoding steps."""
+
+
+@contextmanager
+def counted(*split_models: SplitModel) -> Iterator[Work]:
+    """Count inside the context. Enter it before the first compiled step is built."""
+    work, compile_ = Work(), mx.compile
+    hidden = {id(split_model): split_model.hidden for split_model in split_models}
+
+    def count(split_model: SplitModel) -> Callable[..., mx.array]:
+        def body(tokens: mx.array, cache: Any = None) -> mx.array:
+            work.passes += 1
+            work.tokens += tokens.size
+            return hidden[id(split_model)](tokens, cache)
+
+        return body
+
+    def counting_compile(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        compiled = compile_(function, *args, **kwargs)
+
+        def call(*arrays: Any) -> Any:
+            if isinstance(arrays[0], mx.array) and mx.issubdtype(arrays[0].dtype, mx.integer):  # a step's last tokens
+                work.compiled_rows += arrays[0].size
+            return compiled(*arrays)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mx, "compile", counting_compile)
+        for split_model in split_models:
+            patch.setattr(split_model, "hidden", count(split_model))
+        yield work
+
+
+def sampling_work(case: Case, folder: Path, off: Off = nullcontext) -> Work:
+    with off(), counted() as work:
+        rollout = Rollout(load_policy(our_contenders.settings(case, folder)), case.completion)
+        with counted(rollout.fused.split_model) as passes:
+            before = work.compiled_rows  # building a rollout runs its trial decode
+            sample(rollout, case)
+    return Work(passes.passes, passes.tokens, work.compiled_rows - before + passes.compiled_rows)
+
+
+def learning_work(case: Case, folder: Path, off: Off = nullcontext) -> Work:
+    config = our_contenders.settings(case, folder)
+    with off():
+        policy = load_policy(config)
+        learner = grpo_learner(policy, config, 100)
+        with counted(policy.split_model) as work:
+            learner.learn(pack(our_contenders.random_groups(case, 0), pad_id=policy.pad_id))
+    return work
+
+
+def sample(rollout: Rollout, case: Case) -> list[Group]:
+    return rollout.sample(our_contenders.problems(case, 0), case.group_size, our_contenders.sampling(case), 0, 0)
+
+
+SMALLER = Case("", prompts=3, group_size=4, prompt=24, completion=16, vocab=320, hidden=64, layers=1)
+
+
+@pytest.fixture(scope="module")
+def fast(models: Path) -> Work:
+    """Sampling with every technique."""
+    return sampling_work(SMALLER, model_folder(SMALLER, models))
+
+
+def test_groups_are_decoded_in_one_batch(models: Path, fast: Work):
+    folder = model_folder(SMALLER, models)
+    slow = sampling_work(SMALLER, folder, SWITCHES["groups decoded together"])
+    assert slow.passes == SMALLER.prompts * SMALLER.completion and slow.compiled_rows == 0
+    assert fast.passes < 6, "the prefill, and a trace for each number of rows"
+    assert fast.compiled_rows >= SMALLER.rows * (SMALLER.completion - 1)
+
+
+def test_a_prompt_is_prefilled_once_for_its_group_when_sampling(models: Path, fast: Work):
+    slow = sampling_work(SMALLER, model_folder(SMALLER, models), SWITCHES["one prefill a prompt"])
+    saved = (SMALLER.group_size - 1) * SMALLER.prompts * SMALLER.prompt
+    assert slow.tokens - fast.tokens == saved
+
+
+def test_a_decoding_step_is_traced_and_not_run_from_python(models: Path, fast: Work):
+    slow = sampling_work(SMALLER, model_folder(SMALLER, models), SWITCHES["compiled decoding"])
+    assert slow.passes >= SMALLER.completion, "the prefill, then a pass for each further token"
+    assert fast.passes < 6, "the prefill, and a trace for each number of rows"
+
+
+def test_rows_that_have_ended_leave_the_batch(models: Path):
+    case = SMALLER.changed(prompts=6, completion=48, natural=True, end_chance=1 / 12)
+    folder = model_folder(case, models)
+    fast, slow = (sampling_work(case, folder, off) for off in (nullcontext, SWITCHES["compaction"]))
+    assert fast.compiled_rows < 0.7 * slow.compiled_rows
+
+
+def test_a_prompt_is_prefilled_once_for_its_group_when_training(models: Path):
+    folder = model_folder(SMALLER, models)
+    case = SMALLER.changed(beta=0.0)
+    fast, slow = (learning_work(case, folder, off) for off in (nullcontext, SWITCHES["prompt sharing"]))
+    fed = case.completion - 1  # the last token of a completion predicts nothing
+    assert slow.tokens == case.rows * (case.prompt + fed)
+    assert fast.tokens == case.prompts * case.prompt + case.rows * fed
+
+
+def test_one_update_a_rollout_needs_no_pass_for_the_old_policy(models: Path):
+    folder = model_folder(SMALLER, models)
+    case = SMALLER.changed(beta=0.0)
+    fast, slow = (learning_work(case, folder, off) for off in (nullcontext, SWITCHES["no old-policy pass"]))
+    assert slow.passes == 2 * fast.passes and slow.tokens == 2 * fast.tokens
+
+
+@pytest.mark.alone
+@pytest.mark.usefixtures("as_on_a_cpu")  # a GPU's chunk holds all of them
+def test_the_fused_head_holds_no_vocabulary_for_all_tokens(models: Path):
+    """512 tokens over 16k words, whose logits alone are 34 MB."""
+    case = Case("guard", group_size=4, prompt=16, vocab=16_384, hidden=64, layers=1, beta=0.0)
+    folder = model_folder(case, models)
+    # How far mlx runs ahead of a busy processor adds some tens of megabytes to either.
+    assert peak(learning_of(case, folder)) < 0.7 * peak(learning_of(case, folder, SWITCHES["fused head"]))
+
+
+def peak(run: Run) -> float:
+    """Bytes, weights included."""
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    run()
+    mx.synchronize()
+    return mx.get_peak_memory()
+
+
+# ── seconds ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def ratio(fast: Run, slow: Run, rounds: int) -> float:
+    """CPU seconds of `fast` over those of `slow`: the minimum of each over interleaved rounds, after one warm-up round."""
+    seconds: dict[Run, list[float]] = {fast: [], slow: []}
+    for _ in range(rounds + 1):
+        for run in (fast, slow):
+            began = time.process_time()
+            run()
+            mx.synchronize()
+            seconds[run].append(time.process_time() - began)
+    return min(seconds[fast][1:]) / min(seconds[slow][1:])
+
+
+def sampling_of(case: Case, folder: Path, off: Off = nullcontext) -> Run:
+    """Sampling one step's groups, or the same with a technique off."""
+    with off():
+        rollout = Rollout(load_policy(our_contenders.settings(case, folder)), case.completion)
+
+    def run() -> None:
+        with off():
+            sample(rollout, case)
+
+    return run
+
+
+def learning_of(case: Case, folder: Path, off: Off = nullcontext) -> Run:
+    config = our_contenders.settings(case, folder)
+    with off():
+        policy = load_policy(config)
+        learner = grpo_learner(policy, config, 100)
+    groups = our_contenders.random_groups(case, 0)
+
+    def run() -> None:
+        with off():
+            learner.learn(pack(groups, pad_id=policy.pad_id))
+
+    return run
+
+
+def one_at_a_time(case: Case, folder: Path) -> Run:
+    """Every completion decoded by itself, as mlx-lm's `generate_step` does it."""
+    model, _ = baseline_contenders.load_with_lora(folder, case.layers)
+    sampler = make_sampler(temp=case.temperature)
+
+    def run() -> None:
+        for ids in our_contenders.prompt_ids(case):
+            for _ in range(case.group_size):
+                for token, _ in generate_step(mx.array(ids), model, max_tokens=case.completion, sampler=sampler):
+                    int(token)
+
+    return run
+
+
+@pytest.mark.proof
+@pytest.mark.alone
+def test_groups_decoded_together_beat_one_at_a_time(models: Path):
+    """Four groups of eight."""
+    case = Case("guard", prompts=4, prompt=16, completion=10, vocab=1024, hidden=128, layers=2)
+    folder = model_folder(case, models)
+    assert ratio(sampling_of(case, folder), one_at_a_time(case, folder), 1) < 0.1
+
+
+GUARDED: dict[str, tuple[Callable[..., Run], Case, float]] = {
+    "groups decoded together": (sampling_of, Case("", prompts=4, prompt=16, completion=16), 0.75),
+    "one prefill a prompt": (sampling_of, Case("", prompt=256, completion=8), 0.6),
+    "compiled decoding": (sampling_of, Case("", prompt=16, completion=48, hidden=64, layers=4), 0.8),
+    "compaction": (sampling_of, Case("", prompts=8, prompt=16, natural=True, end_chance=1 / 12), 0.85),
+    "prompt sharing": (learning_of, Case("", prompt=128, completion=16), 0.75),
+    "no old-policy pass": (learning_of, Case("", prompt=128, completion=16, beta=0.0), 0.9),
+}
+"""Technique → what it speeds up, at which sizes, and the largest share of the plain path's seconds that it may take."""
+
+
+@pytest.mark.proof
+@pytest.mark.alone
+@pytest.mark.parametrize("technique", GUARDED)
+def test_a_technique_pays(models: Path, technique: str):
+    build, case, most = GUARDED[technique]
+    case = case.changed(vocab=1024, hidden=min(case.hidden, 128), layers=min(case.layers, 2))
+    folder = model_folder(case, models)
+    fast, slow = build(case, folder), build(case, folder, SWITCHES[technique])
+    assert any(ratio(fast, slow, 3) < most for _ in range(3)), (
+        "thrice: a busy machine may spoil a ratio, not all of them"
+    )
+
+
+@pytest.mark.proof
+@pytest.mark.alone
+def test_learning_beats_the_log_softmax_of_everything(models: Path):
+    """A prompt six times as long as each of its eight completions."""
+    case = Case("guard", "train", prompt=192, completion=32, hidden=128, layers=2, beta=0.0)
+    folder = model_folder(case, models)
+    seconds = {run: min(step["train_s"] for step in steps_of(run, case, folder, 3)[1:]) for run in RUNS}
+    assert seconds[our_contenders.training_steps] < 0.25 * seconds[baseline_contenders.log_softmax]
+
+
+RUNS: tuple[Contender, ...] = (our_contenders.training_steps, baseline_contenders.log_softmax)
+
+
+def steps_of(run: Contender, case: Case, folder: Path, count: int) -> list[dict[str, float]]:
+    """The stopwatch's reports of `count` steps run in this process."""
+    requests, replies = io.StringIO("\n" * count), io.StringIO()
+    with pytest.raises(SystemExit):
+        run(case, folder, Stopwatch(requests, replies))
+    return [json.loads(line) for line in replies.getvalue().splitlines()]
+
+
+# ── what is measured ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("chance", [None, 1 / 16])
+def test_a_model_ends_completions_with_the_chosen_probability(models: Path, chance: float | None):
+    case = TINY.changed(vocab=2048) if chance is None else TINY.changed(vocab=2048, natural=True, end_chance=chance)
+    policy = load_policy(our_contenders.settings(case, model_folder(case, models)))
+    logits = policy.model(mx.random.randint(2, case.vocab, (8, 64)))
+    share = mx.softmax(logits, axis=-1)[..., END].mean().item()
+    assert share < 1e-15 if chance is None else share == pytest.approx(chance, rel=0.2)
+    assert policy.eos_ids == [END]
+
+
+@pytest.mark.parametrize("work", ["step", "rollout", "train", "decode"])
+def test_the_stopwatch_reports_the_phases_of_each_kind_of_work(models: Path, work: Any):
+    case = TINY.changed(work=work)
+    first, second = steps_of(our_contenders.contender("ours"), case, model_folder(case, models), 2)
+    phases = {"step": {"rollout_s", "train_s"}, "rollout": {"rollout_s"}, "train": {"train_s"}, "decode": {"decode_s"}}
+    assert phases[work] | {"tokens", "step_s", "step_wall", "peak"} <= second.keys() == first.keys()
+    assert second["tokens"] == case.rows * case.completion
+    assert second["step_s"] > 0 and second["peak"] > 0
+
+
+def test_contenders_take_turns_and_warm_up_rounds_do_not_count(models: Path, monkeypatch: pytest.MonkeyPatch):
+    order: list[str] = []
+
+    class FakeWorker(AbstractContextManager[Any]):
+        def __init__(self, contender: str, case: Case, model: Path) -> None:
+            self.contender = contender
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def step(self) -> dict[str, float]:
+            order.append(self.contender)
+            return {"step_s": float(len(order))}
+
+    monkeypatch.setattr(side_by_side, "Worker", FakeWorker)
+    results = measure(TINY, ("a", "b"), 2, 1, models, lambda sentence: None)
+    assert order == ["a", "b"] * 3
+    assert [(result.contender, [run["step_s"] for run in result.runs]) for result in results] == [
+        ("a", [3.0, 5.0]),
+        ("b", [4.0, 6.0]),
+    ]
+    assert results[0].medians == {"step_s": 4.0}
+    assert Result.of(json.loads(json.dumps(results[0].as_dict()))) == results[0]
+
+
+@pytest.mark.proof
+def test_a_contender_runs_in_a_process_of_its_own(models: Path):
+    case = TINY.changed(work="rollout")
+    (result,) = measure(case, ("ours",), 2, 0, models, lambda sentence: None)
+    assert len(result.runs) == 2 and result.medians["tokens"] == case.rows * case.completion
+
+
+@pytest.mark.parametrize("name", baseline_contenders.CONTENDERS)
+def test_a_baseline_takes_a_step(models: Path, name: str):
+    (step,) = steps_of(contender_process.contender(name), TINY, model_folder(TINY, models), 1)
+    assert step["step_s"] > 0
+    if name != "matrix products alone":
+        assert step["tokens"] == TINY.rows * TINY.completion
+
+
+def test_a_contender_that_breaks_raises_with_its_error(models: Path):
+    with pytest.raises(RuntimeError, match="KeyError: 'nobody'"):
+        Worker("nobody", TINY, model_folder(TINY, models))
+
+
+SAMPLING_ONLY = {
+    "groups decoded together", "one prefill a prompt", "packed and merged layers", "merged adapters", "compaction",
+    "compiled decoding", "late reading", "sliced products",
+}  # fmt: skip
+LEARNING_ONLY = {
+    "attention in blocks", "prompt sharing", "prompts read once for all micro-batches", "small micro-batches",
+    "fused head", "no old-policy pass",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plain_loss(models: Path) -> float:
+    return tiny_loss(models)
+
+
+def tiny_loss(models: Path) -> float:
+    config = our_contenders.settings(TINY, model_folder(TINY, models))
+    policy = load_policy(config)
+    learner = grpo_learner(policy, config, 9)
+    return learner.learn(pack(our_contenders.random_groups(TINY, 0), pad_id=policy.pad_id))["loss"]
+
+
+@pytest.mark.parametrize("technique", SWITCHES)
+def test_a_switched_off_technique_changes_no_result(models: Path, technique: str, plain_loss: float):
+    """Completions of full length, and the same loss; a switch whose target has moved raises."""
+    with SWITCHES[technique]():
+        if technique not in LEARNING_ONLY:
+            rollout = Rollout(load_policy(our_contenders.settings(TINY, model_folder(TINY, models))), TINY.completion)
+            groups = sample(rollout, TINY)
+            assert [len(completion.tokens) for group in groups for completion in group.completions] == [
+                TINY.completion
+            ] * TINY.rows
+        if technique not in SAMPLING_ONLY:
+            assert tiny_loss(models) == pytest.approx(plain_loss, abs=1e-5)
+
+
+def test_the_sets_of_switches_name_switches():
+    assert SWITCHES.keys() > SAMPLING_ONLY | LEARNING_ONLY and not SAMPLING_ONLY & LEARNING_ONLY
+
+
+# ── what is shown ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_peer_has_a_contender_and_a_note_on_how_it_differs():
+    assert set(PEERS) == set(DIFFERS) == set(CONTENDERS)
+    assert len(PEERS) == len(peers.PEERS)
+
+
+def test_case_names_are_unique():
+    for cases in (
+        [match.case for match in MATCHES],
+        SMALL,
+        ABLATED,
+        [swept for axis in SWEEPS.values() for swept in axis],
+    ):
+        assert len({case.name for case in cases}) == len(cases)
+    assert all(bar.against in match.contenders for match in MATCHES for bar in match.bars)
+
+
+def test_a_bar_is_a_share_of_the_other_contender_s_median(monkeypatch: pytest.MonkeyPatch):
+    match = Match(TINY, ("ours", "mlxrl"), (Bar("mlxrl", "step_s", 0.55, stretch=True), Bar("mlxrl", "peak", 0.85)))
+    monkeypatch.setattr(report, "MATCHES", (match,))
+    results = [
+        Result(TINY, "ours", [{"step_s": 1.0, "peak": 90.0}, {"step_s": 3.0, "peak": 90.0}]),
+        Result(TINY, "mlxrl", [{"step_s": 4.0, "peak": 100.0}]),
+    ]
+    step, peak = report.bars(results).rows
+    assert step == ["tiny", "mlxrl", "step", "2 s", "4 s", "0.5", "0.55*", "met"]
+    assert peak[3:] == ["90 MB", "100 MB", "0.9", "0.85", "missed"]
+    assert not report.bars(results[:1]).rows
+
+
+def test_the_document_shows_the_numbers_of_the_json():
+    """The tables are exactly those rendered from the JSON: no number is edited by hand."""
+    text = results_file.document().read_text("utf-8")
+    assert results_file.rendered(text, results_file.read()) == text
+    assert {*report.DOCUMENTED, "differs", "switches", "devices"} == {
+        name for _, name, _ in results_file.MARKED.findall(text)
+    }
+
+
+def test_a_new_measurement_changes_only_its_own_tables():
+    text = results_file.document().read_text("utf-8")
+    rows = [{"until": "the first token", "wall": 1.234, "cpu": 0.5}]
+    about = {"date": "2026-01-01", "machine": "M", "rounds": 3, "warm_up": 1, "versions": {"mlx": "1"}, "blas": "B."}
+    new = results_file.rendered(text, results_file.read() | {"start": {"about": about, "results": rows}})
+    assert "| the first token | 1.23 | 0.5 |" in new
+    before, after = (
+        results_file.MARKED.sub(lambda block: "" if block[2] == "start" else block[0], t) for t in (text, new)
+    )
+    assert before == after
+
+
+def test_the_verbs_of_the_command_line():
+    """A verb is its function's name: renaming one once changed `record` to `results-file`."""
+    from benchmarks.__main__ import app
+
+    verbs = {(command.name or command.callback.__name__) for command in app.registered_commands}  # type: ignore
+    assert verbs == {
+        "ours", "demo", "against", "ablate", "sweep", "samples", "start", "record", "render", "peers", "exports", "trackers",
+    }  # fmt: skip
+
+
+def test_the_command_line_loads_no_engine():
+    script = "import sys, benchmarks.__main__\nprint(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"mlx", "mlx_lm", "transformers", "numpy"} & {name.split(".")[0] for name in loaded}
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("peer", PEERS)
+def test_a_peer_takes_a_step(models: Path, peer: str):
+    if not peers.versions():
+        pytest.skip("the peers are not installed: python -m benchmarks peers --install")
+    (result,) = measure(TINY, (peer,), 1, 1, models, lambda sentence: None)
+    assert result.medians["tokens"] == TINY.rows * TINY.completion
+    assert result.medians["rollout_s"] > 0 and result.medians["train_s"] > 0
+
+
+def test_a_run_with_a_tracker_is_measured_beside_one_without(monkeypatch):
+    """In pairs, each of which begins with the other of the two; the table has the ratios."""
+    from benchmarks import trackers
+
+    runs = []
+
+    def run(folder, name, tracker, steps):
+        runs.append(tracker)
+        assert steps == 7
+        return trackers.Cost(12.0, 6.0, 3.3) if tracker == "csv" else trackers.Cost(10.0, 6.0, 3.0)
+
+    monkeypatch.setattr(trackers, "_run", run)
+    pairs = trackers.measure(["csv", "wandb"], pairs=2, steps=7, note=lambda sentence: None)
+    assert runs == ["csv", "none", "wandb", "none", "none", "csv", "none", "wandb"]
+    spreads = [f"{ratio:.3f} ({ratio:.3f} to {ratio:.3f})" for ratio in (1.2, 1.0, 1.1)]
+    assert trackers.table(pairs).rows[0] == ["csv", *spreads, "2"]
+    assert trackers.table(pairs).rows[1][1] == "1.000 (1.000 to 1.000)"

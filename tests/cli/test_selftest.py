@@ -1,0 +1,217 @@
+"""The self-test: green on a sound machine, and red in the right place where one part of it is broken."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from typer.testing import CliRunner
+
+from backend.__main__ import app
+from backend.rewards.functions import math_equality
+from backend.runs.checkpoints import checkpoint
+from backend.selftest import engine_checks, process_checks, report
+from backend.selftest.check import Check, CheckResult, CheckSkipped, Workbench, run_checks
+from backend.utils.command import backend_command, backend_environment, window_command
+
+VERBS = app()
+CHECKS = {check.name: check for check in (*engine_checks.ENGINE_CHECKS, *process_checks.PROCESS_CHECKS)}
+ENGINE = [check.name for check in engine_checks.ENGINE_CHECKS]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    """A workbench on which every check of the engine has passed."""
+    workbench = Workbench(tmp_path_factory.mktemp("selftest"))
+    results = list(run_checks(engine_checks.ENGINE_CHECKS, workbench))
+    assert [result.state for result in results] == ["ok"] * len(ENGINE), results
+    return workbench
+
+
+def alone(name: str, bench: Workbench) -> CheckResult:
+    """One check on a workbench that has what it needs."""
+    (result,) = run_checks([replace(CHECKS[name], needs=())], bench)
+    return result
+
+
+@pytest.mark.parametrize("name", ["warm process", "reward sandbox"])
+def test_processes_answer(bench: Workbench, name: str) -> None:
+    result = alone(name, bench)
+    assert result.state == "ok", result
+
+
+# ── broken parts ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _no_device(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
+    monkeypatch.setattr(mx, "compile", lambda function: lambda x: function(x) + 1)
+
+
+def _model_is_cut_short(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
+    settings = bench.settings()
+    broken = shutil.copytree(settings["model"], bench.folder / "broken")
+    os.truncate(broken / "model.safetensors", 100_000)
+    monkeypatch.setattr(Workbench, "settings", lambda self: settings | {"model": str(broken)})
+
+
+def _sampler_is_off(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
+    sample = bench.loaded.rollout.sample
+
+    def wrong(*arguments: Any, **named: Any) -> Any:
+        groups = sample(*arguments, **named)
+        groups[0].completions[0].logps[0] -= 0.5
+        return groups
+
+    monkeypatch.setattr(bench.loaded.rollout, "sample", wrong)
+
+
+def _learns_the_opposite(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
+    monkeypatch.setattr(bench.loaded.learner, "learning_rate", lambda update: -2e-5)
+
+
+def _checkpoint_is_rounded(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
+    weights = checkpoint.Checkpoint.weights
+
+    def rounded(self: checkpoint.Checkpoint) -> dict[str, mx.array]:
+        return {name: array.astype(mx.bfloat16).astype(array.dtype) for name, array in weights(self).items()}
+
+    monkeypatch.setattr(checkpoint.Checkpoint, "weights", rounded)
+
+
+def _export_writes_noise(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
+    save = mx.save_safetensors
+
+    def noise(file: str, arrays: dict[str, mx.array], *more: Any, **named: Any) -> None:
+        save(file, {name: mx.random.normal(array.shape) for name, array in arrays.items()}, *more, **named)
+
+    monkeypatch.setattr(mx, "save_safetensors", noise)
+
+
+def _serve_ends_at_once(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
+    monkeypatch.setattr(process_checks, "backend_command", lambda verb: ["/bin/sh", "-c", "exit 3"])
+
+
+def _sandbox_scores_wrong(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
+    monkeypatch.setattr(process_checks, "REWARD_FILE", process_checks.REWARD_FILE.replace("len(text)", "1"))
+
+
+def _mathematics_says_no(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
+    monkeypatch.setattr(math_equality, "_math_verify_verdict", lambda reference, candidate: False)
+
+
+def _window_does_not_start(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
+    monkeypatch.setattr(
+        process_checks, "window_command", lambda *arguments: ["/bin/sh", "-c", "echo no Qt >&2; exit 4"]
+    )
+
+
+BROKEN: dict[str, tuple[Callable[[pytest.MonkeyPatch, Workbench], None], str]] = {
+    "device": (_no_device, "A compiled function gives wrong numbers."),
+    "demo model": (_model_is_cut_short, "Mistake"),
+    "sampling": (_sampler_is_off, "disagree"),
+    "learning": (_learns_the_opposite, "no likelier"),
+    "checkpoint": (_checkpoint_is_rounded, "differ"),
+    "export": (_export_writes_noise, "does not answer like the run's"),
+    "warm process": (_serve_ends_at_once, "exit code 3"),
+    "reward sandbox": (_sandbox_scores_wrong, "were scored [1.0, 1.0]"),
+    "mathematics": (_mathematics_says_no, "were judged"),
+    "window": (_window_does_not_start, "no Qt"),
+}
+
+
+def test_every_check_is_broken_once() -> None:
+    assert set(CHECKS) - set(BROKEN) == {"BLAS and compiler"}, "which only says what is in use"
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_part_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bench: Workbench, name: str) -> None:
+    break_it, words = BROKEN[name]
+    if name == "demo model":
+        bench = Workbench(tmp_path)  # the others go on with the model that was loaded
+    break_it(monkeypatch, bench)
+    result = alone(name, bench)
+    assert result.state == "failed" and words in result.sentence, result
+
+
+# ── the loop and the report ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _raise(error: Exception) -> Callable[[Workbench], str]:
+    def run(bench: Workbench) -> str:
+        raise error
+
+    return run
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Iterator[list[CheckResult]]:
+    private = f"in {Path.home()}/secret of token=hf_abcdefghijklmnop at {tmp_path}/x"
+    checks = [
+        Check("one", _raise(ValueError(private))),
+        Check("two", lambda bench: "fine", ("one",)),
+        Check("three", lambda bench: "fine"),
+        Check("four", _raise(CheckSkipped("Not here."))),
+    ]
+    yield list(run_checks(checks, Workbench(tmp_path)))
+
+
+def test_a_failure_ends_only_what_needs_it(results: list[CheckResult]) -> None:
+    assert [result.state for result in results] == ["failed", "skipped", "ok", "skipped"]
+    assert "one" in results[1].sentence
+
+
+def test_the_report_names_neither_user_nor_home_nor_token(results: list[CheckResult], tmp_path: Path) -> None:
+    made = report.SelfTestReport(report.about(), results)
+    text = report.write(made, tmp_path / "report.json")
+    for content in (text.read_text("utf-8"), (tmp_path / "report.json").read_text("utf-8")):
+        assert "ValueError: in ~/secret of token=…" in content and "hf_abc" not in content
+        assert str(Path.home()) not in content and str(tmp_path) not in content
+    assert not made.passed and made.summary.startswith("1 of 4 checks failed")
+    assert json.loads((tmp_path / "report.json").read_text("utf-8"))["about"]["mlx"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--report", "x.json"], "--report belongs to --selftest"),
+        (["--selftest", "--report", "/no/such/folder/x.json"], "a folder that exists"),
+        (["--selftest", "--report", "x.txt"], "name it x.json"),
+        (["--selftest", "runs"], "stands alone"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(VERBS, arguments)
+    assert result.exit_code == 2 and words in result.stderr
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(
+    "command", [backend_command("--selftest"), window_command("--selftest")], ids=["backend", "window"]
+)
+def test_the_whole_is_green_and_leaves_nothing_behind(command: list[str], tmp_path: Path) -> None:
+    home, temporary = tmp_path / "home", tmp_path / "temporary"
+    home.mkdir()
+    temporary.mkdir()
+    environment = backend_environment() | {"HOME": str(home), "TMPDIR": str(temporary)}
+    for name in [name for name in os.environ if name.startswith(("XDG_", "HF_", "GRPO_"))]:
+        environment.pop(name, None)
+    done = subprocess.run(
+        [*command, "--report", str(tmp_path / "r.json")], env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    read = json.loads((tmp_path / "r.json").read_text("utf-8"))
+    assert [check["state"] for check in read["checks"]] == ["ok"] * len(CHECKS)
+    assert not [path for path in home.rglob("*") if path.is_file()], "nothing in the home folder"
+    # mlx keeps the kernels that it compiles for the CPU, for every later run as well.
+    assert not [path.name for path in temporary.iterdir() if path.name != "mlx"]
+    if len(getpass.getuser()) > 4:
+        assert getpass.getuser() not in (tmp_path / "r.txt").read_text("utf-8")

@@ -1,0 +1,112 @@
+"""Every word of the other programs has one fate, and the settings that the tables name exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from backend.config.config import SETTINGS
+from backend.config.other_programs import page
+from backend.config.other_programs.mlx_lm_lora import MLX_LM_LORA
+from backend.config.other_programs.translation import FOREIGN_WORDS, MLX_GRPO, PROGRAMS, WordRead, is_ours, read_words
+from backend.config.other_programs.trl import TRL
+from backend.config.other_programs.words import OtherProgram, Refused, Translated, WithoutEffect
+
+HERE = Path(__file__).parent
+FILES = {
+    "trl_document_003": TRL, "trl_1_16": TRL, "trl_every_argument": TRL, "mlx_lm_lora_defaults": MLX_LM_LORA,
+    "mlx_lm_defaults": MLX_LM_LORA, "mlx_lm_lora_example_grpo": MLX_LM_LORA, "mlx_lm_lora_example_lora": MLX_LM_LORA,
+    "mlx_grpo_every_argument": MLX_GRPO,
+}  # fmt: skip
+
+
+def read(name: str) -> dict[str, Any]:
+    return yaml.safe_load((HERE / f"{name}.yaml").read_text())
+
+
+def test_the_files_hold_what_their_programs_have() -> None:
+    assert len(read("trl_document_003")) == 157 and len(read("trl_1_16")) > 200
+    assert len(read("mlx_lm_lora_defaults")) == 80 and len(read("mlx_grpo_every_argument")) > 50
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_word_of_a_program_is_in_its_table(name: str) -> None:
+    assert [word for word in read(name) if word not in FILES[name].words] == []
+
+
+def test_every_setting_that_a_table_names_exists() -> None:
+    fates = [fate for program in PROGRAMS for fate in program.words.values()]
+    named = {key for fate in fates if isinstance(fate, Translated) for key in fate.settings}
+    assert named - SETTINGS.keys() == set()
+
+
+def test_the_tables_know_which_of_their_words_are_ours() -> None:
+    words = {word for program in PROGRAMS for word in program.words}
+    assert {word for word in words if is_ours(word)} == words & SETTINGS.keys()
+    assert not set(FOREIGN_WORDS) & SETTINGS.keys()
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.key)
+def test_every_word_is_explained_in_plain_sentences(program: OtherProgram) -> None:
+    for word, fate in program.words.items():
+        match fate:
+            case Translated(settings, how):
+                assert settings and all(settings), word
+                assert not how or (how.endswith(".") and len(how) <= 200), word
+            case WithoutEffect(reason):
+                assert (reason and not reason.endswith(".") and reason[0].islower()) or reason.startswith(
+                    ("--", "GRPO", "MLX")
+                ), word
+            case Refused(nearest):
+                assert nearest.endswith(".") and len(nearest) <= 130, word
+    listed = [word for words in program.sections.values() for word in words]
+    assert sorted(listed) == sorted(program.words), "the page lists every word once"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_with_every_word_has_no_unknown_key_and_each_word_is_told(name: str) -> None:
+    """The files that name every argument of TRL, every default of mlx-lm-lora and of mlx-lm, its examples, and every flag of mlx-grpo."""
+    raw = read(name)
+    translation = read_words(raw)
+    assert translation.program is FILES[name]
+    assert translation.faults == []
+    assert [key for key in translation.values if key not in SETTINGS] == []
+    told = {word.word for word in translation.words}
+    silent = [word for word, value in raw.items() if value is not None and word not in told and not is_ours(word)]
+    assert silent == []
+
+
+WORTH_ASKING: dict[str, Any] = {"entropy_coef_min": 0.1, "entropy_coef_max": 0.5, "entropy_coef_delta": 0.1}
+"""What asks for something, of words whose program's default is a number."""
+
+
+@pytest.mark.parametrize(
+    ("program", "word"),
+    [(program, word) for program in PROGRAMS for word, fate in program.words.items() if isinstance(fate, Refused)],
+    ids=lambda part: part if isinstance(part, str) else part.key,
+)
+def test_a_refused_word_is_one_sentence_with_what_is_nearest_and_accepted_where_it_asks_for_nothing(
+    program: OtherProgram, word: str
+) -> None:
+    fate = program.words[word]
+    assert isinstance(fate, Refused)
+    asking = WORTH_ASKING.get(word, "something")
+    faults = read_words({word: False if True in [off for off in fate.off if isinstance(off, bool)] else asking}).faults
+    assert [fault.setting for fault in faults] == [word]
+    assert faults[0].sentence.endswith(fate.nearest) and len(faults[0].sentence) <= 200
+    for off in (None, *fate.off):
+        assert read_words({word: off}).faults == [], off
+
+
+def test_a_word_without_effect_says_why_and_leaves_nothing_behind() -> None:
+    translation = read_words({"ddp_timeout": 1800, "use_vllm": True})
+    assert translation.values == {}
+    assert translation.words[0] == WordRead("ddp_timeout", "without effect", "a run is one process on one Mac")
+
+
+def test_the_page_is_written_from_the_tables() -> None:
+    """`python -m backend.config.other_programs.page` writes it anew."""
+    assert page.PAGE.read_text() == page.page()

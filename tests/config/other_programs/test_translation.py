@@ -1,0 +1,415 @@
+"""Files of other programs mean here what they mean there: units, schedules, adapters, rewards, and which program a file is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.config.config import SETTINGS, parse
+from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
+from backend.config.other_programs.mlx_lm_lora import MLX_LM_LORA
+from backend.config.other_programs.translation import (
+    FOREIGN_WORDS,
+    NAMES,
+    account,
+    other_names,
+    program_of,
+    read_words,
+    settings_of,
+    with_changes,
+)
+from backend.config.other_programs.trl import TRL
+from backend.config.settings.limits import NEVER
+from backend.utils.documents import parse_yaml
+
+NEEDED = {"model": "owner/model", "data": "owner/rows"}
+THEIRS = {"train": True, "batch_size": 2, "iters": 1000, "gradient_accumulation_steps": 10}
+"""A file for mlx-lm-lora."""
+
+
+def made(**raw: Any) -> dict[str, Any]:
+    """What a file becomes, without faults."""
+    translation = read_words(raw)
+    assert translation.faults == []
+    return translation.values
+
+
+def sentence(**raw: Any) -> str:
+    """The sentence of the only fault of a file."""
+    (fault,) = read_words(raw).faults
+    return fault.sentence
+
+
+# ── TRL counts completions and updates ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("size", "accumulated", "group", "batch", "pieces"),
+    [(8, 1, 8, 1, 1), (8, 4, 8, 1, 4), (16, 4, 8, 2, 4), (64, 1, 8, 8, 1), (2, 8, 8, 1, 2), (1, 8, 8, 1, 1), (12, 2, 8, 1, 3), (24, 1, 8, 3, 1)],
+)  # fmt: skip
+def test_completions_become_prompts(size: int, accumulated: int, group: int, batch: int, pieces: int) -> None:
+    """The completions of an update are the same; a piece is no larger than a batch there, or one prompt where that is more."""
+    raw = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulated, "num_generations": group}
+    values = made(**raw)
+    assert (values["batch_size"], values["gradient_accumulation_steps"]) == (batch, pieces)
+    assert batch * pieces * group == size * accumulated
+
+
+def test_completions_that_are_not_whole_groups_are_refused() -> None:
+    says = sentence(per_device_train_batch_size=4, gradient_accumulation_steps=3, num_generations=8)
+    assert says == "An update of 4 × 3 completions is not whole groups of 8; make it a multiple of 8."
+    assert "must be a whole number above 0" in sentence(per_device_train_batch_size=0.5)
+    assert "must be a number, not many" in sentence(per_device_train_batch_size="many")
+
+
+@pytest.mark.parametrize(
+    ("raw", "pieces", "rollouts"),
+    [
+        ({}, 2, 1),  # TRL samples the batches of one update at once
+        ({"steps_per_generation": 4}, 2, 2),
+        ({"generation_batch_size": 64}, 2, 4),
+        ({"steps_per_generation": 1}, 2, 1),  # twice as often within one update: the policy is the same
+    ],
+)
+def test_what_is_sampled_at_once_is_counted_in_updates(raw: dict[str, Any], pieces: int, rollouts: int) -> None:
+    values = made(per_device_train_batch_size=8, gradient_accumulation_steps=2, num_generations=8, **raw)
+    assert values.get("batch_size") == 1 and values["gradient_accumulation_steps"] == pieces
+    assert values.get("steps_per_generation", 1) == rollouts
+
+
+def test_rollouts_that_no_step_of_ours_makes_are_refused() -> None:
+    batch = {"per_device_train_batch_size": 8, "num_generations": 8}
+    assert "must be a multiple of gradient_accumulation_steps (2)" in sentence(
+        **batch, gradient_accumulation_steps=2, steps_per_generation=3
+    )
+    assert "say the same" in sentence(**batch, steps_per_generation=2, generation_batch_size=16)
+    assert "must be a multiple of per_device_train_batch_size (8)" in sentence(**batch, generation_batch_size=12)
+
+
+def test_the_length_and_rhythm_of_a_run_are_counted_in_steps() -> None:
+    """Four updates a step: two batches a rollout, each gone through twice."""
+    raw = {
+        "per_device_train_batch_size": 8, "num_generations": 8, "steps_per_generation": 2, "num_iterations": 2, "max_steps": 402,
+        "save_steps": 100, "eval_strategy": "steps", "eval_steps": 0.25, "logging_steps": 1, "eval_delay": 9, "num_train_epochs": 3.0,
+    }  # fmt: skip
+    values = made(**raw)
+    assert values["iters"] == 101 and "epochs" not in values, "max_steps comes before passes, as there"
+    assert (values["save_every"], values["steps_per_eval"], values["steps_per_report"]) == (25, 26, 1)
+    assert values["eval_delay"] == 3 and values["val_batches"] == -1
+    assert made(num_train_epochs=3.0, max_steps=-1) == {"epochs": 3}
+
+
+@pytest.mark.parametrize(
+    ("raw", "ours"),
+    [
+        ({"eval_strategy": "no"}, {"steps_per_eval": 0}),
+        ({"eval_strategy": False}, {"steps_per_eval": 0}),  # YAML reads no as false
+        (
+            {"evaluation_strategy": "steps", "logging_steps": 5},
+            {"steps_per_eval": 5, "steps_per_report": 5, "val_batches": -1},
+        ),
+        ({"save_strategy": "no", "save_steps": 500}, {"save_every": NEVER}),
+        ({"save_strategy": "best"}, {}),
+        ({"logging_strategy": "epoch"}, {}),
+    ],
+)
+def test_strategies(raw: dict[str, Any], ours: dict[str, Any]) -> None:
+    assert made(**raw) == ours
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        ({"eval_strategy": "epoch"}, "eval_strategy cannot be epoch: runs count steps; write steps, with eval_steps."),
+        ({"save_strategy": "epoch"}, "write steps, with save_steps."),
+        ({"save_steps": 0.1}, "give a number of steps, or with a share of the run its max_steps too."),
+        ({"num_train_epochs": 0.5}, "must be a whole number of passes here, not 0.5; or give max_steps."),
+        ({"metric_for_best_model": "eval_loss"}, "eval_reward is nearest."),
+        ({"reward_funcs": "owner/reward-model"}, "owner/reward-model is a reward model"),
+        ({"optim": "galore_adamw"}, "There is no optimizer galore_adamw here; adamw is nearest"),
+        ({"optim_args": "foreach=true"}, "optim_args has foreach"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "The schedule reduce_lr_on_plateau of transformers is not built"),
+        ({"lr_scheduler_type": [{"adamw": "owner/"}, "null", 1000]}, "of transformers is not built"),
+        ({"optim_target_modules": [[1] * 1000, 1_000_000]}, "has no counterpart here"),
+        ({"per_device_train_batch_size": 10**300, "num_generations": 2}, "completions is more than the 1,000,000,000,000"),
+        ({"think_end_tag": [[1] * 1000]}, "has no counterpart here"),
+        ({"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"odd": 1}}, "linear has no odd here"),
+        ({"lr_scheduler_type": "linear", "lr_scheduler_kwargs": "odd"}, "must be a mapping of options, not odd"),
+        ({"generation_kwargs": {"num_beams": 4}}, "generation_kwargs has num_beams"),
+        ({"model_init_kwargs": {"revision": "v2"}}, "The newest revision is taken"),
+        ({"datasets": [{"path": "a/b"}, {"path": "c/d"}]}, "must list one dataset here"),
+        ({"reward_content_type": "bleu"}, "it is one of jaccard, math_eval, choice_correctness."),
+        ({"hf_dataset": [1, 2]}, "must be one mapping with a path"),
+    ],
+)  # fmt: skip
+def test_what_has_no_counterpart_is_one_sentence(raw: dict[str, Any], says: str) -> None:
+    assert says in sentence(**raw) and len(sentence(**raw)) <= 200
+
+
+# ── Learning rate, adapters, rewards, sampling ───────────────────────────────────────────────────────────────────────
+
+
+def test_trls_own_defaults_are_a_run() -> None:
+    """learning_rate 1e-6 and linear failed with a final rate of 2e-6, above the learning rate."""
+    config = parse(NEEDED | {"learning_rate": "1e-6", "lr_scheduler_type": "linear", "max_steps": 100})
+    assert (config.lr_schedule, config.lr_final, config.lr_decay_fraction) == ("linear", 0.0, 1.0)
+    assert (config.lr_warmup_steps, config.lr_warmup_init) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("raw", "ours"),
+    [
+        ({"lr_scheduler_type": "cosine", "warmup_ratio": 0.1}, {"lr_schedule": "cosine", "lr_warmup_ratio": 0.1, "lr_decay_fraction": 0.9}),
+        ({"warmup_steps": 10, "max_steps": 40, "optim": "adamw_torch"}, {"lr_schedule": "linear", "lr_warmup_steps": 10, "lr_decay_fraction": 0.75}),
+        ({"warmup_steps": 0.2, "lr_scheduler_type": "constant_with_warmup"}, {"lr_warmup_ratio": 0.2, "lr_schedule": "constant_with_warmup"}),
+        ({"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 3}}, {"lr_cycles": 3, "lr_final": 0.0}),
+        ({"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": '{"power": 2}'}, {"lr_power": 2, "lr_final": 1e-7}),
+        ({"lr_scheduler_type": "cosine_with_min_lr", "learning_rate": 1e-4, "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}, {"lr_final": 1e-5}),
+        ({"lr_scheduler_type": "warmup_stable_decay", "max_steps": 100, "lr_scheduler_kwargs": {"num_decay_steps": 20}}, {"lr_decay_fraction": 0.2}),
+        ({"lr_scheduler_type": "constant"}, {"lr_schedule": "constant"}),
+        ({"optim": "paged_adamw_8bit"}, {"optimizer": "adamw", "optimizer_bits": "8"}),
+        ({"optim": "lion_32bit", "optim_args": "beta1=0.8, weight_decay=0.1"}, {"optimizer": "lion", "adam_beta1": "0.8", "weight_decay": "0.1"}),
+        ({"adafactor": True}, {"optimizer": "adafactor"}),
+        ({"use_peft": True, "lora_r": 8, "lora_alpha": 16, "lora_target_modules": "q_proj,v_proj"},
+         {"train_type": "lora", "num_layers": -1, "rank": 8, "lora_alpha": 16, "lora_keys": ["q_proj", "v_proj"]}),
+        ({"use_peft": True, "use_dora": True}, {"train_type": "dora"}),
+        ({"use_peft": False}, {"train_type": "full"}),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, {"quantization": "4"}),
+        ({"bf16": True, "dtype": "float32", "loss_type": "dapo"}, {"dtype": "bfloat16", "grpo_loss_type": "dapo"}),
+        ({"fp16": False, "model_init_kwargs": {"torch_dtype": "bfloat16", "attn_implementation": "sdpa"}}, {"dtype": "bfloat16"}),
+        ({"use_cpu": True, "no_cuda": False}, {"device": "cpu"}),
+        ({"reward_funcs": ["accuracy_reward", "my_lib.rewards.custom"]}, {"reward_functions": ["accuracy_reward", "my_lib/rewards.py::custom"]}),
+        ({"vllm_importance_sampling_correction": True}, {"sampling_correction": "sequence_mask"}),
+        ({"vllm_importance_sampling_correction": False, "vllm_importance_sampling_mode": "token_mask"}, {"sampling_correction": "none"}),
+        *(({word: "a+", "loss_type": "dapo"}, {"output_regex": "a+", "grpo_loss_type": "dapo"}) for word in
+          ("guided_decoding_regex", "vllm_guided_decoding_regex", "structured_outputs_regex", "vllm_structured_outputs_regex")),
+        ({"generation_kwargs": {"presence_penalty": 0.5, "stop_strings": "</s>"}}, {"presence_penalty": 0.5, "stop": ["</s>"]}),
+        ({"metric_for_best_model": "eval_rewards/a/mean", "greater_is_better": False}, {"best_metric": "eval/rewards/a/mean", "best_is_lowest": True}),
+        ({"max_prompt_length": 256, "loss_type": "grpo"}, {"max_prompt_length": 256, "long_prompts": "cut_left"}),
+        ({"max_completion_length": 4096, "loss_type": "grpo"}, {"max_seq_length": 4608}),
+        ({"datasets": [{"path": "a/b", "name": "main", "split": "train"}]}, {"data": "a/b", "dataset_config": "main"}),
+        ({"report_to": "wandb,tensorboard"}, {"report_to": ["wandb", "tensorboard"]}),
+        ({"report_to": "none"}, {"report_to": ["none"]}),
+        ({"scale_rewards": True, "use_adaptive_entropy": True}, {"scale_rewards": "group", "entropy_adaptive": True}),
+        ({"wand": "project", "train": True}, {"report_to": ["wandb"], "tracker_project": "project"}),
+        ({"hf_dataset": {"path": "billsum", "train_split": "train", "prompt_feature": "text", "completion_feature": "summary"}},
+         {"data": "billsum", "prompt_feature": "text", "answer_feature": "summary"}),
+        ({"resume_adapter_file": "a.safetensors"}, {"adapter": "a.safetensors"}),
+        ({"optimizer": "adam", "optimizer_config": {"adam": {"eps": 1e-6, "bias_correction": True}}}, {"adam_epsilon": 1e-6}),
+        ({"importance_sampling_level": "none"}, {"importance_sampling_level": "token"}),
+        ({"reward_content_type": "choice_correctness", "reward_format_weight": 0.3, "reward_content_weight": 0.7},
+         {"reward_functions": ["r1_soft_format_reward_func", "choice_correctness"], "reward_weights": [0.3, 0.7]}),
+        ({"train_dataset_path": "train.jsonl", "dataset_name": "a/b", "num_rollout_samples": 4}, {"data": "train.jsonl", "group_size": 4}),
+        ({"use_wandb": True, "wandb_project": "p"}, {"report_to": ["wandb"], "tracker_project": "p"}),
+    ],
+)  # fmt: skip
+def test_words_become_settings(raw: dict[str, Any], ours: dict[str, Any]) -> None:
+    values = made(**raw)
+    assert (
+        {key: values.get(key) for key in ours} == pytest.approx(ours)
+        if _has_floats(ours)
+        else {key: values.get(key) for key in ours} == ours
+    )
+
+
+def _has_floats(values: dict[str, Any]) -> bool:
+    return all(isinstance(value, (int, float)) for value in values.values())
+
+
+# ── An iteration of mlx-lm-lora is a batch ───────────────────────────────────────────────────────────────────────────
+
+
+def test_iterations_of_mlx_lm_lora_are_batches_of_which_every_kth_updates() -> None:
+    """Its own file and ours sample the same prompts and make the same updates; ours used to sample ten times as many."""
+    config = parse(NEEDED | THEIRS | {"steps_per_eval": 200, "save_every": 25, "steps_per_report": 10})
+    assert config.iters == 100 and config.prompts_per_step == 20
+    assert config.iters * config.prompts_per_step == 1000 * 2
+    assert (config.steps_per_eval, config.save_every, config.steps_per_report) == (20, 3, 1)
+
+
+def test_a_last_update_of_fewer_batches_is_told() -> None:
+    """Its last iteration updates with what is left."""
+    translation = read_words(THEIRS | {"iters": 25})
+    assert translation.values["iters"] == 3
+    told = next(line for line in account(translation) if line.startswith("gradient_accumulation_steps"))
+    assert "its 25 iterations are 3 updates of 10 batches each; its last update has 5 batches there and 10 here" in told
+
+
+def test_a_schedule_of_mlx_lm_counts_updates() -> None:
+    schedule = {"name": "cosine_decay", "arguments": [1e-4, 100], "warmup": 0}
+    assert made(**THEIRS, lr_schedule=schedule)["lr_decay_fraction"] == 1.0, "100 of its 100 updates"
+
+
+@pytest.mark.parametrize(
+    "ours", [{}, {"group_size": 4}, {"num_generations": 4}, {"lora_parameters": {"rank": 4}, "num_generations": 4}]
+)
+def test_in_a_file_of_ours_and_in_a_mixed_one_a_step_is_k_batches(ours: dict[str, Any]) -> None:
+    config = parse(NEEDED | ours | {"iters": 1000, "gradient_accumulation_steps": 10, "batch_size": 2})
+    assert config.iters == 1000 and config.prompts_per_step == 20
+
+
+def test_iterations_come_before_epochs_in_mlx_lm_lora() -> None:
+    assert "epochs" not in made(**THEIRS, epochs=3)
+    assert made(epochs=3, iters=100)["epochs"] == 3, "in a file of ours the other way round"
+
+
+def test_a_config_exported_for_mlx_lm_lora_and_read_again_is_the_same() -> None:
+    config = parse(
+        NEEDED
+        | {"iters": 60, "gradient_accumulation_steps": 4, "save_every": 10, "steps_per_eval": 20, "optimizer": "adam"}
+    )
+    text, missing = mlx_lm_lora_yaml(config)
+    assert not missing and "iters: 240" in text
+    assert parse(parse_yaml(text, "the file", "config")) == config
+
+
+def test_adapters_to_start_from_go_out_by_the_file_of_their_arrays(tmp_path: Path) -> None:
+    (tmp_path / "adapters.safetensors").write_bytes(b"")
+    starts = NEEDED | {"adapter": str(tmp_path), "lora_alpha": 32, "rank": 16}
+    text, missing = mlx_lm_lora_yaml(parse(starts))
+    theirs = parse_yaml(text, "the file", "config")
+    assert not missing and isinstance(theirs, dict)
+    assert theirs["resume_adapter_file"] == str(tmp_path / "adapters.safetensors")
+    assert theirs["lora_parameters"]["scale"] == 2.0
+    text, missing = mlx_lm_lora_yaml(parse(starts | {"adapter": str(tmp_path / "gone")}))
+    assert list(missing) == ["adapter"] and "resume_adapter_file" not in text
+
+
+@pytest.mark.parametrize(
+    ("raw", "word"),
+    [
+        ({"optimizer": "adam"}, "optimizer"),
+        ({"optimizer": "adamw", "optimizer_config": {"adamw": {"eps": 1e-6}}}, "optimizer_config"),
+        ({"model": "a/b"}, "model"),
+        ({"optimizer": "adam", "optimizer_config": {"adam": {"bias_correction": True}}}, ""),
+        ({"optimizer": "muon"}, ""),
+    ],
+)
+def test_a_file_for_mlx_lm_lora_is_told_that_adam_corrects_its_bias_here(raw: dict[str, Any], word: str) -> None:
+    told = [
+        read.word for read in read_words(THEIRS | {"model": "a/b"} | raw).words if "corrects its bias" in read.sentence
+    ]
+    assert told == ([word] if word else [])
+
+
+# ── Whose file, and --set ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_file_belongs_to_the_only_program_whose_own_words_stand_in_it() -> None:
+    assert program_of({"num_generations": 8, "beta": 0.0}) is TRL
+    assert program_of({"train": True, "iters": 5}) is MLX_LM_LORA
+    assert program_of({"train": None, "iters": 5}) is None
+    assert program_of({"group_size": 8, "gradient_accumulation_steps": 4, "learning_rate": 1e-5}) is None
+    assert program_of({"num_generations": 8, "lora_parameters": {}}) is None
+    assert read_words({"num_generations": 8, "lora_parameters": {}}).is_mixed
+    assert not read_words({"num_generations": 8}).is_mixed
+    assert program_of(dict.fromkeys(SETTINGS, 1)) is None, "no key of ours is a mark"
+
+
+def test_a_translated_file_is_a_file_of_ours() -> None:
+    """What is written into a run's folder is read again as it stands."""
+    once = read_words(NEEDED | THEIRS).values
+    assert read_words(once).values == once and read_words(once).words == []
+
+
+@pytest.mark.parametrize(
+    ("change", "ours"),
+    [
+        ({"per_device_train_batch_size": 32}, {"batch_size": 4, "group_size": 8, "gradient_accumulation_steps": 2}),
+        ({"num_generations": 4}, {"batch_size": 4, "group_size": 4}),
+        ({"gradient_accumulation_steps": 1}, {"batch_size": 2, "gradient_accumulation_steps": 1}),
+        ({"batch_size": 1}, {"batch_size": 1, "gradient_accumulation_steps": 2}),
+        ({"learning_rate": 1e-3}, {"learning_rate": 1e-3}),
+        ({"max_steps": 5}, {"iters": 5}),
+        ({"max_steps": None}, {"iters": None}),
+        ({"iters": None}, {"iters": None}),
+    ],
+)
+def test_a_change_by_a_word_of_the_files_program_replaces_that_line(
+    change: dict[str, Any], ours: dict[str, Any]
+) -> None:
+    raw = {"per_device_train_batch_size": 16, "num_generations": 8, "gradient_accumulation_steps": 2, "max_steps": 9}
+    translation = with_changes(raw, change)
+    assert translation.faults == []
+    assert {key: translation.values.get(key) for key in ours} == ours
+
+
+def test_a_change_by_another_word_for_one_setting_of_the_file_replaces_its_line() -> None:
+    translation = with_changes({"num_generations": 8, "no_cuda": True}, {"use_cpu": False})
+    assert (translation.values, translation.faults) == ({"group_size": 8}, [])
+
+
+def test_account_names_the_program_and_says_what_became_of_each_word() -> None:
+    lines = account(read_words({"num_generations": 8, "ddp_backend": "nccl", "beta": 0.0}))
+    assert lines[0].startswith("This is a file for TRL.")
+    assert lines[1:] == [
+        "num_generations: read as group_size: 8.",
+        "ddp_backend: without effect here: a run is one process on one Mac.",
+    ]
+    assert account(read_words({"group_size": 8})) == []
+    assert account(read_words({"num_generations": 8, "train": True}))[0].startswith(
+        "Words of several programs stand in this file"
+    )
+
+
+def test_each_word_is_told_by_what_was_made_of_it() -> None:
+    raw = {
+        "per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "num_generations": 8, "group_size": 8,
+        "model_name_or_path": "owner/Model", "use_adaptive_entropy": True, "bf16": True, "use_cpu": False,
+    }  # fmt: skip
+    as_here = ("as here", "it asks for what is so here anyway")
+    assert {word.word: (word.fate, word.sentence) for word in read_words(raw).words} == {
+        "per_device_train_batch_size": ("translated", "batch_size: 1; 8 × 4 completions an update are 4 prompts of 8"),
+        "gradient_accumulation_steps": ("translated", "gradient_accumulation_steps: 4"),
+        "num_generations": as_here,
+        "model_name_or_path": ("translated", "model: owner/Model"),
+        "use_adaptive_entropy": ("translated", "entropy_adaptive: true"),
+        "bf16": ("translated", "dtype: bfloat16"),
+        "use_cpu": as_here,
+    }
+    adam = {"optimizer": "adam", "optimizer_config": {"adam": {}}}
+    told = {word.word: word for word in read_words(THEIRS | adam).words}["optimizer_config"]
+    assert told.fate == "without effect" and told.sentence.startswith("Adam corrects its bias here always")
+
+
+def test_a_word_with_a_fault_is_neither_told_nor_translated() -> None:
+    """That of a contradiction said that it asks for what is so here anyway."""
+    translation = read_words({"num_generations": 8, "group_size": 4, "ddp_backend": "nccl", "think_end_tag": "x"})
+    assert {fault.setting for fault in translation.faults} == {"group_size", "think_end_tag"}
+    assert translation.values == {} and [word.word for word in translation.words] == ["ddp_backend"]
+
+
+def test_names_are_those_of_one_setting_alone() -> None:
+    assert NAMES["num_generations"] == "group_size" and "lr_scheduler_type" not in NAMES
+    assert "num_generations" in other_names("group_size") and "generation_kwargs" not in other_names("temperature")
+    assert "warmup_steps" in other_names("lr_warmup_ratio"), "one of two settings"
+    assert "datasets" not in other_names("train_split"), "one of three"
+    assert not set(NAMES) - set(FOREIGN_WORDS)
+
+
+@pytest.mark.parametrize("value", ["", "odd", -1, [1], {"a": 1}, True, 1e400], ids=str)
+def test_any_value_of_any_word_is_read_or_refused_in_a_sentence(value: Any) -> None:
+    for word in FOREIGN_WORDS:
+        for fault in read_words({word: value}).faults:
+            assert fault.sentence.endswith(".") and len(fault.sentence) <= 200, word
+
+
+def test_the_users_example_means_what_it_meant() -> None:
+    raw = parse_yaml(Path(__file__).with_name("users_example.yaml").read_text(), "the example", "config")
+    translation = read_words(raw)
+    assert translation.program is None and translation.faults == []
+    assert translation.values == {
+        "train_mode": "grpo", "model": "mlx-community/Qwen3-0.6B-4bit", "data": "mlx-community/Dolci-Think-RL-7B-2k", "group_size": 4,
+        "max_completion_length": 512, "temperature": 0.8, "beta": 0.1, "epsilon": 1e-4, "grpo_loss_type": "grpo",
+        "importance_sampling_level": "sequence", "reward_functions": ["exact_match", "by_type", "concise"],
+        "reward_weights": [2.0, 1.5, 0.5], "reward_functions_file": "~/my_rewards.py",
+    }  # fmt: skip
+
+
+def test_a_word_of_another_program_stands_for_our_settings_and_one_of_ours_for_itself() -> None:
+    assert settings_of("num_generations", TRL) == ("group_size",)
+    assert settings_of("ddp_backend", TRL) == ("ddp_backend",), "a word without effect"
+    for ours in ("group_size", "beta", "learning_rate", "max_prompt_length"):
+        assert settings_of(ours, TRL) == settings_of(ours) == (ours,)

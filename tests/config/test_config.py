@@ -1,0 +1,802 @@
+"""Every setting has a label and help, refuses invalid values, and means the same in a file as in the form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.state import charts
+from backend.config import checks
+from backend.config.config import (
+    NOT_BUILT,
+    SECTIONS,
+    SETTINGS,
+    beside,
+    dump,
+    keys_used_by,
+    load,
+    needs_reference,
+    parse,
+    problems,
+    read,
+    sections,
+)
+from backend.config.setting import Setting, Use
+from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
+from backend.utils.errors import Fault, Mistake
+from backend.utils.places import demo_config, project_root, resources
+from backend.utils.text import about_path
+
+SOUND = {"model": "owner/model", "data": "owner/rows"}
+
+
+def for_every_setting(check: Callable[[Setting], None]) -> Callable[[], None]:
+    """A test that runs `check` on every setting and names all that fail: one test, since a hundred cost a second of setup."""
+
+    def test() -> None:
+        failures: list[str] = []
+        for about in SETTINGS.values():
+            try:
+                check(about)
+            except AssertionError as error:
+                failures.append(f"{about.key}: {error}")
+        assert not failures, "\n".join(failures)
+
+    return test
+
+
+def sentences(raw: dict[str, Any], key: str | None = None) -> list[str]:
+    """The fault sentences of valid settings changed by `raw`; with `key`, only those of that setting."""
+    return [fault.sentence for fault in problems(SOUND | raw) if key in (None, fault.setting)]
+
+
+def one_sentence(raw: dict[str, Any], key: str) -> str:
+    """The sentence of the only fault, which must be about `key`."""
+    (fault,) = problems(SOUND | raw)
+    assert fault.setting == key
+    return fault.sentence
+
+
+# ── the walk over every setting ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@for_every_setting
+def test_a_setting_has_a_label_a_help_and_a_unit_in_proper_form(about: Setting) -> None:
+    assert about.label and about.label == about.label.strip() and not about.label.endswith(".")
+    texts = [about.help, *(choice.sentence for choice in about.choices if choice.sentence)]
+    for text in texts:
+        assert text.endswith(".") and not text[0].islower() and "!" not in text and "  " not in text, text
+    assert (
+        about.unit in (about.unit.strip().lower(), "GB")
+        and not about.unit.endswith(".")
+        and len(about.unit.split()) < 4
+    )
+    assert about.section in SECTIONS
+
+
+@for_every_setting
+def test_a_default_is_valid_and_of_the_right_type(about: Setting) -> None:
+    value = about.default or SOUND.get(about.key, about.default)
+    assert not sentences({about.key: value}, about.key)
+    types = {
+        "int": int, "float": float, "bool": bool, "list": list, "rewards": list, "numbers": list, "mapping": dict, "stages": list,
+    }  # fmt: skip
+    type_ = bool if about.kind == "fact" else types.get(about.kind, str)
+    assert about.default is None or type(about.default) is type_
+    assert about.default is not None or about.optional
+
+
+@for_every_setting
+def test_a_menu_holds_its_default_and_nothing_twice(about: Setting) -> None:
+    values = [choice.value for choice in about.choices]
+    assert len(set(values)) == len(values) and all(choice.label for choice in about.choices)
+    if about.kind == "choice":
+        assert about.default in values
+        assert one_sentence({about.key: "nonsense"}, about.key).startswith(f"{about.label} cannot be 'nonsense'; it is")
+        assert len(one_sentence({about.key: "/a/long/path" * 40}, about.key)) <= 200
+
+
+@for_every_setting
+def test_the_setting_that_another_depends_on_exists(about: Setting) -> None:
+    if about.when is None:
+        assert about.applies({})
+        return
+    key, values = about.when
+    other = SETTINGS[key]
+    assert not other.choices or {*values} <= {choice.value for choice in other.choices}
+    assert about.applies({key: values[0]}) and not about.applies({key: object()})
+
+
+def beyond(about: Setting, limit: float, towards: int) -> float:
+    """The nearest value past a limit: the next number for whole ones, a little further for the others."""
+    return limit + towards * (1 if about.kind == "int" else 1e-3)
+
+
+@for_every_setting
+def test_limits_are_enforced_on_both_sides(about: Setting) -> None:
+    for limit, is_open, outward in ((about.low, about.low_open, -1), (about.high, about.high_open, 1)):
+        if limit is None:
+            continue
+        refused = limit if is_open else beyond(about, limit, outward)
+        allowed = beyond(about, limit, -outward) if is_open else limit
+        faults = sentences({about.key: refused}, about.key)
+        assert len(faults) == 1 and faults[0].startswith(f"{about.label} must be ") and "e+" not in faults[0]
+        assert not [sentence for sentence in sentences({about.key: allowed}, about.key) if "must be" in sentence]
+
+
+@for_every_setting
+def test_a_value_of_another_type_is_refused_with_the_label(about: Setting) -> None:
+    odd: dict[str, list[Any]] = {
+        "int": ["many", 1.5, True, [1], {}], "float": ["much", True, [0.5], {}, math.nan, math.inf], "bool": ["perhaps", 2, [True]],
+        "list": [5, [5], {"a": 1}], "rewards": [{"a": 1}, [[]]], "numbers": [["heavy"], {"a": 1}, True], "mapping": ["a", [1]],
+        "stages": ["a", [1], {"iters": 1}],
+    }  # fmt: skip
+    for value in odd.get(about.kind, [True, {"a": 1}] if about.kind not in ("choice", "fact") else []):
+        faults = sentences({about.key: value}, about.key)
+        assert len(faults) == 1 and faults[0].startswith(f"{about.label} must be ") and faults[0].endswith("."), (
+            value,
+            faults,
+        )
+
+
+def test_sections_hold_every_setting_once_in_order() -> None:
+    by_section = sections()
+    assert list(by_section) == list(SECTIONS) and all(by_section.values())
+    assert [setting.key for members in by_section.values() for setting in members] == list(SETTINGS)
+    assert not set(NOT_BUILT) & set(SETTINGS)
+
+
+SPEC_FORM: dict[str, Any] = {
+    "train_mode": "grpo", "model": "", "data": "", "lm_studio_name": "",
+    "train_type": "lora", "num_layers": 16, "rank": 8, "scale": 20.0, "dropout": 0.0, "quantization": "none",
+    "iters": 1000, "epochs": 0, "batch_size": 1, "max_seq_length": 2048, "seed": 0, "learning_rate": 1e-5,
+    "optimizer": "adamw", "weight_decay": 0.01, "adam_beta1": 0.9, "adam_beta2": 0.999, "max_grad_norm": 1.0,
+    "lr_schedule": "constant", "lr_warmup_steps": 40, "lr_warmup_init": 1e-7, "lr_decay_fraction": 0.8, "lr_final": 2e-6,
+    "steps_per_report": 10, "steps_per_eval": 200, "save_every": 100, "val_batches": 25,
+    "gradient_accumulation_steps": 1, "seq_step_size": 512, "efficient_long_context": False,
+    "test_batches": 100, "test": False, "grad_checkpoint": False, "mask_prompt": True, "fuse": True,
+    "prompt_feature": "prompt", "answer_feature": "answer", "type_feature": "type", "system_feature": "system",
+    "system_prompt": "", "dataset_config": "", "train_split": "train", "valid_split": "valid", "test_split": "test",
+    "validation_split": 0.0, "chat_template_kwargs": {}, "stop": [], "num_generations_eval": None,
+    "run_name": "", "beta": 0.1, "reference_model_path": "", "log_kl": False, "use_bias_correction_kl": True, "ratio_against": "old",
+    "group_size": 4, "max_completion_length": 512, "temperature": 0.8, "epsilon": 1e-4, "epsilon_high": None,
+    "top_p": 0.95, "top_k": 20, "min_p": 0.0, "grpo_loss_type": "grpo", "importance_sampling_level": "token",
+    "scale_rewards": "group", "num_iterations": 1, "keep_checkpoints": 3,
+    "reward_functions": list(DEFAULT_REWARDS), "reward_weights": [], "reward_functions_file": "", "reward_timeout": 60.0,
+}  # fmt: skip
+"""The keys and defaults in the documentation."""
+
+
+def test_documented_keys_have_their_documented_defaults() -> None:
+    assert {key: SETTINGS[key].default for key in SPEC_FORM} == SPEC_FORM
+
+
+BY_USE: dict[str, set[str]] = {
+    "rows": {
+        "data", "dataset_config", "train_split", "valid_split", "test_split", "validation_split", "seed", "data_seed", "valid_data",
+        "test_data", "eval_data", "streaming", "prompt_template", "answer_pattern", "map_function",
+    },
+    "row_view": {
+        "prompt_feature", "answer_feature", "type_feature", "system_feature", "system_prompt", "chat_template_kwargs", "model",
+        "reward_functions", "tokenizer", "long_prompts",
+    },
+    "prompt_text": {"prompt_feature", "system_feature", "system_prompt", "chat_template_kwargs", "tokenizer"},
+    "prompt_limit": {"max_seq_length", "max_completion_length", "max_prompt_length"},
+    "rewards": {
+        "reward_functions", "reward_weights", "reward_weight_schedule", "reward_weights_final", "reward_functions_file",
+        "reward_timeout", "reward_isolation", "reward_network",
+    },
+    "scoring": {
+        "reward_functions", "reward_weights", "reward_functions_file", "scale_rewards", "multi_objective_aggregation",
+        "advantage_baseline", "max_completion_length", "max_seq_length", "reward_timeout", "reward_network",
+    },
+    "duration": {"device", "hosts", "neftune_noise_alpha", "train_type", "max_completion_length", "num_layers", "grad_checkpoint", "num_iterations"},
+    "task": {
+        "adapter", "model", "data", "reference_model_path", "lm_studio_name", "run_name", "prompt_feature", "answer_feature", "type_feature",
+        "system_feature", "dataset_config", "train_split", "valid_split", "test_split", "reward_functions", "reward_weights",
+        "reward_functions_file", "valid_data", "test_data", "eval_data", "streaming", "prompt_template", "answer_pattern",
+        "map_function", "tokenizer",
+    },
+}  # fmt: skip
+"""The lists that were kept by hand in the dataset page, the preview, the reward bench, the command line, `serve`, the presets
+and the time forecast, before settings were tagged."""
+
+
+@pytest.mark.parametrize("use", get_args(Use))
+def test_the_settings_of_a_use_are_those_that_were_listed_by_hand(use: Use) -> None:
+    assert set(keys_used_by(use)) == BY_USE[use]
+
+
+def test_settings_of_several_uses_come_once_and_in_the_forms_order() -> None:
+    keys = keys_used_by("scoring", "rewards")
+    assert list(keys) == [key for key in SETTINGS if key in BY_USE["scoring"] | BY_USE["rewards"]]
+    assert not keys_used_by()
+
+
+def test_every_setting_of_the_rewards_is_tagged() -> None:
+    assert {key for key in SETTINGS if key.startswith("reward_")} == BY_USE["rewards"]
+
+
+REFERENCE_CASES: list[tuple[dict[str, Any], bool]] = [
+    ({}, True),  # the KL weight is above 0 by default
+    ({"beta": 0}, False),
+    ({"beta": 0.0, "ratio_against": "old", "log_kl": False}, False),
+    ({"beta": "0.1"}, True),
+    ({"beta": 0, "log_kl": True}, True),
+    ({"beta": 0, "ratio_against": "reference"}, True),
+]
+
+
+@pytest.mark.parametrize(("raw", "needed"), REFERENCE_CASES)
+def test_a_run_needs_a_reference_for_its_kl_or_its_ratio(raw: dict[str, Any], needed: bool) -> None:
+    assert needs_reference(raw) == needed == parse(SOUND | raw).needs_reference
+    assert charts.kl_is_off(raw) == (not needed), "the chart waits for a KL exactly where one is measured"
+    unused = "there is no reference to move" in " ".join(sentences(raw | {"sync_ref_model": True}, "sync_ref_model"))
+    assert unused == (not needed), "nothing else decides whether the reference is used"
+
+
+@pytest.mark.parametrize("raw", [{"beta": None}, {"beta": "much"}, {"beta": -1}, {"log_kl": [1]}])
+def test_raw_settings_that_are_invalid_count_as_defaults_when_a_reference_is_asked_for(raw: dict[str, Any]) -> None:
+    """A window may show a run whose config.yaml was edited by hand."""
+    assert needs_reference(raw)
+
+
+def test_what_several_settings_come_to() -> None:
+    pieces = {"batch_size": 2, "gradient_accumulation_steps": 3, "steps_per_generation": 5, "num_iterations": 7}
+    config = parse(SOUND | pieces)
+    assert (config.prompts_per_step, config.updates_per_step) == (30, 35)
+    assert config.prompts_per_evaluation_batch == 30
+    assert parse(SOUND | pieces | {"eval_batch_size": 4}).prompts_per_evaluation_batch == 4
+    assert not config.penalises and not config.holds_output
+    for penalty in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        assert parse(SOUND | {penalty: 0.5}).penalises, penalty
+    for held in ({"output_regex": "a+"}, {"output_schema": "{}"}):
+        assert parse(SOUND | held).holds_output
+
+
+def test_menus_have_the_documented_values() -> None:
+    optimizers = "adam adamw muon sgd lion adafactor rmsprop adagrad adadelta adamax"
+    for key, values in {
+        "train_type": "lora dora full", "quantization": "none 4 6 8 mxfp4", "optimizer": optimizers, "scale_rewards": "group batch none",
+        "lr_schedule": "constant cosine linear", "grpo_loss_type": "grpo bnpo dr_grpo", "importance_sampling_level": "token sequence",
+    }.items():  # fmt: skip
+        assert {choice.value for choice in SETTINGS[key].choices} >= set(values.split())
+
+
+# ── other programs' words ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+SPELLINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"dataset": ["a/b"]}, {"data": "a/b"}),
+    ({"dataset": "a/b", "data": ""}, {"data": "a/b"}),
+    ({"data": ["a/b"]}, {"data": "a/b"}),
+    ({"lora_parameters": {"rank": 4, "scale": "10", "dropout": 0.05}}, {"rank": 4, "scale": 10.0, "dropout": 0.05}),
+    ({"lora_parameters": {"rank": 4, "scale": None}, "rank": None, "scale": 3}, {"rank": 4, "scale": 3.0}),
+    ({"lora_parameters": {"keys": ["self_attn.q_proj"]}}, {"lora_keys": ["self_attn.q_proj"]}),
+    ({"load_in_4bits": True, "load_in_8bits": False}, {"quantization": "4"}),
+    ({"load_in_6bits": "true"}, {"quantization": "6"}),
+    ({"load_in_mxfp4": 1, "quantization": None}, {"quantization": "mxfp4"}),
+    ({"load_in_4bits": False, "load_in_mxfp4": None}, {"quantization": "none"}),
+    ({"quantization": 8}, {"quantization": "8"}),
+    ({"quantization": "4-bit"}, {"quantization": "4"}),
+    ({"quantization": None}, {"quantization": "none"}),
+    ({"reward_functions": "r1_int, r1_count_xml"}, {"reward_functions": ["r1_int", "r1_count_xml"]}),
+    ({"reward_functions": "[r1_int]", "reward_weights": "[0.5]"}, {"reward_functions": ["r1_int"], "reward_weights": [0.5]}),
+    ({"reward_functions": "r1_int", "reward_weights": 2}, {"reward_weights": [2.0]}),
+    ({"reward_functions": " "}, {"reward_functions": list(DEFAULT_REWARDS)}),
+    ({"reward_functions": None}, {"reward_functions": list(DEFAULT_REWARDS)}),
+    ({"learning_rate": "1e-4", "epsilon": "1.0e-4"}, {"learning_rate": 1e-4, "epsilon": 1e-4}),
+    ({"importance_sampling_level": None}, {"importance_sampling_level": "token"}),
+    ({"importance_sampling_level": ""}, {"importance_sampling_level": "token"}),
+    ({"epsilon_high": ""}, {"epsilon_high": None}),
+    ({"scale_rewards": True}, {"scale_rewards": "group"}),
+    ({"scale_rewards": False}, {"scale_rewards": "none"}),
+    ({"num_generations": 8, "loss_type": "dr-grpo"}, {"group_size": 8, "grpo_loss_type": "dr_grpo"}),
+    ({"stop": "</answer>"}, {"stop": ["</answer>"]}),
+    ({"prompt_feature": "", "answer_feature": "", "valid_split": ""}, {"prompt_feature": "prompt", "valid_split": "valid"}),
+    ({"mask_prompt": False, "train": True, "adapter_path": "here"}, {"mask_prompt": False}),
+    ({"run_name": 12}, {"run_name": "12"}),
+    ({"iters": 100.0}, {"iters": 100}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("written", "canonical"), SPELLINGS)
+def test_keys_of_other_programs_are_translated(written: dict[str, Any], canonical: dict[str, Any]) -> None:
+    config = parse(SOUND | {"data": written.get("data", "owner/rows" if "dataset" not in written else None)} | written)
+    assert {key: getattr(config, key) for key in canonical} == canonical
+
+
+def test_a_schedule_mapping_means_what_it_means_in_mlx_lm() -> None:
+    """mlx's linear_schedule takes its end before its steps, and what the mapping leaves out is 0, not our default."""
+    cosine = {"name": "cosine_decay", "arguments": ["1e-4", "5e2", 1e-6], "warmup": 10, "warmup_init": 1e-8}
+    rising = {"lr_warmup_steps": 10, "lr_warmup_init": 1e-8}
+    falling = {"lr_schedule": "cosine", "learning_rate": 1e-4, "lr_final": 1e-6, "lr_decay_fraction": 0.5}
+    assert _meant(lr_schedule=cosine, learning_rate=3e-5) >= (rising | falling).items()
+    linear = {"name": "linear_schedule", "arguments": [1e-4, 1e-6, 200]}
+    falling |= {"lr_schedule": "linear", "lr_decay_fraction": 2.0, "lr_warmup_steps": 0, "lr_warmup_init": 0.0}
+    assert _meant(lr_schedule=linear, iters=100) >= falling.items()
+    assert _meant(lr_schedule={"name": "cosine_decay", "arguments": [1e-4, 10]})["lr_final"] == 0
+    assert _meant(lr_schedule=linear, lr_warmup_steps=7, iters=100)["lr_warmup_steps"] == 7
+
+
+def _meant(**raw: Any) -> Any:
+    class Superset(dict[str, Any]):
+        def __ge__(self, items: Any) -> bool:
+            return self.items() >= items
+
+    return Superset(parse(SOUND | raw).model_dump())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "key", "says"),
+    [
+        ({"arguments": [1e-4]}, "lr_schedule", "a mapping with a name and arguments"),
+        ({"name": "cosine_decay"}, "lr_schedule", "a list of at most three numbers"),
+        (
+            {"name": "one_cycle", "arguments": [1e-4, 0.9]},
+            "lr_schedule",
+            "it is one of constant, constant_with_warmup, cosine, linear",
+        ),
+        ({"name": "cosine_decay", "arguments": ["fast", 10]}, "learning_rate", "must be a number, not 'fast'"),
+        ({"name": "cosine_decay", "arguments": [1e-4, "soon"]}, "lr_decay_fraction", "must be a number, not 'soon'"),
+    ],
+)
+def test_an_invalid_schedule_mapping_is_refused(schedule: dict[str, Any], key: str, says: str) -> None:
+    assert says in one_sentence({"lr_schedule": schedule}, key)
+
+
+def test_a_schedule_counted_in_steps_is_refused_with_epochs() -> None:
+    schedule = {"name": "cosine_decay", "arguments": [1e-4, 500]}
+    assert "counted in epochs" in one_sentence({"lr_schedule": schedule, "epochs": 2}, "lr_decay_fraction")
+
+
+@pytest.mark.parametrize(
+    ("raw", "key", "says"),
+    [
+        ({"dataset": ["a", "b"], "data": None}, "data", "dataset lists 2 datasets; give exactly one."),
+        ({"dataset": "a/b"}, "data", "data is owner/rows and dataset is a/b; give one of them."),
+        ({"load_in_4bits": True, "load_in_8bits": True}, "quantization", "load_in_4bits and load_in_8bits are both on"),
+        ({"load_in_4bits": True, "quantization": 8}, "quantization", "quantization is 8 but load_in_4bits is on"),
+        ({"load_in_4bits": "flase"}, "quantization", "load_in_4bits must be true or false, not flase."),
+        ({"group_size": 4, "num_generations": 8}, "group_size", "group_size is 4 and num_generations is 8; give one"),
+        ({"rank": 8, "lora_parameters": {"rank": 16}}, "rank", "rank is 8, and 16 in lora_parameters; give one"),
+        ({"lora_parameters": 8}, "lora_parameters", "must be a mapping"),
+    ],
+)
+def test_contradicting_keys_are_one_fault(raw: dict[str, Any], key: str, says: str) -> None:
+    """No second fault about a default that the user did not choose, and no silent choice between the two keys."""
+    assert says in one_sentence(raw, key)
+
+
+# ── unknown keys, rewards, and faults beside one another ─────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [("temprature", "temperature"), ("learning-rate", "learning_rate"), ("lora_paramters", "lora_parameters"),
+     ("load_in_4bitss", "load_in_4bits"), ("reward_function", "reward_functions"), ("datset", "dataset")],
+)  # fmt: skip
+def test_a_misspelt_key_is_a_fault_that_names_the_nearest(key: str, nearest: str) -> None:
+    assert one_sentence({key: 1}, key) == f"There is no setting {key}. Did you mean {nearest}?"
+
+
+def test_an_unknown_key_without_a_near_one_is_a_fault() -> None:
+    assert one_sentence({"qqqq": 1}, "qqqq") == "There is no setting qqqq."
+    assert one_sentence({3: 1}, "3") == "There is no setting 3."  # pyright: ignore
+
+
+@pytest.mark.parametrize("key", NOT_BUILT)
+def test_a_key_of_a_feature_not_built_yet_is_refused(key: str) -> None:
+    assert one_sentence({key: 1}, key).endswith(f"({key}) is not built yet; take the key out to run without it.")
+
+
+def test_no_reward_function_means_the_defaults() -> None:
+    assert parse(SOUND).reward_functions == list(DEFAULT_REWARDS) and parse(SOUND).weights == [1.0] * 5
+    for empty in ("", [], "[]", None):
+        assert parse(SOUND | {"reward_functions": empty}).reward_functions == list(DEFAULT_REWARDS)
+    assert "2 reward weights for 5" in one_sentence(
+        {"reward_functions": [], "reward_weights": [1, 2]}, "reward_weights"
+    )
+    assert "listed twice" in one_sentence({"reward_functions": ["a", "a"]}, "reward_functions")
+
+
+@pytest.mark.parametrize(
+    ("raw", "key", "says"),
+    [
+        ({"reward_weights": [1, 2]}, "reward_weights", "There are 2 reward weights for 5 reward functions (r1_accuracy"),
+        ({"reward_weights": [0, 0, 0, 0, 0]}, "reward_weights", "Every reward weight is 0"),
+        ({"reward_weights": [1, 1, 1, 1, math.nan]}, "reward_weights", "must be a finite number, not nan."),
+        ({"reward_weights": [1, 1, 1, 1, -1_000_001]}, "reward_weights", "must lie within ±1,000,000, not -1e+06."),
+        ({"batch_size": 101, "gradient_accumulation_steps": 10, "steps_per_generation": 10, "group_size": 100}, "batch_size", "have 1,010,000 completions"),
+        ({"eval_batch_size": 10_001, "num_generations_eval": 100}, "eval_batch_size", "have 1,000,100 completions"),
+        ({"eval_batch_size": 250_001}, "eval_batch_size", "have 1,000,004 completions"),
+        ({"best_metric": "eval/reward", "steps_per_eval": 0}, "best_metric", "this run has none"),
+        ({"max_completion_length": 2048}, "max_completion_length", "leaves no room for a prompt within Max Seq (2048"),
+        ({"num_layers": 0}, "num_layers", "nothing would be trained"),
+        ({"train_type": "full", "quantization": 4}, "quantization", "Full fine-tuning has no gradient"),
+        ({"train_type": "full", "dtype": "float16"}, "dtype", "float32 or bfloat16"),
+        ({"train_type": "full", "adapter": "mine"}, "adapter", "has no adapter to start from"),
+        ({"use_rslora": True}, "use_rslora", "give LoRA alpha"),
+        ({"train_type": "dora", "quantization": 6}, "quantization", "DoRA cannot be trained on 6-bit"),
+        ({"lm_studio_name": "mine", "fuse": False}, "lm_studio_name", "turn Fuse on"),
+        ({"lm_studio_name": "a/b"}, "lm_studio_name", "may not contain '/'"),
+        ({"run_name": "../up"}, "run_name", "may not contain '/'"),
+        ({"run_name": ".."}, "run_name", "must not begin with a dot"),
+        ({"run_name": "é" * 60 + "n"}, "run_name", "longer than 120 bytes"),
+        ({"lr_schedule": "cosine", "lr_final": 1.0}, "lr_final", "The final rate (1) is above the learning rate (1e-05)."),
+        ({"lr_schedule": "exponential", "lr_final": 0}, "lr_final", "never reaches 0"),
+        ({"optimizer": "sgd", "optimizer_bits": 8}, "optimizer_bits", "The state of sgd is not built in 8 bits"),
+        ({"optimizer": "own", "optimizer_bits": 8}, "optimizer_bits", "set 32"),
+        ({"optimizer": "own", "hosts": "hosts.json"}, "optimizer", "in one process"),
+        ({"lr_schedule": "own", "hosts": "hosts.json"}, "lr_schedule", "in one process"),
+        ({"lr_schedule": "own", "stages": [{"iters": 1, "lr_final": 1e-6}]}, "stages", "A stage has lr_final"),
+        ({"stop": ["", "x"]}, "stop", "may not be empty"),
+        ({"stop": ["x"] * 1001}, "stop", "has more than 1,000 entries"),
+        ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "tokenize is not an option to choose"),
+        ({"temperature": 0}, "temperature", "Temp must be above 0, not 0."),
+        ({"group_size": 1}, "group_size", "Group must be at least 2, not 1."),
+        ({"learning_rate": -1e-5}, "learning_rate", "Learning Rate must be above 0, not -1e-05."),
+        ({"seed": 2**32}, "seed", "Seed must be at most 4294967295, not 4294967296."),
+        ({"model": ""}, "model", "Choose a base model"),
+        ({"data": " "}, "data", "Choose a dataset"),
+        ({"run_name": True}, "run_name", "Run folder name must be text, not true."),
+        ({"optimizer": "AdamV"}, "optimizer", "Did you mean adam?"),
+    ],
+)  # fmt: skip
+def test_an_invalid_setting_is_one_fault(raw: dict[str, Any], key: str, says: str) -> None:
+    assert says in one_sentence(raw, key)
+
+
+AGREEING: list[dict[str, Any]] = [
+    {"batch_size": 100, "gradient_accumulation_steps": 10, "steps_per_generation": 10, "group_size": 100},
+    {"eval_batch_size": 10_000, "num_generations_eval": 100},
+    {"reward_weights": [1_000_000, -1_000_000, 0, 0, 0]},
+    {"best_metric": "reward", "steps_per_eval": 0},
+    *({"reward_functions": ["r1_int", "f.py::f"], key: ours} for key, ours in [("stop_when", ["my_own > 1"]), ("best_metric", "my_own")]),
+    *({"reward_functions_file": "f.py", key: ours} for key, ours in [("stop_when", ["my_own > 1"]), ("best_metric", "my_own")]),
+    {"max_completion_length": 2047},
+    {"stop": ["x"] * 1000},
+    {"dtype": "float16"},
+    {"train_type": "full", "use_rslora": True},
+    {"train_type": "dora", "quantization": "4"},
+    {"quantization": "6"},
+    {"run_name": "é" * 60},
+    {"lr_schedule": "cosine", "learning_rate": 1e-4, "lr_final": 1e-4},
+    {"lr_schedule": "cosine", "lr_final": 0},
+    {"optimizer": "lion", "optimizer_bits": 8},
+    {"lr_schedule": "own", "stages": [{"iters": 1}]},
+    {"sampling_correction": "token_mask"},
+    {"sampling_correction": "token_mask", "sampling_correction_min": 3, "sampling_correction_max": 3},
+    {"reward_weight_schedule": "linear", "reward_weights_final": [1, 0, 0, 0, 0]},
+]  # fmt: skip
+
+
+def test_settings_that_only_just_agree_are_valid() -> None:
+    assert [(raw, faults) for raw in AGREEING if (faults := sentences(raw))] == []
+
+
+def test_full_fine_tuning_needs_neither_layers_nor_fusing() -> None:
+    assert not sentences({"train_type": "full", "num_layers": 0, "lm_studio_name": "mine", "fuse": False})
+
+
+def test_an_invalid_field_hides_no_other_fault() -> None:
+    """Every limited setting past its limit, an unknown key, a cross-check with sound inputs, and no model: all of it."""
+    limited = {key: about for key, about in SETTINGS.items() if about.low is not None}
+    raw: dict[str, Any] = {key: beyond(about, about.low or 0, -1) for key, about in limited.items()}
+    raw |= {
+        "train_mode": "x",
+        "model": "",
+        "unknown": 1,
+        "reward_weights": [1.0],
+        "lm_studio_name": "a:b",
+        "dataset": [1, 2],
+        "optimizer": "x",
+    }
+    settings = [fault.setting for fault in problems(raw)]
+    assert set(settings) == {
+        *limited,
+        "train_mode",
+        "model",
+        "unknown",
+        "reward_weights",
+        "lm_studio_name",
+        "data",
+        "optimizer",
+    }
+    assert len(settings) == len(set(settings))
+    order = [key for key in SETTINGS if key in settings]
+    assert settings == ["unknown", *order], "in the form's order, what is not in the form first"
+
+
+def test_a_cross_check_runs_only_if_its_settings_are_valid() -> None:
+    assert [fault.setting for fault in problems(SOUND | {"max_seq_length": "x", "max_completion_length": 9999})] == ["max_seq_length"]  # fmt: skip
+
+
+def test_parse_raises_with_all_faults() -> None:
+    with pytest.raises(Mistake) as caught:
+        parse({"temperature": 0})
+    assert [fault.setting for fault in caught.value.faults] == ["model", "data", "temperature"]
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def written(folder: Path, text: str | bytes, name: str = "config.yaml") -> Path:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "use_rslora": {"lora_alpha": 16.0},
+    "map_function": {"reward_functions_file": "f.py"},
+}
+"""What a value other than the default asks of other settings."""
+
+
+@for_every_setting
+def test_a_value_in_the_file_replaces_the_default(about: Setting) -> None:
+    """In mlx-lm-lora, command-line defaults silently override the file."""
+    other = _another(about)
+    assert getattr(parse(SOUND | NEEDED.get(about.key, {}) | {about.key: other}), about.key) == other
+    assert other != about.default or len(about.choices) == 1
+
+
+def _another(about: Setting) -> Any:
+    """A valid value other than the default."""
+    if about.key == "reward_weights":
+        return [0.5] * len(DEFAULT_REWARDS)
+    special = {
+        "stop_when": ["kl > 0.8"], "best_metric": "eval/reward", "prompt_template": "{a}", "answer_pattern": "(a)",
+        "eval_data": {"a": "owner/rows"}, "report_to": ["csv"],
+    }  # fmt: skip
+    if about.key in special:
+        return special[about.key]
+    if about.kind == "choice":
+        return about.choices[-1].value
+    if isinstance(about.default, bool):
+        return not about.default
+    if about.key == "lr_warmup_ratio":
+        return 0.1
+    if about.kind in ("int", "float"):
+        return 3 if about.default is None else about.default + 1 if about.kind == "int" else about.default * 0.5 + 0.01
+    values = {"list": ["x"], "numbers": [1.0], "rewards": ["x"], "mapping": {"a": 1}, "stages": [{"iters": 3}]}
+    return values.get(about.kind, "another")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("- a\n- b\n", "but it holds a list."),
+        ("", "but it holds nothing."),
+        ("just words", "but it holds plain text."),
+        ("3", "but it holds a single value."),
+        ("a: [1,\nb: 2", "is not valid YAML at line 2"),
+        ("a: 2026-13-45", "is not valid YAML: month must be in 1..12"),
+        (b"a: \xff", "cannot be read: it is not UTF-8 text."),
+        ("a: \x07", "is not valid YAML"),
+    ],
+)
+def test_a_file_without_settings_is_one_fault(tmp_path: Path, text: str | bytes, says: str) -> None:
+    file = written(tmp_path, text)
+    with pytest.raises(Mistake) as caught:
+        read(file)
+    (fault,) = caught.value.faults
+    _, _, rest = fault.sentence.partition(file.name)
+    assert fault.setting == "config" and says in rest and fault.sentence == about_path(file, rest)
+    assert fault.sentence.endswith(".") and "\n" not in fault.sentence
+
+
+def test_a_missing_file_or_a_folder_is_one_fault(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="There is no file"):
+        read(tmp_path / "none.yaml")
+    with pytest.raises(Mistake, match="cannot be read: it is a folder"):
+        read(tmp_path)
+
+
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    assert read(written(tmp_path, "﻿beta: 0\n")) == {"beta": 0}
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("model", "rows", "elsewhere/rows"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "mine.py").touch()
+    text = "model: model\ndataset: [../{0}/rows]\nreward_functions_file: mine.py\nreference_model_path: owner/model\n"
+    file = written(tmp_path, text.format(tmp_path.name))
+    monkeypatch.chdir(tmp_path / "elsewhere")  # where another `rows` lies
+    config = load(file)
+    assert (config.model, config.data) == (str(tmp_path / "model"), str(tmp_path / "rows"))
+    assert config.reward_functions_file == str(tmp_path / "mine.py") and config.reference_model_path == "owner/model"
+
+
+def test_absolute_and_missing_paths_stay_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    raw = {
+        "model": str(tmp_path / "link"),
+        "data": "~/rows",
+        "reward_functions_file": "",
+        "beta": 1,
+        "stages": ["none", {"iters": 3}],
+    }
+    assert beside(tmp_path, raw) == raw
+
+
+def test_files_of_reward_functions_are_relative_to_the_file(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.touch()
+    for written in (["mine.py::f(a=1)", "r1_int"], "mine.py::f(a=1), r1_int"):
+        there = {"reward_functions": [f"{mine}::f(a=1)", "r1_int"]}
+        assert beside(tmp_path, {"reward_functions": written}) == there
+        assert beside(tmp_path, {"stages": [{"reward_functions": written}]}) == {"stages": [there]}
+    for written in (None, 3, [3], "r1_int"):
+        assert beside(tmp_path, {"reward_functions": written}) == {"reward_functions": written}
+
+
+def test_a_schema_that_stands_in_the_file_is_no_path(tmp_path: Path) -> None:
+    (tmp_path / "{}").touch()
+    assert beside(tmp_path, {"data": "{}", "output_schema": "{}"}) == {
+        "data": str(tmp_path / "{}"),
+        "output_schema": "{}",
+    }
+
+
+def test_the_example_yaml_of_mlx_lora_studio_loads(tmp_path: Path) -> None:
+    config = load(
+        written(
+            tmp_path,
+            "train_mode: grpo\nmodel: mlx-community/Qwen3-0.6B-4bit\ndataset:\n  - mlx-community/Dolci-Think-RL-7B-2k\n"
+            "group_size: 4\nmax_completion_length: 512\ntemperature: 0.8\nbeta: 0.1   # KL weight\nepsilon: 1.0e-4\n"
+            "grpo_loss_type: grpo\nimportance_sampling_level: sequence\nreward_functions: exact_match,by_type,concise\n"
+            "reward_weights: [2.0, 1.5, 0.5]\nreward_functions_file: ~/my_rewards.py\n",
+        )
+    )
+    assert config.data == "mlx-community/Dolci-Think-RL-7B-2k" and config.importance_sampling_level == "sequence"
+    assert dict(zip(config.reward_functions, config.weights, strict=True)) == {"exact_match": 2.0, "by_type": 1.5, "concise": 0.5}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", sorted((resources() / "presets").glob("*.yaml")), ids=lambda path: path.name)
+def test_a_preset_loads_and_its_paths_are_in_the_repository(path: Path) -> None:
+    config = parse({"model": "a/b", "data": "a/b"} | read(path))  # most presets set neither
+    for folder in (config.model, config.data):
+        assert not folder.startswith(".") and (not Path(folder).is_absolute() or project_root() in Path(folder).parents)
+
+
+def test_the_first_launch_has_a_preset() -> None:
+    assert load(demo_config()).model
+
+
+# ── out and in again ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def values_of(about: Setting) -> st.SearchStrategy[Any]:
+    """Valid values of this setting alone."""
+    low, high = about.low if about.low is not None else -1e6, about.high if about.high is not None else 1e6
+    text = st.text(max_size=20) | st.sampled_from(
+        ["1e-5", "null", "yes", "0x1F", "2001-01-01", "12:30", "~", "#", "- a", "next\x85line", "a\u2028b\r\n "]
+    )
+    if about.kind == "choice":
+        return st.sampled_from([choice.value for choice in about.choices])
+    if about.kind == "int":
+        return st.integers(math.ceil(low), math.floor(high))
+    if about.kind == "float":
+        return st.floats(low, high, exclude_min=about.low_open, exclude_max=about.high_open)
+    simple = st.booleans() | st.integers() | st.floats(allow_nan=False) | text | st.none()
+    return {
+        "bool": st.booleans(), "fact": st.booleans(), "list": st.lists(text, max_size=3), "rewards": st.lists(text, max_size=3),
+        "numbers": st.lists(st.floats(-9, 9), max_size=3), "mapping": st.dictionaries(text, simple, max_size=3),
+        "stages": st.lists(st.fixed_dictionaries({"iters": st.integers(1, 9)}), max_size=2),
+    }.get(about.kind, text)  # fmt: skip
+
+
+def given_values_of(about: Setting) -> st.SearchStrategy[Any]:
+    """As they may stand in a file: empty text too, where that is a value."""
+    return values_of(about) | st.just("") if about.optional else values_of(about)
+
+
+SOME = st.fixed_dictionaries({}, optional={key: given_values_of(about) for key, about in SETTINGS.items()})
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(raw=SOME)
+def test_dumped_settings_load_to_the_same_settings(raw: dict[str, Any], tmp_path: Path) -> None:
+    while faults := problems(SOUND | raw):  # contradicting values: drop those that have a fault
+        wrong = {fault.setting for fault in faults} & raw.keys() or {next(iter(raw))}  # the other may be a default
+        raw = {key: value for key, value in raw.items() if key not in wrong}
+    config = parse(SOUND | raw)
+    text = dump(config)
+    again = parse(yaml.safe_load(text.encode()))
+    assert again == (config.model_copy(update={"iters": SETTINGS["iters"].default}) if config.epochs else config)
+    assert ("\niters:" in text) == (config.epochs == 0), "epochs take the place of iters in the file"
+    assert all(f"# {title}\n" in text for title in SECTIONS.values())
+
+
+def test_a_dumped_file_is_in_the_forms_order_and_its_letters_are_as_typed() -> None:
+    config = parse(SOUND | {"system_prompt": "Réponds en français."})
+    text = dump(config)
+    assert list(yaml.safe_load(text)) == list(SETTINGS) and "Réponds en français." in text
+    assert dump(config.model_dump()) == text
+
+
+LIMITS = {
+    "[-1, 10000]": "num_layers",
+    "[1, 4096]": "rank",
+    "(0, 1000000]": "lora_alpha scale epsilon_high sapo_temperature_pos sapo_temperature_neg vespo_k_pos vespo_lambda_pos "
+    "vespo_k_neg vespo_lambda_neg off_policy_mask_threshold sampling_correction_max "
+    "sampling_correction_min reward_timeout",
+    "[0, 1)": "dropout adam_beta1 adam_beta2 validation_split",
+    "[1, 100000000]": "iters",
+    "[0, 1000000]": "epochs max_grad_norm early_stopping_min_delta memory_limit beta",
+    "[1, 1000000]": "lr_cycles eval_batch_size batch_size gradient_accumulation_steps num_generations_eval",
+    "[1, 10000]": "num_iterations steps_per_generation dynamic_sampling_rounds",
+    "[2, 10000000]": "max_seq_length",
+    "[0, 4294967295]": "seed data_seed",
+    "(0, 10]": "learning_rate lr_decay_fraction temperature repetition_penalty",
+    "[-10, 10]": "presence_penalty frequency_penalty",
+    "[0, 1]": "lr_warmup_ratio weight_decay min_p top_entropy_quantile entropy_coef",
+    "[0, 1000000000]": "eval_delay lr_warmup_steps steps_per_eval early_stopping_patience",
+    "[0, 10]": "lr_warmup_init lr_final",
+    "[1, 1000000000]": "steps_per_report save_every keep_checkpoints ref_model_sync_steps",
+    "[-1, 1000000000]": "val_batches test_batches",
+    "[0, 1000]": "neftune_noise_alpha retry_on_gpu_error",
+    "[16, 10000000]": "seq_step_size",
+    "(0, 100]": "lr_power",
+    "(0, 1]": "adam_epsilon ref_model_mixup_alpha top_p",
+    "[2, 1000000]": "group_size",
+    "[1, 10000000]": "max_completion_length max_prompt_length",
+    "[0, 10000000]": "top_k",
+    "(0, 1)": "epsilon",
+    "(1, 1000000]": "delta",
+    "[0, 100]": "entropy_target",
+}
+
+
+def test_numbers_have_the_documented_limits() -> None:
+    """The walk over every setting proves that limits are enforced, whatever they are; this proves which they are."""
+
+    def interval(about: Setting) -> str:
+        low, high = ("(" if about.low_open else "["), (")" if about.high_open or about.high is None else "]")
+        return f"{low}{about.low}, {'∞' if about.high is None else about.high}{high}"
+
+    limited = {key: interval(about) for key, about in SETTINGS.items() if (about.low, about.high) != (None, None)}
+    assert limited == {key: limits for limits, keys in LIMITS.items() for key in keys.split()}
+
+
+@pytest.mark.parametrize(
+    ("stage", "says"),
+    [
+        ({"reward_weights": [1, "a"]}, "Stage 1: reward_weights must be a list of numbers."),
+        ({"reward_functions": ["a", 3]}, "Stage 1: reward_functions must be a list of names."),
+    ],
+    ids=["weights", "functions"],
+)
+def test_every_entry_of_a_stages_list_must_have_the_right_type(stage: dict[str, Any], says: str) -> None:
+    assert sentences({"stages": [{"iters": 1} | stage]}, "stages") == [says]
+    assert not sentences({"stages": [{"iters": 1, "reward_weights": []}]}, "stages"), "empty means the default"
+
+
+def test_many_stages_are_not_all_checked_for_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were: 300 took five seconds, and a thousand a minute."""
+    checked: list[str] = []
+
+    def check(_: Any, name: str) -> list[Fault]:
+        checked.append(name)
+        return []
+
+    monkeypatch.setattr(checks, "stage_faults", check)
+    assert not sentences({"stages": [{"iters": 1}] * 50}, "stages")
+    assert len(checked) <= 2 * 50 and {f"Stage {number}" for number in range(1, 51)} == {*checked}
+
+
+def test_characters_that_a_name_may_not_contain_are_listed_in_order() -> None:
+    """Not in that of a set, which is another one in every process."""
+    (sentence,) = sentences({"run_name": "a|b?c>d<e*f:g"}, "run_name")
+    assert sentence == "The run folder name may not contain '*' ':' '<' '>' '?' '|'."

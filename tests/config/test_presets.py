@@ -1,0 +1,158 @@
+"""Presets: each loads, has a title and a sentence, changes only the settings it may, and previews its changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+
+from app.state.draft import Draft
+from app.state.form_values import defaults
+from app.state.presets import BROUGHT, OWN, Preset, preset, presets
+from app.widgets.form.preset_panel import PresetPanel
+from backend.config import config
+from backend.config.config import SETTINGS
+from backend.utils import places
+from backend.utils.errors import Mistake
+
+MINE = {
+    "model": "me/mine", "data": "me/rows", "prompt_feature": "q", "answer_feature": "a",
+    "reward_functions": ["r1_count_xml"], "reward_weights": [3.0], "reward_functions_file": "",
+}  # fmt: skip
+ALL = presets()
+
+
+@pytest.fixture
+def draft(tmp_path: Path, qapp) -> Draft:
+    draft = Draft(tmp_path / "draft.yaml")
+    draft.update(MINE)
+    return draft
+
+
+def test_the_documented_presets_exist():
+    assert [candidate.title for candidate in ALL][:11] == [
+        "Demo", "Fast try", "Reasoning", "Small memory", "GSPO", "DAPO", "Dr. GRPO", "Full, small model",
+        "As documented", "GSM8K", "DeepMath",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("candidate", ALL, ids=lambda candidate: candidate.name)
+def test_every_preset_gives_a_valid_config(candidate: Preset, draft: Draft):
+    draft.apply(candidate)
+    assert not draft.problems()
+    assert draft.config()
+    assert candidate.sentence.endswith(".") and len(candidate.title) < 30
+    loaded = config.read(places.resources() / "presets" / f"{candidate.name}.yaml")
+    assert config.problems({"model": "a/b", "data": "a/b"} | loaded) == []
+
+
+@pytest.mark.parametrize("candidate", ALL, ids=lambda candidate: candidate.name)
+def test_a_preset_keeps_model_data_and_rewards_unless_it_says_so(candidate: Preset, draft: Draft):
+    draft.apply(candidate)
+    kept = [key for key, value in MINE.items() if draft.value(key) == value]
+    brought = [key for key in MINE if key in BROUGHT] if candidate.brings else []
+    assert candidate.replaces or set(kept) >= {key for key in MINE if key not in brought}
+    assert (kept == list(MINE)) == (not candidate.replaces and not candidate.brings)
+    assert candidate.replaces == (candidate.title == "Demo")
+    assert candidate.brings == (candidate.title in ("GSM8K", "DeepMath"))
+
+
+def test_a_preset_of_a_dataset_leaves_nothing_of_the_dataset_before(draft: Draft):
+    draft.update({"prompt_template": "{x}", "valid_data": "other.jsonl", "dataset_config": "b"})
+    draft.apply(next(candidate for candidate in ALL if candidate.title == "DeepMath"))
+    assert (draft.value("prompt_template"), draft.value("valid_data"), draft.value("dataset_config")) == ("", "", "")
+    assert draft.value("data") == "trl-lib/DeepMath-103K" and draft.value("model") == MINE["model"]
+
+
+@pytest.mark.parametrize("candidate", ALL, ids=lambda candidate: candidate.name)
+def test_the_preview_of_a_preset_is_what_it_changes(candidate: Preset, draft: Draft):
+    before = draft.values()
+    changed = {about.key: after for about, _, after in candidate.changes(before)}
+    draft.apply(candidate)
+    assert {key: draft.value(key) for key in changed} == changed
+    assert all(draft.value(key) == before[key] for key in SETTINGS if key not in changed)
+    assert candidate.changes(draft.values()) == []
+
+
+def test_the_demo_preset_gives_the_settings_of_the_demo(draft: Draft):
+    draft.apply(ALL[0])
+    assert draft.is_demo and draft.path is None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("iters: 5\n", "two comment lines"),
+        ("# Title\n# A sentence.\nitres: 5\n", "iters"),
+        ("# Title\n# A sentence.\ntemperature: 0\n", "Temp must be above 0"),
+        ("# Title\n# A sentence.\nmodel: a/b\n", "does not say that it replaces"),
+        ("# Title\n# A sentence.\nreward_weights: [1]\n", "does not say that it replaces"),
+    ],
+)
+def test_an_invalid_preset_file_is_refused_with_a_sentence(tmp_path: Path, text: str, why: str):
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(Mistake, match=why):
+        preset(tmp_path / "bad.yaml")
+
+
+def test_a_file_added_to_the_folder_is_a_preset(tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text("# Mine\n# As I like it.\nseed: 3\n")
+    assert [candidate.title for candidate in presets(tmp_path)] == ["Mine"]
+
+
+def test_settings_of_the_users_task_exist():
+    assert set(OWN) <= set(SETTINGS)
+
+
+# The panel
+
+
+@pytest.fixture
+def panel(draft: Draft, qtbot) -> PresetPanel:
+    panel = PresetPanel(ALL, draft.values())
+    panel.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)
+    panel.taken.connect(draft.apply)
+    qtbot.addWidget(panel)
+    panel.show()
+    return panel
+
+
+def test_the_panel_previews_and_changes_nothing_until_apply(panel: PresetPanel, draft: Draft):
+    panel.list.setCurrentRow(4)
+    rows = [tuple(panel.table.item(row, column).text() for column in range(3)) for row in range(panel.table.rowCount())]
+    assert ("Importance", "Token", "Sequence (GSPO)") in rows or any(row[0] == "Importance" for row in rows)
+    assert ("Beta (KL weight)", "0.1", "0") in rows
+    assert "stay as they are" in panel.keeps.text()
+    assert draft.value("beta") == 0.1
+    panel.reject()
+    assert draft.value("beta") == 0.1
+
+
+def test_a_preset_is_chosen_and_applied_by_keyboard(panel: PresetPanel, draft: Draft):
+    panel.list.setFocus()
+    for _ in range(5):
+        QTest.keyClick(panel.list, Qt.Key.Key_Down)
+    assert panel.chosen.title == "DAPO"
+    QTest.keyClick(panel.list, Qt.Key.Key_Return)
+    assert draft.value("grpo_loss_type") == "dapo"
+    assert draft.value("model") == "me/mine"
+
+
+def test_a_preset_that_changes_nothing_cannot_be_applied(draft: Draft, qtbot):
+    draft.apply(ALL[4])
+    panel = PresetPanel(ALL, draft.values())
+    qtbot.addWidget(panel)
+    panel.list.setCurrentRow(4)
+    assert not panel.apply.isEnabled()
+    assert panel.keeps.text() == "The form is like this already."
+
+
+def test_the_demo_says_that_it_replaces_everything(panel: PresetPanel):
+    panel.list.setCurrentRow(0)
+    assert "replaces the whole form" in panel.keeps.text()
+
+
+def test_a_replacing_preset_starts_from_the_defaults():
+    assert ALL[0].applied({**defaults(), "seed": 9})["seed"] == 0

@@ -1,0 +1,62 @@
+"""The columns of a dataset file, read from its first line, and the guess which of them are prompt and answer."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from backend.data.dataset_columns import HEAD_BYTES, columns_of, guessed
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "columns"),
+    [
+        ("a.csv", "\ufeffquestion,answer\n1,2\n", ["question", "answer"]),
+        ("a.csv", '"a, b",c\n', ["a, b", "c"]),
+        ("a.csv", "", []),
+        ("a.jsonl", '{"prompt": "x", "answer": {"deep": 1}}\n{"other": 1}\n', ["prompt", "answer"]),
+        ("a.json", '\n[ {"q": 1, "a": 2}, {"q"', ["q", "a"]),
+        ("a.json", '{"rows": broken', []),
+        ("a.jsonl", "[1]\n", []),
+    ],
+)
+def test_columns_are_read_from_the_first_line(tmp_path: Path, name: str, text: str, columns: list[str]):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert columns_of(tmp_path / name) == columns
+
+
+def test_an_unreadable_file_has_no_columns(tmp_path: Path):
+    (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00")
+    assert columns_of(tmp_path / "a.csv") == columns_of(tmp_path / "absent.csv") == columns_of(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        (["Question", "Answer"], {"prompt_feature": "Question", "answer_feature": "Answer"}),
+        (["id", "problem", "final answer"], {"prompt_feature": "problem", "answer_feature": "final answer"}),
+        (["math_question", "gold-answer", "kind"], {"prompt_feature": "math_question", "answer_feature": "gold-answer", "type_feature": "kind"}),
+        (["answer", "prompt", "system"], {"prompt_feature": "prompt", "answer_feature": "answer", "system_feature": "system"}),
+        (["x", "y"], {}),
+    ],
+)  # fmt: skip
+def test_usual_column_names_are_recognised(columns: list[str], expected: dict[str, str]):
+    assert guessed(columns) == expected
+
+
+def test_no_column_is_guessed_for_two_settings():
+    assert guessed(["question answer"]) == {"prompt_feature": "question answer"}
+
+
+@pytest.mark.skipif(not os.access("/proc/kmsg", os.R_OK), reason="there is no file here whose reader waits")
+def test_a_file_that_never_answers_has_no_columns(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").symlink_to("/proc/kmsg")
+    assert columns_of(tmp_path / "rows.jsonl") == []
+
+
+def test_a_character_at_the_end_of_the_head_may_be_cut(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": 1}\n' + "é" * HEAD_BYTES, encoding="utf-8")
+    assert columns_of(file) == ["prompt"]

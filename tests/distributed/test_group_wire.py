@@ -1,0 +1,105 @@
+"""What travels between ranks arrives as it was: problems with any row, completions with every list, files of reward functions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backend.config.config import parse
+from backend.distributed import group_wire, reward_code
+from backend.distributed.frames import decode, encode
+from backend.types import Completion, Group, Problem
+from backend.utils.errors import Mistake
+
+
+def sent(body: Any, arrays: group_wire.Arrays | None = None) -> tuple[Any, group_wire.Arrays]:
+    """Through the frames of the control channel."""
+    whole = b"".join(bytes(part) for part in encode("a test", {"it": body}, arrays or {}))
+    place = 0
+
+    def read(count: int) -> bytearray:
+        nonlocal place
+        place += count
+        return bytearray(whole[place - count : place])
+
+    _, received, of_frame = decode(read)
+    return received["it"], of_frame
+
+
+ROW = {
+    "text": "é\udce9\0", "none": None, "big": 2**80, "nan": 0.1, "list": [1, [True, {"a": b"\0\xff"}]], "when": datetime(2026, 1, 2, tzinfo=UTC),
+    "day": date(2026, 1, 2), "price": Decimal("1.10"), "pair": (1, (2,)), "messages": [{"role": "user", "content": "x"}],
+}  # fmt: skip
+
+
+def test_a_problem_keeps_every_column_with_its_type() -> None:
+    problem = Problem(7, "What?", [{"role": "user", "content": "What?"}], [5, 6], "42", "sum", ROW)
+    (received,) = group_wire.unpacked_problems(sent(group_wire.packed_problems([problem]))[0])
+    assert received == problem
+    assert [type(x) for x in received.row.values()] == [type(x) for x in ROW.values()]
+
+
+def test_a_column_that_cannot_travel_is_named() -> None:
+    with pytest.raises(Mistake, match="column picture holds a set"):
+        group_wire.packed_problems([Problem(0, "", [], [], "", row={"picture": [{1}]})])
+
+
+def groups() -> list[Group]:
+    numbers = np.random.default_rng(0).normal(size=5).astype(np.float32).tolist()
+    return [
+        Group(Problem(0, "a", [], [1, 2], "x"), [
+            Completion([3, 4, 5], numbers[:3], "abc", "eos", [-0.5, 0.0, -1.0], scores={"f": 0.1, "g": None}, reward=0.1, advantage=1 / 3),
+            Completion([], [], "", "length", scores={"f": float("nan"), "g": 1.0}, logged={"note": "hm"}),
+        ]),
+        Group(Problem(1, "b", [], [], "y"), [
+            Completion([6, 7], numbers[3:], "d", "string", mask=[1, 0], log_held=[-0.25, 0.0], scores={"f": 1.0, "g": 2.0}, reward=3.0),
+        ]),
+    ]  # fmt: skip
+
+
+def test_scored_groups_arrive_as_they_were() -> None:
+    body, arrays = sent(*group_wire.packed_scored(groups()))
+    received = group_wire.unpacked_scored(body, arrays, [group.problem for group in groups()])
+    assert repr([asdict(group) for group in received]) == repr([asdict(group) for group in groups()])
+
+
+def test_learning_needs_no_text() -> None:
+    body, arrays = group_wire.packed_completions(groups())
+    assert "abc" not in json.dumps(body)
+    lengths, tokens = group_wire.packed_prompts(groups())
+    problems = group_wire.unpacked_prompts(lengths, tokens)
+    received = group_wire.unpacked_completions(*sent(body, arrays), problems)
+    assert [group.problem.tokens for group in received] == [[1, 2], []]
+    for group, own in zip(received, groups(), strict=True):
+        for one, other in zip(group.completions, own.completions, strict=True):
+            for name in ("tokens", "logps", "log_kept", "log_held", "mask", "stop", "advantage"):
+                assert getattr(one, name) == getattr(other, name), name
+
+
+def test_reward_files_move_to_the_worker(tmp_path: Path) -> None:
+    """Two files of one name from two folders, in the setting of the file, in entries, and in a stage."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "own.py").write_text(
+            f"# {folder}\r\ndef f(completions, **_):\n    return [0.0]\n", newline=""
+        )
+    entry, file = f"{tmp_path}/a/own.py::f(name=first)", f"{tmp_path}/b/own.py"
+    config = parse({
+        "model": "m", "data": "d", "reward_functions": [entry, "r1_int"], "reward_functions_file": file,
+        "stages": [{"iters": 1, "reward_functions": [f"{file}::f"]}, {"iters": 1}],
+    })  # fmt: skip
+    code = sent(reward_code.code_of(config))[0]
+    files = reward_code.write_code(code, tmp_path / "worker")
+    moved = reward_code.with_code(config, {name: files[path] for name, path in reward_code.named_files(config).items()})
+    first, second = moved.reward_functions[0].removesuffix("::f(name=first)"), moved.reward_functions_file
+    assert Path(first).read_bytes().startswith(b"# a\r\n") and Path(second).read_bytes().startswith(b"# b\r\n")
+    assert moved.reward_functions[1] == "r1_int"
+    assert moved.stages[0]["reward_functions"] == [f"{second}::f"]
+    assert str(tmp_path / "worker") in first and str(tmp_path / "worker") in second

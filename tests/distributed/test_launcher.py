@@ -1,0 +1,341 @@
+"""The launcher with stand-ins for the ranks: processes with the real control channel and without MLX."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from backend.distributed.hosts_file import Host, HostsFile, parse_hosts
+from backend.distributed.launching import launcher
+from backend.distributed.launching.launcher import Launch, LaunchEnd, free_port, run_ranks, without
+from backend.distributed.orders import Orders
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.utils.process_ids import is_alive
+
+ROOT = Path(__file__).parents[3]
+
+
+class Bench:
+    """A run folder, and how its stand-in ranks are launched."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run = RunFolder(folder / "run")
+        self.run.path.mkdir()
+        self._monkeypatch = monkeypatch
+        self.program = folder / "rank"
+        self.program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m tests.support.standin_rank "$@"\n')
+        self.program.chmod(0o755)
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+
+    def launch(
+        self,
+        size: int = 2,
+        *,
+        backend: str = "ring",
+        wrong: dict[int, str] | None = None,
+        steps: int = 4,
+        **orders: Any,
+    ) -> LaunchEnd:
+        self._monkeypatch.setenv("GRPO_STUDIO_TEST_RANK", json.dumps(wrong or {}))
+        self._monkeypatch.setenv("GRPO_STUDIO_TEST_STEPS", str(steps))
+        hosts = HostsFile(tuple(Host("127.0.0.1", ("127.0.0.1",), program=str(self.program)) for _ in range(size)))
+        return run_ranks(Launch(self.run, hosts, backend, Orders("train", **orders)))
+
+    def events(self, *kinds: str) -> list[dict[str, Any]]:
+        return [event for event in read_events(self.run.events) if not kinds or event["kind"] in kinds]
+
+    def pids(self) -> list[int]:
+        return [pid for event in self.events("started") for pid in event["pids"]]
+
+    def when_step(self, step: int, work: Callable[[list[int]], None]) -> threading.Thread:
+        """Calls `work` with the process ids of the ranks as soon as that step is in the diary."""
+
+        def wait() -> None:
+            until = time.monotonic() + 20
+            while time.monotonic() < until:
+                if any(event["step"] >= step for event in self.events("step")):
+                    work(self.pids())
+                    return
+                time.sleep(0.01)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        return thread
+
+    def left(self) -> list[psutil.Process]:
+        """Processes of this run that still live."""
+        return [each for each in psutil.process_iter(["cmdline"]) if str(self.run.path) in (each.info["cmdline"] or [])]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    made = Bench(tmp_path, monkeypatch)
+    yield made
+    left = made.left()
+    for each in left:
+        each.kill()
+    assert not left, "no process is left"
+
+
+def kill(rank: int, number: int = signal.SIGKILL) -> Callable[[list[int]], None]:
+    return lambda pids: os.kill(pids[rank], number)
+
+
+@pytest.mark.proof
+def test_two_ranks_train_to_the_end(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    assert bench.launch() == LaunchEnd("finished", 0)
+    assert bench.events()[-1]["kind"] == "finished" and bench.events("started")[0]["ranks"] == 2
+    assert "rank 0 has ended" in capfd.readouterr().out, "what rank 0 prints is the launcher's output"
+    assert (bench.run.path / "ranks" / "rank-1.log").read_text() == "this worker works\n"
+
+
+def test_a_worker_that_dies_ends_the_run_in_rank_0s_own_words(bench: Bench) -> None:
+    thread = bench.when_step(2, kill(1))
+    end = bench.launch(steps=400)
+    thread.join()
+    assert (end.kind, end.exit_code) == ("failed", 2)
+    last = bench.events()[-1]
+    assert last["kind"] == "failed" and "(rank 1) hung up: its process has ended" in last["sentence"]
+    assert (
+        last["sentence"].endswith("What it printed: ranks/rank-1.log in the run folder.")
+        and len(last["sentence"]) < 200
+    )
+
+
+@pytest.mark.proof
+def test_without_it_the_run_goes_on(bench: Bench) -> None:
+    thread = bench.when_step(3, kill(2))
+    end = bench.launch(3, steps=12, goes_on=True)
+    thread.join()
+    assert (end.kind, end.exit_code) == ("finished", 0)
+    assert [event["ranks"] for event in bench.events("started")] == [3, 2]
+    (note,) = bench.events("note")
+    assert "(rank 2) hung up" in note["sentence"] and note["sentence"].endswith("The run goes on without it.")
+    assert [event["step"] for event in bench.events("step")] == list(range(1, 13))
+    assert not bench.events("failed")
+
+
+def test_the_last_one_goes_on_alone(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    thread = bench.when_step(3, kill(1))
+    end = bench.launch(2, steps=12, goes_on=True)
+    thread.join()
+    assert end == LaunchEnd("finished", 0) and bench.events()[-1]["kind"] == "finished"
+    assert [event["ranks"] for event in bench.events("started")] == [2, 1]
+    assert "rank 0 has ended" in capfd.readouterr().out, "what rank 0 prints is the launcher's output"
+    assert (bench.run.path / "ranks" / "rank-1.log").read_text() == "this worker works\n"
+
+
+@pytest.mark.proof
+def test_ranks_are_started_anew_where_rank_0_asks_for_it(bench: Bench) -> None:
+    assert bench.launch(wrong={0: "restart once"}).exit_code == 0
+    assert [event["ranks"] for event in bench.events("started")] == [2, 2]
+
+
+def test_a_rank_0_that_was_killed_has_its_ending_written(bench: Bench) -> None:
+    thread = bench.when_step(2, kill(0))
+    end = bench.launch(steps=400)
+    thread.join()
+    assert (end.kind, end.exit_code) == ("failed", 2)
+    last = bench.events()[-1]
+    assert last["kind"] == "failed" and last["step"] >= 2
+    assert last["sentence"].startswith("The process of rank 0, on this machine, was killed (signal 9).")
+
+
+@pytest.mark.proof
+def test_a_rank_0_that_was_stopped_wakes_and_ends(bench: Bench) -> None:
+    """Its workers end themselves, as it says nothing any more."""
+    thread = bench.when_step(2, kill(0, signal.SIGSTOP))
+    began = time.monotonic()
+    end = bench.launch(steps=2_000)
+    thread.join()
+    assert time.monotonic() - began < 30
+    assert end.exit_code == 2 and "hung up" in bench.events()[-1]["sentence"]
+
+
+@pytest.mark.proof
+def test_a_rank_0_that_hangs_is_killed_and_its_ending_written(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "ENDING_S", 1.0)
+    thread = bench.when_step(2, kill(1))
+    end = bench.launch(steps=400, wrong={0: "hang when lost"})
+    thread.join()
+    assert end.exit_code == 2
+    sentence = bench.events()[-1]["sentence"]
+    assert "(rank 1)" in sentence and sentence.endswith("The run goes on from its last checkpoint when it is resumed.")
+
+
+def test_a_stop_of_the_launcher_is_a_stop_of_rank_0(bench: Bench) -> None:
+    thread = bench.when_step(2, lambda pids: os.kill(os.getpid(), signal.SIGTERM))
+    end = bench.launch(steps=400)
+    thread.join()
+    assert (end.kind, end.exit_code) == ("stopped", 3) and bench.events()[-1]["kind"] == "stopped"
+
+
+@pytest.mark.proof
+def test_a_stop_before_the_run_began_is_written_down(bench: Bench) -> None:
+    threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGHUP]).start()
+    end = bench.launch(wrong={1: "hang at start"})
+    assert (end.kind, end.exit_code) == ("stopped", 3)
+    (last,) = bench.events()
+    assert last["sentence"] == "Stopped before it had begun, because SIGHUP was received."
+
+
+def test_a_rank_that_does_not_start_is_told_with_its_last_words(bench: Bench) -> None:
+    end = bench.launch(wrong={1: "crash at start"})
+    assert end.exit_code == 2
+    assert "ended before the run began: no such library" in bench.events()[-1]["sentence"]
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_stopped_before_the_ranks_meet_is_not_taken_for_slow(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    monkeypatch.setattr(launcher, "STOPPED_S", 1.0)
+
+    def stop() -> None:
+        of_rank = [each for each in bench.left() if each.environ().get("MLX_RANK") == str(rank)]
+        of_rank[0].suspend()
+
+    threading.Timer(1.0, stop).start()
+    began = time.monotonic()
+    end = bench.launch(wrong={1: "hang at start"})
+    assert time.monotonic() - began < 20 and end.exit_code == 2
+    assert f"The process of rank {rank}, on this machine, was stopped" in bench.events()[-1]["sentence"]
+
+
+@pytest.mark.proof
+def test_ranks_that_never_meet_are_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "MEETING_S", 1.5)
+    end = bench.launch(wrong={1: "hang at start"})
+    assert end.exit_code == 2 and "The ranks did not connect within" in bench.events()[-1]["sentence"]
+
+
+@pytest.mark.proof
+def test_a_fault_of_a_worker_ends_the_run_in_its_own_words(bench: Bench) -> None:
+    assert bench.launch(wrong={1: "fault"}, steps=400).exit_code == 2
+    assert "(rank 1): The reward function broke." in bench.events()[-1]["sentence"]
+
+
+@pytest.mark.proof
+def test_a_worker_that_stays_is_ended(bench: Bench) -> None:
+    began = time.monotonic()
+    assert bench.launch(wrong={1: "stay"}).exit_code == 0
+    assert time.monotonic() - began < 15
+
+
+@pytest.mark.proof
+def test_a_rank_0_that_does_not_exit_is_ended_with_the_code_that_it_told(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "EXITING_S", 0.5)
+    assert bench.launch(wrong={0: "hang at the end"}) == LaunchEnd("finished", 0)
+    assert bench.events()[-1]["kind"] == "finished"
+
+
+@pytest.mark.proof
+def test_workers_end_when_their_launcher_is_killed(bench: Bench) -> None:
+    """SIGKILL leaves it no time to end anything: workers find the end of their stdin, and rank 0 then has no workers."""
+    code = f"""
+import json, os, sys
+sys.path.insert(0, {str(ROOT)!r})
+from pathlib import Path
+from backend.distributed.launching.launcher import Launch, run_ranks
+from backend.distributed.orders import Orders
+from backend.distributed.hosts_file import Host, HostsFile
+from backend.runs.run_folder import RunFolder
+os.environ["GRPO_STUDIO_TEST_STEPS"] = "2000"
+host = Host("127.0.0.1", ("127.0.0.1",), program={str(bench.program)!r})
+run_ranks(Launch(RunFolder(Path({str(bench.run.path)!r})), HostsFile((host, host)), "ring", Orders("train")))
+"""
+    import subprocess
+
+    process = subprocess.Popen([sys.executable, "-c", code])
+    bench.when_step(1, lambda pids: process.kill()).join()
+    process.wait()
+    until = time.monotonic() + 10
+    while bench.left() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not bench.left() and "hung up" in bench.events()[-1]["sentence"]
+
+
+# ── mpirun ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
+
+
+@needs_mpi
+@pytest.mark.proof
+def test_three_ranks_of_mpirun_train_to_the_end(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    assert bench.launch(3, backend="mpi") == LaunchEnd("finished", 0)
+    out = capfd.readouterr().out
+    assert "rank 0 has ended" in out and "works" not in out and "pid" not in out
+    assert [(bench.run.path / "ranks" / f"rank-{rank}.log").read_text() for rank in (1, 2)] == [
+        "this worker works\n"
+    ] * 2
+
+
+@needs_mpi
+@pytest.mark.proof
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_rank_of_mpirun_that_dies_or_stops_ends_the_run(bench: Bench, rank: int, number: int) -> None:
+    thread = bench.when_step(2, kill(rank, number))
+    began = time.monotonic()
+    end = bench.launch(3, backend="mpi", steps=2_000)
+    thread.join()
+    assert time.monotonic() - began < 30 and (end.kind, end.exit_code) == ("failed", 2)
+    sentence = bench.events()[-1]["sentence"]
+    assert (
+        ("was killed" in sentence) if (rank, number) == (0, signal.SIGKILL) else re.search(r"\(rank [12]\)", sentence)
+    )
+
+
+@needs_mpi
+@pytest.mark.proof
+def test_under_mpirun_a_stop_reaches_rank_0_and_a_lost_machine_is_done_without(bench: Bench) -> None:
+    thread = bench.when_step(3, kill(2))
+    assert bench.launch(3, backend="mpi", steps=12, goes_on=True).exit_code == 0
+    thread.join()
+    assert [event["ranks"] for event in bench.events("started")] == [3, 2]
+    thread = bench.when_step(13, lambda pids: os.kill(os.getpid(), signal.SIGTERM))
+    assert bench.launch(3, backend="mpi", steps=400).exit_code == 3
+    thread.join()
+
+
+# ── what is planned ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_machine_is_left_out_with_the_devices_that_lead_to_it() -> None:
+    hosts = parse_hosts(
+        [{"ssh": name, "rdma": [None if other == name else f"to_{other}" for other in "abc"]} for name in "abc"], "f"
+    )
+    left = without(hosts, 1)
+    assert [host.ssh for host in left.hosts] == ["a", "c"]
+    assert [host.rdma for host in left.hosts] == [(None, "to_c"), ("to_a", None)]
+    assert without(HostsFile((Host("a"), Host("b"))), 1).hosts == (Host("a"),)
+
+
+def test_ports_that_are_taken_are_not_chosen() -> None:
+    import socket
+
+    hosts = HostsFile((Host("a", ("10.0.0.1", "10.0.0.2")), Host("b", ("10.0.0.3",))))
+    port = free_port(hosts)
+    with socket.create_server(("", port + 1)):
+        assert not launcher._is_free(port + 1) and launcher._is_free(port)
+    assert replace(hosts).hosts and is_alive(os.getpid())

@@ -1,0 +1,196 @@
+"""The check of several machines: what each says, how ssh's and a program's failures are told, a model's copy, and nothing left running."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import time
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from backend.__main__ import app
+from backend.distributed.check import machine_check, machine_probes, model_copy
+from backend.distributed.check.machine_check import CheckProgress, Wanted, check_machines, require_machines
+from backend.distributed.check.model_files import digest_of
+from backend.distributed.hosts_file import HostsFile, parse_hosts
+from backend.distributed.machine_report import MachineReport
+from backend.utils.errors import Mistake
+from backend.utils.places import demo_folder
+from tests.support.fake_hosts import FakeHosts
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHosts:
+    return FakeHosts(tmp_path, monkeypatch)
+
+
+def _file(*others: dict[str, Any]) -> HostsFile:
+    return parse_hosts([{"ssh": "127.0.0.1"}, *({"ips": ["127.0.0.1"]} | other for other in others)], "hosts.json")
+
+
+def test_two_machines_are_compared_a_model_is_copied_and_their_sums_are_measured(
+    hosts: FakeHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """One whole check, through the verb: it is the costly one."""
+    home = hosts.add("mac-b", noise="Last login: yesterday\n")
+    # An id of the Hub, in this machine's cache under a revision.
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    revision = tmp_path / "cache" / "models--demo--adder" / "snapshots" / "abc123"
+    shutil.copytree(demo_folder("model"), revision)
+    file = tmp_path / "hosts.json"
+    file.write_text(json.dumps(_file({"ssh": "mac-b"}).to_json()))
+    done = CliRunner().invoke(app(), ["machines", str(file), "--model", "demo/adder", "--copy", "--json"])
+    assert done.exit_code == 0, done.output
+    report = MachineReport.from_dict(json.loads(done.stdout.splitlines()[-1]))
+    here, there = (machine.facts for machine in report.machines)
+    assert here is not None and there is not None and here.model == there.model != ""
+    assert (here.mlx, here.code, here.memory) == (there.mlx, there.code, there.memory)
+    assert report.backend == "ring" and report.link is not None
+    assert 0 < report.link.latency_s < 1 and report.link.bytes_per_second > 1e6
+    assert {(of, to) for of, to, _ in report.link.neighbours} == {(0, 1), (1, 0)}
+    assert "Over ring, a sum of one number takes" in report.link_sentence()
+    copied = home / "huggingface" / "hub" / "models--demo--adder"
+    assert (copied / "refs" / "main").read_text() == "abc123"
+    for path in revision.iterdir():
+        assert (copied / "snapshots" / "abc123" / path.name).read_bytes() == path.read_bytes()
+    assert not hosts.processes()
+
+
+@pytest.mark.parametrize(
+    ("files", "about", "says"),
+    [
+        ({"refusal": "anna@mac-b: Permission denied (publickey).\n"}, {}, "refuses your key. Put it there with: ssh-copy-id mac-b"),
+        ({"refusal": "Host key verification failed.\n"}, {}, "Connect once by hand and answer its question: ssh mac-b"),
+        ({"refusal": "ssh: connect to host mac-b port 22: Connection refused\n"}, {}, "Turn on Remote Login there"),
+        ({"refusal": "connect to host mac-b port 22: Operation timed out\n"}, {}, "does not answer. It may be asleep"),
+        ({"refusal": "something\x1b[31m else\n"}, {}, r"was not reached within 8 s: something\x1b[31m else."),
+        ({}, {"program": "/no/such/python"}, "has no /no/such/python. Install GRPO Studio there"),
+        ({"tool": "#!/bin/sh\necho 'No module named backend' >&2; exit 1\n"}, {"program": "~/tool"}, "has no GRPO Studio, or an older one"),
+        ({"tool": "#!/bin/sh\necho 'dyld: bad image' >&2; exit 134\n"}, {"program": "~/tool"}, "could not start GRPO Studio: dyld: bad image."),
+        ({"tool": "#!/bin/sh\necho 'grpo-studio {\"error\": \"OSError: disk\"}'; cat\n"}, {"program": "~/tool"}, "reports: OSError: disk."),
+        ({"tool": "#!/bin/sh\necho 'grpo-studio {'; cat\n"}, {"program": "~/tool"}, "could not be asked"),
+    ],
+)  # fmt: skip
+def test_a_machine_that_cannot_be_asked_is_one_sentence_that_says_what_to_do(
+    hosts: FakeHosts, files: dict[str, str], about: dict[str, str], says: str
+):
+    home = hosts.add("mac-b", **files)
+    if (home / "tool").exists():
+        (home / "tool").chmod(0o755)
+    with pytest.raises(Mistake) as caught:
+        require_machines(_file({"ssh": "mac-b", **about}), "hosts.json", Wanted())
+    (fault,) = caught.value.faults
+    assert fault.setting == "hosts" and fault.sentence.startswith("mac-b ") and says in fault.sentence
+    assert len(fault.sentence) <= 200
+    assert not hosts.processes()
+
+
+def test_every_machine_that_fails_is_named_and_one_machine_is_asked_once(hosts: FakeHosts):
+    hosts.add("mac-b", refusal="Permission denied (publickey).\n")
+    with pytest.raises(Mistake) as caught:
+        require_machines(_file({"ssh": "mac-b"}, {"ssh": "mac-b"}, {"ssh": "mac-c"}), "hosts.json", Wanted("ring"))
+    assert [fault.sentence.split()[0] for fault in caught.value.faults] == ["mac-b", "mac-c"]
+
+
+def test_a_machine_that_never_answers_costs_no_more_than_the_limit(hosts: FakeHosts, monkeypatch: pytest.MonkeyPatch):
+    hosts.add("mac-b", hang="")
+    monkeypatch.setattr(machine_check, "FACTS_S", 0.3)
+    monkeypatch.setattr(machine_probes, "GRACE_S", 0.1)
+    began = time.monotonic()
+    with pytest.raises(Mistake, match="mac-b has not answered for 0 s"):
+        require_machines(_file({"ssh": "mac-b"}), "hosts.json", Wanted())
+    assert time.monotonic() - began < 5
+    assert not hosts.processes()
+
+
+def test_a_check_that_is_given_up_ends_at_once_and_leaves_nothing(hosts: FakeHosts, monkeypatch: pytest.MonkeyPatch):
+    hosts.add("mac-b", hang="")
+    hosts.add("mac-c", hang="")
+    monkeypatch.setattr(machine_probes, "GRACE_S", 0.1)
+
+    class GivenUp(Exception):
+        pass
+
+    began = time.monotonic()
+
+    def check() -> None:
+        if time.monotonic() - began > 0.3:
+            raise GivenUp
+
+    with pytest.raises(GivenUp):
+        check_machines(
+            _file({"ssh": "mac-b"}, {"ssh": "mac-c"}), "hosts.json", Wanted("ring"), CheckProgress(check=check)
+        )
+    assert time.monotonic() - began < 5
+    assert not hosts.processes()
+
+
+# ── the receiver of a copy ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _stream(model: str, files: dict[str, bytes], revision: str = "", cut: int = 0) -> io.BytesIO:
+    header = {"model": model, "revision": revision, "files": [[name, len(content)] for name, content in files.items()]}
+    content = b"".join(files.values())
+    whole = json.dumps(header).encode() + b"\n" + content + sha256(content).digest()
+    return io.BytesIO(whole[: len(whole) - cut])
+
+
+MODEL = {"model.safetensors": b"w" * 5000, "tokenizer.json": b"{}", "config.json": b'{"a": 1}'}
+
+
+def test_a_folder_arrives_under_its_path(tmp_path: Path):
+    model_copy.receive(_stream(str(tmp_path / "m"), MODEL))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()} == MODEL
+    assert digest_of(str(tmp_path / "m"))
+
+
+@pytest.mark.parametrize("cut", [1, 33, 40, 3000])
+def test_a_copy_that_was_cut_off_or_damaged_leaves_nothing_that_looks_like_a_model(tmp_path: Path, cut: int):
+    folder = str(tmp_path / "m")
+    with pytest.raises(Mistake):
+        model_copy.receive(_stream(folder, MODEL, cut=cut))
+    assert not digest_of(folder) and not (tmp_path / "m" / "config.json").exists()
+    model_copy.receive(_stream(folder, MODEL))  # and the next attempt takes its place
+    assert digest_of(folder)
+
+
+@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "", "a//b"])
+def test_no_file_leaves_the_folder(tmp_path: Path, name: str):
+    with pytest.raises(Mistake, match="cannot be a file of a model"):
+        model_copy.receive(_stream(str(tmp_path / "in" / "m"), {name: b"x", **MODEL}))
+    assert not list(tmp_path.rglob("*evil*"))
+
+
+def test_a_folder_of_the_users_is_never_overwritten(tmp_path: Path):
+    folder = tmp_path / "thesis"
+    folder.mkdir()
+    (folder / "chapter.txt").write_text("precious")
+    with pytest.raises(Mistake, match="There is another folder"):
+        model_copy.receive(_stream(str(folder), MODEL))
+    assert [path.name for path in folder.iterdir()] == ["chapter.txt"]
+
+
+def test_a_model_that_is_not_here_or_too_large_is_not_copied(monkeypatch: pytest.MonkeyPatch, hosts: FakeHosts):
+    host = _file({"ssh": "mac-b"}).hosts[1]
+    with pytest.raises(Mistake, match="is not on this machine"):
+        model_copy.copy_model("no/such", host, "mac-b", lambda share: None, lambda: None)
+    monkeypatch.setattr(model_copy, "COPY_LIMIT", 1000)
+    with pytest.raises(Mistake, match="larger than the 1,000 bytes"):
+        model_copy.copy_model(str(demo_folder("model")), host, "mac-b", lambda share: None, lambda: None)
+
+
+def test_a_receiver_that_fails_or_stalls_is_told(hosts: FakeHosts, monkeypatch: pytest.MonkeyPatch):
+    hosts.add("mac-b", refusal="Permission denied\n")
+    hosts.add("mac-c", hang="")
+    monkeypatch.setattr(model_copy, "STALLED_S", 0.5)
+    _, second, third = _file({"ssh": "mac-b"}, {"ssh": "mac-c"}).hosts
+    with pytest.raises(Mistake, match="mac-b could not take the model: Permission denied"):
+        model_copy.copy_model(str(demo_folder("model")), second, "mac-b", lambda share: None, lambda: None)
+    with pytest.raises(Mistake, match="stalled"):
+        model_copy.copy_model(str(demo_folder("model")), third, "mac-c", lambda share: None, lambda: None)
+    assert not hosts.processes()

@@ -1,0 +1,295 @@
+"""A run that several ranks share is the run of one process: completions, rewards, weights, evaluations, and the order of its data.
+
+The ranks are threads that compute in turns, over the leader's and the worker's own code; other proofs start a process for each, joined by
+mlx's ring or by MPI.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from backend.config.config import parse
+from backend.distributed.leader import Leader
+from backend.distributed.worker import work
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.trainer.control import Stopped
+from backend.trainer.run_process import train
+from tests.support import small_run
+from tests.support.rank_threads import ThreadCollectives, ThreadLeader, ThreadWorkers, inboxes, on_ranks
+
+SETTINGS: dict[str, Any] = {
+    "iters": 3, "batch_size": 4, "group_size": 3, "beta": 0.05, "optimizer": "sgd", "learning_rate": 0.1, "weight_decay": 0.0,
+    "validation_split": 0.25, "steps_per_eval": 3, "val_batches": 1, "top_k": 0, "top_p": 1.0,
+}  # fmt: skip
+"""SGD, whose step is the gradient: AdamW would magnify rounding where a gradient is nearly 0."""
+OF_TIME = (
+    "time/", "process/", "machine/", "peak_memory_gb", "rollout_tokens_per_second", "train_tokens_per_second", "ranks/", "waiting_share",
+)  # fmt: skip
+EXACT = (
+    "reward",
+    "rewards/",
+    "completions/",
+    "num_tokens",
+    "epoch",
+    "frac_",
+    "learning_rate",
+    "hit_max",
+    "dynamic_sampling",
+    "stage",
+)
+"""What is counted or scored; the other metrics are sums in float32, whose order differs."""
+
+
+RARE = "def rare(completions, completion_ids, **_):\n    return [float(sum(ids) % 9 == 0) for ids in completion_ids]\n"
+"""A reward that few completions get, so that its adaptive weight rises."""
+
+
+def settings(folder: Path, **changes: Any) -> dict[str, Any]:
+    return small_run.settings_for(folder, **small_run.low_half(folder)) | SETTINGS | changes
+
+
+def stop_after(run: RunFolder, step: int) -> Callable[[], None]:
+    """A `look` that stops the run once this step is in its diary."""
+
+    def look() -> None:
+        if step in small_run.steps(run):
+            raise Stopped("the test asked for it")
+
+    return look
+
+
+def train_on_threads(
+    raw: dict[str, Any], run: RunFolder, size: int, until: int = 10**9, changes: dict[str, Any] | None = None
+) -> Any:
+    """Train, or resume with `changes`, on `size` ranks that are threads; with one as ever. → the trainer's Ending."""
+    run.path.mkdir(parents=True, exist_ok=True)
+    small_run.write_config(run.config, raw)
+    look = stop_after(run, until)
+    if size == 1:
+        return train(parse(raw), run, command="a test", look=look, changes=changes)
+    messages = inboxes(size)
+
+    def of_rank(ranks: ThreadCollectives) -> Any:
+        if ranks.rank:
+            return work(ThreadLeader(ranks, messages), ranks)
+        workers = ThreadWorkers(ranks, messages)
+        leader = Leader(workers, ranks, "threads")
+        try:
+            return train(parse(raw), run, command="a test", look=look, changes=changes, load=leader.load_parts)
+        finally:
+            workers.close()
+
+    return on_ranks(size, of_rank)[0]
+
+
+def completions(run: RunFolder) -> list[Any]:
+    """Everything that completions.jsonl says of the run."""
+    return [json.loads(line) for line in run.completions.read_text(encoding="utf-8").splitlines()]
+
+
+def metrics(run: RunFolder, kind: str) -> list[dict[str, float]]:
+    return [event["metrics"] for event in read_events(run.events) if event["kind"] == kind]
+
+
+def without_figures(rows: list[Any]) -> list[Any]:
+    """Texts, tokens, ends, scores and rewards; advantages to nine digits; nothing of single tokens."""
+    for row in rows:
+        for completion in row["completions"]:
+            completion["advantage"] = round(completion["advantage"], 9)
+            completion.pop("token_data", None)
+    return rows
+
+
+def weights(run: RunFolder) -> dict[str, mx.array]:
+    folder = max(run.checkpoints.iterdir())
+    return mx.load(str(next(path for path in folder.glob("*.safetensors") if path.stem != "optimizer")))  # pyright: ignore[reportReturnType]
+
+
+def assert_same_run(one: RunFolder, other: RunFolder) -> None:
+    ends = [[event["kind"] for event in read_events(run.events)][-1] for run in (one, other)]
+    assert ends == ["finished", "finished"]
+    assert without_figures(completions(other)) == without_figures(completions(one))
+    for kind in ("step", "eval"):
+        expected, found = metrics(one, kind), metrics(other, kind)
+        assert len(expected) == len(found) > 0
+        for own, theirs in zip(expected, found, strict=True):
+            assert_same_metrics(own, theirs)
+    own, theirs = weights(one), weights(other)
+    assert own.keys() == theirs.keys()
+    for name, x in own.items():
+        assert mx.abs(x - theirs[name]).max().item() <= 1e-6, name
+
+
+def assert_same_metrics(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert not [name for name in one if name not in other and not name.startswith(OF_TIME)]
+    assert not [name for name in other if name not in one and not name.startswith(OF_TIME)]
+    for name, x in one.items():
+        if name.startswith(OF_TIME):
+            continue
+        if x is None or name.startswith(EXACT):
+            assert other[name] == x, name
+        else:
+            assert math.isclose(other[name], x, rel_tol=1e-4, abs_tol=2e-5), (name, x, other[name])
+
+
+def assert_shared_run_equals_one(folder: Path, raw: dict[str, Any], size: int) -> RunFolder:
+    one, shared = RunFolder(folder / "one"), RunFolder(folder / "shared")
+    train_on_threads(raw, one, 1)
+    train_on_threads(raw, shared, size)
+    assert_same_run(one, shared)
+    return shared
+
+
+def test_two_ranks_make_the_run_of_one(tmp_path: Path) -> None:
+    raw = settings(tmp_path, num_iterations=2, record_tokens=True, stages=[
+        {"iters": 2, "temperature": 1.0}, {"iters": 1, "reward_functions": ["r1_int"], "temperature": 0.7, "scale_rewards": "batch"},
+    ])  # fmt: skip
+    shared = assert_shared_run_equals_one(tmp_path, raw, 2)
+    started = next(event for event in read_events(shared.events) if event["kind"] == "started")
+    assert started["ranks"] == 2 and started["distributed_backend"] == "threads"
+    assert [machine["machine"] for machine in started["machines"]] == ["thread-0", "thread-1"]
+    steps = [
+        event["metrics"] | {"step": event["step"]} for event in read_events(shared.events) if event["kind"] == "step"
+    ]
+    for step in steps:
+        assert step["ranks/0/prompts"] + step["ranks/1/prompts"] == 4
+        # Their paces are not known in the first step. Later the time that a thread takes is the other's as well.
+        assert step["step"] > 1 or min(step["ranks/0/prompts"], step["ranks/1/prompts"]) >= 1
+        assert 0 <= step["waiting_share"] <= 1 and step["time/gradient_sum"] > 0
+        for rank in (0, 1):
+            assert step[f"ranks/{rank}/memory"] > 0 and step[f"ranks/{rank}/waiting"] >= 0
+        assert max(step[f"ranks/{rank}/learn_tokens_per_second"] for rank in (0, 1)) > 0
+    tokens = [completion["token_data"] for row in completions(shared) for completion in row["completions"]]
+    assert tokens and all("learned_logp" in each for each in tokens), "the records of another rank's rows are missing"
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("changes", [
+    *({"grpo_loss_type": loss, "num_iterations": 2} for loss in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo")),
+    {"grpo_loss_type": "luspo", "importance_sampling_level": "sequence", "num_iterations": 2},
+    *({"scale_rewards": scale} for scale in ("batch", "none")),
+    {"multi_objective_aggregation": "normalize_then_sum"},
+    {"advantage_baseline": "leave_one_out"},
+    {"steps_per_generation": 2, "batch_size": 2, "gradient_accumulation_steps": 2},
+    {"top_entropy_quantile": 0.5, "entropy_adaptive": True, "entropy_target": 10.0},
+    {"sampling_correction": "sequence_truncate", "top_k": 20, "top_p": 0.9},
+    {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5},
+    {"dynamic_sampling": True, "dynamic_sampling_rounds": 3, "group_size": 2, "max_completion_length": 2},
+    {"repetition_penalty": 1.3, "neftune_noise_alpha": 5.0},
+    {"train_type": "full", "learning_rate": 0.01},
+    {"test": True, "test_data": "test.jsonl", "load_best_at_end": True, "save_every": 1, "steps_per_eval": 1},
+    {"batch_size": 1, "group_size": 5},
+    {"output_regex": "[a-z ]{1,5}"},
+    # Weights change after the tenth step. Until then rounding must not grow so far that another token is drawn.
+    {"reward_weight_schedule": "adaptive", "iters": 12, "learning_rate": 0.01, "seed": 1},
+], ids=str)  # fmt: skip
+def test_ranks_make_the_run_of_one_whatever_the_settings(tmp_path: Path, size: int, changes: dict[str, Any]) -> None:
+    small_run.write_rows(tmp_path / "test.jsonl", 5)
+    (tmp_path / "rare.py").write_text(RARE)
+    if "test_data" in changes:
+        changes = changes | {"test_data": str(tmp_path / "test.jsonl")}
+    if changes.get("reward_weight_schedule") == "adaptive":
+        changes = changes | {"reward_functions": ["low_half", f"{tmp_path}/rare.py::rare"]}
+    shared = assert_shared_run_equals_one(tmp_path, settings(tmp_path, **changes), size)
+    if changes.get("reward_weight_schedule") == "adaptive":
+        assert metrics(shared, "step")[-1]["reward_weights/rare"] > 1
+
+
+@pytest.mark.proof
+def test_a_run_goes_on_with_other_numbers_of_ranks(tmp_path: Path) -> None:
+    """2 → 1 → 4: nothing is sampled twice or left out; moments, the moving reference, adaptive weights and changed settings go on."""
+    raw = settings(
+        tmp_path, iters=6, optimizer="adamw", learning_rate=1e-4, sync_ref_model=True, ref_model_sync_steps=2, save_every=2,
+        reward_weight_schedule="adaptive", steps_per_eval=2,
+    )  # fmt: skip
+    one, shared = RunFolder(tmp_path / "one"), RunFolder(tmp_path / "shared")
+    changes = {"temperature": 0.7, "learning_rate": 5e-5, "entropy_coef": 0.01}
+    for run, sizes in ((one, (1, 1, 1)), (shared, (2, 1, 4))):
+        for size, until, changed in zip(sizes, (2, 4, 6), ({}, changes, {}), strict=True):
+            ending = train_on_threads(raw, run, size, until if until < 6 else 10**9, changed)
+            assert ending.kind == ("stopped" if until < 6 else "finished") and ending.step == until
+    assert small_run.steps(shared) == [1, 2, 3, 4, 5, 6]
+    assert_same_run(one, shared)
+
+
+# ── processes ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def train_on_processes(
+    raw: dict[str, Any], run: RunFolder, size: int, backend: str, environment: dict[str, str] | None = None
+) -> None:
+    small_run.prepare(run, raw)
+    environment = {**os.environ, **(environment or {})}
+    command = [sys.executable, "-m", "tests.support.rank_process", str(run.path), backend]
+    if backend == "mpi":
+        allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        start = ["mpirun", "--oversubscribe", "--enable-recovery", "--mca", "mpi_yield_when_idle", "1", "-n", str(size)]
+        subprocess.run([*start, *command], env=environment | allowed, check=True, timeout=240)
+        return
+    hosts = run.path.parent / "hosts.json"
+    hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(size)]))
+    ranks = [
+        subprocess.Popen(command, env=environment | {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)})
+        for rank in range(size)
+    ]
+    try:
+        assert [rank.wait(240) for rank in ranks] == [0] * size
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("size", "backend"), [(2, "ring"), (2, "mpi"), (4, "mpi")])
+def test_processes_make_the_run_of_one(tmp_path: Path, size: int, backend: str) -> None:
+    if backend == "mpi" and not shutil.which("mpirun"):
+        pytest.skip("no mpirun on this machine")
+    raw = settings(tmp_path, num_iterations=2, reward_isolation="process")
+    one, shared = RunFolder(tmp_path / "one"), RunFolder(tmp_path / "shared")
+    small_run.train_here(raw, one)
+    train_on_processes(raw, shared, size, backend)
+    assert_same_run(one, shared)
+
+
+@pytest.mark.proof
+@pytest.mark.alone
+def test_nobody_waits_for_a_rank_that_is_three_times_slower(tmp_path: Path) -> None:
+    """Every token of rank 1 takes three times as long as one of rank 0, sampled or learned. An equal split lets rank 0 wait for two thirds
+    of its time, which is a third of both ranks'."""
+    raw = settings(tmp_path, batch_size=16, group_size=4, max_completion_length=24, iters=4, steps_per_eval=0, beta=0.0)
+    small_run.write_rows(tmp_path / "rows.jsonl", 64)
+    waits: dict[str, list[float]] = {}
+    for split in ("", "equal"):
+        run = RunFolder(tmp_path / f"run {split}")
+        slow = {"GRPO_TEST_TOKEN_S": "[0.006, 0.018]", "GRPO_TEST_EQUAL_SPLIT": split}
+        train_on_processes(raw, run, 2, "ring", slow)
+        waits[split] = [step["waiting_share"] for step in metrics(run, "step")]
+        shares = [step["ranks/0/prompts"] for step in metrics(run, "step")]
+        assert (set(shares) == {8}) if split else (max(shares) >= 10), shares
+    assert min(waits["equal"]) > 0.25, waits
+    # Not of every step: another program may slow down either rank for a while.
+    assert sorted(waits[""])[1] <= 0.1, waits

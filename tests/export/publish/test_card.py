@@ -1,0 +1,266 @@
+"""The model card: settings that the Hub reads, what is said with and without an evaluation, curves, and what never gets into it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
+from PIL import Image
+
+from backend.export.exports import FORMATS
+from backend.export.publish import card_facts, prepared
+from backend.export.publish.card import model_card
+from backend.export.publish.card_facts import CURVES, CardFacts, CardSample, Licence, is_hub_id, read_facts
+from backend.export.publish.privacy import clean_json_files, public_name, public_settings, refuse_leaks
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_record import Parent, write_parent
+from backend.trainer.evaluation.evaluation_rows import write_evaluation
+from backend.utils.errors import Mistake
+from tests.support import made_up_evaluations, made_up_runs
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder with telling names; the Hub is not asked."""
+    home = tmp_path / "home" / "annabelle"
+    home.mkdir(parents=True)
+    for name, value in (
+        ("HOME", str(home)),
+        ("USER", "annabelle"),
+        ("LOGNAME", "annabelle"),
+        ("HF_HUB_CACHE", str(home)),
+    ):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(socket, "gethostname", lambda: "annabelles-laptop.local")
+    monkeypatch.setattr(card_facts, "HfApi", lambda: pytest.fail("the Hub was asked"))
+    return home
+
+
+@pytest.fixture
+def run(home: Path) -> RunFolder:
+    base = home / "models" / "Qwen-tiny"
+    base.mkdir(parents=True)
+    (base / "README.md").write_text("---\nlicense: other\nlicense_name: tiny\nlicense_link: LICENSE\n---\n# Tiny\n")
+    return made_up_runs.make_run(
+        home / "runs" / "sums", model=str(base), data=str(home / "data" / "sums.jsonl"), train_type="lora",
+        reward_functions=["r1_accuracy_reward_func", f"{home}/rewards.py:shorter"], grpo_loss_type="dapo",
+        system_prompt=f"Files are in {home}/data or /usr/share.",
+    )  # fmt: skip
+
+
+def facts(run: RunFolder, format_: str = "fused", checkpoint: str = "") -> CardFacts:
+    return read_facts(run, "someone/sums", FORMATS[format_], checkpoint)
+
+
+def settings_of(card: str) -> dict[str, object]:
+    return ModelCard(card).data.to_dict()
+
+
+def test_a_base_on_the_hub_is_named_with_its_relation_and_licence(run: RunFolder, monkeypatch: pytest.MonkeyPatch):
+    made_up_runs.make_run(run.path, model="mlx-community/Qwen-tiny-4bit", data="openai/gsm8k", train_type="lora")
+    monkeypatch.setattr(card_facts, "base_licence", lambda model, id_: Licence("apache-2.0"))
+    adapter, fused = (settings_of(model_card(facts(run, key))) for key in ("adapter", "4bit"))
+    shared = {"library_name": "mlx", "pipeline_tag": "text-generation", "license": "apache-2.0",
+              "base_model": "mlx-community/Qwen-tiny-4bit", "datasets": ["openai/gsm8k"]}  # fmt: skip
+    assert shared.items() <= adapter.items() and shared.items() <= fused.items()
+    assert (adapter["base_model_relation"], fused["base_model_relation"]) == ("adapter", "finetune")
+    assert {"mlx", "grpo", "lora"} <= set(adapter["tags"])  # type: ignore[call-overload]
+    assert "--adapter-path adapter" in model_card(facts(run, "adapter")), "how to load it beside its base"
+    assert 'load("someone/sums")' in model_card(facts(run))
+
+
+@pytest.mark.parametrize(("format_", "library", "line"), [("original", "transformers", 'Model.from_pretrained("someone/sums")'),
+                                                         ("peft", "peft", "from peft import AutoPeftModelForCausalLM")])  # fmt: skip
+def test_weights_with_their_original_names_are_told_as_their_library_loads_them(
+    run: RunFolder, format_: str, library: str, line: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(card_facts, "base_licence", lambda model, id_: None)
+    card = model_card(read_facts(run, "someone/sums", FORMATS[format_], "", original="Qwen/Qwen-tiny"))
+    about = settings_of(card)
+    assert (about["library_name"], about["base_model"]) == (library, "Qwen/Qwen-tiny")
+    assert line in card and "mlx_lm" not in card and "mlx" not in about["tags"]  # type: ignore[operator]
+
+
+def test_a_base_in_a_folder_is_not_linked_and_its_licence_is_read_there(run: RunFolder):
+    about = settings_of(model_card(facts(run)))
+    assert "base_model" not in about and "datasets" not in about
+    assert (about["license"], about["license_name"], about["license_link"]) == ("other", "tiny", "LICENSE")
+
+
+def test_rewards_of_both_ends_the_loss_and_its_paper_are_told(run: RunFolder, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(card_facts, "base_licence", lambda model, id_: None)
+    made_up_runs.make_run(run.path, model="a/b", grpo_loss_type="dapo", reward_weights=[1, 0.5, 1, 1, 1])
+    found = facts(run, "adapter")
+    card, accuracy = model_card(found), found.rewards[0]
+    assert accuracy.start is not None and accuracy.end is not None and accuracy.end > accuracy.start + 0.5
+    assert f"| `r1_accuracy_reward_func` | 1 | {accuracy.start:.3g} | {accuracy.end:.3g} |" in card
+    assert "| `r1_int_reward_func` | 0.5 |" in card
+    assert "The loss is DAPO ([arXiv:2503.14476](https://arxiv.org/abs/2503.14476)): mean over" in card
+    assert "shao2024deepseekmath" in card and "could not be read when this card was written" in card
+
+
+def test_settings_are_those_of_the_weights_and_changes_are_told(run: RunFolder, home: Path):
+    change = {"step": 15, "settings": {"learning_rate": [1e-5, 5e-6], "beta": [0.05, 0.0]}}
+    later = {"step": 40, "settings": {"temperature": [0.8, 0.7]}}
+    run.changes.write_text(json.dumps({"v": 1, "changes": [change, later]}))
+    lines = run.events.read_text().splitlines(keepends=True)
+    events = [json.dumps({"v": 1, "seq": 0, "t": 1.0, "kind": "change", **each}) + "\n" for each in (change, later)]
+    run.events.write_text("".join([*lines[:30], *events, *lines[30:]]))
+    saved = run.checkpoints / "000020"
+    saved.mkdir(parents=True)
+    (saved / "state.json").write_text('{"step": 20}')
+    for name in ("adapters.safetensors", "optimizer.safetensors"):
+        (saved / name).touch()
+    at_20, at_end = facts(run, checkpoint="20"), facts(run)
+    assert (at_20.config.beta, at_20.config.temperature, at_end.config.temperature) == (0.0, 0.8, 0.7)
+    assert "beta: 0.0" in at_20.settings and "temperature: 0.7" in at_end.settings
+    card = model_card(at_20)
+    assert "- From step 15 on: Learning Rate 1e-05 → 5e-06" in card and "Temp 0.8" not in card
+    assert "- From step 40 on: Temp 0.8 → 0.7." in model_card(at_end)
+
+
+def test_a_clone_with_the_weights_of_another_run_says_so(run: RunFolder):
+    write_parent(run, Parent("secret-project", run.path, 200, False, {}))
+    card = model_card(facts(run))
+    assert "after 200 steps of that" in card and "secret-project" not in card
+    write_parent(run, Parent("secret-project", run.path, 20, True, {}))
+    assert "weights of another run" not in model_card(facts(run)), "its steps are counted and told as this run's"
+
+
+def test_an_evaluation_of_these_weights_is_shown_and_one_of_others_is_not(run: RunFolder):
+    assert "not evaluated on held-out prompts" in model_card(facts(run))
+    rows = [made_up_evaluations.evaluated_row(index, 0.0, float(index < 6)) for index in range(8)]
+    made = made_up_evaluations.evaluation(rows)
+    write_evaluation(run.evaluations, made, rows)
+    assert "not evaluated" in model_card(facts(run)), "it is of step 32, and the run ended at 60"
+    step_60 = made.model_copy(update={"name": "end", "subject": made.subject.model_copy(update={"step": 60})})
+    write_evaluation(run.evaluations, step_60, rows)
+    card = model_card(facts(run))
+    assert "went from 0 to 0.75" in card and "| **Reward** | 0" in card and "95 % intervals" in card
+    assert "```text\nWhat is 0?\n```" in card and "Before training, reward 0:\n\n```text\nbase 0\n```" in card
+
+
+def test_text_of_others_stays_text_in_the_card(run: RunFolder):
+    """Of a run, a base model or a dataset that somebody else named: no link, HTML, command or setting of the card comes from it."""
+    base = "x`<script>y; $(touch z)` [a](b)\n---\nlicense: mit"
+    licence = Licence("other", "x\n---\nlicense: mit\n---\n<b>", "a\n---\n")
+    evil = "<img src=x> ![p](http://q) [l](http://m) `c`\n---\n# Heading | cell"
+    found = replace(
+        facts(run), base=base, base_is_on_hub=is_hub_id(base), dataset=evil, licence=licence,
+        versions={"mlx": evil}, device=evil, format=FORMATS["adapter"],
+        rewards=[replace(row, name=evil) for row in facts(run).rewards], samples=[CardSample(evil + "\n```\n# x", [("After", "```\n# y", 1.0)])],
+    )  # fmt: skip
+    card = model_card(found)
+    assert (
+        settings_of(card)["license"] == "other"
+        and settings_of(card)["license_name"] == "x\n---\nlicense: mit\n---\n<b>"
+    )
+    assert "base_model" not in settings_of(card)
+    html = MarkdownIt("commonmark").enable("table").render(ModelCard(card).text)
+    for never in ("<script>", "<img src=x", 'http://q"', 'http://m"', "<h1>Heading", "<h1>x", "<h1>y"):
+        assert never not in html, html
+    (command,) = [line for line in card.splitlines() if line.startswith("mlx_lm.generate")]
+    assert shlex.split(command)[2].startswith("x`<script>y; $(touch z)`")
+
+
+def test_only_an_id_of_the_hub_is_linked():
+    assert is_hub_id("some-one/Model_1.5") and not is_hub_id("model")
+    assert not any(map(is_hub_id, ("a/b](http://c)", "a/b\n", "a/b c", "a/b/c", "a/<b>")))
+
+
+def test_without_an_evaluation_the_best_and_a_typical_completion_are_shown(run: RunFolder):
+    rewards = [0.1, 0.5, 2.0]
+    completions = [
+        {"text": f"got ```{reward}", "tokens": 3, "stop": "eos", "rewards": {}, "reward": reward} for reward in rewards
+    ]
+    group = {"step": 60, "prompt": "2+2=", "answer": "4", "type": None, "completions": completions}
+    with run.completions.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(group) + "\n")
+    card = model_card(facts(run))
+    assert "Best of its group, reward 2:\n\n````text\ngot ```2.0\n````" in card
+    assert "Typical of its group, reward 0.5" in card
+
+
+def test_no_path_user_or_host_of_this_machine_is_in_card_or_settings(run: RunFolder, home: Path):
+    found = facts(run)
+    settings = yaml.safe_load(found.settings)
+    assert (settings["model"], settings["data"]) == ("Qwen-tiny", "sums.jsonl")
+    assert settings["reward_functions"][1] == "rewards.py:shorter"
+    assert settings["system_prompt"] == "Files are in ~/data or /usr/share."
+    for text in (model_card(found), found.settings):
+        for secret in (str(home), "annabelle", "/home/", str(home.parent)):
+            assert secret not in text, f"{secret} is in it"
+
+
+@pytest.mark.parametrize(
+    ("name", "public"),
+    [
+        ("mlx-community/Qwen3-0.6B-4bit", "mlx-community/Qwen3-0.6B-4bit"),
+        ("/x/hub/models--mlx-community--Qwen3-0.6B/snapshots/0123", "mlx-community/Qwen3-0.6B"),
+        ("~/models/mine", "mine"),
+        ("/some/demo/model", "demo-model"),
+    ],
+)
+def test_public_names(name: str, public: str):
+    assert public_name(name) == public
+
+
+def test_lists_and_dictionaries_of_settings_lose_their_paths_too():
+    assert public_settings({"a": [{"b": "/srv/x/y.py:f"}, 3], "c": "1/2", "d": "owner/name", "e": None}) == {
+        "a": [{"b": "y.py:f"}, 3], "c": "1/2", "d": "owner/name", "e": None
+    }  # fmt: skip
+
+
+def test_json_files_are_cleaned_and_what_is_left_is_found(tmp_path: Path, home: Path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"model": str(home / "base"), "num_layers": 4}))
+    clean_json_files(folder, "a/base")
+    assert json.loads((folder / "adapter_config.json").read_text()) == {"model": "a/base", "num_layers": 4}
+    refuse_leaks(folder, "hf_secret")
+    for text, what in (
+        (f"see {home}/notes", "a path of this machine"),
+        ("see /Users/annabelle", "the path of a user's home"),
+        ("made on annabelles-laptop", "the name of this machine"),
+        ("with hf_secret", "an access token"),
+        (f"with hf_{'a' * 34}", "an access token"),
+    ):
+        (folder / "README.md").write_text(text)
+        with pytest.raises(Mistake, match=f"README.md contains {what}"):
+            refuse_leaks(folder, "hf_secret")
+
+
+def test_curves_are_drawn_where_there_are_some(run: RunFolder, tmp_path: Path):
+    picture = tmp_path / "curves.png"
+    prepared.draw_curves({"reward": [(1, 0.5)]}, CURVES, picture)
+    assert not picture.exists(), "one step is no curve"
+    prepared.draw_curves(facts(run).curves, CURVES, picture)
+    with Image.open(picture) as image:
+        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 20) or []}
+        assert image.width == 2 * prepared.EDGE + 3 * prepared.WIDTH + 2 * prepared.GAP
+    assert all(tuple(int(code[at : at + 2], 16) for at in (1, 3, 5)) in colours for code in prepared.COLOURS.values())
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [(0, 2.3, ["0", "1", "2", "3"]), (0, 0.18, ["0.00", "0.05", "0.10", "0.15", "0.20"]), (-0.5, 0.5, ["−0.50", "−0.25", "0.00", "0.25", "0.50"]),
+     (5, 5, ["2", "4", "6", "8"]), (100, 9000, ["0", "2,500", "5,000", "7,500", "10,000"])],
+)  # fmt: skip
+def test_ticks_are_round_and_cover_the_values(low: float, high: float, labels: list[str]):
+    found = prepared.ticks(low, high)
+    assert found[0] <= low and found[-1] >= high
+    assert [prepared.number(tick, found) for tick in found] == labels
+
+
+def test_the_running_mean_keeps_both_ends():
+    curve = [(step, float(step % 2)) for step in range(1, 41)]
+    smooth = prepared.smoothed(curve)
+    assert (smooth[0], smooth[-1]) == (curve[0], curve[-1])
+    assert all(0.2 < value < 0.8 for _, value in smooth[2:-2])

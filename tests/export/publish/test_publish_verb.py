@@ -1,0 +1,191 @@
+"""`export --to hub` and `hub login` from the command line: preview, upload, what is kept between tries, and where the token is not."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from backend.__main__ import app
+from backend.export import build
+from backend.export.exports import ExportFormat
+from backend.export.publish import hub_token
+from backend.export.verify import Verification
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_record import Parent, change_notes, write_parent
+from tests.support import made_up_runs
+from tests.support.hub_server import TOKEN
+from tests.support.hub_upload_server import Fault, UploadHub
+from tests.support.keychain import Keychain
+
+VERBS = app()
+REPO = "someone/sums"
+FILES = {"README.md", "adapter_config.json", "adapters.safetensors", "curves.png", "training.yaml"}
+
+
+def call(*arguments: object, stdin: str = "") -> Result:
+    return CliRunner().invoke(VERBS, [str(argument) for argument in arguments], input=stdin)
+
+
+def sentence_of(result: Result) -> str:
+    assert result.exit_code == 2, (result.output, result.exception)
+    return result.stderr.splitlines()[-1]
+
+
+def publish(run: RunFolder, *more: object) -> Result:
+    return call("export", run.path, "--to", "hub", "--repo", REPO, "--format", "adapter", *more)
+
+
+def answer_of(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, (result.output, result.exception)
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def run(tmp_path: Path, hub: UploadHub, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run whose export writes small files in no time; how a model is exported is tested elsewhere."""
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    run = made_up_runs.make_run(tmp_path / "runs" / "sums", steps=12, model=str(base), train_type="lora")
+    run.adapters.mkdir()
+    (run.adapters / "adapters.safetensors").write_bytes(b"a" * 9_000)
+    (run.adapters / "adapter_config.json").write_text(json.dumps({"model": str(base)}))
+
+    def write(trained: Any, format_: ExportFormat, to: Path, progress: Any) -> None:
+        to.mkdir()
+        names = ("adapters.safetensors", "adapter_config.json") if format_.kind == "adapter" else ("config.json",)
+        for name in names:
+            shutil.copyfile(run.adapters / name if name != "config.json" else base / name, to / name)
+
+    monkeypatch.setattr(build, "write_in_format", write)
+    for name in ("make_reference", "open_tokenizer", "_tolerance"):
+        monkeypatch.setattr(build, name, lambda *_: None)
+    monkeypatch.setattr(build, "_verified", lambda *_: Verification(0.0, 0.0, 1.0, None))
+    monkeypatch.setattr(build.lm_studio_rules, "warnings", lambda _: [])
+    return run
+
+
+@pytest.fixture
+def logged_in(keychain: Keychain) -> None:
+    keychain.entries[hub_token.SERVICE, hub_token.ENTRY] = TOKEN
+
+
+@pytest.mark.usefixtures("logged_in")
+def test_a_preview_sends_nothing_and_shows_all(run: RunFolder, hub: UploadHub):
+    shown = answer_of(publish(run, "--preview", "--json"))["preview"]
+    assert {file["name"] for file in shown["files"]} == FILES and shown["private"]
+    assert shown["bytes"] == sum(path.stat().st_size for path in Path(shown["folder"]).iterdir())
+    assert shown["card"].startswith("---\n") and "\nlibrary_name: mlx\n" in shown["card"]
+    assert shown["account"]["name"] == "someone"
+    words = publish(run, "--preview", "--public").stdout
+    assert "adapters.safetensors" in words and f"would go to {REPO}, public. Nothing has been sent." in words
+    # The library itself asks for a list of names, by which it words its User-Agent.
+    assert set(hub.asked) <= {"GET /api/whoami-v2", "GET /api/agent-harnesses"} and not hub.received
+
+
+def test_without_a_login_a_preview_is_shown_and_an_upload_refused(run: RunFolder, keychain: Keychain):
+    shown = answer_of(publish(run, "--preview", "--json"))["preview"]
+    assert shown["account"] is None and shown["account_problem"] == "You are not logged in to Hugging Face."
+    assert "log in with a token with write access" in sentence_of(publish(run))
+    assert "Whose repository?" in sentence_of(call("export", run.path, "--to", "hub", "--preview", "--repo", "x"))
+    assert "cannot be the name" in sentence_of(publish(run, "--preview", "--repo", "a/b/c"))
+
+
+@pytest.mark.usefixtures("logged_in")
+def test_what_was_previewed_is_sent_with_the_card_as_it_was_edited(run: RunFolder, hub: UploadHub):
+    folder = Path(answer_of(publish(run, "--preview", "--json"))["preview"]["folder"])
+    card = folder / "README.md"
+    card.write_text(card.read_text() + "\nBy hand.\n")
+    result = publish(run, "--json")
+    assert answer_of(result)["place"] == f"{hub.url}/{REPO}"
+    assert hub.repos["models"][REPO].files["README.md"].endswith(b"By hand.\n") and len(hub.commits[REPO]) == 1
+    assert set(hub.repos["models"][REPO].files) == FILES | {".gitattributes"}
+    assert not folder.exists() and not list(run.uploads.iterdir())
+    heard = [json.loads(line) for line in result.stdout.splitlines()[:-1]]
+    assert heard[-1]["progress"].startswith("Checking what") and any(row.get("bytes") for row in heard)
+
+
+@pytest.mark.usefixtures("logged_in")
+@pytest.mark.parametrize("warm", [True, False])
+def test_what_is_private_or_of_this_machine_alone_is_never_sent(run: RunFolder, hub: UploadHub, warm: bool):
+    """The user's notes, where a clone comes from, requests and locks; a change of settings is told, and its files stay here."""
+    change_notes(RunFolder(run.path), title="Project Nightjar", note="For the client Quillfeather.", tags=("nightjar",))
+    write_parent(run, Parent("nightjar-first-try", run.path.parent / "nightjar-first-try", 7, warm, {}))
+    change = {"step": 5, "settings": {"beta": [0.05, 0.0]}}
+    run.changes.write_text(json.dumps({"v": 1, "changes": [change]}))
+    run.change_request.write_text('{"settings": {"beta": 0.77}}')
+    for file in (run.window_lock, run.window_request, run.control, run.gpu_errors):
+        file.write_text("nightjar")
+    with run.log.open("a") as log:
+        log.write("nightjar\n")
+    answer_of(publish(run, "--json"))
+    sent = hub.repos["models"][REPO].files
+    assert set(sent) == FILES | {".gitattributes"}
+    text = b"\n".join(sent[name] for name in ("README.md", "training.yaml", "adapter_config.json")).lower()
+    for private in (b"nightjar", b"quillfeather", b"0.77"):
+        assert private not in text
+    assert b"beta: 0.0\n" in sent["training.yaml"]
+
+
+@pytest.mark.usefixtures("logged_in")
+def test_an_upload_that_failed_goes_on_without_making_the_model_again(
+    run: RunFolder, hub: UploadHub, monkeypatch: pytest.MonkeyPatch
+):
+    hub.faults = [Fault("commit/main", 503)]
+    assert "trouble of its own (503)" in sentence_of(publish(run))
+    sent = dict(hub.stored)
+    monkeypatch.setattr(build, "write_in_format", lambda *_: pytest.fail("the model was made again"))
+    assert publish(run).exit_code == 0
+    assert dict(hub.stored) == sent and set(sent.values()) == {1} and len(hub.commits[REPO]) == 1
+
+
+@pytest.mark.usefixtures("logged_in")
+def test_another_format_or_newer_weights_are_prepared_anew(run: RunFolder):
+    publish(run, "--preview")
+    old = (run.uploads / "someone--sums.json").read_text()
+    assert publish(run, "--preview").exit_code == 0 and (run.uploads / "someone--sums.json").read_text() == old
+    call("export", run.path, "--to", "hub", "--repo", REPO, "--format", "8bit", "--preview")
+    assert (run.uploads / "someone--sums" / "config.json").exists()
+    assert not (run.uploads / "someone--sums" / "adapters.safetensors").exists()
+
+
+@pytest.mark.usefixtures("logged_in")
+def test_a_card_with_a_path_or_a_token_is_not_sent(run: RunFolder, hub: UploadHub):
+    folder = Path(answer_of(publish(run, "--preview", "--json"))["preview"]["folder"])
+    (folder / "README.md").write_text(f"my token is {TOKEN}")
+    assert "README.md contains an access token, so nothing is sent" in sentence_of(publish(run))
+    assert not hub.received
+
+
+def test_login_upload_and_logout_leave_the_token_in_no_file_log_or_output(
+    run: RunFolder, hub: UploadHub, keychain: Keychain, caplog: pytest.LogCaptureFixture, tmp_path: Path
+):
+    caplog.set_level(logging.DEBUG)
+    # At DEBUG it repeats what a server says, and this server repeats the token.
+    caplog.set_level(logging.INFO, "httpcore2")
+    outputs = [
+        call("hub", "login", "--from-stdin", stdin=f"{TOKEN}\n"),
+        call("hub", "whoami"),
+        call("hub", "whoami", "--json"),
+        publish(run, "--preview", "--json"),
+    ]
+    hub.faults = [Fault("preupload", 403, message=f"token {TOKEN} may not")]
+    outputs += [publish(run), publish(run), call("hub", "login", "--from-stdin", stdin="hf_wrong\n")]
+    assert [result.exit_code for result in outputs] == [0, 0, 0, 0, 2, 0, 2]
+    assert outputs[0].stdout == "Logged in as someone; the token is in the keychain.\n"
+    assert outputs[1].stdout == "someone, also of a-lab (token from keychain)\n"
+    assert list(keychain.entries.values()) == [TOKEN]
+    logs = "".join(str(record.__dict__) for record in caplog.records)
+    texts = [result.output + result.stderr + str(result.exception) for result in outputs]
+    files = [path for top in (run.path.parent.parent, tmp_path) for path in top.rglob("*") if path.is_file()]
+    assert len(files) > 10 and "preupload" in logs
+    for secret in (TOKEN, "hf_wrong"):
+        assert not any(secret in text for text in [*texts, logs])
+        assert not [path for path in files if secret.encode() in path.read_bytes()]
+    assert call("hub", "logout").stdout == "Logged out.\n" and not keychain.entries

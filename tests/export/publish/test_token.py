@@ -1,0 +1,88 @@
+"""The token: where it is found, the keychain, and that it is nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keyring
+import pytest
+from huggingface_hub import constants
+from keyring.backend import KeyringBackend
+from keyring.backends import chainer, fail
+from keyring.errors import KeyringLocked
+
+from backend.export.publish import hub_token
+from backend.export.publish.hub_token import HubToken, find_token, log_in, log_out, need_token, whose
+from backend.utils.errors import Mistake
+from tests.support.hub_server import TOKEN
+from tests.support.hub_upload_server import UploadHub
+from tests.support.keychain import Keychain
+
+pytestmark = pytest.mark.usefixtures("hub")
+
+
+def test_a_token_is_checked_and_then_kept_in_the_keychain_alone(keychain: Keychain, tmp_path: Path):
+    with pytest.raises(Mistake, match="not logged in"):
+        need_token()
+    account = log_in(f" {TOKEN}\n")
+    assert (account.name, account.organisations, account.can_write) == ("someone", ("a-lab",), True)
+    assert keychain.entries == {("GRPO Studio", "Hugging Face token"): TOKEN}
+    assert find_token() == HubToken(TOKEN, "keychain") and TOKEN not in repr(find_token())
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert log_out() and not log_out() and find_token() is None
+
+
+def test_a_wrong_token_is_refused_without_being_repeated_or_kept(keychain: Keychain):
+    with pytest.raises(Mistake, match="does not accept the token") as refused:
+        log_in("hf_wrong")
+    assert "hf_wrong" not in str(refused.value) and not keychain.entries
+    with pytest.raises(Mistake, match="No token was given"):
+        log_in("  ")
+
+
+def test_a_token_that_may_only_read_is_told_apart(hub: UploadHub):
+    hub.role = "read"
+    assert not whose(HubToken(TOKEN, "HF_TOKEN")).can_write
+
+
+def test_the_environment_comes_first_then_the_keychain_then_hf_auth_login(
+    keychain: Keychain, monkeypatch: pytest.MonkeyPatch
+):
+    stored = Path(constants.HF_TOKEN_PATH)
+    stored.parent.mkdir(parents=True, exist_ok=True)
+    stored.write_text("hf_of_the_library")
+    assert find_token() == HubToken("hf_of_the_library", "hf auth login")
+    keychain.entries[hub_token.SERVICE, hub_token.ENTRY] = "hf_ours"
+    assert find_token() == HubToken("hf_ours", "keychain")
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
+    assert find_token() == HubToken("hf_of_the_environment", "HF_TOKEN")
+
+
+class PlainFile(Keychain):
+    """As keyrings.alt has it: a file that everybody can read."""
+
+    priority = 0.5  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "backend", [fail.Keyring(), PlainFile(), chainer.ChainerBackend()], ids=["none", "file", "chain"]
+)
+def test_without_a_keychain_nothing_is_kept_and_the_other_ways_are_named(
+    backend: KeyringBackend, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(chainer.ChainerBackend, "backends", [PlainFile()])
+    monkeypatch.setattr(keyring, "get_keyring", lambda: backend)
+    with pytest.raises(Mistake, match=r"no keychain that could keep the token .*hf auth login"):
+        log_in(TOKEN)
+    assert find_token() is None and not log_out()
+
+
+def test_a_locked_keychain_is_a_sentence(keychain: Keychain, monkeypatch: pytest.MonkeyPatch):
+    def locked(*_: object) -> None:
+        raise KeyringLocked
+
+    monkeypatch.setattr(Keychain, "set_password", locked)
+    with pytest.raises(Mistake, match="unlock it"):
+        log_in(TOKEN)
+    monkeypatch.setattr(Keychain, "get_password", locked)
+    assert find_token() is None

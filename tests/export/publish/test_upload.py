@@ -1,0 +1,192 @@
+"""Uploads against a Hub on this machine: one sound commit however often one is interrupted, and a sentence for what goes wrong."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+from huggingface_hub.utils import _xet_progress_reporting
+
+from backend.export.publish import upload as upload_module
+from backend.export.publish.upload import Upload, files_of, upload, xet_progress
+from backend.utils.errors import Mistake
+from tests.support.hub_server import TOKEN, Repo
+from tests.support.hub_upload_server import NEW_FILES, Fault, UploadHub
+from tests.support.upload_process import start_upload
+
+REPO = "someone/sums"
+FILES = {
+    "README.md",
+    "config.json",
+    "curves.png",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+}
+
+
+def quiet(*_: Any, **__: Any) -> None: ...
+
+
+def refusal(folder: Path, **how: Any) -> str:
+    repo, token = how.pop("repo", REPO), how.pop("token", TOKEN)
+    with pytest.raises(Mistake) as refused:
+        upload(Upload(repo, folder, **how), token, quiet)
+    assert TOKEN not in str(refused.value)
+    return refused.value.faults[0].sentence
+
+
+def check_one_sound_commit(hub: UploadHub, folder: Path) -> None:
+    hub.check_sound(REPO)
+    assert {name: data for name, data in hub.repos["models"][REPO].files.items() if name not in NEW_FILES} == {
+        path.name: path.read_bytes() for path in files_of(folder)
+    }
+    assert len(hub.commits[REPO]) == 1, "more than one commit, or none"
+    assert set(hub.stored.values()) == {1}, "a file was sent that the server had"
+    assert not hub.token_leaks, "the storage, another company's, was given the token"
+
+
+@pytest.mark.parametrize("part_size", [1 << 30, 40_000], ids=["whole", "in parts"])
+def test_a_folder_becomes_one_commit_and_progress_counts_its_bytes(hub: UploadHub, folder: Path, part_size: int):
+    hub.part_size = part_size
+    heard: list[tuple[int, int]] = []
+
+    def listen(sentence: str, done: int | None = None, total: int | None = None) -> None:
+        if done is not None and total is not None:
+            heard.append((done, total))
+
+    done = upload(Upload(REPO, folder), TOKEN, listen)
+    assert {path.name for path in files_of(folder)} == FILES
+    check_one_sound_commit(hub, folder)
+    size = sum(path.stat().st_size for path in files_of(folder))
+    assert heard == sorted(heard) and heard[-1] == (size, size) and len(set(heard)) > 8
+    assert done.url == f"{hub.url}/{REPO}" and done.commit == hub.repos["models"][REPO].head
+    assert hub.repos["models"][REPO].private
+
+
+def test_killed_at_random_moments_and_started_again_it_makes_one_sound_commit(hub: UploadHub, folder: Path):
+    """Six kills by SIGKILL, of which one falls after the commit has arrived."""
+    hub.part_size = 60_000
+    hub.on_moment = lambda number: None
+    upload(Upload("someone/rehearsal", folder), TOKEN, quiet)
+    moments, numbers = hub.moments, random.Random(11)
+    for kill_at in [*sorted(numbers.sample(range(1, moments), 5)), moments - 2]:
+        for content in (hub.repos["models"], hub.commits, hub.objects, hub.stored):
+            content.clear()
+        hub.moments = 0
+        process = start_upload(hub.url, folder, REPO, TOKEN)
+        hub.on_moment = lambda number, at=kill_at, victim=process: victim.kill() if number == at else None
+        process.join()
+        hub.on_moment = lambda number: None
+        assert process.exitcode == -9, f"it was not killed at moment {kill_at} of {moments}"
+        _settled(hub)
+        upload(Upload(REPO, folder), TOKEN, quiet)
+        check_one_sound_commit(hub, folder)
+
+
+def _settled(hub: UploadHub) -> None:
+    """Wait until the server has read what a killed client had sent."""
+    before = -1
+    while before != hub.moments:
+        before = hub.moments
+        time.sleep(0.05)
+
+
+def test_an_upload_whose_commit_was_made_but_not_answered_is_done_when_started_again(hub: UploadHub, folder: Path):
+    hub.lose_commit_answer = True
+    assert "broke off; what has arrived there is kept" in refusal(folder)
+    upload(Upload(REPO, folder), TOKEN, quiet)
+    check_one_sound_commit(hub, folder)
+
+
+def test_a_broken_connection_and_a_busy_storage_are_tried_again(hub: UploadHub, folder: Path):
+    hub.cut_at = 120_000
+    hub.faults = [Fault("PUT /lfs", 503, times=2), Fault("batch", 500, times=1)]
+    upload(Upload(REPO, folder), TOKEN, quiet)
+    check_one_sound_commit(hub, folder)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Fault("repos/create", 401), "does not accept the token; log in again"),
+        (Fault("repos/create", 403, message="no rights"), "may not write to someone/sums (no rights)"),
+        (Fault("commit/main", 409), "Someone else has changed someone/sums meanwhile"),
+        (Fault("PUT /lfs", 413), "too large"),
+        (Fault("preupload", 429, times=99), "asked too often; wait some minutes: what has arrived there is kept"),
+        (Fault("batch", 503, times=99), "trouble of its own (503)"),
+        (Fault("commit/main", 422, message="odd"), "answers with an error (422): odd"),
+        (Fault("commit/main", 0), "does not answer; what has arrived there is kept"),
+    ],
+    ids=lambda value: f"{value.where} {value.status}" if isinstance(value, Fault) else "",
+)
+def test_what_goes_wrong_is_a_sentence_and_the_same_upload_goes_on(
+    hub: UploadHub, folder: Path, fault: Fault, words: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(upload_module, "TIMEOUT_S", 0.3)
+    hub.silence_s = 0.6
+    hub.faults = [fault]
+    assert words in refusal(folder)
+    hub.faults = []
+    upload(Upload(REPO, folder), TOKEN, quiet)
+    check_one_sound_commit(hub, folder)
+
+
+def test_storage_quota_a_bad_card_an_odd_name_and_no_network_are_sentences(
+    hub: UploadHub, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    hub.quota = 10_000
+    assert "Storage quota exceeded" in refusal(folder)
+    hub.quota = 0
+    (folder / "README.md").write_text("no settings at the top")
+    assert "at the top of the card: no metadata." in refusal(folder)
+    assert "cannot be the name of a repository" in refusal(folder, repo="a/b/c")
+    assert "does not accept the token" in refusal(folder, token="hf_wrong")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert "broke off" in refusal(folder)
+
+
+def test_other_content_is_replaced_only_when_told_to(hub: UploadHub, folder: Path):
+    hub.repos["models"][REPO] = Repo(
+        {**NEW_FILES, "model.safetensors": b"old", "LICENSE": b"mine", "config.json": b"{}"}, private=True
+    )
+    assert "has other content already (model.safetensors, LICENSE and 1 more)" in refusal(folder)
+    assert not hub.objects, "bytes were sent before the refusal"
+    upload(Upload(REPO, folder, overwrite=True), TOKEN, quiet)
+    hub.check_sound(REPO)
+    assert set(hub.repos["models"][REPO].files) == FILES | {".gitattributes", "LICENSE"}
+    assert hub.commits[REPO][0].deleted == ["model.safetensors"] and len(hub.commits[REPO]) == 1
+
+
+def test_a_commit_of_somebody_else_meanwhile_is_not_buried(hub: UploadHub, folder: Path):
+    def commit_after_the_first_file(_: int) -> None:
+        if hub.objects:
+            hub.repos["models"][REPO].head = "f" * 40
+
+    hub.on_moment = commit_after_the_first_file
+    assert "Someone else has changed someone/sums meanwhile" in refusal(folder)
+    assert not hub.commits
+
+
+def test_a_private_model_never_goes_into_a_public_repository(hub: UploadHub, folder: Path):
+    hub.repos["models"][REPO] = Repo(dict(NEW_FILES), private=False)
+    assert "is there and public, and this upload should be private" in refusal(folder)
+    assert not hub.objects
+    upload(Upload(REPO, folder, private=False), TOKEN, quiet)
+    hub.repos["models"][REPO].private = True
+    assert "is there and private" in refusal(folder, private=False)
+
+
+def test_progress_of_xet_reaches_us_by_the_name_that_the_library_uses(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    heard: list[int] = []
+    library_reporter = _xet_progress_reporting.XetUploadProgressReporter
+    assert hasattr(library_reporter, "update_progress") and hasattr(library_reporter, "close")
+    with xet_progress(heard.append):
+        reporter = _xet_progress_reporting.XetUploadProgressReporter()
+        reporter.update_progress(type("Report", (), {"total_bytes_completed": 7}), {})
+        reporter.close()
+    assert heard == [7] and _xet_progress_reporting.XetUploadProgressReporter is library_reporter

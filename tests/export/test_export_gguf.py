@@ -1,0 +1,326 @@
+"""GGUF files and Ollama: what is in the file, read back with gguf's own reader; the Modelfile; `ollama create` by a stand-in.
+
+That llama.cpp computes the same logits is shown by the proof at the end, where its library is at hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import mlx.core as mx
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from backend.export.export_run import Export, ExportedModel, export_run
+from backend.export.exports import FORMATS, exported_bytes
+from backend.export.gguf.gguf_file import LLAMA_3, QWEN_2
+from backend.export.gguf.modelfile import ChatFormat, Message, chat_format, modelfile
+from backend.runs.run_folder import RunFolder
+from backend.utils.errors import Mistake
+from tests.support.random_models import tiny_model
+from tests.support.random_runs import PROMPT, write_run
+
+LLAMA_3_POSITIONS = {"rope_scaling": {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 256
+}}  # fmt: skip
+
+
+def export(run: Path, format_: str = "gguf-f16", to: str = "folder", **how: Any) -> ExportedModel:
+    return export_run(RunFolder(run), Export(to, "mine", run.parent / "out", format_, **how))
+
+
+def written(path: Path) -> gguf.GGUFReader:
+    return gguf.GGUFReader(path / "model.gguf")
+
+
+def value(reader: gguf.GGUFReader, key: str) -> Any:
+    field = reader.get_field(key)
+    assert field is not None, key
+    return field.contents()
+
+
+# ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_file_says_what_llama_cpp_asks_for(tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base", "llama", vocab=300, own={"vocab_size": 304})
+    write_run(tmp_path / "run", base)
+    report = export(tmp_path / "run")
+    reader = written(report.path)
+    sizes = {
+        "block_count": 2, "context_length": 4096, "embedding_length": 32, "feed_forward_length": 64, "vocab_size": 304,
+        "attention.head_count": 2, "attention.head_count_kv": 1, "attention.key_length": 16, "rope.dimension_count": 16,
+        "rope.freq_base": 10_000.0,
+    }  # fmt: skip
+    assert {name: value(reader, f"llama.{name}") for name in sizes} == sizes
+    assert value(reader, "tokenizer.ggml.model") == "gpt2" and value(reader, "tokenizer.ggml.pre") == "gpt-2"
+    tokens, types = value(reader, "tokenizer.ggml.tokens"), value(reader, "tokenizer.ggml.token_type")
+    vocabulary = Tokenizer.from_file(str(base / "tokenizer.json")).get_vocab()
+    assert tokens[:300] == sorted(vocabulary, key=vocabulary.__getitem__) and tokens[300:] == [
+        f"[PAD{number}]" for number in range(300, 304)
+    ]
+    assert types == [3] * 3 + [1] * 297 + [5] * 4, "control, normal, unused"
+    assert value(reader, "tokenizer.ggml.eos_token_id") == 1
+    merges = json.loads((base / "tokenizer.json").read_text())["model"]["merges"]
+    assert value(reader, "tokenizer.ggml.merges") == [" ".join(pair) for pair in merges]
+    assert "<|im_start|>" in value(reader, "tokenizer.chat_template")
+
+
+@pytest.mark.parametrize(("format_", "kind"), [("gguf-f16", "F16"), ("gguf-bf16", "BF16"), ("gguf-q8_0", "Q8_0")])
+def test_matrices_have_the_type_and_size_and_vectors_stay_float32(tmp_path: Path, format_: str, kind: str) -> None:
+    base = tiny_model(tmp_path / "base", "qwen2", hidden=64, layers=1)
+    write_run(tmp_path / "run", base, "dora")
+    report = export(tmp_path / "run", format_)
+    tensors = written(report.path).tensors
+    assert {t.tensor_type.name for t in tensors if len(t.shape) > 1} == {kind}
+    assert {t.tensor_type.name for t in tensors if len(t.shape) == 1} == {"F32"}
+    guess = exported_bytes(base, FORMATS[format_])
+    assert guess is not None and abs(guess - sum(int(t.n_bytes) for t in tensors)) < 0.03 * guess
+    assert report.verification.lost is not None and report.verification.lost < 0.05
+
+
+def test_rows_of_queries_and_keys_are_in_the_order_of_llama_cpp_and_positions_are_scaled(tmp_path: Path) -> None:
+    """Its Llama turns neighbouring numbers; a file in transformers' order would answer nonsense, and loading it back would not tell."""
+    base = tiny_model(tmp_path / "base", "llama", own=LLAMA_3_POSITIONS)
+    write_run(tmp_path / "run", base, "full")
+    tensors = {t.name: t for t in written(export(tmp_path / "run").path).tensors}
+    trained: Any = mx.load(str(RunFolder(tmp_path / "run").model / "model.safetensors"))
+    for there, name, heads in (("attn_q", "q_proj", 2), ("attn_k", "k_proj", 1)):
+        own = np.array(trained[f"model.layers.1.self_attn.{name}.weight"])
+        rows = [head * 16 + half * 8 + at for head in range(heads) for at in range(8) for half in range(2)]
+        assert np.abs(tensors[f"blk.1.{there}.weight"].data.astype(np.float32) - own[rows]).max() < 1e-3
+    own = np.array(trained["model.layers.1.self_attn.v_proj.weight"])
+    assert np.abs(tensors["blk.1.attn_v.weight"].data.astype(np.float32) - own).max() < 1e-3
+    factors = tensors["rope_freqs.weight"].data
+    # Waves of 2π, 2π·10000^(1/8) … tokens: up to 256/4 as they are, from 256 on eight times as long.
+    assert factors.shape == (8,) and factors[0] == factors[1] == 1 and factors[4:].tolist() == [8] * 4
+    assert 1 < factors[3] < 8
+
+
+def refused(folder: Path, match: str, **base: Any) -> None:
+    write_run(folder / "run", tiny_model(folder / "base", base.pop("arch", "llama"), **base))
+    with pytest.raises(Mistake, match=match) as caught:
+        export(folder / "run")
+    assert "convert_hf_to_gguf.py" in str(caught.value) and not (folder / "out").exists()
+
+
+def test_what_is_not_written_here_is_refused_with_the_command_that_does(tmp_path: Path) -> None:
+    refused(tmp_path / "a", "type phi3", arch="phi3")
+    refused(tmp_path / "b", "scales its positions by linear", own={"rope_scaling": {"type": "linear", "factor": 2.0}})
+
+
+def change_tokenizer(base: Path, pre_tokenizer: dict[str, Any], **model: Any) -> None:
+    file = base / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    file.write_text(json.dumps(tokenizer | {"pre_tokenizer": pre_tokenizer, "model": tokenizer["model"] | model}))
+
+
+def split_by(pattern: str) -> dict[str, Any]:
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pattern", "ignore_merges", "name"),
+    [(QWEN_2, False, "qwen2"), (LLAMA_3, True, "llama-bpe"), (LLAMA_3, False, ""), (r"\p{L}+", False, "")],
+)
+def test_words_are_split_by_the_name_that_llama_cpp_has_for_it(
+    tmp_path: Path, pattern: str, ignore_merges: bool, name: str
+) -> None:
+    base = tiny_model(tmp_path / "base", "qwen2", layers=1)
+    write_run(tmp_path / "run", base)
+    change_tokenizer(base, split_by(pattern), ignore_merges=ignore_merges)
+    if name:
+        assert value(written(export(tmp_path / "run").path), "tokenizer.ggml.pre") == name
+        return
+    with pytest.raises(Mistake, match="splits words in a way"):
+        export(tmp_path / "run")
+
+
+# ── the Modelfile ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_modelfile_puts_chats_and_samples_as_the_run_did(tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base", "llama", layers=1)
+    (base / "LICENSE").write_text('Use it "freely".\n')
+    write_run(tmp_path / "run", base, system_prompt="Think.", temperature=0.5, top_p=0.9, stop=["</answer>"])
+    text = (export(tmp_path / "run").path / "Modelfile").read_text()
+    assert text.startswith(
+        'FROM ./model.gguf\nTEMPLATE """{{ if .System }}<|im_start|>system\n{{ .System }}<|im_end|>\n'
+    )
+    assert "{{ .Content }}<|im_end|>\n<|im_start|>assistant\n{{ else if" in text
+    assert "PARAMETER temperature 0.5\nPARAMETER top_p 0.9\n" in text
+    assert 'PARAMETER stop """</answer>"""\nPARAMETER stop """<|im_end|>"""\nSYSTEM """Think."""\n' in text
+    assert text.endswith('LICENSE """Use it "freely".\n"""\n')
+
+
+def test_a_template_that_does_more_is_left_out_and_said(tmp_path: Path) -> None:
+    def counting(messages: list[Message]) -> str:
+        return "".join(f"{number}: {message['content']}\n" for number, message in enumerate(messages))
+
+    assert chat_format(counting) is None
+    base = tiny_model(tmp_path / "base", "llama", layers=1)
+    settings = json.loads((base / "tokenizer_config.json").read_text())
+    settings["chat_template"] = "{% for m in messages %}{{ loop.index }} {{ m.content }} {% endfor %}"
+    (base / "tokenizer_config.json").write_text(json.dumps(settings))
+    write_run(tmp_path / "run", base)
+    report = export(tmp_path / "run")
+    assert "TEMPLATE" not in (report.path / "Modelfile").read_text()
+    assert "compare an answer with the run's" in report.sentences()[-1]
+
+
+def test_a_template_without_system_messages_and_with_braces(tmp_path: Path) -> None:
+    def render(messages: list[Message]) -> str:
+        if messages[0]["role"] == "system":
+            raise ValueError("no system message, please")
+        return "<s>" + "".join(f"{{{{{m['role'][0]}: {m['content']} " for m in messages) + "{{a: "
+
+    found = chat_format(render, "<s>")
+    assert found and not found.takes_system and found.opening == "{{u: "
+    assert found.go_template().startswith('{{ "{{" }}u: {{ range .Messages }}')
+    assert modelfile("x.gguf", found, {}, "", "").splitlines()[0] == "FROM ./x.gguf"
+
+
+def parsed(text: str) -> list[tuple[str, str]]:
+    """Commands and values as Ollama reads a Modelfile: a value that begins with three quotation marks goes on to a line that ends with them."""
+    found, lines = list[tuple[str, str]](), iter(text.splitlines(keepends=True))
+    for line in lines:
+        begun = re.match(r"((?:PARAMETER )?\w+) ", line)
+        assert begun, line
+        command, value = begun[1], line[begun.end() :]
+        while value.startswith('"""') and not (len(value.rstrip("\r\n")) >= 6 and value.rstrip("\r\n").endswith('"""')):
+            value += next(lines)
+        value = value.removesuffix("\n")
+        found.append((command, value[3:-3] if value.startswith('"""') else value))
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\nFROM /etc/passwd\nADAPTER ./evil", '"""\nFROM ./evil\n"""', '""\nFROM ./evil', 'ends with """', '""""\nSYSTEM "x"', '"', '""',
+        'a"\nPARAMETER num_ctx 1\n"b"', "\rFROM ./evil", "{{ .System }}", "# no comment",
+    ],
+)  # fmt: skip
+def test_no_text_in_a_modelfile_becomes_a_command(text: str) -> None:
+    chat = ChatFormat(text, text, text, text, text, takes_system=True)
+    read = parsed(modelfile("x.gguf", chat, {"temperature": 0.5, "stop": [text]}, text, text))
+    commands = ["FROM", "TEMPLATE", "PARAMETER temperature", "PARAMETER stop", "SYSTEM", "LICENSE"]
+    assert [command for command, _ in read] == commands
+    assert read[0][1] == "./x.gguf" and read[2][1] == "0.5"
+    assert read[3][1] == read[4][1] == read[5][1] == text.replace('"""', "'''")
+
+
+def test_braces_of_a_template_are_text_also_beside_an_action() -> None:
+    text = ChatFormat("a{", "{{b", "c{{{", "}}d{", "{{/* e", takes_system=True).go_template()
+    actions = re.findall(r"\{\{(.*?)\}\}", text)
+    assert {action.strip() for action in actions if '"{' not in action} == {
+        "if .System", ".System", "else", "end", "range .Messages", 'if eq .Role "user"', ".Content", 'else if eq .Role "assistant"',
+    }  # fmt: skip
+    assert "{{{" not in re.sub(r'\{\{ "\{+" \}\}', "", text)
+
+
+def test_a_licence_that_is_no_file_is_left_out(tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base", "llama", layers=1)
+    (base / "LICENSE").mkdir()
+    write_run(tmp_path / "run", base)
+    assert "LICENSE" not in (export(tmp_path / "run").path / "Modelfile").read_text()
+
+
+# ── Ollama ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+OLLAMA = """#!{python}
+import pathlib, sys
+here = pathlib.Path(__file__).parent
+if sys.argv[1] == "list":
+    print("NAME    ID    SIZE\\nothers:latest    a    1 GB")
+elif (here / "broken").exists():
+    print("transferring model data\\rError: no space left on device", file=sys.stderr)
+    sys.exit(1)
+else:
+    folder = pathlib.Path(sys.argv[4]).parent
+    weights = (folder / pathlib.Path(sys.argv[4]).read_text().splitlines()[0].removeprefix("FROM ./")).read_bytes()
+    (here / "created").write_text(f"{{sys.argv[1]}} {{sys.argv[2]}} {{weights[:4].decode()}}")
+"""
+
+
+@pytest.fixture
+def ollama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a stand-in for the program, which is all that the PATH leads to."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "ollama").write_text(OLLAMA.format(python=sys.executable))
+    (folder / "ollama").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    write_run(tmp_path / "run", tiny_model(tmp_path / "base", "llama", layers=1))
+    return tmp_path / "run"
+
+
+def test_ollama_creates_the_model_and_nothing_else_is_left(run: Path, ollama: Path) -> None:
+    before = {path.name for path in run.iterdir()}
+    report = export(run, to="ollama")
+    assert (ollama / "created").read_text() == "create mine GGUF" and report.place == "Ollama, as mine"
+    assert {path.name for path in run.iterdir()} == before
+
+
+def test_what_ollama_says_is_passed_on(run: Path, ollama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (ollama / "broken").touch()
+    with pytest.raises(Mistake, match=r"`ollama create` failed: Error: no space left on device\."):
+        export(run, to="ollama")
+    with pytest.raises(Mistake, match="has a model others already"):
+        export_run(RunFolder(run), Export("ollama", "others", format="gguf-f16"))
+    with pytest.raises(Mistake, match="as a name, not 'a b'"):
+        export_run(RunFolder(run), Export("ollama", "a b", format="gguf-f16"))
+    with pytest.raises(Mistake, match="Ollama takes GGUF files only"):
+        export(run, "full", to="ollama")
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("backend.export.gguf.ollama.USUAL_PLACES", ())
+    with pytest.raises(Mistake, match="Ollama was not found"):
+        export(run, to="ollama")
+    monkeypatch.setattr("backend.export.gguf.ollama.USUAL_PLACES", (str(ollama),))
+    (ollama / "broken").unlink()
+    assert export(run, to="ollama").place == "Ollama, as mine", "found outside the PATH"
+
+
+def test_held_out_rewards_of_a_gguf_file_are_refused(run: Path) -> None:
+    with pytest.raises(Mistake, match="mlx does not run GGUF files"):
+        export(run, held_out=3)
+
+
+# ── llama.cpp itself ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+def test_llama_cpp_computes_the_trained_logits_and_reads_text_alike(tmp_path: Path, arch: str) -> None:
+    """LLAMA_CPP_PYTHON is a Python with llama-cpp-python installed (it builds llama.cpp, which takes minutes)."""
+    python = os.environ.get("LLAMA_CPP_PYTHON")
+    if not python:
+        pytest.skip("LLAMA_CPP_PYTHON names no Python with llama-cpp-python")
+    own = LLAMA_3_POSITIONS if arch == "llama" else {}
+    base = tiny_model(tmp_path / "base", arch, own=own, tie=arch != "llama", noise=0.1)
+    trained = np.array(write_run(tmp_path / "run", base, "dora"))
+    texts = ["What is 17 plus 25?<|im_end|>\n<|im_start|>assistant", " The  quick\n\nbrown fox, it's 2024"]
+    script = Path(__file__).parents[1] / "support" / "llama_cpp_reference.py"
+    ids: Any = PROMPT.tolist()
+    for format_, tolerance in (("gguf-f16", 0.01), ("gguf-bf16", 0.1), ("gguf-q8_0", 0.5)):
+        path = export_run(RunFolder(tmp_path / "run"), Export("folder", format_, tmp_path / "out", format_)).path
+        command = [python, str(script), str(path / "model.gguf"), json.dumps(ids[0]), json.dumps(texts)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        theirs = json.loads(done.stdout)
+        assert np.abs(np.array(theirs["logits"]) - trained).max() < tolerance
+        tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+        assert theirs["tokens"] == [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]

@@ -1,0 +1,265 @@
+"""Exports under the original names: peft's adapters, and the original weights merged. Without torch: numbers against mlx-lm's own model.
+
+test_export_transformers.py loads them with transformers and peft.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx_lm
+import numpy as np
+import pytest
+
+from backend.export.export_run import Export, ExportedModel, export_run
+from backend.export.original import row_trace
+from backend.export.original.original_files import read_original
+from backend.export.original.row_trace import Rows, trace
+from backend.runs.run_folder import RunFolder
+from backend.utils.errors import Mistake
+from tests.support.random_models import tiny_model
+from tests.support.random_runs import PROMPT, furthest, write_run
+
+
+def export(run: RunFolder, format_: str, **how: Any) -> ExportedModel:
+    return export_run(run, Export("folder", "mine", run.path.parent, format_, **how))
+
+
+def stored(file: Path) -> dict[str, mx.array]:
+    return dict(mx.load(str(file)))  # pyright: ignore
+
+
+def logits_of(folder: Path) -> mx.array:
+    return mlx_lm.load(str(folder))[0](PROMPT)[0]  # pyright: ignore
+
+
+def as_published(folder: Path) -> Path:
+    """A mixtral of ours as Hugging Face has it: every expert a tensor of its own, in two files with an index."""
+    arrays, published = stored(folder / "model.safetensors"), dict[str, mx.array]()
+    letters = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+    for name, array in arrays.items():
+        before, is_experts, kind = name.partition("switch_mlp.")
+        for expert, own in enumerate(array) if is_experts else ():
+            published[f"{before}experts.{expert}.{letters[kind.removesuffix('.weight')]}.weight"] = own
+        if not is_experts:
+            published[name] = array
+    (folder / "model.safetensors").unlink()
+    index: dict[str, str] = {}
+    for number in (1, 2):
+        file = f"model-0000{number}-of-00002.safetensors"
+        part = {name: array for at, (name, array) in enumerate(published.items()) if at % 2 == number - 1}
+        mx.save_safetensors(str(folder / file), part, metadata={"format": "pt"})
+        index |= dict.fromkeys(part, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    return folder
+
+
+# ── the original weights merged ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("arch", "train_type"), [("llama", "dora"), ("gemma3_text", "full"), ("phi3", "lora")])
+def test_merged_original_weights_have_the_trained_logits_and_the_original_layout(
+    tmp_path: Path, arch: str, train_type: str
+) -> None:
+    base = tiny_model(tmp_path / "base", arch)
+    trained = write_run(tmp_path / "run", base, train_type)
+    path = export(RunFolder(tmp_path / "run"), "original").path
+    assert furthest(logits_of(path), trained) < 1e-4 and furthest(logits_of(base), trained) > 0.01
+    before, after = stored(base / "model.safetensors"), stored(path / "model.safetensors")
+    assert {name: (x.shape, x.dtype) for name, x in before.items()} == {
+        name: (x.shape, x.dtype) for name, x in after.items()
+    }
+    assert (path / "config.json").read_bytes() == (base / "config.json").read_bytes()
+
+
+def test_experts_are_merged_into_their_own_tensors_in_their_own_files(tmp_path: Path) -> None:
+    """mlx-lm stacks the experts; transformers and llama.cpp read them one by one."""
+    base = as_published(tiny_model(tmp_path / "base", "mixtral"))
+    trained = write_run(tmp_path / "run", base)
+    path = export(RunFolder(tmp_path / "run"), "original").path
+    assert furthest(logits_of(path), trained) < 1e-4
+    for file in sorted(base.glob("*.safetensors*")):
+        if file.suffix == ".json":
+            assert (path / file.name).read_text() == file.read_text()
+        else:
+            assert list(stored(path / file.name)) == list(stored(file))
+    expert = "model.layers.1.block_sparse_moe.experts.2.w1.weight"
+    file = json.loads((base / "model.safetensors.index.json").read_text())["weight_map"][expert]
+    assert furthest(stored(path / file)[expert], stored(base / file)[expert]) > 0.01
+
+
+def test_a_head_that_is_tied_and_stored_all_the_same_follows_its_embedding(tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base", "llama", layers=1)
+    arrays = stored(base / "model.safetensors")
+    arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"]
+    mx.save_safetensors(str(base / "model.safetensors"), arrays, metadata={"format": "pt"})
+    write_run(tmp_path / "run", base, "full")
+    written = stored(export(RunFolder(tmp_path / "run"), "original").path / "model.safetensors")
+    assert furthest(written["lm_head.weight"], written["model.embed_tokens.weight"]) == 0
+    assert furthest(written["lm_head.weight"], arrays["lm_head.weight"]) > 0.01
+
+
+# ── peft's adapters ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("train_type", "settings", "scale"),
+    [("lora", {}, 4.0), ("dora", {}, 4.0), ("lora", {"lora_alpha": 16, "use_rslora": True}, 8.0)],
+    ids=["lora", "dora", "rslora"],
+)
+def test_a_peft_adapter_on_the_base_is_the_merged_model(
+    tmp_path: Path, train_type: str, settings: dict[str, Any], scale: float
+) -> None:
+    """base + scale B A in numpy, DoRA at its magnitude, by the names in the files: equal to the weights that were merged."""
+    base = tiny_model(tmp_path / "base", "llama")
+    write_run(tmp_path / "run", base, train_type, num_layers=1, **settings)
+    run = RunFolder(tmp_path / "run")
+    path = export(run, "peft").path
+    config = json.loads((path / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["use_dora"]) == (4, 16, train_type == "dora")
+    assert config["base_model_name_or_path"] == str(base) and config["use_rslora"] == bool(settings)
+    adapter = {name: np.array(x) for name, x in stored(path / "adapter_model.safetensors").items()}
+    before = stored(base / "model.safetensors")
+    shutil.rmtree(path)
+    merged = stored(export(run, "original").path / "model.safetensors")
+    layers = {name.removesuffix(".weight") for name in before if furthest(before[name], merged[name])}
+    assert layers == set(config["target_modules"]) and all("layers.1." in name for name in layers) and len(layers) == 7
+    arrays = 2 + config["use_dora"]
+    assert len(adapter) == arrays * len(layers)
+    for layer in layers:
+        a, b = (adapter[f"base_model.model.{layer}.lora_{letter}.weight"] for letter in "AB")
+        weight = np.array(before[f"{layer}.weight"])
+        assert a.shape == (4, weight.shape[1]) and b.shape == (weight.shape[0], 4)
+        weight = weight + scale * b @ a
+        if train_type == "dora":
+            magnitude = adapter[f"base_model.model.{layer}.lora_magnitude_vector"]
+            weight *= (magnitude / np.linalg.norm(weight, axis=1))[:, None]
+        assert np.abs(weight - np.array(merged[f"{layer}.weight"])).max() < 1e-5
+
+
+def test_what_peft_has_no_adapter_for_is_refused(tmp_path: Path) -> None:
+    base = as_published(tiny_model(tmp_path / "base", "mixtral", layers=1))
+    write_run(tmp_path / "experts", base, lora_keys=["block_sparse_moe.switch_mlp.up_proj"])
+    with pytest.raises(Mistake, match="no plain linear layer"):
+        export(RunFolder(tmp_path / "experts"), "peft")
+    write_run(tmp_path / "router", base, lora_keys=["block_sparse_moe.gate"])
+    with pytest.raises(Mistake, match=r"no linear layer model\.layers\.0\.block_sparse_moe\.gate"):
+        export(RunFolder(tmp_path / "router"), "peft")
+    assert not (tmp_path / "mine").exists()
+    write_run(tmp_path / "attention", base, lora_keys=["self_attn.q_proj"])
+    assert export(RunFolder(tmp_path / "attention"), "peft").verification.max_error < 1e-4
+
+
+# ── whose original ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def hub_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The place of owner/original in a cache of its own."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder / "hub"))
+    return folder / "hub" / "models--owner--original" / "snapshots" / "abc"
+
+
+def test_adapters_of_a_quantised_base_go_to_the_original_that_its_card_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = tiny_model(hub_model(tmp_path, monkeypatch), "llama", layers=1)
+    base = tiny_model(tmp_path / "base", "llama", layers=1, bits=4)
+    write_run(tmp_path / "run", base)
+    run = RunFolder(tmp_path / "run")
+    with pytest.raises(Mistake, match="names no base_model"):
+        export(run, "original")
+    (base / "README.md").write_text("---\nlibrary_name: mlx\nbase_model: owner/original\n---\n")
+    report = export(run, "original")
+    assert report.verification.max_error < 1e-4
+    assert "original ones of owner/original" in report.sentences()[-1]
+    before, after = stored(original / "model.safetensors"), stored(report.path / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert furthest(before["model.embed_tokens.weight"], after["model.embed_tokens.weight"]) == 0
+    name = "model.layers.0.self_attn.q_proj.weight"
+    lora = stored(run.adapters / "adapters.safetensors")
+    a, b = (lora[f"model.layers.0.self_attn.q_proj.lora_{letter}"] for letter in "ab")
+    assert furthest(after[name], before[name] + 4 * (a @ b).T) < 1e-6
+    shutil.rmtree(report.path)
+    config = json.loads((export(run, "peft").path / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "owner/original"
+
+
+def test_an_original_that_is_not_here_is_named_and_fetched_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = hub_model(tmp_path, monkeypatch)
+    base = tiny_model(tmp_path / "base", "llama", layers=1, bits=4)
+    (base / "README.md").write_text("---\nbase_model: [owner/original]\n---\n")
+    write_run(tmp_path / "run", base)
+    with pytest.raises(Mistake, match=r"those of owner/original, which is not on this disk; .* --fetch"):
+        export(RunFolder(tmp_path / "run"), "original")
+    fetched: list[str] = []
+
+    def download(name: str, kind: str, listener: Any) -> Path:
+        fetched.append(name)
+        listener.report({"done": 1, "total": 2, "phase": "downloading"})
+        return tiny_model(place, "llama", layers=1)
+
+    monkeypatch.setattr("backend.models.hub_download.download", download)
+    assert export(RunFolder(tmp_path / "run"), "original", fetch=True).verification.max_error < 1e-4
+    assert fetched == ["owner/original"]
+
+
+def test_weights_that_mlx_lm_renamed_are_no_original(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", tiny_model(tmp_path / "base", "mixtral", layers=1))
+    with pytest.raises(Mistake, match=r"have mlx-lm's names \(.*switch_mlp"):
+        export(RunFolder(tmp_path / "run"), "original")
+
+
+def test_weights_that_mlx_lm_turns_are_refused(tmp_path: Path) -> None:
+    """GPT-2's are stored [in, out]."""
+    own = {"n_ctx": 4096, "n_embd": 32, "n_head": 2, "n_layer": 1, "n_positions": 4096, "layer_norm_epsilon": 1e-5}
+    base = tiny_model(tmp_path / "base", "gpt2", own=own)
+    turned = {
+        name.removeprefix("model."): array.T
+        if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
+        else array
+        for name, array in stored(base / "model.safetensors").items()
+    }
+    mx.save_safetensors(str(base / "model.safetensors"), turned, metadata={"format": "pt"})
+    write_run(tmp_path / "run", base)
+    for format_ in ("peft", "original"):
+        with pytest.raises(Mistake, match="could not be found out"):
+            export(RunFolder(tmp_path / "run"), format_)
+
+
+# ── where rows come from ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Sanitizing(nn.Module):
+    """A family that renames, splits, joins, stacks, and also computes."""
+
+    def sanitize(self, arrays: dict[str, mx.array]) -> dict[str, mx.array]:
+        joined = mx.concatenate([arrays["up"], arrays["gate"]])
+        return {
+            "renamed": arrays["o"], "k": arrays["qkv"][2:5], "up_gate": joined,
+            "stacked": mx.stack([arrays["up"], arrays["gate"]]), "norm": arrays["norm"] + 1, "turned": arrays["o"].T,
+            "halved": arrays["o"][:, :2], "mirrored": arrays["o"][:, ::-1], "interleaved": arrays["qkv"][mx.array([0, 2, 1])],
+        }  # fmt: skip
+
+
+def test_rows_are_followed_through_renaming_splitting_joining_and_stacking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_trace, "empty_model", lambda original: Sanitizing())
+    shapes = {"o": (4, 4), "qkv": (8, 4), "up": (3, 4), "gate": (3, 4), "norm": (4,)}
+    arrays = {name: mx.zeros(shape) for name, shape in shapes.items()}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), arrays)
+    (tmp_path / "config.json").write_text("{}")
+    assert trace(read_original(tmp_path, "x")) == {
+        "renamed": [Rows("renamed", 0, "o", 0, 4)],
+        "k": [Rows("k", 0, "qkv", 2, 3)],
+        "up_gate": [Rows("up_gate", 0, "up", 0, 3), Rows("up_gate", 3, "gate", 0, 3)],
+        "stacked": [Rows("stacked", 0, "up", 0, 3), Rows("stacked", 3, "gate", 0, 3)],
+        "interleaved": [Rows("interleaved", at, "qkv", row, 1) for at, row in enumerate((0, 2, 1))],
+    }

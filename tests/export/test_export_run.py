@@ -1,0 +1,754 @@
+"""Export: the written model computes what the trained one does, LM Studio finds it, and it is written completely or not at all."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import json
+import os
+import shutil
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm import utils as mlx_lm_utils
+
+from backend.config import config as spec_config
+from backend.export import atomic_folder, build, export_run, merging, trained_weights, verify
+from backend.export.atomic_folder import move_into_place
+from backend.export.destinations import lm_studio_root
+from backend.export.export_run import Export, ExportedModel, fuse_run, run_weights
+from backend.export.exports import FORMATS, exported_bytes
+from backend.runs.run_folder import RunFolder
+from backend.utils.errors import Mistake
+from tests.support.random_models import tiny_model
+from tests.support.random_runs import PROMPT, furthest, write_run
+from tests.support.synced_files import synced_before_renames
+
+TrainedRun = Callable[..., tuple[RunFolder, mx.array]]
+
+
+def export(run: RunFolder, to: str, name: str, progress: build.Progress = build.silent, **how: Any) -> ExportedModel:
+    return export_run.export_run(run, Export(to, name, **how), progress)
+
+
+@pytest.fixture(scope="module")
+def templates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, mx.array]]:
+    """Trained runs that tests copy, and their logits by name."""
+    return tmp_path_factory.mktemp("templates"), {}
+
+
+@pytest.fixture
+def trained_run(tmp_path: Path, templates: tuple[Path, dict[str, mx.array]]) -> TrainedRun:
+    """Makes a run in `tmp_path` as the trainer leaves it, with random trained weights: (run, its model's logits [9, V])."""
+    folder, logits = templates
+
+    def make(**how: Any) -> tuple[RunFolder, mx.array]:
+        name = "-".join([f"{key}={value}" for key, value in how.items()]) or "plain"
+        if name not in logits:
+            logits[name] = train(folder / name, **how)
+        shutil.copytree(folder / name, tmp_path, dirs_exist_ok=True)
+        run = RunFolder(tmp_path / "runs" / "first")
+        settings = run.config.read_text(encoding="utf-8").replace(str(folder / name), str(tmp_path))
+        run.config.write_text(settings, encoding="utf-8")
+        return run, logits[name]
+
+    return make
+
+
+def train(
+    folder: Path, *, arch: str = "qwen3", train_type: str = "lora", quantization: str = "none", **base: Any
+) -> mx.array:
+    """Write a base model and a run of it into `folder`, and return the trained model's logits."""
+    model = tiny_model(folder / "base", arch, **{"layers": 1} | base)
+    return write_run(folder / "runs" / "first", model, train_type, quantization)
+
+
+@pytest.fixture
+def quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run whose export writes two small files in no time: for tests of the destination, not of the content."""
+    run = RunFolder(tmp_path / "runs" / "first")
+    for folder in (run.adapters, tmp_path / "base"):
+        folder.mkdir(parents=True)
+    (tmp_path / "base" / "config.json").write_text("{}", encoding="utf-8")
+    for name in ("adapters.safetensors", "adapter_config.json"):
+        (run.adapters / name).write_bytes(b"adapters")
+    settings = spec_config.parse({"model": str(tmp_path / "base"), "data": "any.jsonl"})
+    run.config.write_text(spec_config.dump(settings), encoding="utf-8")
+
+    def write(trained: trained_weights.TrainedWeights, format_: object, to: Path, progress: object) -> None:
+        to.mkdir()
+        (to / "config.json").write_text("new", encoding="utf-8")
+        assert trained.adapters
+        shutil.copyfile(trained.adapters.arrays, to / "model.safetensors")
+
+    monkeypatch.setattr(build, "write_in_format", write)
+    for name in ("make_reference", "open_tokenizer", "_tolerance"):
+        monkeypatch.setattr(build, name, lambda *_: None)
+    monkeypatch.setattr(build, "_verified", lambda *_: verify.Verification(0.0, 0.0, 1.0, None))
+    return run
+
+
+def is_new(folder: Path) -> bool:
+    return (folder / "config.json").read_text() == "new" and (folder / "model.safetensors").read_bytes() == b"adapters"
+
+
+def logits_of(folder: Path) -> mx.array:
+    model = mlx_lm.load(str(folder))[0]
+    return model(PROMPT)[0]  # pyright: ignore
+
+
+def listing(folder: Path) -> set[str]:
+    """Every path below `folder`, hidden ones included."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's home with an LM Studio that has been started once."""
+    folder = tmp_path / "home"
+    (folder / ".lmstudio" / "models").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(folder))
+    return folder
+
+
+# ── the written model computes what the trained one did ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("arch", "train_type"),
+    [("qwen3", "lora"), ("qwen3", "dora"), ("qwen3", "full"), ("gemma3_text", "lora"), ("qwen3_moe", "lora"), ("mamba", "lora")],
+)  # fmt: skip
+def test_a_fused_model_has_the_logits_of_the_trained_one(
+    trained_run: TrainedRun, tmp_path: Path, arch: str, train_type: str
+) -> None:
+    run, trained = trained_run(arch=arch, train_type=train_type, tie=arch != "qwen3", layers=2)
+    fused = fuse_run(run)
+    assert fused == run.fused
+    assert furthest(logits_of(fused), trained) < 1e-4
+    assert furthest(logits_of(tmp_path / "base"), trained) > 0.01  # or the line above shows nothing
+
+
+def test_an_export_reports_its_size_and_how_exact_it_is(trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, _ = trained_run()
+    messages: list[str] = []
+    report = export(
+        run, "folder", "mine", folder=tmp_path / "out", progress=lambda sentence, done=None: messages.append(sentence)
+    )
+    assert report.path == tmp_path / "out" / "mine"
+    assert report.bytes == sum(file.stat().st_size for file in report.path.iterdir())
+    assert (found := report.verification).max_error < 1e-4 and found.agreement == 1 and found.nats < 1e-5
+    assert found.lost is not None and found.lost < 1e-3
+    assert messages[0].startswith("Computing") and messages[-1].startswith("Loading it back")
+    assert not [sentence for sentence in report.sentences() if "Rounding" in sentence]
+
+
+@pytest.mark.parametrize(("train_type", "bits"), [("lora", 4), ("dora", 8)])
+def test_a_quantised_base_is_written_in_full_precision_without_loss(
+    trained_run: TrainedRun, tmp_path: Path, train_type: str, bits: int
+) -> None:
+    run, trained = trained_run(train_type=train_type, bits=bits)
+    written = fuse_run(run)
+    assert furthest(logits_of(written), trained) < 1e-4
+    assert "quantization" not in (written / "config.json").read_text()
+    assert not [name for name in mx.load(str(written / "model.safetensors")) if name.endswith((".scales", ".biases"))]
+
+
+@pytest.mark.parametrize("quantization", ["mxfp4"])
+def test_a_base_that_the_trainer_quantised_is_the_one_that_is_fused(
+    trained_run: TrainedRun, tmp_path: Path, quantization: str
+) -> None:
+    """The adapters were trained on the quantised weights; merged into the weights on disk they would give another model."""
+    run, trained = trained_run(quantization=quantization, hidden=64)
+    assert furthest(logits_of(fuse_run(run)), trained) < 1e-4
+
+
+def test_bfloat16_weights_stay_bfloat16_under_dora(trained_run: TrainedRun, tmp_path: Path) -> None:
+    """mlx-lm's DoRA gives float32 weights on a bfloat16 base, which would double the model."""
+    run, _ = trained_run(train_type="dora", dtype="bfloat16")
+    weights = mx.load(str(fuse_run(run) / "model.safetensors"))
+    assert {weight.dtype for weight in weights.values()} == {mx.bfloat16}  # pyright: ignore
+
+
+def test_one_float32_tensor_of_a_bfloat16_model_stays_float32(trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, _ = trained_run(dtype="bfloat16")
+    file, name = tmp_path / "base" / "model.safetensors", "model.norm.weight"
+    weights = dict(mx.load(str(file)))  # pyright: ignore
+    weights[name] = weights[name].astype(mx.float32)
+    mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
+    written = mx.load(str(fuse_run(run) / "model.safetensors"))
+    assert written[name].dtype == mx.float32  # pyright: ignore
+    assert written["model.layers.0.mlp.up_proj.weight"].dtype == mx.bfloat16  # pyright: ignore
+
+
+def stored(folder: Path) -> dict[str, mx.array]:
+    return dict(mx.load(str(folder / "model.safetensors")))  # pyright: ignore
+
+
+def test_as_the_base_came_a_quantised_base_keeps_its_bits_and_its_untouched_codes(
+    trained_run: TrainedRun, tmp_path: Path
+) -> None:
+    run, _ = trained_run(bits=4)
+    report = export(run, "folder", "mine", folder=tmp_path, format="fused")
+    config = json.loads((report.path / "config.json").read_text())
+    assert config["quantization"] == {"group_size": 32, "bits": 4, "mode": "affine"}
+    before, after = stored(tmp_path / "base"), stored(report.path)
+    assert before.keys() == after.keys() and {x.dtype for x in after.values()} == {mx.uint32, mx.float32}
+    same = {name for name in before if name.endswith("weight") and mx.array_equal(before[name], after[name])}
+    assert "model.embed_tokens.weight" in same and "model.layers.0.mlp.up_proj.weight" not in same
+    assert report.verification.lost is not None and report.verification.lost > 0.01
+    assert any("of what training did" in sentence for sentence in report.sentences()) == (
+        report.verification.lost > 0.1
+    )
+
+
+@pytest.mark.parametrize(
+    ("format_", "quantization", "types"),
+    [
+        ("4bit", {"group_size": 64, "bits": 4, "mode": "affine"}, {mx.uint32, mx.bfloat16}),
+        ("6bit", {"group_size": 64, "bits": 6, "mode": "affine"}, {mx.uint32, mx.bfloat16}),
+        ("8bit", {"group_size": 64, "bits": 8, "mode": "affine"}, {mx.uint32, mx.bfloat16}),
+        ("mxfp4", {"group_size": 32, "bits": 4, "mode": "mxfp4"}, {mx.uint32, mx.uint8, mx.bfloat16}),
+        ("bf16", None, {mx.bfloat16}),
+        ("fp16", None, {mx.float16}),
+        ("fused", None, {mx.bfloat16}),
+        ("full", None, {mx.bfloat16}),
+    ],
+)
+def test_every_format_is_what_it_says_and_about_as_large(
+    trained_run: TrainedRun, tmp_path: Path, format_: str, quantization: dict[str, Any] | None, types: set[mx.Dtype]
+) -> None:
+    run, _ = trained_run(hidden=64, dtype="bfloat16")
+    report = export(run, "folder", "mine", folder=tmp_path, format=format_)
+    assert json.loads((report.path / "config.json").read_text()).get("quantization") == quantization
+    arrays = stored(report.path)
+    assert {array.dtype for array in arrays.values()} == types
+    size = sum(array.nbytes for array in arrays.values())
+    guess = exported_bytes(tmp_path / "base", FORMATS[format_])
+    assert guess is not None and abs(guess - size) < 0.03 * size
+    assert mlx_lm.load(str(report.path))[0](PROMPT).shape == (1, 9, 320)  # pyright: ignore
+    lost = report.verification.lost
+    # A random model of 64 columns has little to lose; 4 bits lose much of it, 8 bits little.
+    assert lost is not None and (lost > 0.1) == (format_ in ("4bit", "mxfp4"))
+
+
+@pytest.mark.parametrize("format_", ["8bit", "mxfp4"])
+def test_a_large_weight_is_quantised_in_blocks_to_the_same_codes(
+    trained_run: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_: str
+) -> None:
+    run, _ = trained_run(hidden=64, dtype="bfloat16")
+    whole = stored(export(run, "folder", "whole", folder=tmp_path, format=format_).path)
+    sizes, quantize = [], mx.quantize
+    monkeypatch.setattr(merging, "BLOCK", 2048)
+    monkeypatch.setattr(mx, "quantize", lambda w, *given, **how: sizes.append(w.shape) or quantize(w, *given, **how))
+    blocks = stored(export(run, "folder", "blocks", folder=tmp_path, format=format_).path)
+    assert (32, 64) in sizes, "in blocks"
+    assert whole.keys() == blocks.keys() and all(mx.array_equal(whole[name], blocks[name]) for name in whole)
+
+
+def test_the_adapter_alone_is_what_mlx_lm_loads_and_names_its_base(trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, trained = trained_run(train_type="dora")
+    report = export(run, "folder", "mine", folder=tmp_path, format="adapter")
+    assert listing(report.path) == {"adapters.safetensors", "adapter_config.json", "README.md"}
+    model = mlx_lm.load(str(tmp_path / "base"), adapter_path=str(report.path))[0]
+    assert furthest(model(PROMPT)[0], trained) < 1e-4  # pyright: ignore
+    assert report.verification.max_error == 0 and "exactly" in report.sentences()[0]
+    assert f"DoRA adapters for the model {tmp_path / 'base'}," in (report.path / "README.md").read_text()
+
+
+def test_what_a_format_and_a_target_cannot_be_is_said(trained_run: TrainedRun, tmp_path: Path, home: Path) -> None:
+    lora, _ = trained_run()
+    with pytest.raises(Mistake, match="LM Studio loads complete models only"):
+        export(lora, "lmstudio", "mine", format="adapter")
+    with pytest.raises(Mistake, match="There is no format 3bit; there are full, fused"):
+        export(lora, "lmstudio", "mine", format="3bit")
+    with pytest.raises(Mistake, match="There is no target ftp; there are lmstudio, folder"):
+        export(lora, "ftp", "mine")
+
+
+def test_full_fine_tuning_has_no_adapter(trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, _ = trained_run(train_type="full")
+    with pytest.raises(Mistake, match="no adapter to export"):
+        export(run, "folder", "mine", folder=tmp_path, format="adapter")
+
+
+def test_numbers_beyond_float16_are_refused_and_nothing_is_left(trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, _ = trained_run(dtype="bfloat16")
+    file = tmp_path / "base" / "model.safetensors"
+    weights = stored(tmp_path / "base")
+    weights["model.layers.0.mlp.up_proj.weight"] *= 1e7
+    mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
+    with pytest.raises(Mistake, match=r"range of float16.*bf16"):
+        export(run, "folder", "mine", folder=tmp_path / "out", format="fp16")
+    assert not (tmp_path / "out").exists()
+
+
+# ── which weights ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def add_checkpoint(run: RunFolder, step: int, score: float | None, factor: float, train_type: str) -> None:
+    """A checkpoint whose trained arrays are the run's end times `factor`."""
+    folder = run.checkpoints / f"{step:06d}"
+    folder.mkdir(parents=True)
+    end, name = ((run.model / "model.safetensors", "model") if train_type == "full" else (run.adapters / "adapters.safetensors", "adapters"))  # fmt: skip
+    arrays = {name: factor * array.astype(mx.float32) for name, array in mx.load(str(end)).items()}  # pyright: ignore
+    mx.save_safetensors(str(folder / f"{name}.safetensors"), arrays, metadata={"format": "mlx"})
+    mx.save_safetensors(str(folder / "optimizer.safetensors"), {"step": mx.array(step)})
+    (folder / "state.json").write_text(json.dumps({"step": step, "score": score}), encoding="utf-8")
+
+
+@pytest.mark.parametrize("train_type", ["lora", "full"])
+def test_any_checkpoint_can_be_exported(trained_run: TrainedRun, tmp_path: Path, train_type: str) -> None:
+    run, trained = trained_run(train_type=train_type, dtype="bfloat16")
+    for step, score, factor in ((10, 0.5, 1.0), (20, 0.9, 0.0), (30, 0.9, 0.5)):
+        add_checkpoint(run, step, score, factor, train_type)
+    untrained = logits_of(tmp_path / "base")
+    first = export(run, "folder", "first", folder=tmp_path, checkpoint="10").path
+    assert furthest(logits_of(first), trained) < 0.2 * furthest(trained, untrained)
+    assert stored(first)["model.norm.weight"].dtype == mx.bfloat16, "in the type that the base came in"
+    best, last, twenty = (run_weights(run, spec_config.load(run.config), which) for which in ("best", "last", "0020"))
+    assert best == twenty and best.base == last.base == tmp_path / "base"
+    arrays = [weights.arrays or (weights.adapters and weights.adapters.arrays) for weights in (best, last)]
+    assert [path and path.parent.name for path in arrays] == ["000020", "000030"]
+    with pytest.raises(Mistake, match="has no checkpoint 11; there are 10, 20, 30, best and last"):
+        export(run, "folder", "x", folder=tmp_path, checkpoint="11")
+
+
+def test_a_run_without_an_end_or_a_score_says_what_can_be_named(trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, _ = trained_run(train_type="full")
+    with pytest.raises(Mistake, match="The run first has no checkpoint"):
+        export(run, "folder", "x", folder=tmp_path, checkpoint="best")
+    add_checkpoint(run, 10, None, 1.0, "full")
+    shutil.rmtree(run.model)
+    with pytest.raises(Mistake, match="no trained weights of its end; name a checkpoint"):
+        export(run, "folder", "x", folder=tmp_path)
+    with pytest.raises(Mistake, match="No checkpoint of the run first has a score"):
+        export(run, "folder", "x", folder=tmp_path, checkpoint="best")
+
+
+def test_adapters_with_a_tensor_missing_are_refused(trained_run: TrainedRun, tmp_path: Path) -> None:
+    """mlx-lm loads what there is and leaves the rest at random: a model that was never trained."""
+    run, _ = trained_run()
+    file = run.adapters / "adapters.safetensors"
+    weights = dict(mx.load(str(file)))  # pyright: ignore
+    missing = sorted(name for name in weights if name.endswith("lora_b"))[0]
+    del weights[missing]
+    mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
+    with pytest.raises(Mistake, match=missing):
+        fuse_run(run)
+    assert not run.fused.exists()
+
+
+def test_models_are_compared_on_the_run_s_own_completions(
+    trained_run: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = trained_run()
+    line = {"step": 1, "prompt": "How many?", "completions": [{"text": "Nine."}, {"text": "Ten."}]}
+    run.completions.write_text(json.dumps(line) + '\n{"prompt": "cut off', encoding="utf-8")
+    seen: list[verify.Reference] = []
+    verified = build.verify_folder
+    monkeypatch.setattr(build, "verify_folder", lambda *given: seen.append(given[2]) or verified(*given))
+    fuse_run(run)
+    reference, tokenizer = seen[0], mlx_lm.load(str(run.fused))[1]
+    assert [(sample.messages[0]["content"], sample.answer) for sample in reference.samples] == [("How many?", "Nine.")]
+    text = tokenizer.decode(reference.tokens[0].ids)
+    assert text.endswith("How many?<|im_end|>\n<|im_start|>assistant\nNine.")
+    assert tokenizer.decode(reference.tokens[0].ids[-reference.tokens[0].compared :]) == "Nine."
+
+
+def test_the_figures_are_those_of_the_models_as_wholes(trained_run: TrainedRun, tmp_path: Path) -> None:
+    """max |Δ logit|, mean |Δ log p| of the answers' tokens, and the share lost, computed once more without any of the module's means."""
+    run, _ = trained_run(hidden=64)
+    rows = [("One?", "Uno."), ("Two, as a longer prompt?", "Dos, which is more.")]
+    lines = [json.dumps({"step": 1, "prompt": prompt, "completions": [{"text": text}]}) for prompt, text in rows]
+    run.completions.write_text("\n".join(lines), encoding="utf-8")
+    report = export(run, "folder", "mine", folder=tmp_path, format="4bit")
+    trained = mlx_lm.load(str(tmp_path / "base"), adapter_path=str(run.adapters))
+    base, written, tokenizer = mlx_lm.load(str(tmp_path / "base"))[0], mlx_lm.load(str(report.path))[0], trained[1]
+    errors, effects, nats = [], [], []
+    for prompt, text in rows:
+        answer = tokenizer.encode(text, add_special_tokens=False)
+        ids = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True) + answer
+        tokens = mx.array(ids)[None]
+        expected, actual, untrained = (model(tokens)[0, -len(answer) - 1 : -1] for model in (trained[0], written, base))  # pyright: ignore
+        logp = [x - mx.logsumexp(x, axis=-1, keepdims=True) for x in (expected, actual)]
+        nats += [abs((logp[1] - logp[0])[i, token].item()) for i, token in enumerate(answer)]
+        errors.append(actual - expected)
+        effects.append(expected - untrained)
+    error, effect = mx.concatenate(errors), mx.concatenate(effects)
+    found = report.verification
+    assert found.max_error == pytest.approx(mx.abs(error).max().item(), rel=1e-3)
+    assert found.nats == pytest.approx(sum(nats) / len(nats), rel=1e-3) and found.nats > 1e-3
+    assert found.lost == pytest.approx((mx.square(error).mean() / mx.square(effect).mean()).item() ** 0.5, rel=1e-3)
+
+
+# ── it is a model that LM Studio and mlx-lm can read ─────────────────────────────────────────────────────────────────
+
+
+def header(file: Path) -> dict:
+    """Read by hand: 8 bytes of length, then JSON."""
+    raw = file.read_bytes()
+    return json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+
+
+def test_the_folder_holds_a_model_and_nothing_else(trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, _ = trained_run()
+    base = tmp_path / "base"
+    (base / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
+    for stray in ("._config.json", ".DS_Store", "adapters.safetensors", "notes.txt", "run_me.py"):
+        (base / stray).write_bytes(b"x")
+    written = fuse_run(run)
+    kept = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"}
+    assert listing(written) == kept | {"config.json", "model.safetensors"}
+    # transformers 5 saves a class that LM Studio's transformers does not know: the tokenizer's files are copied.
+    assert all((written / name).read_bytes() == (base / name).read_bytes() for name in kept)
+    assert header(written / "model.safetensors")["__metadata__"] == {"format": "mlx"}
+
+
+def test_a_full_run_keeps_the_base_model_s_tokenizer_files(trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, _ = trained_run(train_type="full")
+    written = export(run, "folder", "mine", folder=tmp_path).path
+    assert (written / "tokenizer_config.json").read_bytes() == (
+        tmp_path / "base" / "tokenizer_config.json"
+    ).read_bytes()
+
+
+def test_a_large_model_is_written_in_shards_with_an_index(
+    trained_run: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_tens(weights: dict) -> list[dict]:
+        names = list(weights)
+        return [{name: weights[name] for name in names[at : at + 10]} for at in range(0, len(names), 10)]
+
+    run, trained = trained_run()
+    monkeypatch.setattr(mlx_lm_utils, "make_shards", by_tens)
+    written = fuse_run(run)
+    shards = sorted(written.glob("*.safetensors"))
+    assert len(shards) > 1 and all(header(shard)["__metadata__"] == {"format": "mlx"} for shard in shards)
+    index = json.loads((written / "model.safetensors.index.json").read_text())["weight_map"]
+    assert set(index.values()) == {shard.name for shard in shards}
+    assert furthest(logits_of(written), trained) < 1e-4
+
+
+def test_the_model_is_never_in_memory_as_a_whole(trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, _ = trained_run(hidden=256, layers=8)
+    size = (tmp_path / "base" / "model.safetensors").stat().st_size
+    gc.collect()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    fuse_run(run)
+    assert mx.get_peak_memory() - before < 0.5 * size
+
+
+def written_base(tmp_path: Path, run: RunFolder) -> tuple[trained_weights.TrainedWeights, Any, verify.Reference]:
+    """The run's model in tmp_path / "out", and what it is compared with."""
+    trained = run_weights(run, spec_config.load(run.config))
+    tokenizer = trained_weights.open_tokenizer(trained.tokenizer)
+    reference = verify.make_reference(trained, tokenizer, verify.SAMPLES, 1e-3, tmp_path / "reference")
+    build.write_in_format(trained, FORMATS["full"], tmp_path / "out")
+    return trained, tokenizer, reference
+
+
+def test_verification_refuses_weights_without_a_metadata_object(trained_run: TrainedRun, tmp_path: Path) -> None:
+    """LM Studio refuses "__metadata__": null, which mx.save_safetensors writes when it is given no metadata."""
+    run, _ = trained_run()
+    trained, tokenizer, reference = written_base(tmp_path, run)
+    file = tmp_path / "out" / "model.safetensors"
+    mx.save_safetensors(str(file), dict(mx.load(str(file))))  # pyright: ignore
+    with pytest.raises(RuntimeError, match="metadata"):
+        verify.verify_folder(tmp_path / "out", tokenizer, reference, trained.open)
+
+
+def test_verification_refuses_a_wrong_tensor(trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, _ = trained_run()
+    _, tokenizer, reference = written_base(tmp_path, run)
+    weights = stored(tmp_path / "out")
+    weights["model.layers.0.mlp.down_proj.weight"] = mx.zeros((32, 64))
+    mx.save_safetensors(str(tmp_path / "out" / "model.safetensors"), weights, metadata={"format": "mlx"})
+    with pytest.raises(RuntimeError, match="does not answer like the run's"):
+        verify.verify_folder(
+            tmp_path / "out", tokenizer, reference, lambda: trained_weights.open_model(tmp_path / "out")[0]
+        )
+
+
+def test_a_run_with_nan_weights_is_not_exported(trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, _ = trained_run()
+    file = run.adapters / "adapters.safetensors"
+    weights = {name: weight * float("nan") for name, weight in mx.load(str(file)).items()}  # pyright: ignore
+    mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
+    with pytest.raises(Mistake, match="no finite numbers"):
+        fuse_run(run)
+
+
+# ── it is where LM Studio looks ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_model_goes_to_publisher_and_name(trained_run: TrainedRun, tmp_path: Path, home: Path) -> None:
+    run, trained = trained_run()
+    before = listing(home)
+    report = export(run, "lmstudio", " my model ")
+    assert report.path == home / ".lmstudio" / "models" / "grpo-studio" / "my model"
+    assert furthest(logits_of(report.path), trained) < 1e-4
+    # Nothing but the model is new: no temporary folder, none of LM Studio's own files.
+    new = {path for path in listing(home) - before if not path.startswith(".lmstudio/models/grpo-studio/my model")}
+    assert new == {".lmstudio/models/grpo-studio"}
+
+
+def test_lm_studio_s_own_models_folder_setting_is_used(quick_run: RunFolder, tmp_path: Path, home: Path) -> None:
+    run = quick_run
+    moved, models = tmp_path / "moved home", tmp_path / "big disk" / "models"
+    moved.mkdir()
+    models.mkdir(parents=True)
+    (home / ".lmstudio-home-pointer").write_text(str(moved) + "\n", encoding="utf-8")
+    assert lm_studio_root() == moved / "models"  # not there yet, and that is no reason to refuse
+    (moved / "settings.json").write_text(json.dumps({"downloadsFolder": str(models)}), encoding="utf-8")
+    assert export(run, "lmstudio", "mine").path == models / "grpo-studio" / "mine"
+    assert not list((home / ".lmstudio" / "models").iterdir()) and not (moved / "models").exists()
+
+
+@pytest.mark.parametrize("has_setting", [False, True])
+def test_a_missing_lm_studio_is_refused_and_not_created(
+    quick_run: RunFolder, tmp_path: Path, home: Path, has_setting: bool
+) -> None:
+    """Neither a home of LM Studio's, nor the mount point of a disk that is not attached."""
+    run = quick_run
+    models = home / ".lmstudio" / "models"
+    shutil.rmtree(home / ".lmstudio")
+    if has_setting:
+        models = tmp_path / "unplugged" / "models"
+        (home / ".lmstudio").mkdir()
+        (home / ".lmstudio" / "settings.json").write_text(json.dumps({"downloadsFolder": str(models)}))
+    with pytest.raises(Mistake, match="LM Studio was not found") as caught:
+        export(run, "lmstudio", "mine")
+    (fault,) = caught.value.faults
+    assert fault.setting == "lm_studio" and f"/{models.parent.name}/models;" in fault.sentence
+    assert not models.parent.exists()
+
+
+@pytest.mark.parametrize("name", ["", "  ", "../escape", "a/b", "a\\b", ".hidden", "..", "a\nb", "x" * 121, "C:"])
+def test_a_name_that_cannot_be_a_folder_is_refused(tmp_path: Path, home: Path, name: str) -> None:
+    run, before = RunFolder(tmp_path), listing(home)
+    with pytest.raises(Mistake) as caught:
+        export(run, "lmstudio", name)
+    assert caught.value.faults[0].setting == "lm_studio_name" and listing(home) == before
+
+
+# ── it is written whole or not at all ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def taken(home: Path) -> Path:
+    """A model of that name that is in LM Studio's folder already."""
+    existing = home / ".lmstudio" / "models" / "grpo-studio" / "mine"
+    existing.mkdir(parents=True)
+    (existing / "config.json").write_text("older", encoding="utf-8")
+    return existing
+
+
+def test_an_existing_model_is_refused_and_unchanged(
+    quick_run: RunFolder, tmp_path: Path, home: Path, taken: Path
+) -> None:
+    run = quick_run
+    before = listing(home)
+    with pytest.raises(Mistake, match="already") as caught:
+        export(run, "lmstudio", "mine")
+    assert caught.value.faults[0].setting == "overwrite"
+    assert listing(home) == before and (taken / "config.json").read_text() == "older"
+
+
+def test_an_existing_model_is_replaced_with_overwrite(
+    quick_run: RunFolder, tmp_path: Path, home: Path, taken: Path
+) -> None:
+    run = quick_run
+    (taken / "old-shard.safetensors").write_bytes(b"x")
+    assert export(run, "lmstudio", "mine", overwrite=True).path == taken
+    assert is_new(taken) and not (taken / "old-shard.safetensors").exists()
+    assert not [name for name in listing(home) if "studio-" in name and "grpo-studio/mine" not in name]
+
+
+def test_overwrite_never_replaces_a_folder_that_is_no_model(quick_run: RunFolder, tmp_path: Path) -> None:
+    run = quick_run
+    (tmp_path / "out" / "Documents").mkdir(parents=True)
+    with pytest.raises(Mistake, match="holds no model"):
+        export(run, "folder", "Documents", folder=tmp_path / "out", overwrite=True)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_crash_before_the_last_rename_changes_nothing(
+    quick_run: RunFolder,
+    tmp_path: Path,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    overwrite: bool,
+) -> None:
+    if overwrite:
+        request.getfixturevalue("taken")
+    run = quick_run
+    before = listing(tmp_path)
+
+    def crash(trained: object, format_: object, folder: Path, reference: object) -> None:
+        assert (folder / "model.safetensors").exists() and not folder.is_relative_to(home / ".lmstudio" / "models")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build, "_verified", crash)
+    with pytest.raises(KeyboardInterrupt):
+        export(run, "lmstudio", "mine", overwrite=overwrite)
+    assert listing(tmp_path) == before
+
+
+def refuse_to_rename(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    rename = Path.rename
+
+    def broken(self: Path, target: Path) -> Path:
+        if self.name == name:
+            raise OSError("the disk went away")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", broken)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_crash_in_the_last_rename_restores_the_old_model(
+    quick_run: RunFolder,
+    tmp_path: Path,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    overwrite: bool,
+) -> None:
+    if overwrite:
+        request.getfixturevalue("taken")
+    run = quick_run
+    before = listing(tmp_path)
+    refuse_to_rename(monkeypatch, "new")
+    with pytest.raises(OSError, match="went away"):
+        export(run, "lmstudio", "mine", overwrite=overwrite)
+    assert listing(tmp_path) == before
+
+
+def test_an_old_model_left_in_staging_is_restored_by_the_next_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a SIGKILL between the two renames: the only copy lies in the stage, and clearing that would lose it."""
+    target = tmp_path / "mine"
+    target.mkdir()
+    (target / "config.json").write_text("older", encoding="utf-8")
+    with monkeypatch.context() as patched, atomic_folder.staging_folder(tmp_path, target) as staging:
+        (staging / "new").mkdir()
+        target.rename(staging / "previous")
+        refuse_to_rename(patched, "previous")
+    assert not target.exists()
+    with atomic_folder.staging_folder(tmp_path, target) as staging:
+        assert (target / "config.json").read_text() == "older" and not list(staging.iterdir())
+    assert listing(tmp_path) == {"mine", "mine/config.json"}
+
+
+def test_a_second_export_of_the_same_model_is_refused_while_one_runs(quick_run: RunFolder, tmp_path: Path) -> None:
+    run = quick_run
+    stage = run.path / ".grpo-studio-fused"
+    stage.mkdir()
+    lock = os.open(stage, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with pytest.raises(Mistake, match="another process"):
+        fuse_run(run)
+    os.close(lock)
+    assert fuse_run(run) == run.fused and not stage.exists()
+
+
+def test_a_models_folder_on_another_disk_gets_a_copy_then_a_rename(
+    quick_run: RunFolder, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = quick_run
+    models = home / ".lmstudio" / "models"
+    rename = Path.rename
+
+    def within_a_disk(self: Path, target: Path) -> Path:
+        assert self.is_relative_to(models) == target.is_relative_to(models), "Invalid cross-device link"
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", within_a_disk)
+    monkeypatch.setattr(atomic_folder, "device_of", lambda folder: folder.is_relative_to(models))
+    report = export(run, "lmstudio", "mine")
+    assert is_new(report.path)
+    assert not [name for name in listing(tmp_path) if ".grpo-studio" in name]
+
+
+def test_files_that_macos_adds_are_not_exported(tmp_path: Path) -> None:
+    """On a disk without extended attributes every file gets a ._ companion, which LM Studio takes for a weight file."""
+    target = tmp_path / "models" / "mine"
+    with atomic_folder.staging_folder(tmp_path, target) as staging:
+        (staging / "new").mkdir()
+        for name in ("config.json", "._config.json", ".DS_Store"):
+            (staging / "new" / name).write_bytes(b"x")
+        atomic_folder.move_into_place(staging / "new", target, overwrite=False)
+    assert listing(tmp_path) == {"models", "models/mine", "models/mine/config.json"}
+
+
+def test_too_little_disk_space_is_refused_before_anything_is_loaded(
+    trained_run: TrainedRun, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = trained_run()
+    before = listing(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: namedtuple("usage", "free")(1000))
+    monkeypatch.setattr(build, "open_tokenizer", lambda *_: pytest.fail("loaded all the same"))
+    with pytest.raises(Mistake, match=r"needs [0-9.]+ MB and the disk of .* has 1 kB free"):
+        export(run, "lmstudio", "mine")
+    assert listing(tmp_path) == before
+
+
+def test_a_model_is_on_disk_before_it_takes_the_place_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, new = tmp_path / "models" / "mine", tmp_path / "staging" / "new"
+    for folder, text in ((target, "old"), (new, "new")):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(text)
+    synced = synced_before_renames(monkeypatch, target)
+    move_into_place(new, target, overwrite=True)
+    assert (target / "config.json").read_text() == "new"
+    assert synced >= {path.stat().st_ino for path in (target, target / "config.json")}
+
+
+def test_a_run_without_weights_is_refused(quick_run: RunFolder, tmp_path: Path) -> None:
+    run = quick_run
+    shutil.rmtree(run.adapters)
+    with pytest.raises(Mistake, match="The run first has no trained weights") as caught:
+        export(run, "folder", "mine", folder=tmp_path)
+    assert caught.value.faults[0].setting == "run"
+
+
+def test_a_base_model_that_is_gone_is_refused_by_name(trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, _ = trained_run()
+    shutil.rmtree(tmp_path / "base")
+    with pytest.raises(Mistake, match=str(tmp_path / "base")):
+        fuse_run(run)
+
+
+def test_fusing_again_replaces_what_was_fused(quick_run: RunFolder) -> None:
+    fuse_run(quick_run)
+    (quick_run.adapters / "adapters.safetensors").write_bytes(b"newer")
+    assert (fuse_run(quick_run) / "model.safetensors").read_bytes() == b"newer"
+    with pytest.raises(Mistake, match="already"):
+        export(quick_run, "folder", "")
+
+
+@pytest.mark.parametrize(
+    ("arch", "bits"),
+    [*((arch, None) for arch in ("llama", "gemma3_text", "mixtral", "qwen3_moe", "mamba")), ("qwen3", 4)],
+)
+def test_the_random_models_of_the_tests_load_and_run(tmp_path: Path, arch: str, bits: int | None) -> None:
+    model, tokenizer = mlx_lm.load(str(tiny_model(tmp_path, arch, bits=bits, dtype="bfloat16")))[:2]
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is 17 plus 25?"}], add_generation_prompt=True
+    )
+    assert tokenizer.decode(prompt) == "<|im_start|>user\nWhat is 17 plus 25?<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.eos_token_ids == {1} and tokenizer.pad_token_id == 0 and len(tokenizer.get_vocab()) == 320
+    assert model(mx.array(prompt)[None]).shape == (1, len(prompt), 320)  # pyright: ignore
+    assert {weight.dtype for _, weight in tree_flatten(model.parameters())} <= {mx.bfloat16, mx.uint32}  # pyright: ignore

@@ -1,0 +1,282 @@
+"""`export --to trl`: the folder stands alone, its rows and rewards are those of the run, and nothing of this machine is in it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from backend.config.config import Config, parse, read
+from backend.config.other_programs.translation import read_words
+from backend.data.problems import PromptFormat, messages_of, problem_of
+from backend.data.rows import Rows, Splits
+from backend.export.trl.code_files import SCRIPTS, carried_code, our_code, script
+from backend.export.trl.folder import export_trl
+from backend.export.trl.module_source import Use, module_source
+from backend.rewards.catalogue.catalog import builtin_rewards
+from backend.rewards.resolve import resolve
+from backend.rewards.runner.inputs import TrainerState
+from backend.rewards.runner.score import score
+from backend.rewards.scorer import begin_scorer
+from backend.trainer.run_inputs import read_rows
+from backend.types import Completion, Group
+from backend.utils.errors import Mistake
+from backend.utils.places import demo_folder
+
+PROBE = Path(__file__).parents[1] / "support" / "trl_folder_probe.py"
+USERS_FILE = '''
+"""Rewards of a user."""
+from helper import length
+from backend.rewards import register_map_function, register_reward_function
+from mlx_lm_lora.trainer.grpo_reward_functions import get_reward_function
+
+
+@register_reward_function("brief")
+def brief(prompts, completions, answer, types=None, *, most=20):
+    return [1.0 if length(text) <= most else 0.0 for text in completions]
+
+
+@register_reward_function()
+def twice(prompts, completions, answer, types=None):
+    return [2 * score for score in get_reward_function("r1_int_reward_func")(prompts, completions, answer)]
+
+
+@register_map_function("even")
+def even(row):
+    return {**row, "note": "kept"} if int(row["number"]) % 2 == 0 else None
+'''
+PLAIN_FILE = """
+def polite(prompts, completions, note, types, **kwargs):
+    # As TRL calls it: a column of that name is given as it is.
+    return [float("please" in text) + (note[0] == "kept") + (types[0] == "sum") / 2 for text in completions]
+"""
+TEXTS = [
+    "<think>3+4</think><answer>7</answer>", "", "The answer is 7, please.", "\\boxed{\\frac{14}{2}}", "<answer>B</answer>",
+    '{"a": 1}', "```python\ndef f(x):\n    return x + 1\n```", "<think>a</think> <answer>3*2+1</answer>",
+]  # fmt: skip
+WITH_CHILD = ("accuracy_reward", "cosine_scaled_reward")
+"""They start math-verify in a process of its own, which takes a second and a half: once is enough."""
+NEED_ARGUMENTS = {"keyword": "keyword(word=please)", "regex_match": 'regex_match(pattern="7")'}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """Settings that use every part: all shipped functions, a user's files, each step of a row, other datasets."""
+    folder = tmp_path_factory.mktemp("users")
+    lines = ["number,question,solution,tests,types"] + [
+        f'{n},What is {n}?,"so #### {n + 7}","assert f({n}) == {n + 1}",sum' for n in range(12)
+    ]
+    (folder / "train.csv").write_text("\n".join(lines) + "\n")
+    (folder / "more.jsonl").write_text(json.dumps({"text": [{"role": "user", "content": "Hi"}], "result": 3}) + "\n")
+    (folder / "users.py").write_text(USERS_FILE)
+    (folder / "plain.py").write_text(PLAIN_FILE)
+    (folder / "helper.py").write_text("def length(text):\n    return len(text)\n")
+    shipped = [NEED_ARGUMENTS.get(entry.name, entry.name) for entry in builtin_rewards()]
+    raw: dict[str, Any] = {
+        "model": str(demo_folder("model")), "data": str(folder / "train.csv"), "reward_functions_file": str(folder / "users.py"),
+        "reward_functions": [*shipped, 'brief(most=12, name="very-brief")', "twice", f"{folder / 'plain.py'}::polite"],
+        "map_function": "even", "prompt_template": "Q: {question}", "answer_pattern": "#### (.*)", "answer_feature": "solution",
+        "system_prompt": "Think, then answer.", "validation_split": 0.2, "data_seed": 3,
+        "eval_data": {"more": {"data": str(folder / "more.jsonl"), "prompt_feature": "text", "answer_feature": "result", "map_function": "",
+                               "prompt_template": "", "answer_pattern": ""}},
+        "stop_when": ["kl > 0.8"], "num_layers": 2, "reward_isolation": "thread",
+    }  # fmt: skip
+    return parse(raw)
+
+
+@pytest.fixture(scope="module")
+def folder(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_trl(config, "for trl", tmp_path_factory.mktemp("out")).path
+
+
+@pytest.fixture(scope="module")
+def probe(folder: Path) -> dict[str, Any]:
+    """What the folder's own code makes of rows and completions, in a process without ours: -I keeps the checkout off its path."""
+    run = subprocess.run(
+        [sys.executable, "-IB", str(PROBE), str(folder)], input=json.dumps(TEXTS), capture_output=True, text=True
+    )
+    assert not run.returncode, run.stderr
+    return json.loads(run.stdout.splitlines()[-1])  # dataset.py prints its notes before
+
+
+@pytest.fixture(scope="module")
+def splits(config: Config) -> Splits:
+    """The rows that the run itself reads."""
+    scorer = begin_scorer(config)
+    try:
+        return read_rows(config, scorer)
+    finally:
+        scorer.close()
+
+
+def lines(rows: Rows, config: Config) -> list[dict[str, Any]]:
+    """Rows as dataset.py writes them."""
+    form = PromptFormat.of(config)
+    chats = [messages_of(row, form, "a row") for row in rows]
+    problems = [problem_of(0, row, chat, [], form) for row, chat in zip(rows, chats, strict=True)]
+    return [
+        {"prompt": each.messages, "answer": each.answer, "row": json.dumps(each.row, ensure_ascii=False)}
+        for each in problems
+    ]
+
+
+def test_the_rows_are_those_of_the_run(config: Config, splits: Splits, probe: dict[str, Any]) -> None:
+    """Map function, template, pattern, system message, the share held out, another dataset with columns of its own."""
+    assert (len(splits.train), len(splits.valid)) == (5, 1)
+    assert probe["rows"]["train"] == lines(splits.train, config)
+    assert probe["rows"]["validation"] == lines(splits.valid, config)
+    assert probe["rows"]["test"] == []
+    more = splits.evals["more"]
+    assert probe["rows"]["more"] == lines(more.rows, config.model_copy(update=more.settings))
+
+
+def test_the_rewards_are_those_of_the_run(config: Config, splits: Splits, probe: dict[str, Any]) -> None:
+    """Every shipped function, two that a user registers, one with arguments and another name, and a plain one of another file."""
+    form, row = PromptFormat.of(config), splits.train[0]
+    problem = problem_of(0, row, messages_of(row, form, "a row"), [], form)
+    group = Group(problem, [Completion([], [], text, "eos") for text in TEXTS])
+    functions = [
+        each
+        for each in resolve(config.reward_functions, Path(config.reward_functions_file))
+        if each.name not in WITH_CHILD
+    ]
+    state = TrainerState(max_completion_length=config.max_completion_length)
+    score([group], functions, [1.0] * len(functions), 60.0, state)
+    ours = {each.name: [completion.scores[each.name] for completion in group.completions] for each in functions}
+    assert {name: scores for name, scores in probe["scores"].items() if name not in WITH_CHILD} == ours
+    assert probe["scores"]["accuracy_reward"] == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0]
+    assert list(probe["scores"])[-3:] == ["very-brief", "twice", "polite"]
+    assert probe["scores"]["polite"][:3] == [1.5, 1.5, 2.5]
+    assert sum(any(scores) for scores in ours.values()) > 12, "most of them found something to reward"
+
+
+def test_the_folder_runs_its_own_code(folder: Path, probe: dict[str, Any]) -> None:
+    assert len(probe["ours"]) > 30
+    assert {path for path in probe["ours"].values() if not path.startswith(str(folder))} == set()
+
+
+def test_the_code_is_ours_as_it_stands(folder: Path) -> None:
+    """Each statement that was carried is one of the module that it is of, and every name that it uses is there."""
+    for path in (folder / "backend").rglob("*.py"):
+        name = ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+        tree, original = ast.parse(path.read_text()), module_source(name)
+        own = {ast.dump(statement.node) for statement in original.statements}
+        body = [node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom))]
+        assert all(ast.dump(node) in own for node in body if not isinstance(node, ast.Expr)), name
+    check = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", str(folder)],
+        capture_output=True,
+        text=True,
+    )
+    assert not check.returncode, check.stdout
+
+
+def test_nothing_of_this_machine_is_in_it(config: Config, folder: Path) -> None:
+    texts = {
+        path: path.read_text()
+        for path in folder.rglob("*")
+        if path.suffix in (".py", ".md", ".yaml", ".json") and "model" not in path.parts
+    }
+    home = str(Path(config.data).parent)
+    assert [path for path, text in texts.items() if home in text or str(Path.home()) + "/" in text] == []
+    assert not [path for path in texts if "__pycache__" in path.parts]
+
+
+def test_trls_file_is_read_here_too(folder: Path, probe: dict[str, Any]) -> None:
+    """As TRL reads it: model, rows and reward functions of the folder itself."""
+    raw = yaml.safe_load((folder / "grpo_config.yaml").read_text())
+    assert raw["reward_funcs"][-3:] == ["rewards.very_brief", "rewards.twice", "rewards.polite"]
+    translation = read_words(read(folder / "grpo_config.yaml"))
+    assert translation.faults == []
+    assert translation.values["model"] == str(folder / "model") and translation.values["data"] == str(folder / "data")
+    assert (folder / "model" / "model.safetensors").stat().st_size == (
+        demo_folder("model") / "model.safetensors"
+    ).stat().st_size
+
+
+def test_the_readme_lists_what_is_done_elsewhere_and_what_is_left(folder: Path) -> None:
+    text = (folder / "README.md").read_text()
+    assert "| `stop_when: ['kl > 0.8']` | the run goes on to its end |" in text
+    assert "| `num_layers` | train.py puts adapters on the last layers only" in text
+    assert all(
+        f"`{path.name}" in text for path in folder.iterdir() if path.name not in ("README.md", "data", "held_out")
+    )
+    header = (folder / "train.py").read_text().split("# ///\n")[0]
+    assert re.search(r'"trl\[peft,vllm\]==1\.\d+\.\*"', header) and '"regex"' in header and '"math-verify"' in header
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_scripts_are_python(name: str) -> None:
+    ast.parse(script(name))
+
+
+def test_only_a_folder_of_ours_is_replaced(tmp_path: Path) -> None:
+    plain = parse({"model": "owner/model", "data": "owner/rows"})
+    first = export_trl(plain, "it", tmp_path)
+    assert first.left_out == [] and not (first.path / "model").exists()
+    with pytest.raises(Mistake, match="is there already"):
+        export_trl(plain, "it", tmp_path)
+    (first.path / "output").mkdir()
+    with pytest.raises(Mistake, match="has what was trained there, and would be lost"):
+        export_trl(plain, "it", tmp_path, overwrite=True)
+    (first.path / "output").rmdir()
+    (first.path / "notes.txt").touch()
+    export_trl(plain, "it", tmp_path, overwrite=True)
+    assert not (first.path / "notes.txt").exists()
+    (first.path / "settings.json").unlink()
+    with pytest.raises(Mistake, match="no folder for TRL"):
+        export_trl(plain, "it", tmp_path, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["it"]
+
+
+def test_a_model_of_mlx_gives_way_to_its_original(tmp_path: Path) -> None:
+    packed = tmp_path / "packed-4bit"
+    packed.mkdir()
+    (packed / "config.json").write_text(
+        json.dumps({"model_type": "qwen3", "quantization": {"bits": 4, "group_size": 64}})
+    )
+    config = parse({"model": str(packed), "data": "owner/rows"})
+    with pytest.raises(Mistake, match="its card names no base_model"):
+        export_trl(config, "it", tmp_path)
+    (packed / "README.md").write_text("---\nlibrary_name: mlx\nbase_model: owner/whole\n---\n")
+    exported = export_trl(config, "it", tmp_path)
+    words = yaml.safe_load((exported.path / "grpo_config.yaml").read_text())
+    assert words["model_name_or_path"] == "owner/whole" and words["load_in_4bit"] is True
+    assert [left.setting for left in exported.left_out] == ["model"]
+
+
+def test_a_users_file_that_needs_more_of_ours_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "odd.py"
+    file.write_text(
+        "from backend.config.config import nothing_of_the_kind\n\ndef f(completions, **kwargs):\n    return [0.0]\n"
+    )
+    config = parse({"model": "owner/model", "data": "owner/rows", "reward_functions": [f"{file}::f"]})
+    with pytest.raises(Mistake, match=r"odd\.py imports of GRPO Studio what a folder for TRL cannot carry"):
+        export_trl(config, "it", tmp_path)
+
+
+def test_a_call_that_registers_is_carried_with_what_it_speaks_of() -> None:
+    code = carried_code([Use("backend.rewards.functions.math_equality", "correct")])
+    assert "atexit.register(_math_verify.close)" in code["backend/rewards/functions/math_equality.py"]
+    assert 'if __name__ == "__main__":' in code["backend/rewards/functions/math_verify_process.py"]
+    with pytest.raises(LookupError):
+        carried_code([Use("backend.rewards.registry", "nothing")])
+
+
+def test_the_bundled_app_has_the_sources_that_are_carried(config: Config) -> None:
+    contents = (Path(__file__).parents[2] / "packaging" / "bundle_contents.py").read_text()
+    (assignment,) = [
+        node
+        for node in ast.parse(contents).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "READ_AS_TEXT"
+    ]
+    patterns = ast.literal_eval(assignment.value)
+    assert [path for path in our_code(config) if not any(fnmatch(path, pattern) for pattern in patterns)] == []

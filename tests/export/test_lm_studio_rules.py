@@ -1,0 +1,121 @@
+"""Each rule of a model folder: what breaks it is found and named, by the module and by the verb `validate`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from typer.testing import CliRunner
+
+from backend.__main__ import app
+from backend.export import lm_studio_rules, model_files
+from tests.support.random_models import tiny_model
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("sound") / "model", layers=1)
+
+
+def edit(**changes: object) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text()) | changes
+        (folder / "config.json").write_text(json.dumps(config))
+
+    return change
+
+
+def cut(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+def shards(folder: Path, *, gap: bool = False, index: bool = True) -> None:
+    """The weights in two shards."""
+    arrays = dict(mx.load(str(folder / "model.safetensors")))  # pyright: ignore
+    (folder / "model.safetensors").unlink()
+    names, where = sorted(arrays), {}
+    for number, part in ((1, names[:3]), (3 if gap else 2, names[3:])):
+        file = f"model-{number:05d}-of-00002.safetensors"
+        model_files.write_safetensors(folder / file, {name: arrays[name] for name in part})
+        where |= dict.fromkeys(part, file)
+    if index:
+        (folder / lm_studio_rules.INDEX).write_text(json.dumps({"weight_map": where}))
+
+
+BREAKS: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), "config.json", "missing"),
+    "config of something else": (lambda f: (f / "config.json").write_text("[]"), "config.json", "no JSON object"),
+    "no type": (edit(model_type=None), "config.json", "model_type"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors", "no weights"),
+    "cut off": (cut, "model.safetensors", "cut off"),
+    "no weights but text": (lambda f: (f / "model.safetensors").write_text("no header at all"), "model.safetensors", "no safetensors"),
+    "no metadata": (lambda f: mx.save_safetensors(str(f / "model.safetensors"), {"a": mx.zeros(2)}), "model.safetensors", "metadata"),
+    "quantised in words alone": (edit(quantization={"bits": 4}), "config.json", "says that the weights are quantised"),
+    "no tokenizer": (lambda f: (f / "tokenizer_config.json").unlink(), "tokenizer_config.json", "missing"),
+    "no vocabulary": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json", "no vocabulary"),
+    "adapter": (lambda f: (f / "adapters.safetensors").touch(), "adapters.safetensors", "no part"),
+    "mac companion": (lambda f: (f / "._model.safetensors").touch(), "._model.safetensors", "hidden"),
+    "folder": (lambda f: (f / "more").mkdir(), "more", "folder"),
+    "other weights": (lambda f: (f / "extra.safetensors").touch(), "extra.safetensors", "is called model.safetensors"),
+    "shards without index": (lambda f: shards(f, index=False), lm_studio_rules.INDEX, "index of the shards"),
+    "a shard is missing": (lambda f: shards(f, gap=True), "model-00001-of-00002.safetensors", "2 shards"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_what_breaks_a_rule_is_named(sound: Path, tmp_path: Path, name: str) -> None:
+    broken, file, word = BREAKS[name]
+    folder = Path(shutil.copytree(sound, tmp_path / "model"))
+    broken(folder)
+    faults = lm_studio_rules.faults(folder)
+    assert [fault for fault in faults if fault.setting == file and word in fault.sentence], faults
+
+
+def test_a_sound_model_has_no_fault_also_in_shards(sound: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(sound, tmp_path / "model"))
+    assert not lm_studio_rules.faults(folder) and not lm_studio_rules.warnings(folder)
+    shards(folder)
+    assert not lm_studio_rules.faults(folder)
+
+
+def test_inside_lm_studio_s_folder_the_layout_is_checked(
+    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    models = tmp_path / ".lmstudio" / "models"
+    right = Path(shutil.copytree(sound, models / "publisher" / "model"))
+    wrong = Path(shutil.copytree(sound, models / "model"))
+    assert not lm_studio_rules.faults(right)
+    assert "<publisher>/<model>" in lm_studio_rules.faults(wrong)[0].sentence
+
+
+def test_the_verb_names_faults_and_what_is_missing(sound: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(sound, tmp_path / "model"))
+    fine = CliRunner().invoke(app(), ["validate", str(folder)])
+    assert fine.exit_code == 0 and "is a model that LM Studio and mlx-lm open" in fine.output
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("chat_template")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").unlink()
+    bad = CliRunner().invoke(app(), ["validate", str(folder)])
+    assert bad.exit_code == 2 and "config.json: The file is missing" in bad.output and "chat template" in bad.output
+    said = json.loads(CliRunner().invoke(app(), ["validate", str(folder), "--json"]).output)
+    assert [fault["setting"] for fault in said["warnings"]] == ["chat_template"] and said["faults"]
+    assert CliRunner().invoke(app(), ["validate", str(tmp_path / "nowhere")]).exit_code == 2
+
+
+def test_every_type_of_array_is_written_as_mlx_reads_it(tmp_path: Path) -> None:
+    arrays = {kind.lower(): (mx.arange(6) - 2).reshape(2, 3).astype(dtype) for dtype, kind in model_files.SAFETENSORS_TYPES.items()}  # fmt: skip
+    arrays |= {"scalar": mx.array(2.5), "empty": mx.zeros((0, 4)), "turned": mx.arange(12).reshape(3, 4).T}
+    given, sizes = dict(arrays), []
+    model_files.write_safetensors(tmp_path / "x.safetensors", given, sizes.append)
+    read = dict(mx.load(str(tmp_path / "x.safetensors")))  # pyright: ignore
+    assert not given, "each array is let go of once it is written"
+    assert read.keys() == arrays.keys() and sum(sizes) == sum(array.nbytes for array in arrays.values())
+    assert all(read[name].dtype == x.dtype and read[name].shape == x.shape for name, x in arrays.items())
+    assert all(mx.array_equal(read[name], x) for name, x in arrays.items())

@@ -1,0 +1,176 @@
+"""Rules for imports, checked by reading every import statement of `app/` and `backend/`, lazy ones included."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+QT = ("PySide6", "pyqtgraph", "shiboken6")
+ENGINE = ("mlx", "mlx_lm", "transformers", "datasets", "torch", "numpy", "huggingface_hub", "pyarrow")
+
+FORBIDDEN: list[tuple[str, tuple[str, ...]]] = [
+    ("backend", ("app", *QT)),
+    ("app", ("mlx", "mlx_lm", "transformers", "datasets", "torch", "huggingface_hub")),
+    ("app.widgets", ("app.state.session", "app.state.draft", "app.pages", "app.window")),
+    ("app.state", ("app.widgets", "app.pages", "app.window", "PySide6.QtWidgets", "PySide6.QtGui", "pyqtgraph")),
+    ("app.pages", ("app.window", "app.menus")),
+    ("backend.training", ("backend.trainer", "backend.runs", "backend.sampling", "backend.rewards", "backend.cli")),
+    ("backend.training.losses", ("backend.models", "backend.config", "backend.engine", "mlx_lm")),
+    ("backend.training.batch", ("backend.models", "backend.config", "backend.engine", "mlx_lm")),
+    ("backend.sampling", ("backend.trainer", "backend.training", "backend.rewards", "backend.cli")),
+    ("backend.engine", ("backend.trainer", "backend.training", "backend.sampling", "backend.models", "backend.cli")),
+    ("backend.rewards", ("mlx", "mlx_lm", "transformers", "backend.trainer", "backend.models", "backend.cli")),
+    ("backend.utils", ("backend.trainer", "backend.training", "backend.models", "backend.cli", "backend.runs")),
+]
+"""(part, what it must not import). A name stands for everything below it."""
+
+ALLOWED = {
+    ("app.state.undo", "PySide6.QtGui"),  # QUndoStack is in QtGui
+    ("backend.rewards", "backend.training.advantages"),
+    ("backend.rewards.trial_scoring", "backend.trainer.health.reward_rules"),
+    ("backend.sampling.chat", "backend.trainer.memory.estimate"),
+    ("backend.utils.child_process", "backend.runs.events"),
+}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of ours by its dotted name."""
+    paths = [path for program in ("app", "backend") for path in (ROOT / program).rglob("*.py")]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+
+
+@cache
+def imports_of(module: str) -> list[tuple[int, str]]:
+    return list(imports(modules()[module].read_text("utf-8")))
+
+
+def imports(source: str) -> Iterator[tuple[int, str]]:
+    """(line, imported name) of every import at any depth, except those under TYPE_CHECKING; `import_module("…")` counts."""
+    tree = ast.parse(source)
+    typing_only = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test).endswith("TYPE_CHECKING")
+        for statement in block.body
+        for node in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
+            yield from ((node.lineno, arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant))
+
+
+def module_of(imported: str) -> str | None:
+    """The module of ours that `from a.b import c` runs: a.b.c if that is one, else a.b."""
+    return next((name for name in (imported, imported.rpartition(".")[0]) if name in modules()), None)
+
+
+def is_below(name: str, parts: tuple[str, ...]) -> bool:
+    return any(name == part or name.startswith(f"{part}.") for part in parts)
+
+
+def offence(importer: str, imported: str) -> str:
+    """Why this import breaks a rule; "" if it does not."""
+    if any(is_below(importer, (who,)) and is_below(imported, (what,)) for who, what in ALLOWED):
+        return ""
+    for part, forbidden in FORBIDDEN:
+        if is_below(importer, (part,)) and is_below(imported, forbidden):
+            return f"{part} must not import {imported}"
+    own = (".".join(importer.split(".")[:3]), "app.pages.shared")
+    if is_below(importer, ("app.pages",)) and imported.startswith("app.pages.") and not is_below(imported, own):
+        return "a page must not import a page"
+    return ""
+
+
+def test_every_import_follows_the_rules() -> None:
+    offences = [
+        f"{modules()[name].relative_to(ROOT)}:{line}: {why}"
+        for name in sorted(modules())
+        for line, imported in imports_of(name)
+        if (why := offence(name, imported))
+    ]
+    assert not offences, "\n" + "\n".join(offences)
+
+
+def test_what_the_window_imports_of_the_backend_loads_no_engine() -> None:
+    """Follows the imports from `app/` through the backend, lazy ones too."""
+    waiting = [name for name in modules() if name.startswith("app")]
+    reached: set[str] = set()
+    offences = []
+    while waiting:
+        name = waiting.pop()
+        if name in reached:
+            continue
+        reached.add(name)
+        for line, imported in imports_of(name):
+            if (ours := module_of(imported)) is not None:
+                waiting.append(ours)
+            elif name.startswith("backend") and is_below(imported, ENGINE):
+                offences.append(f"{modules()[name].relative_to(ROOT)}:{line} imports {imported}")
+    assert not offences, "\n" + "\n".join(sorted(offences))
+    assert len(reached) > 100
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported"),
+    [
+        ("app.window", "mlx.core"),
+        ("app.widgets.form.form", "app.state.draft.Draft"),
+        ("app.pages.train.train_page", "app.pages.monitor.monitor_page"),
+        ("app.state.draft", "PySide6.QtWidgets"),
+        ("backend.training.losses", "backend.models.policy"),
+        ("backend.trainer.trainer", "app.state.runs.run"),
+        ("backend.__main__", "PySide6.QtCore"),
+    ],
+)
+def test_a_forbidden_import_is_found(importer: str, imported: str) -> None:
+    assert offence(importer, imported)
+
+
+def test_lazy_imports_are_found() -> None:
+    source = 'def f():\n    import mlx.core\n    importlib.import_module("backend.trainer.trainer")\n'
+    assert list(imports(source)) == [(2, "mlx.core"), (3, "backend.trainer.trainer")]
+
+
+def test_no_two_modules_import_each_other() -> None:
+    graph = {
+        name: {ours for _, imported in imports_of(name) if (ours := module_of(imported)) not in (None, name)}
+        for name in modules()
+    }
+    reached = {name: _reachable(name, graph) for name in graph}
+    circles = {tuple(sorted(other for other in reached[name] if name in reached[other])) for name in graph}
+    assert circles == {()}
+
+
+def _reachable(start: str, graph: dict[str, set[str]]) -> set[str]:
+    reached, waiting = set[str](), [start]
+    while waiting:
+        new = graph[waiting.pop()] - reached
+        reached |= new
+        waiting += new
+    return reached
+
+
+def test_colours_live_in_the_theme_alone() -> None:
+    colour = re.compile(r"#[0-9a-fA-F]{6}\b")
+    sources = [path for name, path in modules().items() if name.startswith("app") and name != "app.theme"]
+    icons = list((ROOT / "resources" / "icons").glob("*.svg"))
+    assert icons
+    assert not [path.name for path in sources + icons if colour.search(path.read_text("utf-8"))]
+
+
+def test_no_standard_module_is_shadowed() -> None:
+    assert not {name.split(".")[0] for name in modules()} & sys.stdlib_module_names

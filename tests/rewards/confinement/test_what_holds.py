@@ -1,0 +1,191 @@
+"""What is told where a system offers less: an older kernel, a container, an unknown processor; and the tables behind the filter."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backend.rewards.confinement import Confinement
+from backend.rewards.confinement.linux import landlock, seccomp, syscalls
+from backend.utils.command import backend_environment
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has it")
+
+# The child refuses some calls to itself first, as an old kernel or a container does.
+LESS = """
+import json, sys
+from dataclasses import asdict
+from pathlib import Path
+from backend.rewards.confinement import confine
+from backend.rewards.confinement.linux import landlock, privileges, seccomp
+{before}
+confinement = confine([Path(sys.argv[1])], network={network})
+print(json.dumps({{**asdict(confinement), "sentences": confinement.sentences()}}))
+"""
+NO_LANDLOCK = "landlock._CREATE_RULESET = 9999"
+NO_FILTER = "import platform; platform.machine = lambda: 'riscv64'"
+
+
+def older(version: int) -> str:
+    return f"landlock.abi = lambda: {version}"
+
+
+RED_HAT = """
+create = landlock.syscall
+def syscall(number, *rest):
+    if number == 444 and rest[1] == 24: raise OSError(22, "Invalid argument")
+    return create(number, *rest)
+landlock.syscall = syscall
+"""
+
+
+def held(tmp_path: Path, before: str, network: bool = False) -> dict[str, str | list[str]]:
+    code = LESS.format(before=before, network=network)
+    out = subprocess.check_output([sys.executable, "-c", code, str(tmp_path)], env=backend_environment(), text=True)
+    return json.loads(out)
+
+
+@on_linux
+@pytest.mark.parametrize(
+    ("before", "missing"),
+    [
+        (NO_LANDLOCK, {"files", "secrets", "processes"}),
+        (NO_FILTER, {"files", "network", "processes"}),
+        (f"{NO_LANDLOCK}; {NO_FILTER}", {"files", "secrets", "network", "processes"}),
+        (older(1), {"files", "processes"}),
+        (older(3), {"processes"}),
+        (older(5), {"processes"}),
+        (RED_HAT, {"processes"}),
+        ("", set()),
+    ],
+)
+def test_what_does_not_hold_is_said_with_its_reason(tmp_path: Path, before: str, missing: set[str]) -> None:
+    if not landlock.abi() or landlock.abi() < 6 or platform.machine() not in syscalls.MACHINES:
+        pytest.skip("this system itself offers less")
+    confinement = held(tmp_path, before)
+    promises = {"files", "secrets", "network", "processes"}
+    assert {promise for promise in promises if not confinement[promise]} == missing
+    assert len(confinement["sentences"]) == len(missing)
+    for sentence in confinement["sentences"]:
+        assert sentence.endswith(".") and len(sentence) <= 200 and sentence.isprintable(), sentence
+    assert bool(confinement["reason"]) == bool(missing)
+
+
+def test_a_network_that_is_allowed_is_no_gap(tmp_path: Path) -> None:
+    assert not Confinement("a", "b", "", "d", network_allowed=True).sentences()
+    assert Confinement("a", "b", "", "d", reason="it is old").sentences() == [
+        "A reward function can use the network although reward_network is off: it is old."
+    ]
+
+
+def test_other_threads_are_refused(tmp_path: Path) -> None:
+    code = "import threading, time; threading.Thread(target=time.sleep, args=(5,), daemon=True).start()"
+    child = subprocess.run(
+        [sys.executable, "-c", LESS.format(before=code, network=False), str(tmp_path)],
+        env=backend_environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert child.returncode and "several threads" in child.stderr
+
+
+# ── Landlock's list of what may be read ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_everything_but_the_secrets_is_readable(tmp_path: Path) -> None:
+    for name in (
+        "home/.ssh/key",
+        "home/.cache/huggingface/token",
+        "home/.cache/huggingface/hub/m",
+        "home/.cache/pip/x",
+        "home/a",
+        "etc/b",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "home" / "link").symlink_to(tmp_path / "home")
+    hidden = [tmp_path / "home/.ssh", tmp_path / "home/.cache/huggingface/token", tmp_path / "not there"]
+    places = {
+        str(Path(place).relative_to(tmp_path))
+        for place in landlock.readable_places(hidden)
+        if place.startswith(str(tmp_path))
+    }
+    assert places == {"etc", "home/a", "home/.cache/pip", "home/.cache/huggingface/hub"}
+    assert list(landlock.readable_places([tmp_path / "not there"])) == ["/"], "where no secrets are, all can be read"
+
+
+# ── the filter ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+HEADERS = {"x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "aarch64": "/usr/include/asm-generic/unistd.h"}
+
+
+@pytest.mark.parametrize("machine", syscalls.MACHINES)
+def test_the_numbers_are_those_of_the_kernels_headers(machine: str) -> None:
+    header = Path(HEADERS[machine])
+    if not header.exists():
+        pytest.skip(f"no {header}")
+    found = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", header.read_text())
+    known = {name: int(number) for name, number in reversed(found)}
+    ours = {name: number for name in syscalls._NUMBERS if (number := syscalls.number(name, machine)) is not None}
+    assert {name: known[name] for name in ours if name in known} == {name: ours[name] for name in ours if name in known}
+    assert len(set(ours) & set(known)) > 70
+
+
+def test_every_call_that_is_refused_has_a_number() -> None:
+    for name in (*syscalls.FORBIDDEN, *syscalls.NOT_THERE, *syscalls.CHANGES_OF_ATTRIBUTES):
+        assert syscalls.number(name, "x86_64") is not None, name
+
+
+def verdict(code: list[seccomp.Instruction], machine: int, call: int, *arguments: int) -> int:
+    """What the kernel would answer: an interpreter of the instructions that the filter uses."""
+    data = {0: call, 4: machine} | {16 + 8 * index: value & 0xFFFFFFFF for index, value in enumerate(arguments)}
+    at, register = 0, 0
+    while True:
+        operation, yes, no, constant = code[at]
+        at += 1
+        match operation:
+            case 0x20:
+                register = data.get(constant, 0)
+            case 0x54:
+                register &= constant
+            case 0x15:
+                at += yes if register == constant else no
+            case 0x25:
+                at += yes if register > constant else no
+            case 0x06:
+                return constant
+
+
+@pytest.mark.parametrize("machine", syscalls.MACHINES)
+def test_the_filter_decides_as_it_should(machine: str) -> None:
+    closed = seccomp.program(list(seccomp.refusals_for(network=False, attributes=True)), machine)
+    judge = seccomp.program(list(seccomp.refusals_for(network=True, attributes=False)), machine)
+    allow, refuse, denied, missing = 0x7FFF0000, 0x50001, 0x5000D, 0x50026
+    architecture = syscalls.MACHINES[machine]
+
+    def of(code: list[seccomp.Instruction], name: str, *arguments: int) -> int:
+        call = syscalls.number(name, machine)
+        assert call is not None
+        return verdict(code, architecture, call, *arguments)
+
+    assert [of(closed, "socket", family) for family in (1, 2, 10, 16, 38)] == [denied] * 5
+    assert [of(judge, "socket", family) for family in (1, 2, 10, 16, 38)] == [denied, allow, allow, allow, denied]
+    assert (of(closed, "fchmod"), of(judge, "fchmod")) == (refuse, allow)
+    assert (of(closed, "ptrace"), of(closed, "io_uring_setup"), of(closed, "clone3")) == (refuse, missing, missing)
+    assert (of(closed, "prlimit64", 0), of(closed, "prlimit64", 42)) == (allow, refuse)
+    # Process 0 of PRIO_PROCESS is the caller, of PRIO_USER all that the user has.
+    assert {of(closed, "setpriority", which, who) for which in (0, 1, 2) for who in (0, 42)} == {refuse}
+    assert (of(closed, "clone", 0x1200011), of(closed, "clone", 0x10000011)) == (allow, refuse)
+    assert (of(closed, "ioctl", 1, 0x5401), of(closed, "ioctl", 1, 0x5412)) == (allow, refuse)
+    assert verdict(closed, architecture, 63 if machine == "aarch64" else 0) == allow, "read"
+    assert verdict(closed, architecture, 470) == missing
+    assert verdict(closed, architecture, 0x40000000 + 41) == missing
+    assert verdict(closed, 0x40000003, 1) == refuse, "32-bit programs"
+    assert all(max(yes, no) < 256 and 0 <= constant < 1 << 32 for _, yes, no, constant in closed)
+    assert len(closed) < 4096

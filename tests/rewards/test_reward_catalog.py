@@ -1,0 +1,215 @@
+"""The catalogue reads names and sentences from source text, and reads the same as running the source would register."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from backend.rewards.catalogue.catalog import (
+    BUILT_IN,
+    DEFAULT_REWARDS,
+    Parameter,
+    builtin_rewards,
+    canonical_entry,
+    computes_names,
+    nearest,
+    rewards_in_file,
+)
+from backend.rewards.catalogue.entry import read_call
+from backend.rewards.registry import REWARD_REGISTRY
+from backend.rewards.resolve import _parameters
+from backend.rewards.user_files import load_reward_file
+from backend.utils.errors import Mistake
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write(text: str) -> Path:
+        path = tmp_path / "mine.py"
+        path.write_text(dedent(text))
+        return path
+
+    return write
+
+
+def test_the_catalogue_and_the_registry_agree() -> None:
+    entries = builtin_rewards()
+    assert [entry.name for entry in entries] == list(REWARD_REGISTRY)
+    for entry in entries:
+        code = REWARD_REGISTRY[entry.name].__code__
+        assert entry.line in range(code.co_firstlineno, code.co_firstlineno + 3)
+        assert entry.source == BUILT_IN
+        assert entry.scores.endswith(".") and REWARD_REGISTRY[entry.name].__doc__.startswith(entry.scores)
+
+
+def test_the_defaults_are_the_five_in_the_documented_order_with_their_labels() -> None:
+    labels = {entry.name: entry.label for entry in builtin_rewards()}
+    assert [labels[name] for name in DEFAULT_REWARDS] == [
+        "Accuracy",
+        "Integer Answer",
+        "Strict Format",
+        "Soft Format",
+        "XML Count",
+    ]
+
+
+def test_short_names_have_one_full_name() -> None:
+    assert [
+        canonical_entry(n) for n in ("r1_accuracy", "r1_int", "r1_strict_format", "r1_soft_format", "r1_count_xml")
+    ] == [*DEFAULT_REWARDS]
+    assert canonical_entry("my_own") == "my_own"
+    shipped = [entry.name for entry in builtin_rewards()]
+    shorts = [name.removesuffix("_reward_func").removesuffix("_reward") for name in shipped]
+    assert [canonical_entry(short) for short in shorts] == shipped and len(set(shorts)) == len(shorts)
+
+
+def test_labels_of_shipped_functions_are_unique_and_their_names_are_entries() -> None:
+    entries = builtin_rewards()
+    assert len({entry.label for entry in entries}) == len(entries) >= 17
+    assert [call.text for call in map(read_call, (entry.name for entry in entries))] == [
+        entry.name for entry in entries
+    ]
+
+
+def test_parameters_are_read_from_text_as_python_reads_them() -> None:
+    parameters = {entry.name: list(entry.parameters) for entry in builtin_rewards()}
+    assert parameters == {name: _parameters(call) for name, call in REWARD_REGISTRY.items()}
+    assert parameters["keyword"] == [Parameter("word", "str", None), Parameter("case", "bool", "False")]
+    assert parameters["r1_soft_format_reward_func"] == []
+
+
+def test_the_docs_list_every_shipped_function() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    table = page.partition("| name | label |")[2].partition("\n\n")[0]
+    rows = {row.split("`")[1]: row for row in table.splitlines() if row.startswith("| `")}
+    assert list(rows) == [entry.name for entry in builtin_rewards()]
+    for entry in builtin_rewards():
+        cells = [cell.strip() for cell in rows[entry.name].strip("|").split(" | ")]
+        assert cells[1] == entry.label
+        assert cells[3] == ", ".join(_documented(parameter) for parameter in entry.parameters) or (
+            cells[3] == "–" and not entry.parameters
+        )
+    # every number of the first sentence is in the row
+    for entry in builtin_rewards():
+        numbers = re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?", entry.scores)
+        assert all(number in rows[entry.name] for number in {*numbers} - {"0.0"}), (entry.name, numbers)
+
+
+def _documented(parameter: Parameter) -> str:
+    return f"`{parameter.name}`" if parameter.default is None else f"`{parameter.name}={parameter.default}`"
+
+
+def test_the_nearest_name_ignores_case_and_knows_short_names() -> None:
+    assert nearest("exactmatch", ["exact_match", "by_type"]) == "exact_match"
+    assert nearest("By_Type", ["exact_match", "by_type"]) == "by_type"
+    assert nearest("r1_acuracy", DEFAULT_REWARDS) == "r1_accuracy_reward_func"
+    assert nearest("r1_it", DEFAULT_REWARDS) == "r1_int_reward_func"
+    assert nearest("r1_acuracy", ["by_type"]) is None
+    assert nearest("zzz", DEFAULT_REWARDS) is None
+
+
+EVERY_SHAPE = '''
+    import json
+    from mlx_lm_lora.trainer.grpo_reward_functions import register_reward_function
+    from mlx_lm_lora.trainer.grpo_reward_functions import register_reward_function as reward
+    import mlx_lm_lora.trainer.grpo_reward_functions as lib
+
+    def helper(text): return text
+
+    @register_reward_function("named")
+    def f1(prompts, completions, answer, types=None):
+        """2.0 for a match. And more that
+        is not shown.
+
+        Nor this."""
+
+    @register_reward_function()
+    def own_name(completions):
+        """One sentence
+        over two lines"""
+
+    @reward(name="keyword", label="By Keyword")
+    async def f2(completions): ...
+
+    @lib.register_reward_function
+    def bare(completions): ...
+
+    try:
+        import json
+    except ImportError:
+        pass
+    else:
+        if True:
+            @lib.register_reward_function(None)
+            def nested(completions): ...
+'''
+
+
+def test_every_form_of_registration_is_parsed_as_it_runs(write) -> None:
+    path = write(EVERY_SHAPE)
+    entries = rewards_in_file(path)
+    assert [entry.name for entry in entries] == list(load_reward_file(path).functions)
+    assert [(entry.name, entry.label, entry.scores, entry.line) for entry in entries] == [
+        ("named", "Named", "2.0 for a match.", 10),
+        ("own_name", "Own name", "One sentence over two lines", 17),
+        ("keyword", "By Keyword", "", 22),
+        ("bare", "Bare", "", 25),
+        ("nested", "Nested", "", 34),
+    ]
+    assert all(entry.source == str(path) for entry in entries)
+    assert not computes_names(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "for n in (1, 2):\n    @register_reward_function(f'f{n}')\n    def f(completions): ...",
+        "register_reward_function('x')(len)",
+        "def make(n):\n    @register_reward_function()\n    def f(completions): ...\nmake(1)",
+        "import lib\nreward = lib.register_reward_function\n@reward()\ndef f(completions): ...",
+    ],
+)
+def test_a_file_with_computed_names_is_recognised(write, text: str) -> None:
+    path = write(text)
+    assert rewards_in_file(path) == []
+    assert computes_names(path)
+
+
+def test_scoring_does_not_import_math_verify_in_the_trainers_process() -> None:
+    code = "import sys, backend.rewards.runner.score; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "backend.rewards.functions.answers" in loaded
+    assert not {"sympy", "math_verify", "mlx", "mlx.core", "numpy"} & set(loaded)
+
+
+def test_parsing_never_runs_the_file(write, tmp_path: Path) -> None:
+    path = write(f"open({str(tmp_path / 'ran')!r}, 'w')\n@register_reward_function('a')\ndef a(completions): ...\n")
+    assert [entry.name for entry in rewards_in_file(path)] == ["a"]
+    assert not computes_names(path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_syntax_error_is_a_mistake_with_its_line(write) -> None:
+    with pytest.raises(Mistake, match=r"reward_functions_file: mine.py has a syntax error on line 3") as caught:
+        rewards_in_file(write("x = 1\n\ndef broken(\n"))
+    assert caught.value.faults[0].setting == "reward_functions_file"
+
+
+def test_the_catalogue_loads_neither_the_rewards_nor_an_engine() -> None:
+    code = "import sys, backend.rewards.catalogue.catalog as c; c.builtin_rewards(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "backend.rewards.catalogue.catalog" in loaded
+    assert not {
+        "backend.rewards",
+        "backend.rewards.functions.r1",
+        "mlx",
+        "numpy",
+        "regex",
+        "sympy",
+        "math_verify",
+    } & set(loaded)

@@ -1,0 +1,286 @@
+"""A run samples while a checkpoint is written, and the checkpoint is that of the step at which writing began."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from backend.config.config import parse
+from backend.runs.checkpoints import checkpoint
+from backend.runs.checkpoints import checkpoint_writer as writer_module
+from backend.runs.checkpoints.checkpoint import Checkpoint, TrainingState
+from backend.runs.checkpoints.checkpoint_writer import (
+    CheckpointWriter,
+    RunSaver,
+    Snapshot,
+    publish_adapters,
+    refresh_adapters,
+    snapshot,
+)
+from backend.runs.events import Diary, JsonLines, read_events
+from backend.runs.run_folder import RunFolder
+from backend.sampling.rollout import Rollout
+from backend.training.learner import Learner
+from backend.utils import whole_file
+from backend.utils.errors import Mistake
+from tests.support import small_run
+
+PATIENCE_S = 20
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    return folder
+
+
+def snapshot_of(step: int, weights: dict[str, mx.array]) -> Snapshot:
+    mx.eval(weights)
+    return Snapshot(TrainingState(step=step), weights, {"step": mx.array(step)}, None, {"fine_tune_type": "lora"})
+
+
+def slowed(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[int]]:
+    """Make the writer wait for an event. Returns the event and the list of threads that wrote."""
+    go, threads, write = threading.Event(), [], mx.save_safetensors
+
+    def slow(*args: Any, **more: Any) -> None:
+        threads.append(threading.get_ident())
+        assert go.wait(PATIENCE_S)
+        write(*args, **more)
+
+    monkeypatch.setattr(mx, "save_safetensors", slow)
+    return go, threads
+
+
+# ── the writer ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_checkpoint_has_the_arrays_of_its_snapshot_whatever_the_updates_meanwhile(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, threads = slowed(monkeypatch)
+    checkpoint_writer, lines = CheckpointWriter(run, keep=3), JsonLines(run.events)
+    assert not checkpoint_writer.is_done
+    weights = {"layer.lora_a": mx.arange(6.0).reshape(2, 3).T, "layer.lora_b": mx.ones((2, 2)) * 3}
+    held = dict(weights)
+    for step in (1, 2):
+        checkpoint_writer.begin(snapshot_of(step, dict(weights)), [lines])
+        weights = {name: x + 1 for name, x in weights.items()}  # an update, while it is being written
+        mx.eval(weights)
+        assert not checkpoint_writer.is_done or go.is_set()
+        go.set()
+        saved = checkpoint_writer.wait()
+        assert saved and saved.step == step and saved.path == run.checkpoints / f"00000{step}"
+        assert checkpoint_writer.wait() is None
+    checkpoint_writer.close()
+    lines.close()
+    first, second = checkpoint.all_checkpoints(run)
+    for name, x in held.items():
+        assert mx.array_equal(first.weights()[name], x) and mx.array_equal(second.weights()[name], x + 1)
+        assert mx.array_equal(mx.load(str(run.adapters / "adapters.safetensors"))[name], x + 1)
+    assert len(set(threads)) == 1 and threads[0] != threading.get_ident()
+
+
+def test_lazy_arrays_are_evaluated_before_the_writer_gets_them(run: RunFolder) -> None:
+    """mlx evaluates an array only in the thread that made its graph."""
+    learner: Any = SimpleNamespace(state_arrays=lambda: {"step": mx.array(1) + 1})
+    policy: Any = SimpleNamespace(trainable=lambda: {"x": mx.ones(3) + 1}, is_sharded=False)
+    checkpoint_writer, config = CheckpointWriter(run, keep=3), parse({"model": "m", "data": "d", "train_type": "full"})
+    checkpoint_writer.begin(snapshot(TrainingState(step=1), policy, learner, config), [])
+    assert checkpoint_writer.wait()
+    checkpoint_writer.close()
+    saved = checkpoint.newest(run)
+    assert saved and saved.weights()["x"].tolist() == [2, 2, 2] and saved.optimizer()["step"].item() == 2
+
+
+def snapshot_from(*arrays: dict[str, mx.array], is_sharded: bool = False, **settings: Any) -> Snapshot:
+    """A snapshot of weights, an optimizer's state and, where a third is given, the weights of a reference."""
+    mx.eval(*arrays)
+    weights, optimizer, *reference = arrays
+    learner: Any = SimpleNamespace(state_arrays=lambda: optimizer)
+    policy: Any = SimpleNamespace(trainable=lambda: weights, is_sharded=is_sharded)
+    if reference:
+        policy.reference_arrays = lambda: reference[0]
+        settings |= {"sync_ref_model": True, "beta": 0.1}
+    config = parse({"model": "m", "data": "d", "train_type": "full", **settings})
+    return snapshot(TrainingState(step=1), policy, learner, config)
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_a_snapshot_copies_nothing_and_is_independent_of_mlx_where_processes_share_the_model(is_sharded: bool) -> None:
+    arrays = [{"x": mx.ones(3) * number} for number in (1, 2, 3)]
+    taken = snapshot_from(*arrays, is_sharded=is_sharded)
+    for held, array in zip((taken.weights, taken.optimizer, taken.reference), arrays, strict=True):
+        assert held is not None and np.array_equal(np.array(held["x"]), np.array(array["x"]))
+        assert isinstance(held["x"], np.ndarray) if is_sharded else held["x"] is array["x"]
+
+
+def test_a_snapshot_has_neither_optimizer_nor_reference_unless_the_settings_ask_for_them() -> None:
+    taken = snapshot_from({"x": mx.ones(3)}, {"m": mx.ones(3)}, save_only_model=True)
+    assert taken.optimizer is None and taken.reference is None and taken.adapter_config is None
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_snapshot_with_an_array_that_is_not_finite_is_refused(which: int) -> None:
+    arrays = [{f"array {number}": mx.ones(3)} for number in range(3)]
+    arrays[which] = {f"array {which}": mx.array([1.0, mx.nan])}
+    with pytest.raises(Mistake, match=f"array {which}"):
+        snapshot_from(*arrays)
+
+
+def test_a_failed_write_is_raised_by_wait_and_the_next_one_may_succeed(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint_writer = CheckpointWriter(run, keep=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(whole_file, "sync", lambda path: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        checkpoint_writer.begin(snapshot_of(1, {"x": mx.ones(2)}), [])
+        with pytest.raises(Mistake, match=r"disk: .*/000001 cannot be written: the disk is full\."):
+            checkpoint_writer.wait()
+    assert checkpoint_writer.wait() is None and checkpoint.newest(run) is None
+    checkpoint_writer.begin(snapshot_of(1, {"x": mx.ones(2)}), [])
+    assert checkpoint_writer.wait()
+    checkpoint_writer.close()
+
+
+def test_the_seconds_that_saving_holds_a_run_up_are_counted_once(run: RunFolder) -> None:
+    """A clock that runs one second from look to look: beginning takes one, waiting for what is to be told another, and idle waits none."""
+    clock = iter(range(100, 200))
+    diary, completions = Diary(run.events), JsonLines(run.completions)
+    saver = RunSaver(run, diary, completions, 3, lambda: float(next(clock)))
+    saver.begin(lambda: snapshot_of(1, {"x": mx.ones(2)}))
+    saver.wait()
+    saver.wait()
+    assert saver.take_seconds() == 2.0 and saver.take_seconds() == 0.0 and saver.saved_step == 1
+    for part in (saver, diary, completions):
+        part.close()
+
+
+def test_published_adapters_are_renewed_where_they_are_not_those_of_the_checkpoint_and_whole(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "adapter_config", lambda policy, config: {"fine_tune_type": config.train_type})
+    saved = Checkpoint(run.path / "000001", TrainingState(step=1))
+    saved.path.mkdir()
+    (saved.path / "adapters.safetensors").write_bytes(b"of step 1")
+    published = [run.adapters / "adapters.safetensors", run.adapters / "adapter_config.json"]
+    policy: Any = None
+
+    def refresh(train_type: str = "lora") -> None:
+        refresh_adapters(run, saved, policy, parse({"model": "m", "data": "d", "train_type": train_type}))
+
+    refresh("full")
+    assert not run.adapters.exists()
+    for damage in (lambda: None, published[0].unlink, published[1].unlink, lambda: published[0].write_bytes(b"older")):
+        damage()
+        refresh()
+        assert published[0].read_bytes() == b"of step 1" and json.loads(published[1].read_text()) == {
+            "fine_tune_type": "lora"
+        }
+    written = [file.stat().st_ino for file in published]
+    refresh()
+    assert [file.stat().st_ino for file in published] == written, "nothing is written that is there"
+
+
+def test_adapters_of_a_run_whose_folder_is_gone_do_not_bring_it_back(tmp_path: Path) -> None:
+    (tmp_path / "arrays").write_bytes(b"x")
+    with pytest.raises(Mistake, match="its folder is not there any more"):
+        publish_adapters(RunFolder(tmp_path / "gone"), tmp_path / "arrays", {})
+    assert not (tmp_path / "gone").exists()
+
+
+# ── in a run ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def kinds_and_steps(run: RunFolder) -> list[tuple[str, int]]:
+    return [(event["kind"], event["step"]) for event in read_events(run.events) if "step" in event]
+
+
+def test_the_next_step_samples_while_a_checkpoint_is_written_and_updates_once_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer is held back until sampling is over: a run that waited for it before would never end."""
+    raw = small_run.settings_for(tmp_path, iters=3, save_every=1)
+    go, _ = slowed(monkeypatch)
+    run, sample, learn = RunFolder(tmp_path / "run"), Rollout.sample, Learner.learn
+    complete: list[int] = []
+
+    def sampled(*args: Any) -> Any:
+        groups = sample(*args)
+        if small_run.steps(run)[-1:] == [1]:
+            go.set()
+        return groups
+
+    def learned(*args: Any) -> Any:
+        complete.append(len(checkpoint.all_checkpoints(run)))
+        return learn(*args)
+
+    monkeypatch.setattr(Rollout, "sample", sampled)
+    monkeypatch.setattr(Learner, "learn", learned)
+    assert small_run.train_here(raw, run).kind == "finished"
+    assert complete == [0, 1, 2]
+    events = [pair for pair in kinds_and_steps(run) if pair[0] in ("step", "checkpoint")]
+    assert events == [(kind, step) for step in (1, 2, 3) for kind in ("step", "checkpoint")]
+    metrics = [event["metrics"] for event in read_events(run.events) if event["kind"] == "step"]
+    assert "time/save" not in metrics[0] and metrics[1]["time/save"] > 0
+
+
+def stop_when(run: RunFolder, matches: Callable[[dict[str, Any]], bool]) -> Callable[[dict[str, Any]], None]:
+    return lambda event: run.say("stop") if matches(event) else None
+
+
+def test_a_stop_waits_for_the_checkpoint_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw, run = small_run.settings_for(tmp_path, iters=3, save_every=1), RunFolder(tmp_path / "run")
+    go, threads = slowed(monkeypatch)
+    threading.Timer(0.3, go.set).start()
+    ending = small_run.train_here(raw, run, stop_when(run, lambda event: event.get("phase") == "saving"))
+    assert (ending.kind, ending.step) == ("stopped", 1)
+    assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [1] and len(threads) == 2, "written once"
+    assert kinds_and_steps(run)[-2:] == [("checkpoint", 1), ("stopped", 1)]
+    assert small_run.train_here(raw, run).kind == "finished" and small_run.steps(run) == [1, 2, 3]
+
+
+def test_a_failed_checkpoint_is_tried_once_more_when_the_run_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = small_run.settings_for(tmp_path, iters=3, save_every=1)
+    run, write, fails = RunFolder(tmp_path / "run"), mx.save_safetensors, iter([True])
+
+    def first_fails(*args: Any, **more: Any) -> None:
+        if next(fails, False):
+            raise RuntimeError("[write] Unable to write 8 bytes to file.")
+        write(*args, **more)
+
+    monkeypatch.setattr(mx, "save_safetensors", first_fails)
+    ending = small_run.train_here(raw, run, stop_when(run, lambda event: event.get("phase") == "saving"))
+    assert (ending.kind, ending.step) == ("stopped", 1)
+    assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [1]
+
+
+def test_saving_holds_no_second_copy_of_the_model_in_full_fine_tuning(tmp_path: Path) -> None:
+    from tests.support.random_models import tiny_model
+
+    tiny_model(tmp_path / "model", hidden=256, layers=2)
+    small_run.write_rows(tmp_path / "rows.jsonl")
+
+    def peak(name: str, save_every: int) -> float:
+        gc.collect()
+        run, before = RunFolder(tmp_path / name), mx.get_active_memory() / 1e9
+        raw = small_run.settings_for(tmp_path, iters=3, save_every=save_every, train_type="full")
+        assert small_run.train_here(raw, run).kind == "finished"
+        steps = [event["metrics"] for event in read_events(run.events) if event["kind"] == "step"]
+        return max(metrics["peak_memory_gb"] for metrics in steps) - before
+
+    never, always = peak("never", 100), peak("always", 1)
+    size = sum(np.prod(x.shape) * 4 for x in mx.load(str(tmp_path / "model" / "model.safetensors")).values()) / 1e9
+    assert size > 0.005 and always < never + size / 2

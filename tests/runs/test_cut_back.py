@@ -1,0 +1,81 @@
+"""Where a run goes on from a checkpoint, its diary and completions end with that checkpoint's step, although somebody has edited them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from backend.runs.checkpoints.checkpoint import TrainingState
+from backend.runs.events import TAIL_BYTES, read_events
+from backend.runs.run_folder import RunFolder
+from backend.trainer.run_process import cut_back
+
+
+def lines_of_step(step: int) -> bytes:
+    """A step and what follows it: far more than is read of a diary's end at once."""
+    phase = b'{"kind": "phase", "phase": "rollout", "done": 1, "of": 2}\n'
+    return b'{"kind": "step", "step": %d, "metrics": {}}\n' % step + phase * (2 * TAIL_BYTES // len(phase))
+
+
+@pytest.mark.parametrize("step, edit, is_by_lines", [
+    (2, lambda diary: diary, False),
+    (3, lambda diary: diary[:-1] + b"x", True),  # as long as before, but no line ends there
+    (2, lambda diary: diary.replace(lines_of_step(1), b""), True),  # moved up, so that step 3 lies at the recorded length
+], ids=["unchanged", "as long as before", "an earlier step is missing"])  # fmt: skip
+def test_a_diary_is_cut_by_its_lines_where_the_recorded_length_no_longer_fits(
+    step: int, edit: Callable[[bytes], bytes], is_by_lines: bool, tmp_path: Path
+) -> None:
+    run, diary = RunFolder(tmp_path), b"".join(map(lines_of_step, (1, 2, 3)))
+    run.events.write_bytes(edit(diary))
+    sentence = cut_back(run, TrainingState(step=step, events_bytes=step * len(lines_of_step(1))))
+    assert bool(sentence) == is_by_lines
+    steps = [event["step"] for event in read_events(run.events) if event["kind"] == "step"]
+    assert steps[-1] == step and run.events.read_bytes().endswith(b"\n")
+
+
+def test_what_follows_a_step_stays_with_it_up_to_its_saving(tmp_path: Path) -> None:
+    """An evaluation belongs to the step before it; the sampling after its checkpoint to the next one, which comes again."""
+    kept = [
+        '"kind": "step", "step": 2',
+        '"kind": "eval", "step": 2',
+        '"kind": "note"',
+        '"kind": "phase", "phase": "saving"',
+    ]
+    later = ['"kind": "phase", "phase": "sampling"', '"kind": "checkpoint", "step": 2', '"kind": "step", "step": 3']
+    run, (head, tail) = RunFolder(tmp_path), ("".join(f"{{{line}}}\n" for line in lines) for lines in (kept, later))
+    run.events.write_text(head + tail)
+    assert cut_back(run, TrainingState(step=2, events_bytes=len(head) + 5))
+    assert run.events.read_text() == head
+
+
+def test_what_comes_before_the_first_step_is_no_end_of_one(tmp_path: Path) -> None:
+    """All of a diary is kept that has no line of the step, here because somebody has deleted it."""
+    run, text = RunFolder(tmp_path), '{"kind": "eval", "step": 0}\n{"kind": "checkpoint", "step": 2}\n'
+    run.events.write_text(text)
+    cut_back(run, TrainingState(step=2, events_bytes=len(text) - 5))
+    assert run.events.read_text() == text
+
+
+def test_files_that_are_shorter_than_recorded_or_gone_stay_as_they_are(tmp_path: Path) -> None:
+    """A copy of a run may lack the end of its diary, or its completions."""
+    run, text = RunFolder(tmp_path), '{"kind": "step", "step": 2}\n{"kind": "checkpoint", "step": 2}\n'
+    run.events.write_text(text)
+    assert cut_back(run, TrainingState(step=2, events_bytes=len(text) + 9, completions_bytes=9)) == ""
+    assert run.events.read_text() == text and not run.completions.exists()
+
+
+@pytest.mark.parametrize(
+    "steps, kept", [([1, 1, 2, 2, 3], 5), ([3, 3], 0)], ids=["up to the step", "later steps alone"]
+)
+def test_completions_are_cut_after_the_last_row_of_the_step(steps: list[int], kept: int, tmp_path: Path) -> None:
+    """The second line is no row."""
+    run, lines = RunFolder(tmp_path), [json.dumps({"step": step, "completions": []}) + "\n" for step in steps]
+    lines.insert(1, "edited by hand\n")
+    run.events.write_text('{"kind": "step", "step": 2}\n')
+    run.completions.write_text("".join(lines))
+    state = TrainingState(step=2, events_bytes=len(run.events.read_bytes()), completions_bytes=len(lines[0]) + 3)
+    assert "by their lines" in cut_back(run, state)
+    assert run.completions.read_text() == "".join(lines[:kept])

@@ -1,0 +1,280 @@
+"""A checkpoint that is not as it was written is noticed, set aside and said, and the run goes on from the one before, to the same end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from backend.__main__ import app as command_line
+from backend.runs.checkpoints import checkpoint
+from backend.runs.checkpoints.checkpoint_integrity import Damaged, examine, newest_whole, set_aside
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_format import RUN_FORMAT, check_format
+from backend.trainer.stop_signals import handlers_restored
+from backend.utils.errors import Mistake
+from tests.support import small_run
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("inputs")
+    return small_run.settings_for(
+        folder, **small_run.low_half(folder), iters=STEPS, save_every=1, keep_checkpoints=9, learning_rate=1e-3
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A finished run with a checkpoint of every step."""
+    run = RunFolder(tmp_path_factory.mktemp("whole") / "run")
+    with handlers_restored():
+        assert small_run.train_here(raw, run).kind == "finished"
+    assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [1, 2, 3, 4]
+    return run
+
+
+@pytest.fixture
+def run(whole: RunFolder, tmp_path: Path) -> RunFolder:
+    """A copy to damage."""
+    shutil.copytree(whole.path, tmp_path / "run")
+    return RunFolder(tmp_path / "run")
+
+
+def last(run: RunFolder) -> Path:
+    return run.checkpoints / f"{STEPS:06d}"
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 4
+    path.write_bytes(content)
+
+
+def write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def with_state(**changes: Any) -> Callable[[RunFolder], None]:
+    def change(run: RunFolder) -> None:
+        file = last(run) / "state.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return change
+
+
+def unrecorded(damage: Callable[[RunFolder], None]) -> Callable[[RunFolder], None]:
+    """As an earlier version left it, without sums."""
+
+    def change(run: RunFolder) -> None:
+        damage(run)
+        with_state(files=None)(run)
+
+    return change
+
+
+def of_another_run(run: RunFolder) -> None:
+    """Shapes, sums and names fit; the diary that it belongs to is another one."""
+    with_state(began=1.5)(run)
+
+
+def without_an_array(run: RunFolder) -> None:
+    arrays = mx.load(str(last(run) / "adapters.safetensors"))
+    assert isinstance(arrays, dict)
+    arrays.pop(sorted(arrays)[0])
+    mx.save_safetensors(str(last(run) / "adapters.safetensors"), arrays, metadata={"format": "mlx"})
+
+
+def of_another_shape(run: RunFolder) -> None:
+    arrays = mx.load(str(last(run) / "optimizer.safetensors"))
+    assert isinstance(arrays, dict)
+    name = next(name for name in sorted(arrays) if arrays[name].ndim == 2)
+    changed = arrays | {name: mx.zeros((1, 1))}
+    mx.save_safetensors(str(last(run) / "optimizer.safetensors"), changed, metadata={"format": "mlx"})
+
+
+def without_optimizer_and_weights(run: RunFolder) -> None:
+    """Of a run with `save_only_model`."""
+    with_state(files={"adapters.safetensors": {}})(run)
+    for name in ("optimizer", "adapters"):
+        (last(run) / f"{name}.safetensors").unlink()
+
+
+def list_without_weights(run: RunFolder) -> None:
+    write(last(run) / "state.json", b"[]")
+    (last(run) / "adapters.safetensors").unlink()
+
+
+DAMAGES: dict[str, tuple[Callable[[RunFolder], None], str]] = {
+    "cut": (lambda run: cut(last(run) / "adapters.safetensors"), "adapters.safetensors has not the length that it was written with"),
+    "a bit of the weights": (lambda run: flip(last(run) / "adapters.safetensors"), "adapters.safetensors has not the bytes that it"),
+    "a bit of the moments": (lambda run: flip(last(run) / "optimizer.safetensors"), "optimizer.safetensors has not the bytes that it"),
+    "cut, no sums": (unrecorded(lambda run: cut(last(run) / "optimizer.safetensors")), "optimizer.safetensors is cut off"),
+    "header, no sums": (unrecorded(lambda run: write(last(run) / "adapters.safetensors", b"\xff" * 99)),
+                        "the header of adapters.safetensors is damaged"),
+    "empty state": (lambda run: write(last(run) / "state.json", b""), "state.json is not readable JSON"),
+    "list for a state": (lambda run: write(last(run) / "state.json", b"[]"), "does not hold the state of a run"),
+    "step of text": (with_state(step="x"), "does not hold the state of a run"),
+    "bonus of text": (with_state(bonus=["x"]), "does not hold the state of a run"),
+    "no score's type": (with_state(score={}), "does not hold the state of a run"),
+    "no optimizer": (lambda run: (last(run) / "optimizer.safetensors").unlink(), "optimizer.safetensors is missing"),
+    "no weights": (lambda run: (last(run) / "adapters.safetensors").unlink(), "its weights are missing"),
+    "no weights, none of an optimizer": (without_optimizer_and_weights, "its weights are missing"),
+    "list for a state, no weights": (list_without_weights, "does not hold the state of a run"),
+    "sums of text": (with_state(files={"adapters.safetensors": "x"}), "its files cannot be read"),
+    "another run's": (of_another_run, "was saved by another run than the one in events.jsonl"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_noticed_and_the_one_before_is_taken(run: RunFolder, name: str) -> None:
+    damage, why = DAMAGES[name]
+    damage(run)
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    saved, damaged = newest_whole(run)
+    assert saved is not None and saved.state.step == STEPS - 1
+    (only,) = damaged
+    assert only.path == last(run) and why in only.why and examine(run, only.path) == only.why
+    assert examine(run, saved.path) == ""
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
+def test_what_is_whole_is_taken(run: RunFolder) -> None:
+    saved, damaged = newest_whole(run)
+    assert saved is not None and saved.state.step == STEPS and not damaged and not saved.filled_in
+    for folder in ("000009-copy", "0000010²"):  # numbers at the beginning only, or such as no program of ours writes
+        (run.checkpoints / folder).mkdir()
+    with_state(files=None)(run)  # of an earlier version
+    (last(run) / "optimizer.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # a file of no arrays
+    saved, damaged = newest_whole(run)
+    assert saved is not None and saved.state.step == STEPS and not damaged
+
+
+@pytest.mark.parametrize("diary", ["", '{"kind": "note", "t": 5.0}\n'])
+def test_without_the_time_of_its_start_a_checkpoint_is_not_of_another_run(run: RunFolder, diary: str) -> None:
+    """Neither where an earlier version has not recorded it, nor where the diary has lost its beginning."""
+    with_state(began=None)(run)
+    assert examine(run, last(run)) == ""
+    with_state(began=1.5)(run)
+    run.events.write_text(diary)
+    assert examine(run, last(run)) == ""
+    run.events.write_text('{"kind": "started", "t": 2.5}\n')
+    assert "was saved by another run" in examine(run, last(run))
+
+
+def test_a_run_that_was_killed_before_its_first_save_begins_again(tmp_path: Path) -> None:
+    run, lines = RunFolder(tmp_path), ['{"kind": "started", "t": 1.0}', '{"kind": "step", "step": 1}']
+    run.events.write_text("\n".join([*lines, ""]))
+    assert newest_whole(run) == (None, [])
+    run.events.write_text("\n".join([*lines, '{"kind": "checkpoint", "step": 1}', ""]))
+    with pytest.raises(Mistake, match="had saved checkpoints, and they are gone"):
+        newest_whole(run)
+
+
+def test_the_newest_two_are_named_where_none_is_whole(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "mine")
+    for step in (9, 10, 1_000_000):
+        (run.checkpoints / f"{step:06d}").mkdir(parents=True)
+    with pytest.raises(Mistake, match=r"mine is whole \(1000000: [^;]*; 000010: [^;]*\)\. They are left as they are"):
+        newest_whole(run)
+
+
+def test_what_is_set_aside_never_takes_the_place_of_what_was_before(tmp_path: Path) -> None:
+    names = ["damaged-000004", "damaged-000004-2", "damaged-000004-3"]
+    for name in names:
+        (tmp_path / "000004").mkdir()
+        sentence = set_aside(Damaged(tmp_path / "000004", "it is empty"))
+        assert sentence.startswith("The checkpoint of step 4 cannot be used: it is empty.")
+        assert sentence.endswith(f"is kept as checkpoints/{name}.")
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+@pytest.mark.parametrize("damage", [lambda run: flip(last(run) / "adapters.safetensors"), unrecorded(without_an_array), unrecorded(of_another_shape)],
+                         ids=["bit", "missing array", "other shape"])  # fmt: skip
+def test_the_run_goes_on_from_the_one_before_to_the_same_end(
+    raw: dict[str, Any], whole: RunFolder, run: RunFolder, damage: Callable[[RunFolder], None]
+) -> None:
+    """The last two look whole until the model is loaded, by which time the diary is cut back to the damaged one."""
+    damage(run)
+    ending = small_run.train_here(raw, run)
+    assert (ending.kind, ending.step) == ("finished", STEPS)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == [
+        "000001",
+        "000002",
+        "000003",
+        "000004",
+        "damaged-000004",
+    ]
+    mine, theirs = (checkpoint.newest(each) for each in (run, whole))
+    assert mine and theirs and mine.state.step == STEPS
+    for name, array in mine.weights().items():
+        assert np.array_equal(np.array(array), np.array(theirs.weights()[name]))
+    events = list(read_events(run.events))
+    assert [event["step"] for event in events if event["kind"] == "step"] == [1, 2, 3, 4]
+    assert [event["seq"] for event in events] == list(range(len(events)))
+    (note,) = [event for event in events if event["kind"] == "note" and "damaged-000004" in event["sentence"]]
+    assert note["level"] == "warning" and "The checkpoint of step 4 cannot be used: " in note["sentence"]
+    assert next(event["resumed_from"] for event in events if event.get("resumed_from")) == STEPS - 1
+
+
+def test_without_a_whole_one_nothing_starts_over(raw: dict[str, Any], run: RunFolder) -> None:
+    for folder in run.checkpoints.iterdir():
+        flip(folder / "adapters.safetensors")
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    with pytest.raises(
+        Mistake, match=r"No checkpoint of the run run is whole \(000004: adapters.safetensors has not .* as a new run"
+    ):
+        small_run.train_here(raw, run)
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file() and path != run.config} == {
+        path: content for path, content in before.items() if path != run.config
+    }
+    shutil.rmtree(run.checkpoints)
+    with pytest.raises(Mistake, match="had saved checkpoints, and they are gone"):
+        small_run.train_here(raw, run)
+    run.events.unlink()  # asked for: nothing of it is left
+    assert newest_whole(run) == (None, [])
+
+
+def test_an_earlier_version_s_state_is_filled_in_and_that_is_said(raw: dict[str, Any], run: RunFolder) -> None:
+    file = last(run) / "state.json"
+    state = json.loads(file.read_text())
+    for name in ("v", "files", "evaluated", "gain"):
+        state.pop(name)
+    file.write_text(json.dumps(state))
+    assert small_run.train_here(raw | {"iters": 5}, run).step == 5
+    sentences = [event["sentence"] for event in read_events(run.events) if event["kind"] == "note"]
+    assert any("is of an earlier version, which recorded no evaluated, gain" in sentence for sentence in sentences)
+
+
+@pytest.mark.parametrize("where", ["diary", "state", "changes"])
+def test_a_newer_version_s_run_is_refused_and_not_touched(run: RunFolder, where: str) -> None:
+    newer = RUN_FORMAT + 1
+    if where == "diary":
+        with run.events.open("a") as diary:
+            diary.write(json.dumps({"v": newer, "seq": 99, "t": 1.0, "kind": "of tomorrow"}) + "\n")
+    elif where == "state":
+        with_state(v=newer)(run)
+    else:
+        run.changes.write_text(json.dumps({"v": newer, "changes": {"of": "another form"}}))
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.path.rglob("*") if path.is_file()}
+    result = CliRunner().invoke(command_line(), ["resume", str(run.path), "--set", "iters=9"])
+    assert result.exit_code == 2
+    assert f"has format {newer} and this version of GRPO Studio knows formats up to {RUN_FORMAT}" in result.stderr
+    after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.path.rglob("*") if path.is_file()}
+    assert after == before
+    with pytest.raises(Mistake):
+        check_format(run)

@@ -1,0 +1,392 @@
+"""The diary: whole lines, one writer, and followers that miss nothing and repeat nothing, whatever happens to the file."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from backend.runs import archive
+from backend.runs import events as diary_ends
+from backend.runs.events import TAIL_BLOCK, Diary, Event, Follower, JsonLines, parse_line, read_events, truncate_file
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import hold_lock
+from backend.utils.disk_faults import DiskFault
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "events.jsonl"
+
+
+def put(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def line(**event: Any) -> bytes:
+    return json.dumps(event, ensure_ascii=False).encode() + b"\n"
+
+
+def steps(events: list[Event]) -> list[Any]:
+    return [event.get("step") for event in events]
+
+
+# ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_line_has_a_sequence_number_a_time_and_a_kind(path: Path) -> None:
+    events: list[Event] = []
+    diary = Diary(path, events.append)
+    diary.write("started", model="m", iterations=3)
+    diary.write("step", step=1, metrics={"reward": 0.5})
+    lines = path.read_bytes().split(b"\n")
+    assert lines.pop() == b"" and [json.loads(event) for event in lines] == events
+    assert [(event["v"], event["seq"], event["kind"]) for event in events] == [(1, 0, "started"), (1, 1, "step")]
+    assert events[0]["t"] <= events[1]["t"]
+
+
+def test_a_written_event_can_be_read_at_once(path: Path) -> None:
+    diary = Diary(path)
+    for number in range(3):
+        diary.write("step", step=number)
+        assert steps(list(read_events(path))) == list(range(number + 1))
+
+
+def test_nan_and_infinities_are_null_and_paths_are_text(path: Path) -> None:
+    written = Diary(path).write(
+        "of tomorrow", metrics={"kl": math.nan, "a": [math.inf, (1.0, -math.inf)], "p": Path("x/y"), 3: True}
+    )
+    assert b"NaN" not in path.read_bytes() and b"Infinity" not in path.read_bytes()
+    (event,) = read_events(path)
+    assert event["metrics"] == written["metrics"] == {"kl": None, "a": [None, [1.0, None]], "p": "x/y", "3": True}
+
+
+def test_a_lone_surrogate_is_written_as_a_question_mark(path: Path) -> None:
+    """Scraped datasets hold lone surrogates; UTF-8 has none, and encoding one raises."""
+    JsonLines(path).append({"text": "a\ud83db", "whole": "🙂"})
+    assert list(read_events(path)) == [{"text": "a?b", "whole": "🙂"}]
+
+
+def test_a_writer_counts_the_bytes_of_its_file(path: Path) -> None:
+    rows = JsonLines(path)
+    assert rows.size == 0
+    for text in ("plain", "ünïcödé 🙂", "two\nlines\u2028three"):
+        rows.append({"text": text})
+        assert rows.size == path.stat().st_size
+    rows.sync()
+    rows.close()
+    again = JsonLines(path)
+    assert again.size == path.stat().st_size
+    again.append({})
+    assert again.size == path.stat().st_size and path.read_bytes().count(b"\n") == 4
+
+
+def test_a_reopened_diary_continues_its_sequence_numbers(path: Path) -> None:
+    first = Diary(path)
+    for number in range(5):
+        first.write("step", step=number)
+    first.close()
+    assert Diary(path).write("started")["seq"] == 5
+    assert [event["seq"] for event in read_events(path)] == list(range(6))
+
+
+def test_a_diary_without_sequence_numbers_goes_on_with_the_number_of_its_lines(path: Path) -> None:
+    put(path, line(kind="started") + line(kind="step", step=1) + line(kind="step", step=2))
+    assert Diary(path).seq == 3
+
+
+def test_a_file_that_lost_its_name_is_written_again_with_its_whole_lines(path: Path) -> None:
+    """Here somebody has deleted it, after half a line that could not be cut off."""
+    rows = JsonLines(path)
+    assert rows.has_its_name()
+    for number in range(3):
+        rows.append({"step": number, "pad": "x" * TAIL_BLOCK})
+    whole = path.read_bytes()
+    put(path, b'{"half": "a li')
+    path.unlink()
+    assert not rows.has_its_name()
+    rows.take_name_back()
+    assert rows.has_its_name() and path.read_bytes() == whole
+    rows.append({"step": 3})
+    assert path.read_bytes() == whole + line(step=3) and rows.size == path.stat().st_size
+
+
+def test_after_a_resume_every_step_appears_once_in_both_files(path: Path) -> None:
+    diary, rows = Diary(path), JsonLines(path.with_name("completions.jsonl"))
+    places = []
+    for number in range(1, 6):
+        diary.write("step", step=number)
+        rows.append({"step": number, "prompt": "é" * number})
+        places.append((diary.size, rows.size))
+    for writer, size in zip((diary, rows), places[2], strict=True):
+        writer.close()
+        put(writer.path, b'{"kind": "step", "step": 6, "half')
+        truncate_file(writer.path, size)
+    diary, rows = Diary(path), JsonLines(rows.path)
+    assert (diary.size, rows.size) == places[2] and diary.seq == 3
+    diary.write("step", step=4)
+    rows.append({"step": 4})
+    assert steps(list(read_events(path))) == steps(list(read_events(rows.path))) == [1, 2, 3, 4]
+    assert [event["seq"] for event in read_events(path)] == [0, 1, 2, 3]
+
+
+def test_truncating_never_lengthens_a_file_and_needs_none(path: Path) -> None:
+    truncate_file(path, 0)
+    truncate_file(path, 100)
+    assert not path.exists()
+    put(path, b"{}\n")
+    truncate_file(path, 100)
+    assert path.read_bytes() == b"{}\n"
+    truncate_file(path, 0)
+    assert path.read_bytes() == b""
+
+
+# ── following ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_half_line_waits_for_its_newline(path: Path) -> None:
+    follower = Follower(path)
+    assert follower.read() == [] and not follower.restarted  # there is no file yet
+    put(path, line(step=1) + b'{"step": 2, "tex')
+    assert steps(follower.read()) == [1] and follower.offset == len(line(step=1))
+    assert follower.read() == []
+    put(path, b't": "x"}')
+    assert follower.read() == []
+    put(path, b"\n")
+    assert follower.read() == [{"step": 2, "text": "x"}] and follower.read() == [] and not follower.restarted
+
+
+def test_a_character_split_between_two_reads_is_joined(path: Path) -> None:
+    data = line(text="né🙂") + line(text="日本")
+    follower, events = Follower(path), []
+    for byte in data:
+        put(path, bytes([byte]))
+        events += follower.read()
+    assert events == [{"text": "né🙂"}, {"text": "日本"}]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    texts=st.lists(st.text(max_size=30), max_size=8),
+    cuts=st.lists(st.integers(0, 400), max_size=12),
+    limit=st.integers(1, 50),
+)
+def test_each_line_is_read_once_however_the_file_grows(tmp_path: Path, texts: list[str], cuts: list[int], limit: int) -> None:  # fmt: skip
+    path = tmp_path / "grown.jsonl"
+    path.write_bytes(b"")
+    data = b"".join(line(seq=i, text=text) for i, text in enumerate(texts))
+    follower, received = Follower(path, limit=limit), []
+    for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
+        put(path, data[begin:end])
+        while events := follower.read():
+            received += events
+            assert not follower.restarted
+    assert received == [{"seq": i, "text": text} for i, text in enumerate(texts)]
+
+
+def test_invalid_lines_and_unknown_kinds_are_skipped(path: Path) -> None:
+    odd = [b"not json\n", b"[1, 2]\n", b"\xff\xfe\x00\n", b"\n", b"3\n", b"[" * 100_000 + b"\n", b'{"kind": 7}\n']
+    put(path, line(step=1) + b"".join(odd) + line(kind="of tomorrow", step=2))
+    follower = Follower(path)
+    assert steps(follower.read()) == [1, 2]
+    put(path, b"more rubbish\n")
+    assert follower.read() == [] and not follower.restarted
+    put(path, line(step=3))
+    assert steps(follower.read()) == [3] and not follower.restarted
+
+
+def test_a_line_longer_than_the_limit_is_read_in_one_piece(path: Path) -> None:
+    put(path, line(text="x" * 5000) + line(step=2))
+    follower = Follower(path, limit=100)
+    assert len(follower.read()[0]["text"]) == 5000 and steps(follower.read()) == [2]
+
+
+def diary_of(path: Path, count: int, *, t0: float = 0.0) -> list[int]:
+    """A diary of `count` steps, and its size after each; `t0` makes two of them differ in nothing but their times."""
+    sizes = []
+    with path.open("ab") as file:
+        for number in range(count):
+            file.write(line(v=1, seq=number, t=t0 + number, kind="step", step=number))
+            sizes.append(file.tell())
+    return sizes
+
+
+def test_a_file_truncated_below_the_readers_offset_restarts_it(path: Path) -> None:
+    sizes = diary_of(path, 10)
+    follower = Follower(path)
+    follower.read()
+    truncate_file(path, sizes[3])
+    assert steps(follower.read()) == [0, 1, 2, 3] and follower.restarted
+    assert follower.read() == [] and not follower.restarted
+
+
+@pytest.mark.parametrize("shift", range(-30, 31, 3))
+def test_a_file_truncated_and_grown_past_the_reader_restarts_it(path: Path, shift: int) -> None:
+    """Between two reads, a resumed run may truncate the file and grow it past the reader's offset. The reader must then
+    restart. Sequence numbers alone do not show it: the line after the offset may have the number that was expected."""
+    sizes = diary_of(path, 10)
+    follower = Follower(path)
+    follower.read()
+    truncate_file(path, sizes[3])
+    put(path, line(v=1, seq=4, t=50.0, kind="started", pad="x" * (60 + shift)))
+    for number in range(5, 14):
+        put(path, line(v=1, seq=number, t=50.0 + number, kind="step", step=number))
+    events = follower.read()
+    assert follower.restarted and [event["seq"] for event in events] == list(range(14))
+    assert events[4]["kind"] == "started" and follower.read() == []
+
+
+def test_a_file_of_the_same_length_with_other_content_restarts_the_reader(path: Path) -> None:
+    diary_of(path, 10)
+    follower = Follower(path)
+    follower.read()
+    path.unlink()
+    diary_of(path, 12, t0=0.5)
+    assert len(follower.read()) == 12 and follower.restarted
+
+
+def test_a_file_of_one_line_that_is_replaced_restarts_the_reader(path: Path) -> None:
+    """The two lines differ at their beginning only."""
+    put(path, line(seq=0, kind="started"))
+    follower = Follower(path)
+    follower.read()
+    path.write_bytes(line(seq=1, kind="started"))
+    assert [event["seq"] for event in follower.read()] == [1] and follower.restarted
+
+
+def test_a_file_truncated_to_the_readers_offset_goes_on(path: Path) -> None:
+    sizes = diary_of(path, 4)
+    put(path, b'{"half": "a li')
+    follower = Follower(path)
+    assert len(follower.read()) == 4
+    truncate_file(path, sizes[-1])
+    put(path, line(step=4))
+    assert steps(follower.read()) == [4] and not follower.restarted
+
+
+def test_a_replaced_file_restarts_the_reader(path: Path) -> None:
+    diary_of(path, 5)
+    follower = Follower(path)
+    follower.read()
+    other = path.with_name("other")
+    diary_of(other, 20, t0=100.0)
+    other.replace(path)
+    assert len(follower.read()) == 20 and follower.restarted
+
+
+def test_a_deleted_file_restarts_the_reader_and_may_come_back(path: Path) -> None:
+    diary_of(path, 5)
+    follower = Follower(path)
+    follower.read()
+    path.unlink()
+    assert follower.read() == [] and follower.restarted and follower.offset == 0
+    assert follower.read() == [] and not follower.restarted
+    diary_of(path, 2)
+    assert len(follower.read()) == 2 and not follower.restarted
+
+
+def test_a_line_is_an_event_only_if_it_is_an_object() -> None:
+    assert parse_line(b'{"a": 1}') == {"a": 1}
+    assert [parse_line(line) for line in (b"", b"null", b'"a"', b"{", b"\xff")] == [None] * 5
+
+
+# ── a run at a glance ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "a-run")
+    folder.path.mkdir()
+    folder.config.write_text("model: owner/model\niters: 9\n")
+    return folder
+
+
+def test_the_summary_of_a_long_diary_is_right_and_reads_only_its_ends(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diary = Diary(run.events)
+    diary.write("started", iterations=20_000)
+    for number in range(1, 20_001):
+        diary.append({"kind": "step", "step": number, "metrics": {"reward": number / 100}})
+    diary.write("finished", step=20_000, sentence="Finished after 20000 steps.")
+    read = []
+    monkeypatch.setattr(diary_ends, "parse_line", lambda line: read.append(len(line)) or parse_line(line))
+    result = archive.summary(run)
+    assert (result.state, result.step, result.iterations, result.reward) == ("finished", 20_000, 20_000, 200.0)
+    assert (result.name, result.model, result.sentence) == ("a-run", "owner/model", "Finished after 20000 steps.")
+    assert sum(read) < 3 * diary_ends.TAIL_BYTES < run.events.stat().st_size
+
+
+def test_the_summary_finds_the_last_step_before_thousands_of_phases(run: RunFolder) -> None:
+    """A long rollout or evaluation writes two phases a second: after six minutes the last step was farther from the end than the summary reads."""
+    diary = Diary(run.events)
+    diary.write("started", iterations=9)
+    diary.append({"kind": "step", "step": 1, "metrics": {"reward": 0.25}})
+    for number in range(4000):
+        diary.append({"kind": "phase", "phase": "evaluating", "progress": number / 4000})
+    result = archive.summary(run)
+    assert (result.state, result.step, result.reward, result.iterations) == ("crashed", 1, 0.25, 9)
+
+
+def test_an_ending_longer_than_the_tail_is_still_the_ending(run: RunFolder) -> None:
+    diary = Diary(run.events)
+    diary.write("started", iterations=9)
+    diary.write("step", step=1, metrics={"reward": 1.0})
+    diary.write("failed", step=1, sentence="x" * 2 * diary_ends.TAIL_BYTES)
+    result = archive.summary(run)
+    assert result.state == "failed" and result.step == 1 and len(result.sentence) == 2 * diary_ends.TAIL_BYTES
+
+
+def test_a_state_follows_from_the_diary_and_the_lock(run: RunFolder) -> None:
+    def state() -> str:
+        return archive.summary(run).state
+
+    assert state() == "starting"
+    diary = Diary(run.events)
+    handle = hold_lock(run)
+    diary.write("phase", phase="loading")
+    assert state() == "starting", "nothing has started before `started`"
+    diary.write("started", iterations=2)
+    assert state() == "running"
+    diary.write("step", step=1, metrics=None)
+    assert archive.summary(run).step == 1 and archive.summary(run).reward is None
+
+    os.close(handle)
+    assert state() == "crashed"
+    for ending in ("failed", "stopped", "finished"):
+        diary.write(ending, step=1, sentence="So it ended.")
+        assert state() == ending
+
+
+@pytest.mark.parametrize("text", ["- a list", "model: [", "a: 2026-99-99", b"\xff\xfe"])
+def test_a_folder_with_any_config_has_a_summary(run: RunFolder, text: str | bytes) -> None:
+    run.config.write_bytes(text if isinstance(text, bytes) else text.encode())
+    run.events.write_bytes(b'rubbish\n{"kind": ["odd"]}\n{"half')
+    assert archive.summary(run).model == ""
+
+
+def test_a_fault_of_the_echo_is_raised_by_the_next_event_so_that_this_one_counts(tmp_path: Path) -> None:
+    """A log that could not be written once ended a run between an evaluation's event and its place in the checkpoint: it stood there twice
+    after a resume."""
+    echoed: list[str] = []
+
+    def echo(event: Event) -> None:
+        echoed.append(event["kind"])
+        if event["kind"] == "eval":
+            raise DiskFault("log.txt cannot be written: no space left on device.")
+
+    diary = Diary(tmp_path / "events.jsonl", echo)
+    assert diary.write("eval", step=2)["seq"] == 0
+    with pytest.raises(DiskFault, match=r"log\.txt"):
+        diary.write("note", sentence="Not written.")
+    diary.write("step", step=3)
+    diary.close()
+    assert echoed == ["eval", "step"] == [event["kind"] for event in read_events(tmp_path / "events.jsonl")]
+    assert diary.take_echo_fault() is None

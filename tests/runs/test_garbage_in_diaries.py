@@ -1,0 +1,156 @@
+"""Anything may lie between the lines of a diary or of completions.jsonl: every reader goes on, and so does the run."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.state.completions.step_index import CompletionIndex
+from app.state.runs.run_state import RunState
+from backend.runs.archive import summary
+from backend.runs.checkpoints import checkpoint
+from backend.runs.completion_rows import parse_group_row
+from backend.runs.events import Diary, Follower, first_and_last_events, has_finished, read_events
+from backend.runs.run_comparison import compare
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_record import newest_evaluation, reward_curve
+from backend.runs.work_clock import WorkClock
+from backend.trainer.health.watch import Watch, examine
+from backend.trainer.planned_end import MetricWatch
+from tests.support import small_run
+from tests.support.diaries import recording
+
+VALUES: list[Any] = [None, "x", "", -1, 1.5, True, 10**400, 1e308, [], {}, [[]], {"a": None}, "\x00", "9" * 5000]
+
+
+def garbage(chance: random.Random, lines: list[bytes]) -> bytes:
+    """Something that may lie where a line should be."""
+    line = chance.choice(lines)
+    match chance.randrange(7):
+        case 0:
+            return chance.randbytes(chance.randrange(1, 300))
+        case 1:
+            return line[: chance.randrange(len(line))] + b"\n"
+        case 2:
+            return line  # once more, with the same seq
+        case 3:
+            return b"[" * chance.choice([1, 3000]) + b"\n"
+        case 4:
+            return json.dumps(chance.choice(VALUES)).encode() + b"\n"
+        case 5:
+            return b"\x00" * 4096 + b"\n"
+        case _:
+            event = json.loads(line)
+            for key in chance.sample(sorted(event), min(len(event), chance.randrange(1, 4))):
+                if isinstance(event[key], dict) and event[key] and chance.random() < 0.5:
+                    event[key] |= {chance.choice(sorted(event[key])): chance.choice(VALUES)}
+                elif chance.random() < 0.2:
+                    del event[key]
+                else:
+                    event[key] = chance.choice(VALUES)
+            return json.dumps(event).encode() + b"\n"
+
+
+def with_garbage(chance: random.Random, content: bytes) -> bytes:
+    lines = content.splitlines(keepends=True)
+    for _ in range(chance.randrange(1, 12)):
+        place = chance.randrange(len(lines) + 1)
+        lines[place : place + chance.randrange(2)] = [garbage(chance, content.splitlines(keepends=True))]
+    return b"".join(lines)
+
+
+def state_of_window(run: RunFolder) -> None:
+    state, follower = RunState(), Follower(run.events)
+    while events := follower.read():
+        for event in events:
+            state.apply(event)
+
+
+def worked(run: RunFolder) -> None:
+    clock = WorkClock()
+    for event in read_events(run.events):
+        clock.take(event)
+    assert clock.seconds >= 0
+
+
+def watched(run: RunFolder) -> None:
+    Watch.resumed({}, read_events(run.events))
+    MetricWatch(read_events(run.events)).met(["kl > 0.8"])
+
+
+def indexed(run: RunFolder) -> None:
+    index = CompletionIndex(run.completions)
+    while index.advance():
+        pass
+    for step in index.steps():
+        index.rows(step)
+
+
+def opened(run: RunFolder) -> None:
+    diary = Diary(run.events)
+    diary.write("note", level="info", sentence="Still here.")
+    diary.close()
+
+
+READERS: list[Callable[[RunFolder], Any]] = [
+    summary, examine, has_finished, state_of_window, worked, watched, indexed,
+    lambda run: compare([run, run]), lambda run: reward_curve(run.events), lambda run: newest_evaluation(run.events),
+    lambda run: first_and_last_events(run.events), opened,
+]  # fmt: skip
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> RunFolder:
+    run = recording("healthy-grpo").unpack(tmp_path / "recorded")
+    golden = Path(__file__).parents[1] / "golden" / "run_of_2026_11" / "run"
+    shutil.copyfile(golden / "completions.jsonl", run.completions)
+    return run
+
+
+@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 100), marks=pytest.mark.proof)], ids=str)
+def test_every_reader_goes_on(recorded: RunFolder, seeds: range) -> None:
+    diary, completions = recorded.events.read_bytes(), recorded.completions.read_bytes()
+    raised: dict[str, int] = {}
+    for seed in seeds:
+        chance = random.Random(seed)
+        recorded.events.write_bytes(with_garbage(chance, diary))
+        recorded.completions.write_bytes(with_garbage(chance, completions))
+        for number, read in enumerate(READERS):
+            try:
+                read(recorded)
+            except Exception as error:
+                place = error.__traceback__
+                while place and place.tb_next:
+                    place = place.tb_next
+                where = f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place else ""
+                raised.setdefault(f"reader {number}: {error!r} in {where}", seed)
+    assert not raised, "\n".join(f"seed {seed}: {what}" for what, seed in raised.items())
+
+
+def test_a_run_goes_on_although_its_files_were_edited(tmp_path: Path, run: RunFolder) -> None:
+    """The lengths that the checkpoint has recorded no longer fall between two lines; the lines say where its step ends."""
+    raw = small_run.settings_for(tmp_path, iters=3, save_every=2)
+    assert small_run.train_here(raw, run).kind == "finished"
+    shutil.rmtree(run.checkpoints / "000003")
+    for file in (run.events, run.completions):
+        lines = file.read_bytes().splitlines(keepends=True)
+        file.write_bytes(b"".join([lines[0], b"\xffedited by hand\n", b'{"kind": "step", "step": "x"}\n', *lines[1:]]))
+    assert small_run.train_here(raw | {"iters": 4}, run).step == 4
+    assert [event["step"] for event in read_events(run.events) if event["kind"] == "step" and "step" in event] == [
+        1,
+        2,
+        3,
+        4,
+    ]
+    steps = [row["step"] for line in run.completions.read_bytes().splitlines() if (row := parse_group_row(line))]
+    assert steps == [1, 2, 3, 4]
+    sentences = [event["sentence"] for event in read_events(run.events) if event["kind"] == "note"]
+    assert sum("was changed since step 2 was saved" in sentence for sentence in sentences) == 1
+    saved = checkpoint.newest(run)
+    assert saved is not None and saved.state.step == 4

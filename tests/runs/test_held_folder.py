@@ -1,0 +1,242 @@
+"""A run's folder that is moved, deleted or taken over while it trains, and locks that do not hold: nothing is lost, nobody writes twice."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.config.config import load
+from backend.runs import held_folder
+from backend.runs.archive import may_be_starting
+from backend.runs.checkpoints import checkpoint
+from backend.runs.clone import clone
+from backend.runs.events import Diary, JsonLines, read_events
+from backend.runs.held_folder import FolderPlace, HeldFolder
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import hold_lock
+from backend.trainer.run_process import train
+from backend.utils import file_lock
+from backend.utils.errors import Mistake
+from tests.support import small_run
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    small_run.settings_for(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def always_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_folder, "LOOK_EVERY_S", 0.0)
+
+
+def trained(inputs: Path, run: RunFolder, at_step_2: Callable[[], Any], **changes: Any) -> Any:
+    """The ending of a run during whose second step something happens."""
+
+    def echo(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == 2:
+            at_step_2()
+
+    raw = small_run.settings_for(inputs, **small_run.low_half(inputs) | {"iters": 3, "learning_rate": 1e-3} | changes)
+    return small_run.train_here(raw, run, echo)
+
+
+@pytest.mark.parametrize("save_every", [2, 100], ids=["while it is saved", "between two saves"])
+def test_a_folder_that_is_moved_is_saved_where_it_is_now_and_goes_on_from_there(
+    inputs: Path, run: RunFolder, tmp_path: Path, save_every: int
+) -> None:
+    there = RunFolder(tmp_path / "elsewhere" / "renamed")
+    there.path.parent.mkdir()
+    ending = trained(inputs, run, lambda: run.path.rename(there.path), save_every=save_every)
+    assert (ending.kind, ending.exit_code, ending.step) == ("stopped", 3, 2)
+    assert (
+        ending.sentence == f"Stopped at step 2 because its folder was moved to {there.path}; everything is saved there."
+    )
+    assert not run.path.exists()
+    saved = checkpoint.newest(there)
+    assert saved is not None and saved.state.step == 2 and (there.adapters / "adapters.safetensors").exists()
+    assert list(read_events(there.events))[-1]["kind"] == "stopped" and not there.is_locked()
+    assert train(load(there.config), there, command="resume").kind == "finished"
+    assert small_run.steps(there) == [1, 2, 3]
+
+
+def test_a_folder_that_is_deleted_ends_the_run_and_does_not_come_back(inputs: Path, run: RunFolder) -> None:
+    ending = trained(inputs, run, lambda: shutil.rmtree(run.path), save_every=1)
+    assert (ending.kind, ending.exit_code) == ("failed", 2)
+    assert (
+        ending.sentence == "run: The folder of the run mine was deleted while it trained, so step 2 could not be saved."
+    )
+    assert not run.path.exists()
+
+
+def test_a_folder_that_is_emptied_is_deleted_too(inputs: Path, run: RunFolder) -> None:
+    def empty() -> None:
+        for path in run.path.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    ending = trained(inputs, run, empty, save_every=1)
+    assert (ending.kind, ending.exit_code) == ("failed", 2) and "was deleted while it trained" in ending.sentence
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a_diary_that_loses_its_name_is_written_again(inputs: Path, run: RunFolder, how: str) -> None:
+    """As an editor or a program that keeps folders alike does it; the lines went into a file without a name."""
+
+    def lose() -> None:
+        for path in (run.events, run.completions):
+            text = path.read_bytes()
+            path.unlink()
+            if how == "replaced":
+                path.write_bytes(text[: len(text) // 2])
+
+    ending = trained(inputs, run, lose)
+    assert ending.kind == "finished" and small_run.steps(run) == [1, 2, 3]
+    events = list(read_events(run.events))
+    assert [event["seq"] for event in events] == list(range(len(events))) and events[-1]["kind"] == "finished"
+    told = [event["sentence"] for event in events if "was deleted or replaced" in event.get("sentence", "")]
+    assert [sentence.split()[0] for sentence in told] == ["events.jsonl", "completions.jsonl"]
+    assert len(run.completions.read_bytes().splitlines()) == 3
+
+
+def test_settings_that_are_deleted_are_written_again_so_that_the_run_can_be_resumed(
+    inputs: Path, run: RunFolder
+) -> None:
+    settings: list[bytes] = []
+
+    def delete() -> None:
+        settings.append(run.config.read_bytes())
+        run.config.unlink()
+
+    assert trained(inputs, run, delete).kind == "finished"
+    assert [run.config.read_bytes()] == settings
+    assert "config.yaml was deleted" in " ".join(event.get("sentence", "") for event in read_events(run.events))
+
+
+def test_a_folder_whose_disk_is_gone_is_not_said_to_be_deleted(
+    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.path.mkdir(parents=True)
+    diary, completions = Diary(run.events), JsonLines(run.completions)
+    held = HeldFolder(run, diary, completions, print)
+    run.path.rename(run.path.with_name("elsewhere"))
+    assert held.place().state == "moved"
+    with monkeypatch.context() as unmounted:
+        unmounted.setattr(held_folder, "_path_of", lambda handle: None)
+        assert held.place().state == "deleted"
+        unmounted.setattr(held_folder, "_disk_of", lambda path: None)
+        assert held.place() == FolderPlace("out of reach", run.path)
+    os.close(held._folder)  # every call fails, as on a network disk whose server has deleted the folder
+    assert held.place().state == "out of reach"
+    diary.close()
+    completions.close()
+    gone = FolderPlace("out of reach", run.path)
+    ending = trained(inputs, run, lambda: monkeypatch.setattr(HeldFolder, "place", lambda self: gone), save_every=1)
+    assert (ending.kind, ending.exit_code) == ("failed", 2)
+    assert "is out of reach, its disk unmounted perhaps, so step 2 could not be saved" in ending.sentence
+    assert len(ending.sentence) <= 200
+
+
+def test_a_lock_file_that_is_deleted_is_made_again(inputs: Path, run: RunFolder) -> None:
+    refused: list[str] = []
+
+    def delete_and_try() -> None:
+        run.lock.unlink()
+
+    def echo(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == 2:
+            delete_and_try()
+        if event["kind"] == "step" and event["step"] == 3:
+            with pytest.raises(Mistake, match="is being trained by another process") as caught:
+                hold_lock(run)
+            refused.append(str(caught.value))
+
+    raw = small_run.settings_for(inputs, iters=4)
+    assert small_run.train_here(raw, run, echo).kind == "finished"
+    assert refused and not run.is_locked()
+    sentences = [event["sentence"] for event in read_events(run.events) if event["kind"] == "note"]
+    assert sum("run.lock was deleted while the run trains" in sentence for sentence in sentences) == 1
+
+
+@pytest.mark.parametrize("is_alive", [True, False], ids=["trains", "has ended again"])
+def test_a_run_that_another_process_has_taken_over_is_left_to_it(inputs: Path, run: RunFolder, is_alive: bool) -> None:
+    handles: list[int] = []
+
+    def take_over() -> None:
+        run.lock.unlink()
+        handles.append(hold_lock(run))
+        content = run.events.read_bytes()
+        run.events.write_bytes(content[: len(content) // 2])  # as a resume cuts it back
+        if not is_alive:
+            os.close(handles.pop())
+
+    ending = trained(inputs, run, take_over)
+    cut = run.events.read_bytes()
+    assert (ending.kind, ending.exit_code) == ("failed", 2) and "Another process trains mine" in ending.sentence
+    assert list(read_events(run.events))[-1]["kind"] != "failed" and not run.checkpoints.exists()
+    assert run.events.read_bytes() == cut
+    for handle in handles:
+        os.close(handle)
+
+
+def test_a_lock_on_a_file_that_was_deleted_meanwhile_does_not_count(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between opening and locking: the lock would be on a file that nobody else can open."""
+    run.path.mkdir(parents=True)
+    take, deleted = file_lock.take, []
+
+    def slow(handle: int) -> bool:
+        if not deleted:
+            deleted.append(run.lock.unlink())
+        return take(handle)
+
+    monkeypatch.setattr(file_lock, "take", slow)
+    handle = hold_lock(run)
+    assert file_lock.leads_to(run.lock, handle) and run.is_locked()
+    os.close(handle)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_refused(run: RunFolder, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    run.path.mkdir(parents=True)
+
+    def none(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.raises(Mistake, match=r"runs_dir: The run folder .* is on a file system without locks"):
+        hold_lock(run)
+    assert not run.is_locked()
+
+
+@pytest.mark.parametrize(("age_s", "starting"), [(1, True), (-1, True), (3600, False), (-3600, False)])
+def test_files_of_the_future_are_not_starting_for_ever(run: RunFolder, age_s: float, starting: bool) -> None:
+    """A clock that was set back: the queue would have waited for this run until the clock had caught up."""
+    run.path.mkdir(parents=True)
+    run.config.write_text("iters: 1\n")
+    then = time.time() - age_s
+    os.utime(run.config, (then, then))
+    assert may_be_starting(run) == starting
+
+
+def test_a_run_that_was_moved_after_its_end_goes_on_and_is_cloned(
+    inputs: Path, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert trained(inputs, run, lambda: None, iters=2).kind == "finished"
+    there = RunFolder(tmp_path / "far" / "away" / "renamed")
+    there.path.parent.mkdir(parents=True)
+    run.path.rename(there.path)
+    monkeypatch.chdir(tmp_path)  # nothing is found by where the program is
+    copy = clone(there, "last", warm=True, changes={"iters": 3})
+    for folder in (there, copy):
+        assert train(load(folder.config), folder, command="resume", changes={"iters": 4}).step == 4

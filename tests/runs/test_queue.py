@@ -1,0 +1,230 @@
+"""The queue: an order in a file that survives everything, changed by one process at a time."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from backend.runs import archive
+from backend.runs.queue import Queue, QueueFile
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import hold_lock
+from backend.utils import places
+from backend.utils.errors import Mistake
+
+
+def prepared(name: str, folder: Path | None = None) -> RunFolder:
+    """A run folder with settings and no diary, as old as if it had been waiting for an hour."""
+    run = RunFolder((folder or places.runs_folder()) / name)
+    run.path.mkdir(parents=True)
+    run.config.write_text("model: a\ndata: b\n")
+    os.utime(run.config, (1e9, 1e9))
+    return run
+
+
+def names(queue: QueueFile) -> list[str]:
+    return [run.name for run in queue.read().waiting]
+
+
+@pytest.fixture
+def queue() -> QueueFile:
+    """Three runs wait: a, b, c."""
+    queue = QueueFile()
+    for name in "abc":
+        queue.add(prepared(name))
+    return queue
+
+
+def test_runs_wait_in_the_order_in_which_they_came(queue: QueueFile) -> None:
+    assert names(queue) == ["a", "b", "c"]
+    assert queue.add(prepared("d"), first=True) == 0
+    assert names(QueueFile()) == ["d", "a", "b", "c"], "another process reads the same"
+
+
+def test_no_queue_is_an_empty_one() -> None:
+    assert QueueFile().read() == Queue()
+    assert not places.runs_folder().exists(), "looking creates nothing"
+
+
+@pytest.mark.parametrize(
+    ("place", "order"), [(0, "bac"), (2, "acb"), (99, "acb"), (-5, "bac")], ids=["first", "last", "beyond", "before"]
+)
+def test_a_run_moves_to_a_place(queue: QueueFile, place: int, order: str) -> None:
+    queue.move(RunFolder(places.runs_folder() / "b"), place)
+    assert names(queue) == list(order)
+
+
+def test_what_was_deleted_or_has_begun_waits_no_more(queue: QueueFile) -> None:
+    first, second, third = queue.read().waiting
+    first.config.unlink()
+    second.events.write_text('{"v": 1, "seq": 0, "t": 1.0, "kind": "started"}\n')
+    lock = hold_lock(third)
+    assert names(queue) == []
+    os.close(lock)
+    assert names(queue) == ["c"], "its process died before the first line of the diary: it waits again"
+    queue.add(prepared("d"))
+    assert json.loads(queue.path.read_text())["runs"] == ["c", "d"]
+
+
+def begun(name: str, ending: str = "stopped") -> RunFolder:
+    """A run that has trained."""
+    run = prepared(name)
+    kinds = ("started", "step", ending)
+    run.events.write_text(
+        "".join(f'{{"v": 1, "seq": {seq}, "t": {seq}.0, "kind": "{kind}"}}\n' for seq, kind in enumerate(kinds))
+    )
+    return run
+
+
+def test_a_run_that_has_begun_waits_until_it_goes_on(queue: QueueFile) -> None:
+    stopped = begun("stopped")
+    assert queue.add(stopped, first=True) == 0
+    queue.add(prepared("d"))
+    assert names(queue) == ["stopped", "a", "b", "c", "d"]
+    assert queue.holds(stopped) and archive.summary(stopped).state == "stopped"
+    with pytest.raises(Mistake, match="clone it to change them"):
+        queue.rewrite_settings(stopped, "model: other\n")
+    lock = queue.hold_runner_lock()
+    assert queue.start_next(lambda _: pytest.fail("there was one")) == stopped
+    os.close(lock)
+    assert names(queue)[0] == "stopped", "its runner died before it went on: it waits again"
+    with stopped.events.open("r+") as diary:  # what the first moment of a resume does
+        diary.truncate(50)
+    assert names(queue) == ["a", "b", "c", "d"]
+    queue.set_paused(True)
+    assert json.loads(queue.path.read_text())["diaries"] == {}
+    queue.add(stopped)
+    assert names(queue)[-1] == "stopped", "stopped once more, it may wait once more"
+
+
+def test_a_run_that_could_not_go_on_is_dropped(queue: QueueFile) -> None:
+    stopped = begun("stopped")
+    queue.add(stopped, first=True)
+    lock = queue.hold_runner_lock()
+    queue.start_next(lambda _: None)
+    queue.settle(stopped)
+    os.close(lock)
+    assert names(queue) == ["a", "b", "c"]
+
+
+def test_what_trains_or_has_finished_may_not_wait(queue: QueueFile, tmp_path: Path) -> None:
+    done = begun("done", "finished")
+    with pytest.raises(Mistake, match="has finished; clone it"):
+        queue.add(done)
+    lock = hold_lock(held := begun("held"))
+    with pytest.raises(Mistake, match="is training"):
+        queue.add(held)
+    os.close(lock)
+    with pytest.raises(Mistake, match=r"holds no config\.yaml"):
+        queue.add(RunFolder(places.runs_folder() / "nothing"))
+    with pytest.raises(Mistake, match="is not in the folder of runs"):
+        queue.add(prepared("elsewhere", tmp_path / "other"))
+    with pytest.raises(Mistake, match="does not wait"):
+        queue.move(done, 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{half",
+        "[]",
+        '{"runs": [], "diaries": {"a": "x"}}',
+        '{"runs": "a"}',
+        '{"runs": ["../a"]}',
+        '{"runs": [], "paused": 1}',
+        '{"runs": [], "starting": 3}',
+    ],
+)
+def test_a_broken_file_is_told_and_stays_as_it_is(queue: QueueFile, text: str) -> None:
+    queue.path.write_text(text)
+    for change in (queue.read, lambda: queue.add(prepared("d")), lambda: queue.set_paused(True)):
+        with pytest.raises(
+            Mistake, match=r"queue\.json (is no queue|is not valid JSON).* mend or delete it, the runs keep"
+        ):
+            change()
+    assert queue.path.read_text() == text
+    assert archive.summary(RunFolder(places.runs_folder() / "a")).state == "crashed", "the table of runs still shows it"
+
+
+def test_a_waiting_run_is_in_the_archive_as_queued(queue: QueueFile) -> None:
+    assert archive.summary(queue.read().waiting[1]).state == "queued"
+    queue.remove(queue.read().waiting[1])
+    assert names(queue) == ["a", "c"]
+
+
+def test_the_run_that_is_being_started_waits_no_more_until_its_runner_dies(queue: QueueFile) -> None:
+    lock = queue.hold_runner_lock()
+    run = queue.start_next(lambda _: pytest.fail("there was one"))
+    assert run is not None and run.name == "a"
+    assert names(queue) == ["b", "c"]
+    with pytest.raises(Mistake, match="does not wait"):
+        queue.rewrite_settings(run, "model: other\n")  # its process may have read the old ones already
+    with pytest.raises(Mistake, match="another process"):
+        queue.hold_runner_lock()
+    os.close(lock)
+    assert names(queue) == ["a", "b", "c"]
+    assert not queue.has_runner()
+
+
+def test_settings_of_a_waiting_run_are_replaced(queue: QueueFile) -> None:
+    run = queue.read().waiting[2]
+    queue.rewrite_settings(run, "model: other\n")
+    assert run.config.read_text() == "model: other\n"
+    assert names(queue) == ["a", "b", "c"]
+
+
+def test_a_run_that_wrote_nothing_is_dropped_when_its_process_has_ended(queue: QueueFile) -> None:
+    first, second, _ = queue.read().waiting
+    lock = hold_lock(second)
+    queue.settle(first)
+    queue.settle(second)
+    os.close(lock)
+    assert names(queue) == ["b", "c"], "b was held by another process, which died before its first line"
+
+
+def add_many(folder: Path, stem: str) -> None:
+    for number in range(10):
+        QueueFile(folder).add(prepared(f"{stem}{number}", folder))
+
+
+def test_two_processes_lose_none_of_each_others_changes(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    both = [context.Process(target=add_many, args=(tmp_path, stem)) for stem in "xy"]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+    assert sorted(names(QueueFile(tmp_path))) == sorted(f"{stem}{number}" for stem in "xy" for number in range(10))
+
+
+def test_a_folder_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Mistake, match="cannot be written"):
+        QueueFile(tmp_path / "file" / "runs").set_paused(True)
+
+
+def test_a_run_that_trains_or_was_just_launched_is_found(queue: QueueFile) -> None:
+    assert archive.training_run() is None, "waiting is no training"
+    launched = prepared("launched")
+    launched.log.touch()
+    assert archive.training_run() == launched
+    os.utime(launched.log, (1e9, 1e9))
+    assert archive.training_run() is None
+    lock = hold_lock(launched)
+    assert archive.training_run() == launched
+    os.close(lock)
+
+
+def test_what_does_not_wait_makes_no_folder_for_a_queue(queue: QueueFile, tmp_path: Path) -> None:
+    elsewhere = QueueFile(tmp_path / "nowhere")
+    for refused in (
+        lambda: elsewhere.remove(RunFolder(queue.folder / "a")),
+        lambda: elsewhere.move(RunFolder(elsewhere.folder / "a"), 0),
+    ):
+        with pytest.raises(Mistake):
+            refused()
+    assert not elsewhere.folder.exists()

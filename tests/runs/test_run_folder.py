@@ -1,0 +1,206 @@
+"""Run folders: their names, how they are found and made, the lock that ends with its process, control words."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from backend.config.checks import cross_setting_faults
+from backend.runs.events import Diary
+from backend.runs.run_folder import RunFolder, all_runs, default_run_name, find_run, make_run_folder
+from backend.runs.run_lock import hold_lock
+from backend.utils import places
+from backend.utils.command import backend_environment
+from backend.utils.errors import Mistake
+from backend.utils.text import shown
+
+HOLDER = """
+import sys
+from pathlib import Path
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import hold_lock
+handle = hold_lock(RunFolder(Path(sys.argv[1])))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "runs" / "mine")
+    folder.path.mkdir(parents=True)
+    folder.config.write_text("iters: 1\n")
+    return folder
+
+
+@contextmanager
+def another_process(run: RunFolder) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the run's lock until its stdin is closed."""
+    command = [sys.executable, "-P", "-c", HOLDER, str(run.path)]
+    holder = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=backend_environment()
+    )
+    assert holder.stdout and holder.stdout.readline() == "held\n"
+    try:
+        yield holder
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+# ── the lock ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_two_processes_cannot_lock_one_run_and_a_killed_one_releases_it(run: RunFolder) -> None:
+    assert not run.is_locked()
+    with another_process(run) as holder:
+        assert run.is_locked()
+        with pytest.raises(Mistake, match="run: The run mine is being trained by another process; stop that one first"):
+            hold_lock(run)
+        assert run.is_locked(), "asking takes nothing away"
+        holder.send_signal(signal.SIGKILL)
+        holder.wait(10)
+        assert not run.is_locked()
+        os.close(hold_lock(run))
+    assert not run.is_locked()
+
+
+def test_one_process_cannot_lock_a_run_twice(run: RunFolder) -> None:
+    handle = hold_lock(run)
+    with pytest.raises(Mistake):
+        hold_lock(run)
+    os.close(handle)
+    os.close(hold_lock(run))
+
+
+def test_a_window_that_tests_the_lock_does_not_keep_a_trainer_out(run: RunFolder) -> None:
+    """Testing the lock takes a shared lock for a moment; a trainer that starts in that moment must not be refused."""
+    run.lock.touch()
+    glance = os.open(run.lock, os.O_RDONLY)
+    fcntl.flock(glance, fcntl.LOCK_SH)
+    threading.Timer(0.1, os.close, [glance]).start()
+    os.close(hold_lock(run))
+
+
+def test_testing_the_lock_often_leaks_no_file_handles(run: RunFolder) -> None:
+    run.lock.touch()
+    before = len(os.listdir("/dev/fd"))
+    assert not any(run.is_locked() for _ in range(50))
+    assert len(os.listdir("/dev/fd")) == before
+
+
+def test_a_run_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="cannot be written: No such file or directory"):
+        hold_lock(RunFolder(tmp_path / "gone"))
+
+
+# ── run folders ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_default_run_name_has_model_train_type_and_date() -> None:
+    now = datetime(2026, 11, 20, 9, 8, 7)
+    assert default_run_name("owner/Qwen3-0.6B", "lora", "grpo", now) == "Qwen3-0.6B-lora-grpo-2026-11-20-090807"
+    for model in ("~/my models/Größe 2/", "..", "/", "", "x" * 500, "a/.hidden", "名前"):
+        name = default_run_name(model, "full", "grpo", now)
+        assert name.endswith("-full-grpo-2026-11-20-090807") and not name.startswith((".", "-"))
+        assert not list(cross_setting_faults({"run_name": name})), name
+
+
+def test_a_taken_run_name_gets_a_number(tmp_path: Path) -> None:
+    names = [make_run_folder("mine", tmp_path / "deep" / "runs").name for _ in range(3)]
+    assert names == ["mine", "mine-2", "mine-3"]
+
+
+def test_a_chosen_run_name_is_reused_until_it_has_a_diary(tmp_path: Path) -> None:
+    run = make_run_folder("mine", tmp_path, reuse=True)
+    assert make_run_folder("mine", tmp_path, reuse=True) == run
+    run.events.touch()
+    assert make_run_folder("mine", tmp_path, reuse=True) == run, "an empty diary is none"
+    Diary(run.events).write("phase", phase="loading")
+    with pytest.raises(Mistake, match="run_name: The run mine exists already; choose another name, or resume it"):
+        make_run_folder("mine", tmp_path, reuse=True)
+
+
+def test_a_chosen_run_name_is_not_reused_while_its_lock_is_held(tmp_path: Path) -> None:
+    """Between taking the lock and the first line of the diary a trainer loads a model; its config must stay its own."""
+    run = make_run_folder("mine", tmp_path, reuse=True)
+    handle = hold_lock(run)
+    with pytest.raises(Mistake, match="exists already"):
+        make_run_folder("mine", tmp_path, reuse=True)
+    os.close(handle)
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_a_runs_folder_that_cannot_be_written_is_a_mistake_and_leaves_nothing(tmp_path: Path, reuse: bool) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    for folder, why in (("file", "Not a directory"), ("file/deeper", "Not a directory")):
+        with pytest.raises(Mistake, match=f"runs_dir: The runs folder .*{folder} cannot be written: {why}"):
+            make_run_folder("mine", tmp_path / folder, reuse=reuse)
+    if Path("/proc/self").exists():
+        with pytest.raises(Mistake, match="The runs folder /proc/runs cannot be written: No such file or directory"):
+            make_run_folder("mine", Path("/proc/runs"), reuse=reuse)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_in_place_of_the_run_folder_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    with pytest.raises(Mistake, match="exists and is not a folder"):
+        make_run_folder("mine", tmp_path, reuse=True)
+    assert make_run_folder("mine", tmp_path).name == "mine-2"
+
+
+def test_runs_are_listed_newest_first_and_only_runs(tmp_path: Path) -> None:
+    for age, name in enumerate(("new", "older", "oldest")):
+        folder = make_run_folder(name, tmp_path)
+        folder.config.write_text("iters: 1\n")
+        os.utime(folder.config, (time.time() - age * 60,) * 2)
+    (tmp_path / "no config").mkdir()
+    (tmp_path / "a file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for name in ("queue.json", "queue.lock", "queue-runner.lock", "queue.log"):
+        (tmp_path / name).touch()
+    for name in (".new-from-3.77", "sweeps/rates"):  # a clone that is being made, a sweep's own folder
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.yaml").touch()
+    assert [run.name for run in all_runs(tmp_path)] == ["new", "older", "oldest"]
+    assert list(all_runs(tmp_path / "nowhere")) == []
+
+
+def test_a_run_is_found_by_path_and_by_name(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = run.path.parent
+    monkeypatch.setenv(places.RUNS_VARIABLE, str(runs))
+    monkeypatch.chdir(runs.parent)
+    for name, folder in (("mine", None), ("runs/mine", None), (run.path, None), ("mine", runs)):
+        assert find_run(name, folder) == run
+    with pytest.raises(
+        Mistake,
+        match=re.escape(f"There is no run yours: neither a run folder at that path nor one in {shown(runs, 80)}."),
+    ):
+        find_run("yours")
+
+
+# ── control words ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_control_word_is_written_atomically(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.say("pause")
+    run.say("stop")
+    assert run.control.read_text() == "stop", "the newer word counts"
+    assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "control"]
+    run.control.unlink()
+    moved = []
+    monkeypatch.setattr(Path, "replace", lambda draft, target: moved.append((draft.read_text(), target)))
+    run.say("save")
+    assert moved == [("save", run.control)] and not run.control.exists()

@@ -1,0 +1,280 @@
+"""What a list of runs knows: notes, records, the search, disk use, and comparisons."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from backend.runs import disk_use, run_comparison
+from backend.runs.archive import summary
+from backend.runs.events import Diary
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import hold_lock
+from backend.runs.run_record import (
+    Parent,
+    RunNotes,
+    RunRecord,
+    change_notes,
+    newest_evaluation,
+    read_notes,
+    read_record,
+    record_of,
+    reward_curve,
+    stamp,
+    tags_in,
+    write_parent,
+)
+from backend.runs.run_search import FLAGS, SHORT_NAMES, all_keys, field_of, search
+from backend.utils.errors import Mistake
+from tests.support import made_up_runs
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return made_up_runs.make_run(tmp_path / "addition", learning_rate=3e-5, grpo_loss_type="dapo")
+
+
+# ── notes ──
+
+
+def test_what_utf_8_cannot_hold_is_kept_as_json_writes_it(run: RunFolder) -> None:
+    run.about.write_text('{"note": "half \\udcff of a pair", "title": "é", "later": 1}')
+    change_notes(run, favourite=True)
+    assert json.loads(run.about.read_text())["note"] == "half \udcff of a pair" and "é" in run.about.read_text()
+
+
+def test_a_title_cannot_turn_the_row_around(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    change_notes(run, title="good\u202egnp.exe\x07", tags=("a\u2066",), note="one\ntwo")
+    notes = read_notes(run)
+    assert (notes.title, notes.tags, notes.note) == ("good\\u202egnp.exe\\x07", ("a\\u2066",), "one\ntwo")
+
+
+def test_notes_are_kept_field_by_field_and_unknown_fields_with_them(run: RunFolder) -> None:
+    assert read_notes(run) == RunNotes()
+    change_notes(run, title="Sums", tags=("math", "first"))
+    run.about.write_text(json.dumps({**json.loads(run.about.read_text()), "mood": "good"}))
+    assert change_notes(run, favourite=True) == RunNotes("Sums", "", ("math", "first"), favourite=True)
+    assert json.loads(run.about.read_text())["mood"] == "good", "a later version's field survives"
+    assert list(run.path.glob(".about*")) == []
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"tags": "math"}', '{"title": 3}', '{"favourite": 1}'])
+def test_broken_notes_are_told_and_never_overwritten(run: RunFolder, text: str) -> None:
+    run.about.write_text(text)
+    with pytest.raises(Mistake) as raised:
+        change_notes(run, title="Mine")
+    assert raised.value.faults[0].setting == "about" and "about.json" in str(raised.value)
+    assert run.about.read_text() == text
+    record = read_record(run)
+    assert record.notes == RunNotes() and "about.json" in record.notes_problem
+
+
+def test_tags_are_words() -> None:
+    assert tags_in(" math, long  first,math ") == ("math", "long", "first")
+
+
+# ── records ──
+
+
+def test_a_record_has_what_the_run_has_and_survives_its_cache(run: RunFolder) -> None:
+    change_notes(run, tags=("math",))
+    write_parent(run, Parent("base-run", run.path.with_name("base-run"), 4, True, {}))
+    record = read_record(run)
+    assert record.setting("learning_rate") == 3e-5 and record.setting("seed") == 0
+    assert record.settings["grpo_loss_type"] == "dapo" and "seed" not in record.settings
+    assert record.held_out["reward"] == pytest.approx(1.3 + 1.8) and record.parent == "base-run"
+    assert record.disk["completions.jsonl"] == run.completions.stat().st_size
+    assert record.curve[0] < record.curve[-1] and len(record.curve) <= 40
+    assert record_of(json.loads(json.dumps(asdict(record)))) == record
+    assert record.to_dict()["tags"] == ("math",) and record.to_dict()["name"] == "addition"
+
+
+def test_a_stamp_changes_with_every_file_that_is_read(run: RunFolder) -> None:
+    before = stamp(run)
+    assert stamp(run) == before
+    change_notes(run, note="x")
+    after_note = stamp(run)
+    assert after_note != before
+    with run.events.open("ab") as file:
+        file.write(b"{}\n")
+    assert stamp(run) != after_note
+
+
+def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path: Path) -> None:
+    run = made_up_runs.make_run(tmp_path / "run", steps=2)
+    run.config.write_text("learning_rate: 1e-5\n")
+    assert read_record(run).setting("learning_rate") == 1e-5
+
+
+def test_the_curve_of_a_long_diary_is_read_in_windows(tmp_path: Path) -> None:
+    diary = Diary(tmp_path / "events.jsonl")
+    for step in range(1, 8001):
+        diary.write("step", step=step, metrics={"reward": step / 1000, "text": "x" * 60})
+    diary.close()
+    curve = reward_curve(diary.path)
+    assert len(curve) == 40 and list(curve) == sorted(curve)
+    assert curve[0] < 0.1 and 7.7 < curve[-1] <= 8
+    assert reward_curve(tmp_path / "none.jsonl") == ()
+
+
+def test_the_newest_evaluation_is_found_far_from_the_end_and_never_that_of_the_test_split(tmp_path: Path) -> None:
+    diary = Diary(tmp_path / "events.jsonl")
+    assert newest_evaluation(diary.path) is None, "of an empty file"
+    diary.write("eval", step=1, metrics={"reward": 1.0})
+    diary.write("eval", step=2, metrics={"reward": 2.0})
+    for step in range(3, 3000):
+        diary.write("step", step=step, metrics={"reward": 0.0})
+    diary.write("eval", step=3000, split="test", metrics={"reward": 9.0})
+    diary.close()
+    assert (newest_evaluation(diary.path) or {})["step"] == 2
+    assert run_comparison.evaluations(RunFolder(tmp_path)) == [(1, 1.0), (2, 2.0)]
+
+
+# ── search ──
+
+
+def passes(query: str, record: RunRecord) -> bool:
+    return search(query, all_keys([record]))(record)
+
+
+@pytest.fixture
+def record(run: RunFolder) -> RunRecord:
+    change_notes(run, title="Sums of two", tags=("math", "first"), note="rewards rise early", favourite=True)
+    return read_record(run)
+
+
+@pytest.mark.parametrize(
+    ("yes", "no"),
+    [
+        ("", "quux"),
+        ("sums", "products"),
+        ("ADDITION", '"sums two"'),
+        ('"of two"', "-sums"),
+        ("lr>1e-5", "lr>1e-4"),
+        ("learning_rate:3e-5", "learning_rate=1e-5"),
+        ("lr<=3e-5 tag:math", "lr<=3e-5 tag:physics"),
+        ("loss:dapo", "loss:grpo"),
+        ("loss<1", "loss>1"),
+        ("tag=math", "tag=mat"),
+        ("tag:mat", "-tag:mat"),
+        ("is:favourite", "is:archived"),
+        ("-is:live", "is:cloned"),
+        ("note:rise", "note:fall"),
+        ("state:fin", "state:failed"),
+        ("steps>=60", "steps>60"),
+        ("reward>1", "reward<1"),
+        ("held_out>3", "held_out<3"),
+        ("held_out/accuracy>0.5", "held_out/accuracy>0.9"),
+        ("kl>0.01", "kl>0.9"),
+        ("hours<1", "hours>1"),
+        ("gb<1", "gb>1"),
+        ("rewards:accuracy", "rewards:jaccard"),
+        ("num_generations:8", "num_generations:4"),
+        ("folder:addition", "folder:sums"),
+        ("title:addition", "title:subtraction"),
+    ],
+)
+def test_a_query(record: RunRecord, yes: str, no: str) -> None:
+    assert passes(yes, record) and not passes(no, record)
+
+
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        ("lr>fast", "lr> needs a number, not fast."),
+        ("lr>", "lr> needs a value after it."),
+        ("temprature:1", "Runs have no temprature. Did you mean temperature?"),
+        ("is:nice", "is:nice is not known; there are is:favourite, is:archived, is:live, is:cloned."),
+    ],
+)
+def test_a_query_that_is_none_says_why(record: RunRecord, query: str, sentence: str) -> None:
+    with pytest.raises(Mistake) as raised:
+        passes(query, record)
+    assert raised.value.faults[0].sentence == sentence
+
+
+def test_every_name_that_may_be_typed_is_of_something(record: RunRecord) -> None:
+    for name in SHORT_NAMES:
+        assert passes(f"-{name}:surely-none", record), name
+    assert all(isinstance(passes(f"is:{flag}", record), bool) for flag in FLAGS)
+
+
+def test_every_field_reads_every_record(record: RunRecord, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    empty = read_record(RunFolder(tmp_path / "empty"))
+    for key in all_keys([record, empty]):
+        field = field_of(key)
+        assert field is not None and field.title
+        field.value(record), field.value(empty)
+
+
+# ── disk ──
+
+
+def checkpoint(run: RunFolder, step: int, score: float, size: int = 1000) -> Path:
+    folder = run.checkpoints / f"{step:06}"
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text(json.dumps({"step": step, "score": score}))
+    for name in ("adapters.safetensors", "optimizer.safetensors"):
+        (folder / name).write_bytes(b"0" * size)
+    return folder
+
+
+def test_all_checkpoints_but_the_best_and_the_newest_are_freed(run: RunFolder) -> None:
+    folders = [checkpoint(run, step, score) for step, score in ((10, 1.0), (20, 3.0), (30, 2.0), (40, 2.5))]
+    for file in (run.about, run.parent, run.changes, run.change_request, run.window_lock, run.completions):
+        file.write_text(file.name)
+    others = {path for path in run.path.rglob("*") if run.checkpoints not in path.parents}
+    (run.checkpoints / ".deleted-000005").mkdir()
+    (run.checkpoints / ".deleted-000005" / "model.safetensors").write_bytes(b"0" * 50)
+    (space,) = disk_use.freeable_space([run])
+    assert [saved.step for saved in space.checkpoints] == [10, 30]
+    before = sum(disk_use.disk_use(run).values())
+    assert disk_use.free_space(run) == space.bytes + 50 == before - sum(disk_use.disk_use(run).values())
+    assert [folder.exists() for folder in folders] == [False, True, False, True]
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000020", "000040"]
+    assert disk_use.freeable_space([run]) == []
+    assert others <= set(run.path.rglob("*")), "nothing but checkpoints goes"
+
+
+def test_nothing_of_a_live_run_is_freed(run: RunFolder) -> None:
+    import os
+
+    folders = [checkpoint(run, step, 0.0) for step in (10, 20, 30)]
+    handle = hold_lock(run)
+    assert disk_use.freeable_space([run]) == []
+    with pytest.raises(Mistake, match="being trained"):
+        disk_use.free_space(run)
+    os.close(handle)
+    assert all(folder.exists() for folder in folders)
+    assert len(disk_use.freeable_space([run])) == 1
+
+
+# ── comparison ──
+
+
+def test_two_runs_are_compared_by_what_differs(run: RunFolder, tmp_path: Path) -> None:
+    other = made_up_runs.make_run(
+        tmp_path / "other", steps=20, learning_rate=1e-4, seed=0, reward_weights=[1, 2, 1, 1, 1]
+    )
+    settings, (first, second) = run_comparison.compare([run, other])
+    assert settings == {
+        "learning_rate": [3e-5, 1e-4],
+        "grpo_loss_type": ["dapo", "grpo"],
+        "reward_weights": [[], [1, 2, 1, 1, 1]],
+    }, "in the order of the form; a default written out is no difference"
+    assert (first.steps, second.steps) == (60, 20) and first.best_step == 60
+    assert first.held_out_first == pytest.approx(1.3 + 1.8 / 60) and first.held_out_best == pytest.approx(3.1)
+    assert first.reward_last == summary(run).reward_after
+    table = run_comparison.settings_table(["a", "b|c"], settings)
+    assert run_comparison.as_csv(table).splitlines()[1] == "Learning Rate,3e-05,0.0001"
+    assert run_comparison.as_markdown(table).splitlines()[:2] == ["| Setting | a | b\\|c |", "|---|---|---|"]
+
+
+def test_the_best_step_is_the_first_of_equal_ones(run: RunFolder) -> None:
+    result = run_comparison.result_of(read_record(run), [(10, 2.0), (20, 3.0), (30, 3.0)])
+    assert (result.best_step, result.held_out_best, result.held_out_last) == (20, 3.0, 3.0)

@@ -1,0 +1,408 @@
+"""Runs of a sweep compute what they compute alone, share one base in memory, and outlive stops, kills and GPU errors of it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from backend.config.config import parse
+from backend.models.policy import load_base
+from backend.runs.checkpoints import checkpoint
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import LOCK_VARIABLE
+from backend.runs.sweeps import run_sweep as sweep_module
+from backend.runs.sweeps.inputs import SweepInputs
+from backend.runs.sweeps.run_sweep import run_sweep
+from backend.runs.sweeps.sweep import SweepPlan
+from backend.runs.sweeps.sweep_file import parse_sweep
+from backend.runs.sweeps.sweep_results import (
+    SweepFolder,
+    SweepResults,
+    make_runs,
+    make_sweep,
+    read_results,
+    write_results,
+)
+from backend.trainer.ending import RESTART, Ending
+from backend.trainer.parts import RunParts, SharedParts, load_parts
+from backend.trainer.stop_signals import STOP_SIGNALS
+from backend.training.learner import Learner
+from backend.utils.command import backend_command, backend_environment
+from tests.support import failing_gpu, small_run
+from tests.support.random_models import tiny_model
+
+FOUR: dict[str, Any] = {"learning_rate": [1e-3, 1e-2], "rank": [2, 4]}
+"""Four configurations, two shapes of adapters."""
+TWO: dict[str, Any] = {"rank": [2, 4]}
+"""One of each shape."""
+
+
+def base(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Settings in which every kind of state is in use: moments, dropout, a reference, held-out evaluations, checkpoints."""
+    whole = {
+        "iters": 3, "batch_size": 2, "group_size": 4, "num_iterations": 2, "beta": 0.05, "epsilon": 1e-3, "dropout": 0.1,
+        "lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 0.0, "save_every": 2, "steps_per_eval": 2, "validation_split": 0.25,
+        "max_completion_length": 4,
+    }  # fmt: skip
+    return small_run.settings_for(folder, **whole | small_run.low_half(folder) | changes)
+
+
+def sweep_of(folder: Path, over: dict[str, Any], *, runs: str = "swept", **more: Any) -> tuple[SweepPlan, SweepFolder]:
+    """A sweep whose folders are made."""
+    plan = parse_sweep({"name": "s", "base": base(folder), "over": over, "round_steps": 2} | more)
+    made = make_sweep(plan, folder / runs)
+    make_runs(plan, made)
+    return plan, made
+
+
+def train(plan: SweepPlan, folder: SweepFolder, **more: Any) -> tuple[Ending, SweepResults]:
+    ending = run_sweep(plan, folder, SweepInputs(), command="a test", **more)
+    results = read_results(folder)
+    assert results is not None
+    return ending, results
+
+
+def train_alone(plan: SweepPlan, folder: SweepFolder, runs: Path) -> None:
+    """Every run of a sweep by itself, in `runs`."""
+    for member in plan.members():
+        ending = small_run.train_here(plan.raw_settings(member), RunFolder(runs / member.run))
+        assert ending.kind == "finished", ending.sentence
+
+
+def arrays(run: RunFolder) -> dict[str, np.ndarray]:
+    """Weights and optimizer state of the newest checkpoint."""
+    saved = checkpoint.newest(run)
+    assert saved is not None
+    return {name: np.array(x.astype(mx.float32)) for name, x in {**saved.weights(), **saved.optimizer()}.items()}
+
+
+def story(run: RunFolder) -> list[Any]:
+    """What the diary says of steps and evaluations, times and memory left out."""
+
+    def plain(metrics: dict[str, float]) -> dict[str, float]:
+        timed = ("time/", "tokens_per_second", "memory", "process/", "machine/")
+        return {name: value for name, value in metrics.items() if not any(part in name for part in timed)}
+
+    return [
+        (event["kind"], event["step"], plain(event["metrics"]))
+        for event in read_events(run.events)
+        if event["kind"] in ("step", "eval")
+    ]
+
+
+def assert_same(swept: RunFolder, alone: RunFolder) -> None:
+    first, second = arrays(swept), arrays(alone)
+    assert first.keys() == second.keys()
+    assert not [name for name in first if not np.array_equal(first[name], second[name])]
+    assert story(swept) == story(alone)
+    assert swept.completions.read_bytes() == alone.completions.read_bytes()
+
+
+# ── what is computed ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="float32"),
+        pytest.param({"dtype": "bfloat16"}, id="bfloat16", marks=pytest.mark.proof),
+        pytest.param({"quantization": "4"}, id="4-bit", marks=pytest.mark.proof),
+    ],
+)
+def test_four_runs_in_turns_equal_four_alone(changes: dict[str, Any], tmp_path: Path) -> None:
+    settings = base(tmp_path, **changes)
+    if "quantization" in changes:  # groups of 64 weights
+        settings["model"] = str(tiny_model(tmp_path / "wide", hidden=64))
+    plan, folder = sweep_of(tmp_path, FOUR, base=settings)
+    ending, results = train(plan, folder)
+    assert ending.exit_code == 0, ending.sentence
+    assert results.notes == ["4 runs share one base model in memory."]
+    train_alone(plan, folder, tmp_path / "alone")
+    for member in plan.members():
+        assert_same(folder.run(member.run), RunFolder(tmp_path / "alone" / member.run))
+    weights = [arrays(folder.run(member.run)) for member in plan.members()]
+    assert any(not np.array_equal(weights[0][name], weights[2][name]) for name in weights[0])  # of two learning rates
+
+
+@pytest.mark.usefixtures("without_compiler")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"dtype": "bfloat16"}, id="packed"),
+        pytest.param({}, id="merged", marks=pytest.mark.proof),
+    ],
+)
+def test_one_base_is_in_memory_however_many_runs_there_are(changes: dict[str, Any], tmp_path: Path) -> None:
+    settings = base(tmp_path, **changes) | {"model": str(tiny_model(tmp_path / "large", hidden=320, layers=1))}
+    plan = parse_sweep({"name": "s", "base": settings, "over": {"learning_rate": [1e-3, 1e-2, 2e-2]}})
+    configs = [parse(plan.raw_settings(member)) for member in plan.members()]
+    gc.collect()
+    before = mx.get_active_memory()
+    shared = SharedParts(load_base(configs[0]))
+    parts: list[RunParts] = []
+    after: list[int] = []
+    for config in configs:
+        parts.append(load_parts(config, lambda sentence: None, shared=shared))
+        mx.eval(parts[-1].learner.optimizer.state)
+        gc.collect()
+        after.append(mx.get_active_memory() - before)
+    assert shared.base is not None
+    own = sum(x.nbytes for _, x in tree_flatten([parts[0].policy.parameters(), parts[0].learner.optimizer.state]))
+    weights = sum(x.nbytes for _, x in tree_flatten(shared.base.model.parameters()))
+    assert weights > 10 * own
+    assert after[0] < 1.1 * (weights + own)
+    # Each further run costs its adapters and its optimizer; with a GPU's choices the adapters have a packed form besides.
+    assert 0.8 * 2 * own < after[-1] - after[0] < 1.4 * 2 * own
+
+
+@pytest.mark.proof
+@pytest.mark.usefixtures("without_compiler")
+def test_runs_on_several_bases_take_their_turns_one_base_after_the_other(tmp_path: Path) -> None:
+    """With halving, so that the runs of the first base are parked while those of the second reach the rung."""
+    over = {"train_type": ["full", "lora"], "learning_rate": [1e-4, 1e-3]}
+    plan, folder = sweep_of(
+        tmp_path, over, base=base(tmp_path, iters=6, dropout=0.0), halving={"first_rung": 4, "keep": 0.7}
+    )
+    assert [len(group) for group in plan.groups()] == [1, 1, 2]
+    ending, results = train(plan, folder)
+    assert ending.exit_code == 0, ending.sentence
+    assert len(results.rungs[0].kept) == 3
+    train_alone(plan, folder, tmp_path / "alone")
+    finished = [run.run for each in results.alive for run in each.runs]
+    assert finished
+    for run in finished:
+        first, second = arrays(folder.run(run)), arrays(RunFolder(tmp_path / "alone" / run))
+        assert not [name for name in first if not np.array_equal(first[name], second[name])]
+
+
+# ── what is given up ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.proof
+@pytest.mark.usefixtures("without_compiler")
+def test_halving_gives_up_the_runs_of_the_weaker_configurations(tmp_path: Path) -> None:
+    over = {"learning_rate": [1e-6, 1e-2, 1e-3, 1e-5]}
+    settings = base(tmp_path, iters=6)
+    plan, folder = sweep_of(tmp_path, over, base=settings, seeds=[0, 1], halving={"first_rung": 2, "keep": 0.5})
+    told: list[str] = []
+    ending, results = train(plan, folder, echo=lambda results: told.append(results.state))
+    assert ending.exit_code == 0, ending.sentence
+    assert [(rung.step, len(rung.kept)) for rung in results.rungs] == [(2, 2), (4, 1)]
+    assert results.winner is not None and results.rungs[-1].kept == [results.winner.number]
+    states = sorted(each.state for each in results.configurations)
+    assert states == ["finished", "given up", "given up", "given up"]
+    for each in results.configurations:
+        steps = {small_run.steps(folder.run(run.run))[-1] for run in each.runs}
+        assert steps == {each.step} and len(each.runs) == 2
+        last = list(read_events(folder.run(each.runs[0].run).events))[-1]
+        assert last["kind"] == ("finished" if each is results.winner else "stopped")
+        assert each is results.winner or f"Stopped at step {each.step}" in last["sentence"]
+        assert each.completions == 2 * (each.step * 8 + (each.step // 2 + 1) * 8)  # 2 × 4 a step, 2 × 4 an evaluation
+    first = {
+        each.number: np.mean([_value_at(folder, run.run, 2) for run in each.runs]) for each in results.configurations
+    }
+    assert set(results.rungs[0].kept) == set(sorted(first, key=first.__getitem__)[2:])
+
+
+def test_full_runs_that_are_given_up_while_parked_are_stopped_and_keep_their_models(tmp_path: Path) -> None:
+    changes = {"train_type": "full", "steps_per_eval": 2, "iters": 4, "dropout": 0.0}
+    halving = {"first_rung": 2, "keep": 0.5}
+    plan = parse_sweep(
+        {"name": "s", "base": base(tmp_path, **changes), "over": {"learning_rate": [1e-4, 1e-3]}, "halving": halving}
+    )
+    folder = make_sweep(plan, tmp_path / "swept")
+    make_runs(plan, folder)
+    ending, results = train(plan, folder)
+    assert ending.kind == "finished", ending.sentence
+    (given_up,) = [each.runs[0] for each in results.configurations if each.runs[0].state == "given up"]
+    run = folder.run(given_up.run)
+    assert list(read_events(run.events))[-1]["kind"] == "stopped"
+    assert (run.model / "config.json").is_file()
+    (best,) = [each.runs[0] for each in results.configurations if each.runs[0].state == "finished"]
+    said, best.state, best.sentence = (
+        best.sentence,
+        "training",
+        "",
+    )  # the sweep was killed as this run's diary had ended
+    write_results(folder, results)
+    _, again = train(plan, folder)
+    assert (again.run(best.run).state, again.run(best.run).sentence) == ("finished", said) and said
+
+
+def test_full_runs_that_are_parked_when_the_sweep_stops_can_go_on(tmp_path: Path) -> None:
+    changes = {"train_type": "full", "steps_per_eval": 2, "iters": 4, "dropout": 0.0}
+    plan = parse_sweep({"name": "s", "base": base(tmp_path, **changes), "over": {"learning_rate": [1e-4, 1e-3]},
+                        "halving": {"first_rung": 2, "keep": 0.5}})  # fmt: skip
+    folder = make_sweep(plan, tmp_path / "swept")
+    make_runs(plan, folder)
+    stopped, results = train(plan, folder, echo=_stop_after(folder, 4))
+    assert stopped.kind == "stopped"
+    assert "failed" not in [run.state for each in results.configurations for run in each.runs]
+    assert train(plan, folder)[0].kind == "finished"
+
+
+def _value_at(folder: SweepFolder, run: str, step: int) -> float:
+    evals = [event for event in read_events(folder.run(run).events) if event["kind"] == "eval"]
+    return next(event["metrics"]["reward"] for event in evals if event["step"] == step)
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_a_run_that_fails_costs_its_configuration_the_sweep_and_nothing_else(tmp_path: Path) -> None:
+    """A learning rate at which the gradient becomes infinite is what a search over learning rates finds sooner or later."""
+    over = {"reward_functions": [["low_half"], ["breaks"]]}
+    settings = base(tmp_path)
+    path = Path(settings["reward_functions_file"])
+    path.write_text(
+        path.read_text()
+        + '\n@register_reward_function("breaks")\ndef breaks(prompts, completions, answer, types=None):\n    raise ValueError("no")\n'
+    )
+    settings.pop("reward_functions")
+    plan, folder = sweep_of(tmp_path, over, base=settings | {"reward_functions": ["low_half"]})
+    ending, results = train(plan, folder)
+    assert ending.exit_code == 0 and results.winner is not None and results.winner.number == 1
+    failed = results.configurations[1]
+    assert failed.state == "failed" and failed.value is None and "breaks" in failed.runs[0].sentence
+
+
+# ── stops, kills, errors ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
+    halving = {"first_rung": 2, "keep": 0.5}
+    settings = base(tmp_path, iters=4)
+    plan, folder = sweep_of(tmp_path, TWO, base=settings, halving=halving)
+    stopped, results = train(plan, folder, echo=_stop_after(folder, 5))
+    assert stopped.kind == "stopped" and stopped.exit_code == 3 and results.state == "stopped"
+    assert {run.state for each in results.configurations for run in each.runs} == {"stopped"}
+    for member in plan.members():
+        assert small_run.kinds(folder.run(member.run))[-1] == "stopped"
+        assert small_run.steps(folder.run(member.run)) == [1, 2], (
+            "a run that has learned nothing has no moments to keep"
+        )
+    _same_as_uninterrupted(plan, folder, tmp_path)
+
+
+def _stop_after(folder: SweepFolder, reports: int) -> Callable[[SweepResults], None]:
+    """Asks the sweep to stop at its `reports`th report, and waits until the word was taken."""
+    seen: list[int] = []
+
+    def echo(results: SweepResults) -> None:
+        seen.append(1)
+        if len(seen) == reports:
+            folder.process.say("stop")
+            until = time.monotonic() + 5
+            while folder.process.control.exists() and time.monotonic() < until:
+                time.sleep(0.01)
+            time.sleep(0.05)  # from taking the word to acting on it
+
+    return echo
+
+
+def _same_as_uninterrupted(plan: SweepPlan, folder: SweepFolder, tmp_path: Path) -> None:
+    """Go on with the sweep to its end, and compare it with one that nothing interrupted."""
+    ending, results = train(plan, folder)
+    assert ending.exit_code == 0, ending.sentence
+    other = make_sweep(plan, tmp_path / "uninterrupted")
+    make_runs(plan, other)
+    _, expected = train(plan, other)
+    assert [rung.kept for rung in results.rungs] == [rung.kept for rung in expected.rungs]
+    for member in plan.members():
+        first, second = arrays(folder.run(member.run)), arrays(other.run(member.run))
+        assert not [name for name in first if not np.array_equal(first[name], second[name])]
+        assert story(folder.run(member.run)) == story(other.run(member.run))
+    assert [each.value for each in results.ranked] == [each.value for each in expected.ranked]
+
+
+@pytest.mark.parametrize("compiles", ["the base", "an update"])
+def test_ctrl_c_that_ends_the_compiler_too_stops_a_sweep(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiles: str
+) -> None:
+    """A terminal sends SIGINT to mlx's compiler as well, and mlx then finds no library to load."""
+    plan, folder = sweep_of(tmp_path, TWO)
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise RuntimeError("Could not load C++ shared library kernel.so: cannot open shared object file")
+
+    if compiles == "the base":
+        monkeypatch.setattr(sweep_module, "load_base", interrupted)
+    else:
+        monkeypatch.setattr(Learner, "_apply", interrupted)
+    try:
+        ending, results = train(plan, folder)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (ending.kind, ending.exit_code, results.state) == ("stopped", 3, "stopped")
+    first = results.run(plan.members()[0].run)
+    assert (first.state, first.step) == (("waiting", 0) if compiles == "the base" else ("stopped", 0))
+    assert "SIGINT was received" in (ending.sentence if compiles == "the base" else first.sentence)
+
+
+@pytest.mark.proof
+def test_a_killed_sweep_goes_on_with_the_verb(tmp_path: Path) -> None:
+    """SIGKILL between any two instructions of a process of its own; then `resume`, as a user types it."""
+    settings = base(tmp_path, iters=400, save_every=4, steps_per_eval=100)
+    file = small_run.write_config(tmp_path / "kill.yaml", {"base": settings, "over": {"learning_rate": [1e-3, 1e-2]}})
+    runs = ("--runs-dir", str(tmp_path / "runs"))
+    process = subprocess.Popen(
+        backend_command("sweep", str(file), *runs), env=backend_environment(), stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    folder = SweepFolder(tmp_path / "runs" / "sweeps" / "kill")
+    _wait_for(lambda: len(small_run.steps(folder.run("kill-2-seed0"))) > 12)
+    process.kill()
+    process.wait()
+    assert not folder.process.is_locked() and read_results(folder) is not None
+    going_on = subprocess.Popen(
+        backend_command("resume", "kill", *runs), env=backend_environment(), stdout=subprocess.PIPE, text=True
+    )
+    _wait_for(lambda: len(small_run.steps(folder.run("kill-2-seed0"))) > 24)
+    going_on.send_signal(signal.SIGINT)
+    output, _ = going_on.communicate(timeout=100)
+    assert going_on.returncode == 3, output
+    for name in ("kill-1-seed0", "kill-2-seed0"):
+        steps = small_run.steps(folder.run(name))
+        assert steps == list(range(1, len(steps) + 1)) and small_run.kinds(folder.run(name))[-1] == "stopped"
+    results = read_results(folder)
+    assert results is not None and results.state == "stopped" and "SIGINT" in results.sentence
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_a_gpu_error_of_one_run_restarts_the_sweep(tmp_path: Path) -> None:
+    """The GPU refuses all work of a process that has caused an error, so every run goes on in the next process."""
+    plan, folder = sweep_of(tmp_path, {"learning_rate": [1e-3, 1e-2]})
+    try:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            failing_gpu.install(monkeypatch, [["sampling", 3, failing_gpu.OUT_OF_MEMORY]])
+            ending, results = train(plan, folder, may_restart=True)
+        assert ending.kind == RESTART and results.state == "running"
+        assert folder.process.is_locked() and "stopped" not in small_run.kinds(folder.run("s-2-seed0"))
+        ending, results = train(plan, folder, may_restart=True)  # as the next program
+        assert ending.kind == "finished", ending.sentence
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        if LOCK_VARIABLE in os.environ:
+            os.close(int(os.environ.pop(LOCK_VARIABLE)))
+    for member in plan.members():
+        assert small_run.steps(folder.run(member.run)) == [1, 2, 3]
+
+
+def _wait_for(is_true: Callable[[], bool]) -> None:
+    until = time.monotonic() + 200
+    while not is_true():
+        assert time.monotonic() < until, "waited for minutes"
+        time.sleep(0.05)

@@ -1,0 +1,208 @@
+"""A sweep's file: which runs it means, what halving costs, and a sentence for every fault."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import hold_lock
+from backend.runs.sweeps.sweep import Halving, Rung, rungs, training_steps
+from backend.runs.sweeps.sweep_file import dump_sweep, load_sweep, parse_sweep
+from backend.runs.sweeps.sweep_results import (
+    INTERRUPTED,
+    find_sweep,
+    fresh_results,
+    make_runs,
+    make_sweep,
+    read_results,
+    shown_state,
+    write_results,
+)
+from backend.utils.errors import Mistake
+
+BASE = {"model": "m", "data": "d", "iters": 80, "steps_per_eval": 10}
+OVER = {"learning_rate": ["1e-5", 5e-5], "beta": [0, 0.1]}
+
+
+def sweep(**changes: Any) -> dict[str, Any]:
+    return {"name": "s", "base": BASE, "over": OVER} | changes
+
+
+def test_a_grid_is_every_combination_with_every_seed() -> None:
+    plan = parse_sweep(sweep(seeds=[3, 4]))
+    # PyYAML reads 1e-5 as text; settings are numbers all the same.
+    chosen = [(each.settings["learning_rate"], each.settings["beta"]) for each in plan.configurations]
+    assert chosen == [(1e-5, 0.0), (1e-5, 0.1), (5e-5, 0.0), (5e-5, 0.1)]
+    assert [member.run for member in plan.members()][:3] == ["s-1-seed3", "s-1-seed4", "s-2-seed3"]
+    raw = plan.raw_settings(plan.members()[1])
+    assert raw == BASE | {"learning_rate": 1e-5, "beta": 0.0, "seed": 4, "run_name": "s-1-seed4"}
+
+
+def test_a_setting_that_the_stages_replace_does_not_vary() -> None:
+    stages = [{"iters": 40}, {"iters": 40, "learning_rate": 1e-6}]
+    with pytest.raises(Mistake) as raised:
+        parse_sweep(sweep(base=BASE | {"stages": stages}))
+    assert [(fault.setting, fault.sentence) for fault in raised.value.faults] == [
+        (
+            "learning_rate",
+            "The stages of the base have a Learning Rate of their own; vary the stages instead.",
+        )
+    ]
+    others = [stages, [{"iters": 80, "learning_rate": 1e-4}]]
+    assert len(parse_sweep(sweep(base=BASE | {"stages": stages}, over={"stages": others})).configurations) == 2
+    assert len(parse_sweep(sweep(base=BASE | {"stages": stages}, over={"beta": [0, 0.1]})).configurations) == 2
+
+
+def test_a_random_search_draws_the_same_configurations_again_and_none_twice() -> None:
+    over = {"learning_rate": {"log_uniform": [1e-6, 1e-3]}, "group_size": {"uniform": [4, 16]}, "beta": [0, 0.1]}
+    first = parse_sweep(sweep(search="random", trials=4, over=over)).configurations
+    more = parse_sweep(sweep(search="random", trials=40, over=over)).configurations
+    assert more[:4] == first
+    assert len({json.dumps(each.settings) for each in more}) == 40
+    rates = sorted(each.settings["learning_rate"] for each in more)
+    assert 1e-6 <= rates[0] < 1e-5 and 1e-4 < rates[-1] <= 1e-3  # even in the logarithm: 13 of 40 in each decade
+    assert {type(each.settings["group_size"]) for each in more} == {int}
+    assert parse_sweep(sweep(search="random", trials=4, over=over, search_seed=1)).configurations != first
+
+
+@pytest.mark.parametrize(
+    ("halving", "count", "steps", "every", "expected"),
+    [
+        (Halving(10, 0.5), 8, 80, 10, [(10, 4), (20, 2), (40, 1)]),
+        (Halving(10, 0.5), 8, 40, 10, [(10, 4), (20, 2)]),
+        (Halving(8, 1 / 3), 9, 100, 8, [(8, 3), (24, 1)]),
+        (Halving(10, 0.3), 10, 100, 10, [(10, 3), (40, 1)]),  # 33 steps, rounded up to an evaluation
+        (Halving(10, 0.9), 3, 40, 5, [(10, 3), (15, 3), (20, 3), (25, 3), (30, 3), (35, 3)]),
+        (None, 8, 80, 10, []),
+    ],
+)
+def test_rungs(halving: Halving | None, count: int, steps: int, every: int, expected: list[tuple[int, int]]) -> None:
+    assert [(rung.step, rung.keep) for rung in rungs(halving, count, steps, every)] == expected
+
+
+def test_halving_costs_about_the_same_at_every_rung() -> None:
+    assert training_steps(8, 3, 80, [Rung(10, 4), Rung(20, 2), Rung(40, 1)]) == 3 * (80 + 40 + 40 + 40)
+    assert training_steps(8, 1, 80, []) == 640
+
+
+def test_the_written_file_is_the_same_sweep(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE | {"data": "rows.jsonl"}))
+    (tmp_path / "rows.jsonl").write_text("")
+    raw = {"base": "base.yaml", "over": OVER, "seeds": [1, 2], "halving": {"first_rung": 20, "keep": 0.5}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(raw))
+    plan = load_sweep(tmp_path / "mine.yaml")
+    assert plan.name == "mine" and plan.base["data"] == str(tmp_path / "rows.jsonl")
+    (tmp_path / "again.yaml").write_text(dump_sweep(plan))
+    assert load_sweep(tmp_path / "again.yaml") == plan
+    random_plan = parse_sweep(sweep(search="random", trials=3, over={"beta": {"uniform": [0, 1]}}))
+    (tmp_path / "random.yaml").write_text(dump_sweep(random_plan))
+    assert load_sweep(tmp_path / "random.yaml") == random_plan
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting", "words"),
+    [
+        ({"halvin": "off"}, "halvin", "Did you mean halving?"),
+        ({"base": {}}, "base", "must be a file of settings"),
+        ({"base": BASE | {"learning_rat": 1}}, "learning_rat", "Did you mean learning_rate?"),
+        ({"search": "bayes"}, "search", "it is grid or random"),
+        ({"over": {}}, "over", "at least one setting"),
+        ({"over": {"learning_rat": [1]}}, "learning_rat", "Did you mean learning_rate?"),
+        ({"over": {"seed": [1, 2]}}, "seed", "seeds go under seeds"),
+        ({"over": {"iters": [10, 20]}}, "iters", "the same length"),
+        ({"over": {"learning_rate": 1e-5}}, "learning_rate", "a list of values"),
+        ({"over": {"learning_rate": [1e-5, "1e-5"]}}, "learning_rate", "twice"),
+        ({"over": {"learning_rate": [-1]}}, "learning_rate", "above 0, not -1"),
+        ({"over": {"learning_rate": {"log_uniform": [1e-5, 1e-3]}}}, "learning_rate", "a grid cannot enumerate"),
+        ({"search": "random", "over": {"beta": {"loguniform": [0, 1]}}, "trials": 2}, "beta", "mean log_uniform?"),
+        ({"search": "random", "over": {"beta": {"log_uniform": [0, 1]}}, "trials": 2}, "beta", "limits above 0"),
+        ({"search": "random", "over": {"beta": {"uniform": [1, 0]}}, "trials": 2}, "beta", "below the highest"),
+        ({"search": "random", "over": {"beta": {"uniform": 3}}, "trials": 2}, "beta", "two numbers"),
+        ({"search": "random", "over": {"model": {"uniform": [1, 2]}}, "trials": 2}, "model", "is no number"),
+        ({"search": "random"}, "trials", "needs trials"),
+        ({"search": "random", "trials": 5}, "trials", "only 4 different"),
+        ({"trials": 5}, "trials", "go with search: random"),
+        ({"seeds": 3}, "seeds", "list of whole numbers"),
+        ({"seeds": [1, 1]}, "seeds", "listed twice"),
+        ({"seeds": list(range(200))}, "seeds", "800 runs; at most 500"),
+        ({"halving": 3}, "halving", "off, or have first_rung and keep"),
+        ({"halving": {"keep": 0.5}}, "halving", "first_rung must be"),
+        ({"halving": {"first_rung": 10, "keep": 2}}, "halving", "above 0 and below 1"),
+        ({"halving": {"first_rung": 15}}, "halving", "no multiple of Eval, 10"),
+        ({"halving": {"first_rung": 80}}, "halving", "not below the length of a run, 80 steps"),
+        ({"halving": {"first_rung": 10}, "base": BASE | {"steps_per_eval": 0}}, "halving", "Eval is 0"),
+        ({"halving": {"first_rung": 10}, "base": BASE | {"epochs": 1}}, "halving", "runs of a given length"),
+        ({"halving": {"first_rung": 10}, "over": {"steps_per_eval": [5, 10]}}, "steps_per_eval", "at the same steps"),
+        ({"metric": 3}, "metric", "name of a held-out metric"),
+        ({"name": "a/b"}, "name", "cannot be a folder's name"),
+        ({"round_steps": 0}, "round_steps", "at least 1"),
+        ({"over": {"max_completion_length": [64, 4096]}}, "max_completion_length", "Configuration 2 (Completion"),
+        ({"over": {key: [2, 3, 4, 5, 6] for key in ("rank", "group_size", "batch_size", "keep_checkpoints")}},
+         "over", "625 configurations"),
+    ],
+)  # fmt: skip
+def test_every_fault_has_a_sentence_about_its_setting(changes: dict[str, Any], setting: str, words: str) -> None:
+    with pytest.raises(Mistake) as raised:
+        parse_sweep(sweep(**changes))
+    (fault,) = raised.value.faults
+    assert fault.setting == setting and words in fault.sentence and fault.sentence[-1] in ".?"
+
+
+# ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_sweep_takes_no_name_that_is_taken(tmp_path: Path) -> None:
+    plan = parse_sweep(sweep())
+    (tmp_path / "s-2-seed0").mkdir()
+    with pytest.raises(Mistake, match="The run s-2-seed0 exists already"):
+        make_sweep(plan, tmp_path)
+    assert not (tmp_path / "sweeps").exists()
+    (tmp_path / "s-2-seed0").rmdir()
+    folder = make_sweep(plan, tmp_path)
+    make_runs(plan, folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*(f"s-{n}-seed0" for n in (1, 2, 3, 4)), "sweeps"]
+    assert find_sweep("s", tmp_path) == find_sweep(folder.path) == folder
+    assert find_sweep("t", tmp_path) is None
+    with pytest.raises(Mistake, match="The sweep s exists already"):
+        make_sweep(plan, tmp_path)
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    plan = parse_sweep(sweep(seeds=[0, 1]))
+    folder = make_sweep(plan, tmp_path)
+    results = fresh_results(plan)
+    for number, values in enumerate([(1.0, 2.0), (2.5, 1.5), (0.0, None), (1.0, 9.0)]):
+        for run, value in zip(results.configurations[number].runs, values, strict=True):
+            run.value, run.state, run.completions = value, "finished", 10
+    results.configurations[3].runs[1].state = "failed"
+    write_results(folder, results)
+    again = read_results(folder)
+    assert again == results
+    # Mean 1.5, 2, none (a seed has no value), none (a seed failed).
+    assert [each.number for each in again.ranked] == [2, 1, 3, 4]
+    assert again.ranked[0].value == 2.0 and again.ranked[0].sd == pytest.approx(0.5**0.5)
+    assert again.completions == 80 and again.winner is None
+    again.state = "finished"
+    assert again.winner is again.ranked[0] and again.best_run() is again.ranked[0].runs[0]
+    raw = json.loads(folder.results.read_text())
+    assert raw["configurations"][0]["mean"] == 1.5 and raw["configurations"][0]["state"] == "finished"
+
+
+def test_a_sweep_whose_process_has_died_is_interrupted(tmp_path: Path) -> None:
+    plan = parse_sweep(sweep())
+    folder = make_sweep(plan, tmp_path)
+    results = fresh_results(plan)
+    results.state = "running"
+    assert shown_state(folder, results) == INTERRUPTED
+    handle = hold_lock(RunFolder(folder.path))
+    assert shown_state(folder, results) == "running"
+    os.close(handle)
+    folder.results.write_text("{")
+    with pytest.raises(Mistake, match="not valid JSON"):
+        read_results(folder)

@@ -1,0 +1,81 @@
+"""One sequence continued over several prompts, in every kind of cache, against the whole model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from backend.engine.model_probe import split
+from backend.models.policy import load_model
+from backend.sampling import cached_sequence
+from backend.sampling.cached_sequence import CachedSequence
+from backend.sampling.sampler import GREEDY, Sampling
+from tests.support.random_models import tiny_model
+
+PROMPT = [5, 9, 13, 40, 7, 21, 88, 3]
+
+
+def sequence_of(models: Path, arch: str) -> CachedSequence:
+    folder = models / arch
+    if not folder.exists():
+        tiny_model(folder, arch)
+    model = load_model(str(folder), "model")[0]
+    return CachedSequence(model, split(model))
+
+
+def take(sequence: CachedSequence, prompt: list[int], count: int, sampling: Sampling = GREEDY) -> list[int]:
+    """The first `count` of up to 40 tokens."""
+    steps = sequence.generate(prompt, sampling, np.linspace(0.01, 0.99, 40, dtype=np.float32))
+    return [next(steps).token for _ in range(count)]
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "gemma3_text", "mamba"])
+def test_every_turn_continues_as_a_fresh_sequence_does(models: Path, arch: str):
+    """Turns that go on, that go back, and that begin anew; a sliding window and a state cannot go back, and are read again."""
+    sequence = sequence_of(models, arch)
+    first = take(sequence, PROMPT, 6)
+    turns = [[*PROMPT, *first, 30, 31, 32], [*PROMPT, *first[:3], 50, 51], PROMPT, [*PROMPT, *first], [77, 78]]
+    for prompt in turns:
+        again = take(sequence, prompt, 8)
+        assert again == take(sequence_of(models, arch), prompt, 8), prompt
+
+
+def test_only_what_is_new_is_read(models: Path):
+    sequence = sequence_of(models, "qwen3")
+    first = take(sequence, PROMPT, 6)
+    assert sequence.prefilled == 8
+    take(sequence, [*PROMPT, *first, 30, 31], 1)
+    assert sequence.prefilled == 2
+    take(sequence, [*PROMPT, *first[:2], 60, 61, 62], 1)
+    assert sequence.prefilled == 3
+    take(sequence, PROMPT, 1)
+    assert sequence.prefilled == 1, "the last token is read for its logits"
+
+
+def test_log_probabilities_are_those_of_the_whole_model(models: Path):
+    sequence = sequence_of(models, "qwen3")
+    steps = list(sequence.generate(PROMPT, Sampling(0.8), np.linspace(0.1, 0.9, 5, dtype=np.float32)))
+    tokens = [step.token for step in steps]
+    logits = sequence._model(mx.array([[*PROMPT, *tokens]]))[0, len(PROMPT) - 1 : -1] / 0.8
+    expected = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    assert [step.logp for step in steps] == pytest.approx(
+        [expected[t, token].item() for t, token in enumerate(tokens)], abs=1e-4
+    )
+
+
+def test_a_long_prompt_can_be_stopped_between_its_pieces(models: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cached_sequence, "PREFILL_CHUNK", 3)
+    sequence, checks = sequence_of(models, "qwen3"), []
+
+    def check() -> None:
+        checks.append(len(sequence.tokens))
+        if len(checks) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        next(sequence.generate(PROMPT, GREEDY, np.zeros(4, np.float32), check))
+    assert checks == [0, 3, 6]
+    assert take(sequence, PROMPT, 5) == take(sequence_of(models, "qwen3"), PROMPT, 5)

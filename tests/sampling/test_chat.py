@@ -1,0 +1,295 @@
+"""A chat against a rollout of the same weights; what is loaded, kept in the cache, and left after a stop."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm import utils as mlx_lm_utils
+
+from backend.config.config import load
+from backend.data.preview import open_dataset
+from backend.data.problems import prepare
+from backend.models.policy import load_policy
+from backend.runs.run_folder import RunFolder
+from backend.sampling.chat import sides as sides_module
+from backend.sampling.chat.chat import Chat, ChatQuestion, Turn
+from backend.sampling.chat.sides import load_sides
+from backend.sampling.chat.source import find_source
+from backend.sampling.rollout import Rollout
+from backend.sampling.sampler import GREEDY, Sampling
+from backend.types import Completion
+from backend.utils.errors import Mistake
+from tests.support.small_run import settings_for
+from tests.support.trained_run import make_run, shaken_policy
+
+SAMPLED = Sampling(temperature=0.9, top_p=0.95, top_k=200)
+BOTH = ("base", "tuned")
+
+
+pytestmark = pytest.mark.usefixtures("without_compiler")
+
+
+@pytest.fixture(scope="module")
+def chats(models: Path) -> Callable[..., Chat]:
+    """Makes chats with a run of these settings; each run is made and loaded once."""
+    made: dict[str, Chat] = {}
+
+    def chat(**changes: Any) -> Chat:
+        key = repr(sorted(changes.items()))
+        if key not in made:
+            run = make_run(models / f"run{len(made)}", models, system_prompt="Answer briefly.", **changes)
+            source = find_source(str(run.path))
+            made[key] = Chat(source, load_sides(source))
+        return made[key]
+
+    return chat
+
+
+def ask(chat: Chat, prompt: str = "What is 3 plus 3?", **more: Any) -> dict[str, Completion]:
+    question = ChatQuestion(prompt, **({"sampling": GREEDY, "max_tokens": 12} | more))
+    return {side: reply.completion for side, reply in chat.reply(question, tuple(chat.sides.sides)).items()}
+
+
+def rolled_out(chat: Chat, row: int, sampling: Sampling, seed: int, *, tuned: bool) -> Completion:
+    """What a rollout of the run's policy samples for a row, with its weights or before training."""
+    config = chat.source.config
+    policy = shaken_policy(config, seed=1) if tuned else load_policy(config.model_copy(update={"beta": 0.0}))
+    rows = open_dataset(config).rows("train")
+    problem = prepare(rows, policy.tokenizer, config, "rows").problems[row]
+    return Rollout(policy, 12).sample([problem], 1, sampling, seed, 0)[0].completions[0]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "train_type"),
+    [
+        pytest.param(GREEDY, "lora", id="greedy-lora"),
+        pytest.param(SAMPLED, "dora", id="sampled-dora"),
+        pytest.param(SAMPLED, "full", id="sampled-full"),
+    ],
+)
+def test_both_sides_answer_as_rollouts_of_their_weights_do(
+    chats: Callable[..., Chat], train_type: str, sampling: Sampling
+):
+    """The same rendered prompt, tokens and log-probabilities: a chat shows what training and evaluation saw."""
+    chat = chats(train_type=train_type)
+    answers = ask(chat, row=3, sampling=sampling, seed=7)
+    assert answers["base"].tokens != answers["tuned"].tokens, "the two sides must differ, or this test proves nothing"
+    for side in BOTH:
+        expected = rolled_out(chat, 3, sampling, 7, tuned=side == "tuned")
+        assert answers[side].tokens == expected.tokens
+        assert answers[side].logps == pytest.approx(expected.logps, abs=1e-4)
+        assert (answers[side].text, answers[side].stop) == (expected.text, expected.stop)
+
+
+def test_an_answer_is_penalised_and_held_as_the_run_s_completions_are(chats: Callable[..., Chat]):
+    settings = {
+        "repetition_penalty": 1.2,
+        "frequency_penalty": 0.3,
+        "output_regex": "[a-e]{3,5}[0-9]",
+        "max_completion_length": 12,
+    }
+    chat = chats(train_type="lora", **settings)
+    sampling = Sampling.of(chat.source.config)
+    answers = ask(chat, row=3, sampling=sampling, seed=7)
+    for side in BOTH:
+        expected = rolled_out(chat, 3, sampling, 7, tuned=side == "tuned")
+        assert answers[side].tokens == expected.tokens and answers[side].stop == expected.stop == "eos"
+        assert answers[side].log_held == pytest.approx(expected.log_held, abs=1e-4)
+        assert re.fullmatch("[a-e]{3,5}[0-9]", answers[side].text)
+
+
+def test_turning_from_side_to_side_loads_nothing(chats: Callable[..., Chat], monkeypatch: pytest.MonkeyPatch):
+    chat = chats(train_type="lora")
+    ask(chat)
+    loads: list[str] = []
+    for owner, name in (
+        (mx, "load"),
+        (mlx_lm_utils, "load"),
+        (sides_module, "load_policy"),
+        (sides_module, "load_model"),
+    ):
+        monkeypatch.setattr(owner, name, lambda *args, name=name, **more: loads.append(name))
+    gc.collect()  # what earlier tests left in cycles would be freed meanwhile
+    before = mx.get_active_memory()
+    for _ in range(3):
+        for side in BOTH:
+            chat.reply(ChatQuestion("What is 3 plus 3?", sampling=GREEDY, max_tokens=12), [side])
+    gc.collect()
+    assert not loads and mx.get_active_memory() == before
+
+
+def test_adapters_take_the_memory_of_one_base(chats: Callable[..., Chat]):
+    shared, apart = chats(train_type="lora").sides, chats(train_type="full").sides
+    base_bytes = sum(array.nbytes for _, array in tree_flatten(shared.sides["base"].model.parameters()))
+    assert base_bytes < shared.bytes < 1.2 * base_bytes
+    assert apart.bytes == 2 * base_bytes
+
+
+def test_without_memory_for_a_second_model_only_the_tuned_one_is_loaded(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    source = find_source(str(make_run(tmp_path / "run", models, train_type="full").path))
+    monkeypatch.setattr(sides_module, "machine_bytes", lambda held: held + 1000)
+    notes: list[str] = []
+    loaded = load_sides(source, note=notes.append)
+    assert list(loaded.sides) == ["tuned"] and len(notes) == 1 and "no memory for both" in notes[0]
+    assert list(load_sides(source, ["base"]).sides) == ["base"]
+
+
+@pytest.mark.parametrize("train_type", ["lora", "full"])
+def test_a_second_turn_reads_only_what_is_new(chats: Callable[..., Chat], train_type: str):
+    chat = chats(train_type=train_type)
+    first = ask(chat)
+    turns = {side: [Turn("What is 3 plus 3?", first[side].text)] for side in BOTH}
+    question = ChatQuestion("And 4 plus 4?", turns, sampling=SAMPLED, max_tokens=12, seed=2)
+    replies = chat.reply(question, BOTH)
+    for reply in replies.values():
+        assert 0 < reply.prefilled < len(reply.problem.tokens) - 10
+        assert [message["role"] for message in reply.problem.messages] == ["system", "user", "assistant", "user"]
+    for sequence in chat._sequences.values():
+        sequence.clear()
+    fresh = chat.reply(question, BOTH)
+    for side in BOTH:
+        assert fresh[side].prefilled == len(fresh[side].problem.tokens)
+        assert fresh[side].completion.tokens == replies[side].completion.tokens
+
+
+class Enough(Exception):
+    pass
+
+
+def test_a_stopped_answer_leaves_the_next_one_as_it_would_have_been(chats: Callable[..., Chat]):
+    chat, calls = chats(train_type="lora"), 0
+
+    def check() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 9:
+            raise Enough
+
+    expected = ask(chat)
+    shown: list[str] = []
+    with pytest.raises(Enough):
+        question = ChatQuestion("What is 9 plus 9?", sampling=GREEDY, max_tokens=200)
+        chat.reply(question, BOTH, lambda side, text: shown.append(side), check)
+    assert {*shown} == {*BOTH}, "they take turns"
+    assert [answer.tokens for answer in ask(chat).values()] == [answer.tokens for answer in expected.values()]
+
+
+def test_the_text_that_is_streamed_is_the_answers_text(chats: Callable[..., Chat]):
+    chat = chats(train_type="lora")
+    for seed in range(2):  # a random model's bytes are seldom whole characters
+        streamed = dict.fromkeys(BOTH, "")
+
+        def on_text(side: str, text: str, streamed: dict[str, str] = streamed) -> None:
+            streamed[side] += text
+
+        replies = chat.reply(ChatQuestion("Hello", max_tokens=30, seed=seed), BOTH, on_text)
+        assert streamed == {side: reply.completion.text for side, reply in replies.items()}
+
+
+def test_a_system_message_of_ones_own_replaces_the_runs(chats: Callable[..., Chat]):
+    chat = chats(train_type="lora")
+
+    def system(**more: Any) -> list[str]:
+        messages = chat.problem(ChatQuestion("Hi", **more), "base").messages
+        return [message["content"] for message in messages if message["role"] == "system"]
+
+    assert (system(), system(system="Be kind."), system(system="")) == (["Answer briefly."], ["Be kind."], [])
+
+
+def test_a_row_has_its_answer_and_all_its_columns(chats: Callable[..., Chat]):
+    chat = chats(train_type="lora")
+    source, rows = chat.held_out_rows()
+    assert source.endswith("rows.jsonl") and len(rows) == 8, "a dataset of one split is read from that"
+    problem = chat.problem(ChatQuestion("ignored: the row has the prompt", row=2), "tuned")
+    assert (problem.index, problem.prompt, problem.answer, problem.row) == (2, "What is 2 plus 2?", "4", rows[2])
+    with pytest.raises(Mistake, match=r"rows 1 to 8, and no row 9"):
+        chat.problem(ChatQuestion("", row=8), "tuned")
+
+
+def test_a_run_renders_with_its_own_template_variables(models: Path, tmp_path: Path):
+    run = make_run(tmp_path / "run", models, chat_template_kwargs={"enable_thinking": True})
+    chat = Chat(source := find_source(str(run.path)), load_sides(source))
+    problem = chat.problem(ChatQuestion("Hi"), "base")
+    assert chat.sides.tokenizer.decode(problem.tokens).endswith("assistant\n<think>\n")
+
+
+def test_a_plain_model_has_a_base_alone(models: Path):
+    settings_for(models)
+    source = find_source(str(models / "model"))
+    chat = Chat(source, load_sides(source))
+    assert list(chat.sides.sides) == ["base"] and ask(chat)["base"].text
+    with pytest.raises(Mistake, match="nothing tuned beside it"):
+        load_sides(source, ["tuned"])
+    with pytest.raises(Mistake, match="no prompts of a dataset"):
+        chat.held_out_rows()
+
+
+def test_checkpoints_can_be_picked(models: Path, tmp_path: Path):
+    run = make_run(tmp_path / "run", models, (1.0, 3.0, 3.0))
+    picked = {"": 24, "end": 24, "last": 24, "best": 16, "8": 8, "008": 8}
+    sources = {checkpoint: find_source("run", checkpoint, tmp_path) for checkpoint in picked}
+    assert {key: source.weights.step for key, source in sources.items() if source.weights} == picked
+    for checkpoint in ("best", "8"):
+        tuned = load_sides(sources[checkpoint]).sides["tuned"].model
+        expected = shaken_policy(load(run.config), seed=picked[checkpoint] // 8).trainable()
+        name, array = next(iter(expected.items()))
+        assert mx.array_equal(dict(tree_flatten(tuned.parameters()))[name], array)
+
+
+@pytest.fixture(scope="module")
+def places(models: Path) -> Path:
+    """A folder with a run, a run without weights, a model, and a folder with nothing."""
+    folder = models / "places"
+    make_run(folder / "run", models)
+    for name in ("new", "empty"):
+        (folder / name).mkdir()
+    (folder / "new" / "config.yaml").write_text((folder / "run" / "config.yaml").read_text())
+    (folder / "model").symlink_to(models / "model")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "checkpoint", "sentence"),
+    [
+        ("nothing", "", "There is no run or model nothing: no run of that name or path, no folder, no owner/name id"),
+        ("run", "12", "The run run has no checkpoint 12; choose one of end, best, 8."),
+        ("model", "best", "is a model and no run, so it has no checkpoints."),
+        ("new", "", "The run new has no trained weights yet."),
+        ("empty", "", "holds no model: config.json is missing."),
+    ],
+)
+def test_what_there_is_not_is_told_in_a_sentence(
+    places: Path, monkeypatch: pytest.MonkeyPatch, name: str, checkpoint: str, sentence: str
+):
+    monkeypatch.chdir(places)
+    with pytest.raises(Mistake) as mistake:
+        find_source(name, checkpoint, places)
+    assert sentence in mistake.value.faults[0].sentence
+
+
+def test_weights_of_another_model_are_refused(models: Path, tmp_path: Path):
+    for train_type in ("lora", "full"):
+        run = make_run(tmp_path / train_type, models, train_type=train_type)
+        (file,) = run.checkpoints.glob("*/*s.safetensors" if train_type == "lora" else "*/model.safetensors")
+        mx.save_safetensors(str(file), {"other": mx.zeros(3)}, metadata={"format": "mlx"})
+        with pytest.raises(Mistake, match="do not fit the model"):
+            load_sides(find_source(str(run.path)))
+
+
+def test_a_run_whose_checkpoints_were_deleted_answers_with_its_adapters(models: Path, tmp_path: Path):
+    run = make_run(tmp_path / "run", models)
+    run.adapters.mkdir()
+    (run.checkpoints / "000008" / "adapters.safetensors").rename(run.adapters / "adapters.safetensors")
+    source = find_source(str(run.path))
+    assert source.weights is not None and (source.weights.key, source.weights.step) == ("end", None)
+    assert list(load_sides(source).sides) == ["base", "tuned"]
+    assert RunFolder(tmp_path / "run").adapters.is_dir()

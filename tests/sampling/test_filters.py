@@ -1,0 +1,238 @@
+"""Top-k, top-p and min-p without a sort keep the tokens that a sort keeps, so the same uniform number samples the same token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from backend.engine.device import on_gpu
+from backend.sampling import filters
+from backend.sampling.sampler import Sampling, sample_tokens
+from backend.utils.machine import TREAT_CPU_AS
+from tests.support.reference_sampler import kept_by_sort, sample_by_sort
+
+SAMPLINGS = [
+    Sampling(top_k=20, top_p=0.95),
+    Sampling(top_k=50),
+    Sampling(0.7, top_k=1),
+    Sampling(1.3, top_k=20, top_p=0.8, min_p=0.02),
+    Sampling(top_p=0.95),
+    Sampling(0.6, top_p=0.5),
+    Sampling(1.5, top_p=0.999, min_p=0.001),
+    Sampling(top_p=1e-6),
+    Sampling(top_p=1 - 1e-6),
+    Sampling(0.9, min_p=0.05),
+    Sampling(top_k=3000, top_p=0.9),
+]
+"""Usual ones, extremes of p, and a k above some vocabularies and without blocks in others."""
+
+ROW_KINDS = 10
+
+
+def rows_of_every_kind(V: int, seed: int) -> np.ndarray:
+    """[10, V] float32 logits: peaked, flat, rounded to few values, equal, masked, dominated by one token."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(0, 1, (ROW_KINDS, V)) * np.array([[0.05], [1], [3], [8], [2], [2], [0], [2], [2], [1]])
+    rows[4] = np.round(rows[4] * 4) / 4  # ties everywhere, at every threshold
+    rows[5] = np.round(rows[5])
+    rows[7, rng.random(V) < 0.9] = -np.inf
+    rows[8, : V // 2] = rows[8, 0]  # a tie of half the row, in one run of ids
+    rows[9, rng.integers(V)] = 1e4
+    rows[7, rng.integers(V)] = 3.0  # so that no row is all −inf
+    return rows.astype(np.float32)
+
+
+@pytest.fixture
+def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever the machine: its sums are exact, so every sample must be the same."""
+    monkeypatch.delenv(TREAT_CPU_AS, raising=False)
+    device = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(device)
+
+
+@pytest.fixture
+def _on_the_cpu_as_on_a_gpu(_on_the_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TREAT_CPU_AS, "gpu")
+
+
+@cache
+def draw(sampling: Sampling, as_gpu: bool) -> Callable[[mx.array, mx.array], mx.array]:
+    """Compiled, as in a rollout; a trace for the choices of either device."""
+    return mx.compile(lambda logits_BV, uniform_B: sample_tokens(logits_BV, uniform_B, sampling).token_B)
+
+
+def assert_the_same_samples(V: int, sampling: Sampling, seed: int, uniforms: int, dtype: mx.Dtype) -> int:
+    """`uniforms` samples of each row by both; returns their number."""
+    logits_BV = mx.array(rows_of_every_kind(V, seed)).astype(dtype)
+    uniform_BU = np.random.default_rng(seed).random((ROW_KINDS, uniforms), np.float32)
+    ours = draw(sampling, on_gpu())(mx.repeat(logits_BV, uniforms, axis=0), mx.array(uniform_BU).flatten())
+    by_sort = sample_by_sort(logits_BV, uniform_BU, sampling)
+    np.testing.assert_array_equal(np.array(ours), by_sort, err_msg=f"V {V}, {sampling}, seed {seed}, {dtype}")
+    return ours.size
+
+
+@pytest.mark.usefixtures("_on_the_cpu")
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("V", [1, 2, 150, 2049, 2304, 4099, pytest.param(20_000, marks=pytest.mark.proof)])
+def test_the_filters_sample_what_a_sort_samples(V: int, sampling: Sampling) -> None:
+    """A prime, a square, smaller than k, with and without blocks: every token of every kind of row."""
+    for dtype in (mx.float32, mx.bfloat16):
+        assert_the_same_samples(V, sampling, seed=V, uniforms=6, dtype=dtype)
+
+
+@pytest.mark.usefixtures("_on_the_cpu_as_on_a_gpu")
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("V", [1, 150, 2304, 4099])
+def test_a_gpu_s_kernels_sample_what_a_sort_samples(V: int, sampling: Sampling) -> None:
+    """The same inverse CDF by other kernels: float32 sums over vocabularies of this size give every token, too."""
+    for dtype in (mx.float32, mx.bfloat16):
+        assert_the_same_samples(V, sampling, seed=V, uniforms=6, dtype=dtype)
+
+
+@pytest.mark.parametrize("V", [32_000, 49_152, 128_256, 151_936, 152_064, 248_320, 262_144])
+def test_top_k_leaves_a_few_thousand_values_of_a_vocabulary_to_sort(V: int) -> None:
+    """Block maxima and the values of 20 blocks: within two of the blocks that Metal sorts in one launch, and within one up to 209,000."""
+    width = filters._block_width(V, 20)
+    assert V % width == 0
+    assert max(V // width, 20 * width) <= 2 * 2048
+    left = V // width, 20 * width
+    if cut := filters._uneven_cut(V, 20):
+        assert cut.blocks * cut.width + 20 * cut.rest == V
+        left = cut.blocks, 20 * (cut.width + cut.rest)
+    assert max(left) <= 2048 or V > 2048 * (2048 // 20)
+
+
+@pytest.mark.parametrize(
+    ("V", "k", "cut"),
+    [
+        (151_936, 20, (1766, 86, 3)),  # as the module's first paragraph tells
+        (100_277, 20, (1453, 69, 1)),  # blocks alone: 673 maxima, but 2,980 candidates
+        (4099, 20, (369, 11, 2)),
+        (4096, 1024, (2048, 2, 0)),  # both just short enough
+        (2048, 20, None),  # short enough as it is
+        (128_256, 20, None),  # 1,336 maxima and 1,920 candidates by blocks alone
+        (248_320, 20, None),  # no cut is small enough
+        (208_916, 20, None),  # 2,048 blocks of 102 and 20 values: 2,060 candidates
+        (4099, 2049, None),
+    ],
+)
+def test_a_row_is_cut_unevenly_only_where_that_leaves_a_gpu_one_launch_each(
+    V: int, k: int, cut: tuple[int, int, int] | None
+) -> None:
+    assert filters._uneven_cut(V, k) == cut
+
+
+@pytest.mark.usefixtures("_on_the_cpu")
+@pytest.mark.parametrize("sampling", SAMPLINGS[::4], ids=str)
+def test_a_whole_vocabulary_samples_what_a_sort_samples(sampling: Sampling) -> None:
+    """Qwen's size: 64 · 2,374, in two rounds of histograms, a row at a time."""
+    assert_the_same_samples(151_936, sampling, seed=0, uniforms=2, dtype=mx.float32)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("_on_the_cpu")
+def test_a_million_draws_are_those_of_a_sort() -> None:
+    """Every draw the same, ties included: none is left to a rounding of the sums."""
+    draws = 0
+    for V, seeds, uniforms in ((150, 120, 50), (1000, 60, 50), (8192, 12, 50), (32_768, 6, 20), (151_936, 3, 10)):
+        for seed in range(seeds):
+            for sampling in SAMPLINGS:
+                dtype = mx.bfloat16 if seed % 3 == 2 else mx.float32
+                draws += assert_the_same_samples(V, sampling, seed, uniforms, dtype)
+        print(f"up to V {V:,}: {draws:,} draws, all equal")
+    assert draws >= 10**6
+
+
+@pytest.mark.usefixtures("_on_the_cpu")
+def test_a_nucleus_counts_masses_that_float32_would_lose() -> None:
+    """A thousand masses of 1e-8 below one of 1: in float32 their sum is 1, and the nucleus of all but a millionth ends at the first token."""
+    mass_BV = mx.array([[1e-8] * 1000 + [1.0]])
+    for floor in (filters.nucleus_floor, lambda mass, top_p: filters.least_inside(mass, mass, top_p)):
+        assert floor(mass_BV, 1 - 1e-6).item() == pytest.approx(1e-8)
+        assert floor(mass_BV, 1 - 1e-4).item() == 1
+
+
+@pytest.mark.usefixtures("_on_the_cpu")
+@pytest.mark.parametrize("choices", ["cpu", "gpu"])
+@pytest.mark.parametrize("V", [1, 5, 2304, 4099])
+def test_the_largest_values_and_the_sum_of_each_row_are_numpy_s(
+    V: int, choices: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether or not a row is read in blocks."""
+    monkeypatch.setenv(TREAT_CPU_AS, choices)
+    rows = np.random.default_rng(V).normal(0, 1, (3, V)).astype(np.float32)
+    rows[0].sort()  # the largest stand at the end, where blocks may leave some out
+    values_BV = mx.array(rows)
+    np.testing.assert_array_equal(filters.row_max(values_BV), rows.max(axis=1, keepdims=True))
+    np.testing.assert_allclose(filters.row_sum(values_BV), rows.sum(axis=1, keepdims=True, dtype=np.float64), atol=1e-3)
+    for k in {min(k, V) for k in (1, 20, 1500, V)}:
+        np.testing.assert_array_equal(filters.largest(values_BV, k), np.sort(rows)[:, -k:])
+
+
+@pytest.mark.usefixtures("_on_the_cpu")
+@pytest.mark.parametrize("zeros", [0, 300], ids=["sorted", "histogram"])
+def test_a_nucleus_ends_where_its_share_is_reached_exactly(zeros: int) -> None:
+    mass_BV = mx.array([[0.25, *[0.0] * zeros, 0.5, 0.25], [*[0.0] * zeros, 0.5, 0.125, 0.375]])
+    assert filters.nucleus_floor(mass_BV, 0.5).tolist() == [[0.5], [0.5]]
+    assert filters.nucleus_floor(mass_BV, 0.875).tolist() == [[0.25], [0.375]]
+
+
+# ── a CPU's choices ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.usefixtures("_on_the_cpu")
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_k=20, top_p=0.95), Sampling(min_p=0.05)], ids=str)
+def test_rows_of_a_whole_vocabulary_are_in_memory_one_after_another(sampling: Sampling) -> None:
+    """Evaluated in turns, as mlx does with what depends on nothing else, 16 rows hold more than 20 arrays of a row."""
+    B, V = 16, 151_936
+    logits_BV, uniform_B = mx.zeros((B, V)), mx.zeros(B)
+    mx.eval(logits_BV, uniform_B)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(sample_tokens(logits_BV, uniform_B, sampling))
+    assert mx.get_peak_memory() - before < 12 * V * logits_BV.itemsize
+
+
+@pytest.mark.usefixtures("_on_the_cpu")
+def test_beside_a_single_row_its_number_is_a_scalar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU only: elsewhere, and for several rows, it is the column that it was."""
+    assert filters.beside_row(mx.ones((1, 1))).shape == ()
+    assert filters.beside_row(mx.ones((2, 1))).shape == (2, 1)
+    monkeypatch.setenv(TREAT_CPU_AS, "gpu")
+    assert filters.beside_row(mx.ones((1, 1))).shape == (1, 1)
+
+
+# ── a GPU's choices ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TREAT_CPU_AS, "gpu")
+
+
+@pytest.mark.usefixtures("_as_on_a_gpu")
+def test_a_gpu_makes_no_histogram_of_masses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Additions into one are in another order in every run there, and Metal has no float64."""
+    monkeypatch.setattr(filters, "_floor_by_histogram", None)
+    assert filters.nucleus_floor(mx.array([[0.25, *[0.0] * 300, 0.5, 0.25]]), 0.4).item() == 0.5
+
+
+@pytest.mark.usefixtures("_as_on_a_gpu")
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_a_gpu_s_choices_keep_what_a_sort_keeps(sampling: Sampling) -> None:
+    """Its sums are in float32, so in a nucleus of thousands the last token may be another, one in a thousand; the tolerance after a
+    top-k of tens is smaller than the share of a token."""
+    V = 4096
+    logits = rows_of_every_kind(V, seed=1)
+    mass_BV = mx.exp(mx.array(logits - logits.max(axis=1, keepdims=True)) * (1 / sampling.temperature))
+    exact = np.where(kept_by_sort(logits, np.array(mass_BV), sampling), np.array(mass_BV, np.float64), 0)
+    _, _, log_kept_B = sample_tokens(mx.array(logits), mx.full(ROW_KINDS, 0.5), sampling)
+    share_B = exact.sum(axis=1) / np.array(mass_BV, np.float64).sum(axis=1)
+    np.testing.assert_allclose(np.exp(np.array(log_kept_B)), share_B, rtol=1e-4 if 0 < sampling.top_k < 100 else 1e-3)

@@ -1,0 +1,305 @@
+"""The fused model computes what the policy does: same log-probabilities, fewer products, no lasting memory."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten, tree_map
+
+from backend.config.config import parse
+from backend.models.policy import Policy, load_policy
+from backend.sampling import fused_linear, fused_model
+from backend.sampling.fused_linear import FusedOutput, FusedProjection
+from backend.sampling.fused_model import FusedModel
+from backend.sampling.rollout import Rollout
+from backend.sampling.sampler import GREEDY, Sampling
+from backend.types import Problem
+from tests.support import random_models
+
+BIASED = {"attention_bias": True}
+
+
+def policy_of(models: Path, arch: str = "qwen3", train_type: str = "lora", **how: Any) -> Policy:
+    """A policy with non-zero adapters. `bits`, `tie` and `own` are options of the model; the rest are settings."""
+    making = {key: how.pop(key) for key in ("bits", "tie", "own", "dtype") if key in how}
+    folder = models / "-".join(
+        [arch, *(f"{key}{value}" for key, value in making.items() if key != "own"), str("own" in making)]
+    )
+    if not folder.exists():
+        random_models.tiny_model(folder, arch, **making)
+    raw = {"model": str(folder), "data": "none", "num_layers": -1, "train_type": train_type, "beta": 0} | how
+    policy = load_policy(parse(raw))
+    shake(policy, 1)
+    policy.model.eval()
+    return policy
+
+
+def shake(policy: Policy, seed: int) -> None:
+    mx.random.seed(seed)
+    policy.model.update(tree_map(lambda x: x + 0.03 * mx.random.normal(x.shape), policy.model.trainable_parameters()))
+
+
+def logps(model: Any, tokens: mx.array) -> mx.array:
+    logits = model(tokens).astype(mx.float32)
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def distance(policy: Policy, fused: FusedModel) -> float:
+    tokens = mx.array(np.random.default_rng(3).integers(60, 320, (3, 17)))
+    return mx.abs(logps(policy.model, tokens) - logps(fused.model, tokens)).max().item()  # pyright: ignore
+
+
+# ---- the same numbers ------------------------------------------------------------------------------------------
+
+CASES: list[tuple[dict[str, Any], bool]] = [
+    *(({"train_type": kind}, merge) for kind in ("lora", "dora") for merge in (True, False)),
+    ({"train_type": "full"}, True),
+    ({"train_type": "full"}, False),
+    ({"train_type": "dora", "bits": 4}, False),
+    ({"arch": "llama", "tie": False, "own": BIASED}, True),
+    ({"arch": "llama", "bits": 4, "own": BIASED}, False),
+    ({"quantization": "mxfp4"}, False),
+    ({"lora_keys": ["self_attn.q_proj", "mlp.down_proj"]}, True),
+    ({"lora_keys": ["self_attn.k_proj"], "train_type": "dora", "bits": 4}, False),
+    ({"num_layers": 1, "bits": 4}, True),
+    ({"arch": "qwen3_moe"}, True),
+    ({"arch": "phi3"}, True),
+]
+"""(model and settings, whether merging is allowed)."""
+MORE_CASES: list[dict[str, Any]] = [
+    {"train_type": "lora", "bits": 4},
+    {"bits": 8, "tie": False},
+    {"tie": False},
+    {"arch": "llama", "train_type": "dora", "own": BIASED},
+    {"arch": "qwen2", "bits": 4},
+    {"lora_keys": ["self_attn.v_proj"], "bits": 4},
+    *({"arch": arch} for arch in ("mixtral", "olmo2", "smollm3")),
+    {"arch": "qwen3_moe", "bits": 4},
+]
+NEEDS = {"phi3": {"num_key_value_heads": 2}, "smollm3": {"no_rope_layer_interval": 2}}
+
+
+@pytest.mark.parametrize(
+    ("case", "merge"),
+    [*CASES, *(pytest.param(case, merge, marks=pytest.mark.proof) for case in MORE_CASES for merge in (True, False))],
+    ids=str,
+)
+def test_the_fused_model_has_the_log_probabilities_of_the_policy(
+    models: Path, case: dict[str, Any], merge: bool
+) -> None:
+    arch = case.get("arch", "qwen3")
+    policy = policy_of(models, **({"own": NEEDS[arch]} if arch in NEEDS else {}) | case)
+    before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
+    fused = FusedModel(policy.model, policy.split_model, merge=merge)
+    assert bool(fused.fused_linears) == (merge or case.get("train_type") != "full")
+    assert fused.slow_paths == []
+    for seed in (2, 3):  # before and after the policy was trained
+        fused.refresh()
+        # Routing to experts amplifies rounding.
+        assert distance(policy, fused) < (3e-4 if "moe" in arch else 1e-4)
+        tokens = mx.array([[5, 70, 200, 9]])
+        split_model = fused.split_model.logits(fused.split_model.hidden(tokens))
+        np.testing.assert_allclose(np.array(split_model), np.array(fused.model(tokens)), atol=1e-5)
+        fused.release()
+        if seed == 2:
+            after = dict(tree_flatten(policy.model.parameters()))
+            assert all(np.array_equal(np.array(after[name]), x) for name, x in before.items())
+            shake(policy, seed)
+
+
+@pytest.mark.parametrize(
+    ("case", "merge"),
+    [
+        ({}, True),
+        ({"bits": 4}, False),
+        *(
+            pytest.param({"train_type": kind}, merge, marks=pytest.mark.proof)
+            for kind in ("lora", "dora", "full")
+            for merge in (True, False)
+        ),
+    ],
+    ids=str,
+)
+def test_greedy_rollouts_are_those_without_fusing(
+    models: Path, case: dict[str, Any], merge: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = policy_of(models, **case)
+    rng = np.random.default_rng(0)
+    problems = [Problem(i, "", [], rng.integers(60, 320, n).tolist(), "") for i, n in enumerate([1, 30, 7, 70])]
+    fast = Rollout(policy, 20, merge=merge).sample(problems, 2, GREEDY, 0, 0)
+    monkeypatch.setattr(fused_model, "fusable_linears", lambda model, merge: [])
+    plain = Rollout(policy, 20)
+    assert plain.fused.model is policy.model
+    for a, b in zip(fast, plain.sample(problems, 2, GREEDY, 0, 0), strict=True):
+        for completion, other in zip(a.completions, b.completions, strict=True):
+            assert completion.tokens == other.tokens
+            np.testing.assert_allclose(completion.logps, other.logps, atol=1e-4)
+
+
+def test_sixteen_bits_stay_within_their_own_rounding(models: Path) -> None:
+    """Compared with float32, the error of the merged and the packed model is no larger than the policy's."""
+    policy = policy_of(models, dtype="bfloat16")
+    exact = copy.deepcopy(policy.model)
+    exact.set_dtype(mx.float32)
+    tokens = mx.array(np.random.default_rng(3).integers(60, 320, (4, 24)))
+    expected = logps(exact, tokens)
+    noise = mx.abs(logps(policy.model, tokens) - expected).mean().item()
+    for merge in (True, False):
+        fused = FusedModel(policy.model, policy.split_model, merge=merge)
+        fused.refresh()
+        assert fused.fused_linears
+        assert mx.abs(logps(fused.model, tokens) - expected).mean().item() < 1.5 * noise
+
+
+# ---- fewer products --------------------------------------------------------------------------------------------
+
+
+def fused_names(fused: FusedModel) -> list[list[str]]:
+    names = {id(module): name.rpartition(".")[2] for name, module in fused.policy.named_modules()}
+    return [sorted(names[id(member)] for member in linear.members) for linear in fused.fused_linears]
+
+
+def test_layers_that_read_the_same_input_become_one_product(models: Path) -> None:
+    attention, gates = ["k_proj", "q_proj", "v_proj"], ["gate_proj", "up_proj"]
+    for arch in ("qwen3", "llama"):
+        policy = policy_of(models, arch)
+        names = fused_names(FusedModel(policy.model, policy.split_model))
+        assert names == [attention, ["o_proj"], gates, ["down_proj"]] * 2
+    policy = policy_of(models, "mixtral")
+    names = fused_names(FusedModel(policy.model, policy.split_model))
+    assert names.count(attention) == 2 and gates not in names, "experts are no plain linear layers"
+
+
+def test_layers_with_other_quantisation_are_not_fused(models: Path) -> None:
+    """Published models keep some layers in more bits than others, or unquantised."""
+    policy = policy_of(models, tie=False)
+    base = policy.reference_model or policy.model
+    for layer in base.layers:
+        layer.self_attn.q_proj.linear = nn.QuantizedLinear.from_linear(layer.self_attn.q_proj.linear, 32, 8)
+        layer.self_attn.k_proj.linear = nn.QuantizedLinear.from_linear(layer.self_attn.k_proj.linear, 32, 4)
+        layer.mlp.up_proj.linear = nn.QuantizedLinear.from_linear(layer.mlp.up_proj.linear, 32, 4)
+    fused = FusedModel(policy.model, policy.split_model)
+    assert all(len(linear.members) == 1 for linear in fused.fused_linears) and len(fused.fused_linears) == 14
+    fused.refresh()
+    assert distance(policy, fused) < 1e-4
+
+
+def test_a_fused_output_is_computed_once_and_not_kept() -> None:
+    projection, calls = FusedProjection(nn.Linear(4, 6)), []
+    projection.weight = mx.arange(24, dtype=mx.float32).reshape(6, 4)
+    output = FusedOutput(projection, [2, 3, 1])
+    projection._base = lambda x: calls.append(x) or x @ projection.weight.T
+    for x in (mx.ones((1, 4)), mx.ones((1, 4))):
+        parts = [output.slice_of(index, x) for index in (1, 0, 2)]
+        product = x @ projection.weight.T
+        assert mx.array_equal(mx.concatenate([parts[1], parts[0], parts[2]], axis=1), product)
+        assert output.input is None and not output.slices
+    assert len(calls) == 2
+    first, again = (
+        output.slice_of(0, x),
+        output.slice_of(0, x),
+    )  # called twice with one input: computed again
+    assert mx.array_equal(first, again)
+
+
+# ---- fallbacks -------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_reads_its_layers_weights_itself_is_not_fused_and_says_why(models: Path) -> None:
+    policy = policy_of(models)
+    attention = policy.model.layers[0].self_attn
+
+    class Peeking(type(attention)):
+        def __call__(self, x: mx.array, *rest: Any, **more: Any) -> mx.array:
+            return super().__call__(x, *rest, **more) * self.o_proj.linear.weight.shape[0] / 32
+
+    attention.__class__ = Peeking
+    fused = FusedModel(policy.model, policy.split_model)
+    assert fused.model is policy.model and not fused.fused_linears and fused.split_model is policy.split_model
+    (sentence,) = fused.slow_paths
+    assert sentence.startswith("Layers are not fused for decoding: a trial forward pass failed with AttributeError: ")
+    assert sentence.endswith(".") and Rollout(policy, 2).slow_paths == [sentence]
+
+
+def test_a_fused_model_with_other_logits_is_not_used_and_says_why(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fresh adapter's update is zero: without the noise that the trial adds, a wrong fusion would not change the logits."""
+    fresh = policy_of(models)
+    for module in fresh.model.modules():
+        if "lora_b" in module:
+            module.lora_b = mx.zeros_like(module.lora_b)
+    right = fused_linear._adapted_weight
+    monkeypatch.setattr(fused_linear, "_adapted_weight", lambda member: 2 * right(member) - member.linear.weight)
+    fused = FusedModel(fresh.model, fresh.split_model)
+    assert fused.model is fresh.model and not fused.fused_linears
+    assert fused.slow_paths == ["Layers are not fused for decoding: the fused layers give other logits than the model."]
+
+
+def test_adapters_and_random_numbers_are_left_as_they_were(models: Path) -> None:
+    policy = policy_of(models)
+    before = {name: np.array(x) for name, x in policy.trainable().items()}
+    mx.random.seed(5)
+    FusedModel(policy.model, policy.split_model)
+    number = mx.random.uniform().item()
+    mx.random.seed(5)
+    assert number == mx.random.uniform().item()
+    assert all(np.array_equal(np.array(policy.trainable()[name]), x) for name, x in before.items())
+    assert policy.model.training is False
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------
+
+
+def active() -> int:
+    gc.collect()  # what earlier tests left in cycles would be freed in between
+    mx.synchronize()
+    mx.clear_cache()
+    return mx.get_active_memory()
+
+
+@pytest.mark.parametrize("bits", [4, None], ids=["4-bit", "float32"])
+def test_packed_weights_are_the_only_copy(models: Path, bits: int | None) -> None:
+    """The policy's arrays and its reference's become views; the adapters' packed form is all that comes on top."""
+    policy = policy_of(models, bits=bits, beta=0.1)
+    assert policy.reference_model is not None
+    weights = sum(x.nbytes for _, x in tree_flatten(policy.reference_model.parameters()))
+    mx.eval(policy.model.parameters())
+    before = active()
+    fused = FusedModel(policy.model, policy.split_model, merge=False, others=[policy.reference_model])
+    assert fused.fused_linears
+    assert active() - before < 0.02 * weights
+    policy_layer, reference_layer = (tree.layers[0].self_attn for tree in (policy.model, policy.reference_model))
+    assert policy_layer.k_proj.linear.weight is reference_layer.k_proj.weight
+    fused.refresh()
+    assert 0 < active() - before < 4 * sum(x.nbytes for x in policy.trainable().values()) + 4096
+    fused.release()
+    assert active() - before < 0.02 * weights
+
+
+@pytest.mark.parametrize("train_type", ["lora", "full"])
+def test_merged_weights_are_freed_after_a_rollout(models: Path, train_type: str) -> None:
+    policy = policy_of(models, train_type=train_type)
+    rollout = Rollout(policy, 10)
+    before, seen = active(), []
+    rollout.sample([Problem(0, "", [], [5, 6, 7], "")], 2, Sampling(), 0, 0, lambda token_count: seen.append(active()))
+    assert max(seen) > before + 30_000
+    assert active() <= before + 1000, "what was made for the rollout is still there"
+
+
+def test_a_step_is_traced_once_for_all_rollouts(models: Path, compiled: None) -> None:
+    policy = policy_of(models)
+    rollout, traces = Rollout(policy, 10), []
+    hidden = rollout.fused.split_model.hidden
+    rollout.fused.split_model.hidden = lambda tokens, cache: traces.append(tokens.shape) or hidden(tokens, cache)
+    for seed in range(3):
+        rollout.sample([Problem(0, "", [], [5, 6, 7], "")], 4, Sampling(), seed, 0)
+        shake(policy, seed)
+    assert traces.count((4, 1)) == 1

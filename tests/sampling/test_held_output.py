@@ -1,0 +1,351 @@
+"""Output held to a regular expression or a JSON schema: what is drawn, its log-probabilities, ends, faults, and several tokenizers."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from backend.config.config import parse
+from backend.config.config_notes import config_notes
+from backend.demo.char_tokenizer import make
+from backend.engine.penalties import Penalties
+from backend.models.policy import Policy, load_policy
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.sampling import sampler
+from backend.sampling.cached_sequence import CachedSequence
+from backend.sampling.grammar import CompiledGrammar, Grammar, HeldOutputs, check_grammar
+from backend.sampling.rollout import Rollout
+from backend.sampling.sampler import GREEDY, HeldTokens, Sampling, keyed_uniforms, sample_tokens
+from backend.trainer.preflight import check
+from backend.types import Completion, Problem
+from backend.utils.errors import Mistake
+from tests.support import random_models, small_run
+
+REGEX = Grammar("regex", r"<think>[a-z ]{0,6}</think><answer>([0-9]{1,3}|none)</answer>")
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 4},
+        "score": {"type": "integer", "minimum": 0, "maximum": 100},
+        "tags": {"type": "array", "items": {"enum": ["a", "bc"]}, "maxItems": 2},
+    },
+    "required": ["name", "score", "tags"],
+    "additionalProperties": False,
+}
+JSON = Grammar("schema", json.dumps(SCHEMA))
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder, made = tmp_path_factory.mktemp("models"), {}
+
+    def policy(arch: str = "qwen3") -> Policy:
+        if arch not in made:
+            random_models.tiny_model(folder / arch, arch, noise=0.1)
+            made[arch] = load_policy(parse({"model": str(folder / arch), "data": "none", "beta": 0, "num_layers": -1}))
+        return made[arch]
+
+    return policy
+
+
+def problems(count: int = 2) -> list[Problem]:
+    rng = np.random.default_rng(0)
+    return [Problem(i, "", [], rng.integers(60, 320, 3 + 4 * i).tolist(), "") for i in range(count)]
+
+
+def is_valid(grammar: Grammar, text: str) -> bool:
+    if grammar.kind == "regex":
+        return re.fullmatch(grammar.source, text) is not None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return False
+    return (
+        list(value) == ["name", "score", "tags"]
+        and isinstance(value["name"], str) and len(value["name"]) <= 4
+        and type(value["score"]) is int and 0 <= value["score"] <= 100
+        and len(value["tags"]) <= 2 and all(tag in ("a", "bc") for tag in value["tags"])
+    )  # fmt: skip
+
+
+def completions(policy: Policy, sampling: Sampling, tokens: int = 200, **how: Any) -> list[Completion]:
+    groups = Rollout(policy, tokens, **how).sample(problems(), 4, sampling, seed=3, first_number=0)
+    return [completion for group in groups for completion in group.completions]
+
+
+@pytest.mark.parametrize(
+    ("arch", "grammar", "sampling", "rows"),
+    [
+        ("qwen3", REGEX, Sampling(), None),
+        ("qwen3", REGEX, Sampling(0.0), None),
+        ("qwen3", JSON, Sampling(1.0, 0.9, 20, 0.05), 3),
+        pytest.param("qwen3", JSON, Sampling(0.8, penalties=Penalties(1.3, 0.2, 0.1)), None, marks=pytest.mark.proof),
+        ("gemma3_text", REGEX, Sampling(1.0, top_p=0.9), None),
+    ],
+)
+def test_every_completion_that_ends_is_valid(
+    policies: Any, arch: str, grammar: Grammar, sampling: Sampling, rows: int | None
+) -> None:
+    """A random model writes noise without it. Rows end at different steps, so that they are compacted and refilled."""
+    held = Sampling(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.penalties, grammar)
+    done = completions(policies(arch), held, rows=rows)
+    assert {completion.stop for completion in done} == {"eos"}
+    assert all(is_valid(grammar, completion.text) for completion in done)
+    assert len({completion.text for completion in done}) > 3 or held.temperature == 0
+    assert not any(is_valid(grammar, c.text) for c in completions(policies(arch), sampling, 40, rows=rows))
+
+
+def test_log_probabilities_are_the_policy_s_and_the_shares_those_of_the_allowed_tokens(policies: Any) -> None:
+    """By a full forward pass and masks made token by token: the policy before any filter, the mass that the grammar left of it, and
+    what top-k then left of that."""
+    policy, sampling = policies(), Sampling(0.8, top_k=3, grammar=REGEX)
+    compiled = CompiledGrammar(REGEX, policy.tokenizer, policy.eos_ids, policy.split_model.vocab_size)
+    (group,) = Rollout(policy, 60).sample(problems(1), 3, sampling, seed=0, first_number=0)
+    for completion in group.completions:
+        prompt, matcher = group.problem.tokens, compiled.matcher()
+        logits = np.array(policy.model(mx.array([prompt + completion.tokens]))[0], np.float64)[len(prompt) - 1 : -1]
+        for t, token in enumerate(completion.tokens):
+            bits = np.unpackbits(compiled.masks([matcher])[0].view(np.uint8), bitorder="little")[: logits.shape[1]] > 0
+            mass = np.exp(logits[t] / 0.8)
+            allowed = np.sort(mass[bits])[-3:]
+            assert completion.logps[t] == pytest.approx(np.log(mass[token] / mass.sum()), abs=1e-4)
+            assert completion.log_held[t] == pytest.approx(np.log(mass[bits].sum() / mass.sum()), abs=1e-4)
+            assert completion.log_kept[t] == pytest.approx(np.log(allowed.sum() / mass.sum()), abs=1e-4)
+            matcher.consume_token(token)
+        assert min(completion.log_held) < -1, "the grammar took nothing, so this shows nothing"
+
+
+def test_a_grammar_that_allows_what_the_policy_never_says_is_sampled_without_underflow() -> None:
+    """exp(−200) is 0 in float32: against the policy's own peak nothing would be left to draw from. Greedy reports temperature 1."""
+    logits = mx.zeros((2, 40)).at[:, 7].add(200.0)
+    mask = mx.array(np.array([[1 << 3 | 1 << 5, 0], [1 << 7, 0]], np.uint32))
+    for how, token in ((Sampling(), 5), (GREEDY, 3)):
+        token_B, logp_B, _, log_held_B = sample_tokens(logits, mx.array([0.9, 0.9]), how, mask_BM=mask)
+        assert token_B.tolist() == [token, 7]
+        np.testing.assert_allclose(logp_B, [-200, 0], atol=1e-4)
+        np.testing.assert_allclose(log_held_B, [np.log(2) - 200, 0], atol=1e-4)
+
+
+def test_a_grammar_that_allows_everything_takes_nothing() -> None:
+    """Rounding would give some rows a share above 1."""
+    logits_BV = mx.array(np.random.default_rng(0).normal(0, 2, (60, 320)), mx.float32)
+    mask_BM = mx.full((60, 10), 2**32 - 1, mx.uint32)
+    held = sample_tokens(logits_BV, mx.full(60, 0.5), Sampling(0.9), mask_BM=mask_BM)
+    assert isinstance(held, HeldTokens) and -1e-5 < held.log_held_B.min().item() <= held.log_held_B.max().item() <= 0
+
+
+@pytest.mark.parametrize("how", [Sampling(), Sampling(0.9, 0.7), Sampling(1.1, 0.9, 9, 0.02)], ids=["free", "p", "pk"])
+def test_a_gpu_draws_the_same_tokens(monkeypatch: pytest.MonkeyPatch, how: Sampling) -> None:
+    mx.random.seed(0)
+    logits_BV, uniform_B = 3 * mx.random.normal((60, 300)), mx.random.uniform(shape=(60,))
+    mask_BM = mx.array(np.random.default_rng(0).integers(1, 2**32, (60, 10), np.uint32))
+    plain = sample_tokens(logits_BV, uniform_B, how, mask_BM=mask_BM)
+    monkeypatch.setattr(sampler, "on_gpu", lambda: True)
+    monkeypatch.setattr(sampler, "on_cpu", lambda: False)
+    on_gpu = sample_tokens(logits_BV, uniform_B, how, mask_BM=mask_BM)
+    assert plain.token_B.tolist() == on_gpu.token_B.tolist()
+    for a, b in zip(plain[1:], on_gpu[1:], strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_one_sequence_is_continued_as_a_rollout_is(policies: Any) -> None:
+    policy, sampling = policies(), Sampling(grammar=REGEX)
+    compiled = CompiledGrammar(REGEX, policy.tokenizer, policy.eos_ids, policy.split_model.vocab_size)
+    (group,) = Rollout(policy, 60).sample(problems(1), 1, sampling, seed=4, first_number=0)
+    expected = group.completions[0]
+    steps = CachedSequence(policy.model, policy.split_model).generate(
+        group.problem.tokens, sampling, keyed_uniforms(4, [(0, 0)], 60)[0], held=HeldOutputs(compiled)
+    )
+    taken = [step for step, _ in zip(steps, expected.tokens, strict=False)]
+    assert [step.token for step in taken] == expected.tokens
+    np.testing.assert_allclose([step.log_held for step in taken], expected.log_held, atol=1e-4)
+
+
+# ── ends ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_completion_cut_by_the_length_limit_counts_as_truncated(policies: Any) -> None:
+    done = completions(policies(), Sampling(grammar=JSON), 12)
+    assert {completion.stop for completion in done} == {"length"}
+    assert all(len(completion.tokens) == 12 for completion in done)
+
+
+def test_a_stop_string_ends_a_completion_only_where_the_grammar_is_satisfied(policies: Any) -> None:
+    """“1” comes at once and often; the completion is whole at the first semicolon after it, and goes on past one before that."""
+    grammar = Grammar("regex", "1(;1){2,40};+")
+    done = completions(policies(), Sampling(grammar=grammar), 90, stop=["1", ";"])
+    assert {completion.stop for completion in done} == {"string"}
+    for completion in done:
+        assert re.fullmatch(grammar.source, completion.text) and completion.text.endswith("1;")
+
+
+def test_a_place_that_no_token_continues_counts_as_cut_off_and_is_told(tmp_path: Path) -> None:
+    """The tokenizer of sums has no x: the end of sequence is all that is left after 1."""
+    compiled = CompiledGrammar(Grammar("regex", "1x|1[23]y"), make(), [3], 32)
+    held, index = HeldOutputs(compiled), np.array([4])
+    assert not held.stuck
+    for token in ("1", "2"):
+        mask = int(np.array(held.masks(index))[0, 0])
+        held.read(index, np.array([make().convert_tokens_to_ids(token)]))
+    assert mask and not held.stuck
+    assert np.array(held.masks(index)).tolist() == [[1 << 3]] and held.stuck == {4}
+    assert not held.is_complete([14])
+
+
+# ── tokenizers ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sentencepiece_like() -> PreTrainedTokenizerFast:
+    """As Llama 2's: ▁ for spaces, bytes as a fallback, a decoder that strips the first space."""
+    corpus = ["the answer is 42 and the name is x", '{"name": "abc", "score": 10, "tags": ["a", "bc"]}'] * 20
+    tokens = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokens.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokens.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokens.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=120, special_tokens=["<unk>", "<s>", "</s>"]))
+    pieces = json.loads(tokens.to_str())
+    pieces["model"]["vocab"] |= {f"<0x{byte:02X}>": len(pieces["model"]["vocab"]) + byte for byte in range(256)}
+    tokens = Tokenizer.from_str(json.dumps(pieces))
+    tokens.add_tokens([AddedToken("<think>", special=False)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokens, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
+def byte_level(folder: Path) -> Any:
+    from mlx_lm.utils import load_tokenizer
+
+    random_models.tiny_tokenizer(folder)
+    return load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("kind", ["byte level", "sentencepiece", "characters"])
+def test_masks_lead_to_valid_text_with_every_kind_of_tokenizer(tmp_path: Path, kind: str) -> None:
+    """A uniform choice of the allowed tokens, decoded as completions are."""
+    made = {"byte level": lambda: byte_level(tmp_path), "sentencepiece": sentencepiece_like, "characters": make}
+    tokenizer = made[kind]()
+    grammar = Grammar("regex", r"<answer>\d{2}\+1=\d</answer>") if kind == "characters" else JSON
+    eos, size = (
+        [tokenizer.eos_token_id],
+        len(tokenizer) + 40,
+    )  # a model's logits may have more entries than its tokenizer
+    compiled, rng = CompiledGrammar(grammar, tokenizer, eos, size), np.random.default_rng(0)
+    for number in range(8):
+        held, tokens, index = HeldOutputs(compiled), [], np.array([number])
+        while not tokens or tokens[-1] != eos[0]:
+            mask = np.array(held.masks(index))[0]
+            bits = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:size])
+            assert bits.max() < len(tokenizer), "a token beyond the tokenizer's was allowed"
+            tokens.append(int(rng.choice(bits)))
+            held.read(index, np.array([tokens[-1]]))
+        text = tokenizer.decode(tokens[:-1], skip_special_tokens=False)
+        assert is_valid(grammar, text), text
+
+
+# ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class WithEnds:
+    """A tokenizer with its ends as mlx-lm's wrapper has them."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer, self.eos_token_ids = tokenizer, {tokenizer.eos_token_id}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"output_regex": "(a"}, "Output regex cannot be used: unclosed group."),
+        ({"output_regex": "(?=a)b"}, "look-around, including look-ahead and look-behind, is not supported"),
+        ({"output_regex": "hello"}, "this model's tokenizer cannot write"),
+        ({"output_regex": "12(3x|4y)"}, "this model's tokenizer cannot write"),
+        ({"output_schema": '{"type": "object"}'}, "this model's tokenizer cannot write"),
+        ({"output_schema": '{"type": "thing"}'}, "Output schema cannot be used: Invalid type: thing."),
+        ({"output_schema": "{"}, "The text of Output schema"),
+        ({"output_schema": "nowhere.json"}, "nowhere.json"),
+        ({"output_schema": '{"not": {"type": "string"}}'}, 'Unimplemented keys: ["not"]'),
+    ],
+)
+def test_what_cannot_be_held_is_refused_in_a_sentence(settings: dict[str, str], sentence: str) -> None:
+    config = parse({"model": "m", "data": "d", **settings})
+    with pytest.raises(Mistake) as caught:
+        check_grammar(config, WithEnds(make()))
+    (fault,) = caught.value.faults
+    assert fault.setting == next(iter(settings)) and sentence in fault.sentence and len(fault.sentence) <= 200
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"output_regex": r"<think>[^<]*</think>\n<answer>\d+</answer>"}, {"output_schema": '{"type": "integer"}'}, {}],
+)
+def test_what_can_be_held_is_not(settings: dict[str, str]) -> None:
+    check_grammar(parse({"model": "m", "data": "d", **settings}), WithEnds(make()))
+
+
+def test_a_schema_may_be_a_file(tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text(JSON.source)
+    assert Grammar.of(parse({"model": "m", "data": "d", "output_schema": str(tmp_path / "schema.json")})) == JSON
+
+
+# ── a run ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_check_refuses_what_train_would(tmp_path: Path) -> None:
+    def faults(**settings: Any) -> dict[str, str]:
+        return {fault.setting: fault.sentence for fault in check(small_run.settings_for(tmp_path, **settings))}
+
+    assert faults(output_regex=REGEX.source) == {}
+    assert "unclosed group" in faults(output_regex="(")["output_regex"]
+    assert "not to both" in faults(output_regex="a", output_schema=JSON.source)["output_schema"]
+    assert "Held output is corrected for" in faults(output_regex="a", ratio_against="reference")["ratio_against"]
+
+
+def test_a_run_holds_its_output_and_corrects_for_it(tmp_path: Path) -> None:
+    """Through trainer, diary and evaluation: the ratio is the chance of so much luck, and completions that end are valid."""
+    raw = small_run.settings_for(
+        tmp_path, output_regex="[0-9]{1,2}[ab]", iters=2, top_p=1.0, steps_per_eval=2, record_tokens=True, skip_zero_signal=False, **small_run.low_half(tmp_path)
+    )  # fmt: skip
+    run = RunFolder(tmp_path / "run")
+    small_run.train_here(raw, run)
+    rows = [json.loads(line) for line in run.completions.read_text().splitlines()]
+    texts = [(c["text"], c["stop"]) for row in rows for c in row["completions"]]
+    assert len(texts) == 4 and all(re.fullmatch("[0-9]{1,2}[ab]", text) for text, stop in texts if stop == "eos")
+    assert any(stop == "eos" for _, stop in texts)
+    steps = [event for event in read_events(run.events) if event["kind"] == "step"]
+    ratios = [event["metrics"]["sampling/importance_sampling_ratio/max"] for event in steps]
+    assert all(0 < ratio < 0.01 for ratio in ratios)
+    assert all(event["metrics"]["sampling/logp_gap/max"] < 1e-4 for event in steps)
+
+
+@pytest.mark.parametrize(
+    ("correction", "words"), [("none", "chosen them freely"), ("token_mask", "by token"), ("auto", None)]
+)
+def test_a_correction_that_was_turned_off_is_told(correction: str, words: str | None) -> None:
+    notes = config_notes(
+        parse({"model": "m", "data": "d", "num_iterations": 2, "output_regex": "a", "sampling_correction": correction})
+    )
+    assert [words in note for note in notes] == [True] if words else notes == []
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("grammar", [REGEX, JSON], ids=["regex", "schema"])
+def test_of_a_thousand_samples_all_are_valid(policies: Any, grammar: Grammar) -> None:
+    rollout = Rollout(policies(), 400, rows=100)
+    groups = rollout.sample(problems(), 500, Sampling(grammar=grammar), seed=0, first_number=0)
+    done = [completion for group in groups for completion in group.completions]
+    assert len(done) == 1000 and {completion.stop for completion in done} == {"eos"}
+    assert all(is_valid(grammar, completion.text) for completion in done)

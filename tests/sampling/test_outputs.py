@@ -1,0 +1,112 @@
+"""Where completions end, chunk by chunk, without a model: end-of-sequence ids, the length limit, stop strings, a grammar."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backend.sampling.outputs import Outputs
+
+ENDS = (1, 2)
+SPECIAL = {1: "<end>", 2: "<stop>", 3: "<tool>"}
+
+
+class Letters:
+    """A tokenizer of one character a token."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        special = {} if skip_special_tokens else SPECIAL
+        return "".join(special.get(i, "") if i in SPECIAL else chr(i) for i in ids)
+
+
+def outputs_of(count: int, max_tokens: int, *stop: str) -> Outputs:
+    return Outputs(count, max_tokens, Letters(), ENDS, stop)
+
+
+def append(outputs: Outputs, rows: dict[int, list[int | str]], held: bool = False) -> None:
+    """The next tokens of these rows, a letter or an id each. A token's log-probability is −(its row.its place in the chunk), the logs
+    of what was kept and held are ten and a hundred times as much."""
+    tokens = np.array([[ord(one) if isinstance(one, str) else one for one in row] for row in rows.values()]).T
+    logps = -(np.array([*rows]) + np.arange(len(tokens))[:, None] / 100)
+    outputs.append(np.array([*rows]), tokens, logps, 10 * logps, 100 * logps if held else None)
+
+
+def ends(outputs: Outputs) -> list[tuple[str, str]]:
+    made = [outputs.completion(row) for row in range(len(outputs.stop))]
+    return [(completion.text, completion.stop) for completion in made]
+
+
+def test_each_row_ends_at_its_first_end_of_sequence_or_at_the_limit_which_comes_first() -> None:
+    outputs = outputs_of(5, 5)
+    append(outputs, {0: [*"abc"], 1: ["a", 1, "c"], 2: [2, "b", 1], 3: ["a", 3, 1], 4: [*"abc"]})
+    assert outputs.length.tolist() == [3, 2, 1, 3, 3] and outputs.token_count == 12
+    append(outputs, {4: ["d", 1, "f"], 0: [*"de", 1], 1: [*"xyz"]})
+    assert ends(outputs) == [("abcde", "length"), ("a", "eos"), ("", "eos"), ("a<tool>", "eos"), ("abcd", "eos")]
+    assert outputs.token_count == 5 + 2 + 1 + 3 + 5
+    append(outputs, {0: ["x"], 4: ["x"]})
+    last = outputs.completion(4)
+    assert last.tokens == [*map(ord, "abcd"), 1] and not last.log_held
+    assert last.logps == pytest.approx([-4, -4.01, -4.02, -4, -4.01])
+    assert last.log_kept == pytest.approx([-40, -40.1, -40.2, -40, -40.1])
+
+
+def test_rows_of_unequal_length_are_kept_whole() -> None:
+    outputs = outputs_of(2, 128)
+    append(outputs, {1: ["a"] * 60})
+    append(outputs, {0: ["b", "b", 1] + ["b"] * 67, 1: ["c"] * 70})
+    assert ends(outputs) == [("bb", "eos"), ("a" * 60 + "c" * 68, "length")]
+
+
+LONG = "a stop string of thirty letters"
+
+
+@pytest.mark.parametrize(
+    ("stop", "chunks", "text"),
+    [
+        (["and"], ["no stop string, then one a", "nd"], "no stop string, then one and"),
+        (["and"], ["and", " more"], "and"),
+        (["and"], ["so and"], "so and"),
+        (["and"], ["and then more than is read around new tokens"], "and"),
+        (["no", "and"], ["thanks a", "n", "d"], "thanks and"),
+        (["and", LONG], [*("x" * 40 + LONG)], "x" * 40 + LONG),
+    ],
+)
+def test_a_stop_string_ends_a_row_with_the_token_that_completes_it(
+    stop: list[str], chunks: list[str], text: str
+) -> None:
+    outputs = outputs_of(2, 200, *stop)
+    for chunk in chunks:
+        append(outputs, {1: [*chunk]})
+    append(outputs, {0: ["x", 2], 1: ["y", 2]})
+    assert ends(outputs) == [("x", "eos"), (text, "string")]
+
+
+def test_the_text_of_an_end_of_sequence_is_no_stop_string() -> None:
+    outputs = outputs_of(2, 9, "<end>", "<tool>")
+    append(outputs, {0: ["a", 1], 1: ["a", 3]})
+    assert ends(outputs) == [("a", "eos"), ("a<tool>", "string")]
+
+
+def test_under_a_grammar_a_stop_string_counts_where_its_token_completes_the_output() -> None:
+    """“1” comes where the output is not whole, and the “x” that makes it whole completes no stop string."""
+    whole = {"11x", "11x1;", "11x1;;"}
+    outputs = outputs_of(1, 9, "1", ";")
+    held: Any = SimpleNamespace(is_complete=lambda tokens: Letters().decode(tokens, False) in whole)
+    outputs.held = held
+    append(outputs, {0: [*"11x1;;"]}, held=True)
+    completion = outputs.completion(0)
+    assert (completion.text, completion.stop) == ("11x1;", "string")
+    assert completion.log_held == pytest.approx([-0.0, -1, -2, -3, -4])
+
+
+def test_only_an_end_that_no_token_could_have_replaced_counts_as_cut_off() -> None:
+    """A stuck row has the end of sequence alone to go on with; one that the limit cut before that was cut off already."""
+    outputs = outputs_of(3, 2)
+    stuck: Any = SimpleNamespace(stuck={0, 2})
+    outputs.held = stuck
+    append(outputs, {0: ["a", 1], 1: ["a", 1], 2: ["a", "b"]}, held=True)
+    assert outputs.cut_off_stuck() == 1
+    assert ends(outputs) == [("a<end>", "length"), ("a", "eos"), ("ab", "length")]

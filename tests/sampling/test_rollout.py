@@ -1,0 +1,748 @@
+"""Rollouts against the whole model: tokens, log-probabilities, ends, and independence of the batch."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_map
+from mlx_lm.generate import generate_step
+
+from backend.config.config import parse
+from backend.engine.chunk_sizes import BUCKET, capacity
+from backend.models.policy import Policy, load_policy
+from backend.sampling import rollout as rollout_module
+from backend.sampling import scheduler as scheduler_module
+from backend.sampling.drawing import Drawing
+from backend.sampling.kv_rows import KVRows, Prefilled, WaitingQueue
+from backend.sampling.outputs import REASONS, Outputs
+from backend.sampling.rollout import DECODE_CHUNK, Rollout
+from backend.sampling.row_costs import ON_CPU, QUANTIZED, RowCosts
+from backend.sampling.sampler import GREEDY, SampledTokens, Sampling, keyed_uniforms, sample_tokens
+from backend.sampling.scheduler import Scheduler
+from backend.types import Completion, Group, Problem
+from tests.support import random_models
+
+BATCHED, BY_GROUP = ["qwen3", "qwen3_moe"], ["gemma3_text", "mamba"]
+"""Architectures that are decoded by continuous batching, and others (a sliding window, a state space)."""
+FILTERED = Sampling(temperature=0.9, top_p=0.95, top_k=200)
+"""Sampling with filters. The same for all tests: mlx compiles constants into its CPU kernels, so each other value costs a g++ run."""
+LENGTHS = [1, 3, 70, 9]
+"""Prompt lengths of one batch: the longest exceeds a capacity bucket and the sliding window."""
+MANY_ENDS = list(range(1, 20))
+"""Many end-of-sequence ids: rows end at every step, so the batch is compacted often."""
+
+
+def policy_of(models: Path, arch: str = "qwen3", eos: list[int] | None = None, **settings: Any) -> Policy:
+    """A policy with random adapters. `eos` replaces the model's own end-of-sequence ids."""
+    folder = models / arch
+    if not folder.exists():
+        random_models.tiny_model(folder, arch)
+    policy = load_policy(parse({"model": str(folder), "data": "none", "beta": 0, "num_layers": -1} | settings))
+    shake(policy, seed=1)
+    if eos is not None:
+        policy.eos_ids = eos
+    return policy
+
+
+@pytest.fixture(scope="module")
+def rollouts(models: Path) -> Callable[..., Rollout]:
+    """Makes rollouts that share a policy and its compiled steps: tracing them is most of a short rollout's time."""
+    cache: dict[str, Rollout] = {}
+
+    def rollout(arch: str, max_tokens: int, eos: list[int] | None = None, **settings: Any) -> Rollout:
+        if arch not in cache:
+            cache[arch] = Rollout(policy_of(models, arch), 1)
+        configured = copy.copy(cache[arch])
+        configured.policy = copy.copy(configured.policy)
+        configured.policy.eos_ids = eos or configured.policy.eos_ids
+        configured.max_tokens = max_tokens
+        for name, value in settings.items():
+            setattr(configured, name, value)
+        return configured
+
+    return rollout
+
+
+def shake(policy: Policy, seed: int) -> None:
+    """Add noise to the adapters: fresh ones change nothing."""
+    mx.random.seed(seed)
+    noise = tree_map(lambda x: x + 0.05 * mx.random.normal(x.shape), policy.model.trainable_parameters())
+    policy.model.update(noise)
+
+
+def problems(lengths: list[int] = LENGTHS, seed: int = 0) -> list[Problem]:
+    rng = np.random.default_rng(seed)
+    return [Problem(i, "", [], rng.integers(60, 320, length).tolist(), "") for i, length in enumerate(lengths)]
+
+
+def full_logits(policy: Policy, prompt: list[int], tokens: list[int]) -> np.ndarray:
+    """Logits [T, V] that predict each token, by one pass of the unsplit model over one unpadded row."""
+    policy.model.eval()
+    logits = np.array(policy.model(mx.array([prompt + tokens]))[0])
+    return logits[len(prompt) - 1 : -1] if prompt else np.roll(logits, 1, axis=0)
+
+
+def full_logps(policy: Policy, prompt: list[int], tokens: list[int], temperature: float) -> np.ndarray:
+    """log π(tokens | prompt) by the definition, in float64."""
+    logits = full_logits(policy, prompt, tokens).astype(np.float64) / temperature
+    norm = np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)) + logits.max(-1)
+    return logits[np.arange(len(tokens)), tokens] - norm
+
+
+def with_problems(groups: list[Group]) -> list[tuple[Problem, Completion]]:
+    return [(group.problem, completion) for group in groups for completion in group.completions]
+
+
+# ---- log-probabilities -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arch", [*BATCHED, *BY_GROUP, *(pytest.param(arch, marks=pytest.mark.proof) for arch in ("llama", "mixtral"))]
+)
+def test_tokens_and_log_probabilities_follow_from_a_full_forward_pass(
+    rollouts: Callable[..., Rollout], arch: str
+) -> None:
+    """Every log-probability is the unpadded model's, and every token follows from its logits and its own random number: the
+    number of another token or row would give another token."""
+    sampling = FILTERED
+    rollout = rollouts(arch, 33, MANY_ENDS)
+    assert rollout.has_continuous_batching == (arch not in BY_GROUP)
+    groups = rollout.sample(problems(), 2, sampling, seed=5, first_number=7)
+    assert {completion.stop for _, completion in with_problems(groups)} == {"eos", "length"}
+    for number, group in enumerate(groups, 7):
+        for g, completion in enumerate(group.completions):
+            tokens = group.problem.tokens
+            assert np.abs(full_logps(rollout.policy, tokens, completion.tokens, 0.9) - completion.logps).max() < 1e-4
+            logits_TV = mx.array(full_logits(rollout.policy, tokens, completion.tokens))
+            uniform_T = mx.array(keyed_uniforms(5, [(number, g)], 33)[0, : len(completion.tokens)])
+            again = sample_tokens(logits_TV, uniform_T, sampling)
+            assert again.token_B.tolist() == completion.tokens
+            np.testing.assert_allclose(completion.log_kept, np.array(again.log_kept_B), atol=1e-4)
+
+
+def test_log_probabilities_without_the_prompt_or_with_another_one_are_far_off(rollouts: Callable[..., Rollout]) -> None:
+    """The test above would fail if the prompt were left out or a row attended to another row's prompt."""
+    rollout = rollouts("qwen3", 20)
+    policy = rollout.policy
+    sampled = with_problems(rollout.sample(problems(), 2, Sampling(), seed=0, first_number=0))
+    for p, completion in sampled:
+        other_problem = next(q for q, _ in sampled if q is not p)
+        assert np.abs(full_logps(policy, p.tokens, completion.tokens, 1.0) - completion.logps).max() < 1e-4
+        for wrong in ([], p.tokens[:-1], other_problem.tokens):
+            assert np.abs(full_logps(policy, wrong, completion.tokens, 1.0) - completion.logps).mean() > 1e-2
+
+
+def test_prefill_in_chunks_changes_nothing(rollouts: Callable[..., Rollout]) -> None:
+    unchunked, chunked = (
+        with_problems(rollouts("qwen3", 12, prefill_chunk=chunk).sample(problems(), 2, Sampling(), 0, 0))
+        for chunk in (2048, 16)
+    )
+    assert [completion.tokens for _, completion in unchunked] == [completion.tokens for _, completion in chunked]
+    for (_, a), (_, b) in zip(unchunked, chunked, strict=True):
+        np.testing.assert_allclose(a.logps, b.logps, atol=1e-5)
+
+
+def test_weights_changed_between_two_calls_are_seen(models: Path, compiled: None) -> None:
+    """The decoding step is compiled once; its weights are inputs, not constants of the trace."""
+    policy = policy_of(models)
+    rollout = Rollout(policy, 10)
+    first = with_problems(rollout.sample(problems(), 2, Sampling(), 0, 0))
+    shake(policy, seed=2)
+    second = with_problems(rollout.sample(problems(), 2, Sampling(), 0, 0))
+    assert any(
+        not np.allclose(a.logps[:1], b.logps[:1], atol=1e-3) for (_, a), (_, b) in zip(first, second, strict=True)
+    )
+    for p, completion in second:
+        assert np.abs(full_logps(policy, p.tokens, completion.tokens, 1.0) - completion.logps).max() < 1e-4
+
+
+def test_dropout_is_off_while_sampling(models: Path) -> None:
+    policy = policy_of(models, dropout=0.5)
+    policy.model.train()
+    sampled = with_problems(Rollout(policy, 10).sample(problems(), 2, Sampling(), 0, 0))
+    assert (
+        max(
+            np.abs(full_logps(policy, p.tokens, completion.tokens, 1.0) - completion.logps).max()
+            for p, completion in sampled
+        )
+        < 1e-4
+    )
+
+
+def test_a_compiled_step_computes_what_a_plain_one_does(rollouts: Callable[..., Rollout], compiled: None) -> None:
+    rollout = rollouts("qwen3", 33, MANY_ENDS)
+    steps = with_problems(rollout.sample(problems(), 2, Sampling(), seed=5, first_number=7))
+    mx.disable_compile()
+    try:
+        plain = with_problems(rollout.sample(problems(), 2, Sampling(), seed=5, first_number=7))
+    finally:
+        mx.enable_compile()
+    for (_, completion), (_, other) in zip(steps, plain, strict=True):
+        assert completion.tokens == other.tokens
+        np.testing.assert_allclose(completion.logps, other.logps, atol=1e-4)
+
+
+# ---- tokens ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "gemma3_text", "mamba"])
+def test_greedy_tokens_are_those_of_mlx_lms_own_generator(rollouts: Callable[..., Rollout], arch: str) -> None:
+    rollout = rollouts(arch, 16, [319])
+    for p, completion in with_problems(rollout.sample(problems(), 1, GREEDY, 0, 0)):
+        steps = generate_step(mx.array(p.tokens), rollout.policy.model, max_tokens=len(completion.tokens))
+        assert completion.tokens == [int(token) for token, _ in steps]
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "mamba"])
+def test_a_completion_does_not_depend_on_the_batch_around_it(rollouts: Callable[..., Rollout], arch: str) -> None:
+    """Alone, in another batch, in a larger group, in compacted rows: the same tokens and log-probabilities."""
+    rollout, sampling = rollouts(arch, 24, MANY_ENDS), FILTERED
+    rows = problems([5, 64, 2, 17])
+    together = rollout.sample(rows, 4, sampling, seed=3, first_number=20)
+    assert len({len(completion.tokens) for _, completion in with_problems(together)}) > 4
+    for p, group in enumerate(together):
+        alone = rollout.sample([group.problem], 2, sampling, seed=3, first_number=20 + p)[0]
+        for completion, other in zip(group.completions, alone.completions, strict=False):
+            assert (completion.tokens, completion.text, completion.stop) == (other.tokens, other.text, other.stop)
+            np.testing.assert_allclose(completion.logps, other.logps, atol=2e-5)
+    assert [
+        completion.tokens
+        for completion in rollout.sample(rows[:1], 4, sampling, seed=4, first_number=20)[0].completions
+    ] != [completion.tokens for completion in together[0].completions]
+
+
+def test_the_same_prompt_gives_other_completions_in_each_row_and_group(rollouts: Callable[..., Rollout]) -> None:
+    same = problems([4]) * 3
+    groups = rollouts("qwen3", 12, [319]).sample(same, 5, Sampling(), seed=0, first_number=0)
+    assert len({tuple(completion.tokens) for _, completion in with_problems(groups)}) == 15
+
+
+def test_a_prompt_is_prefilled_once_for_its_whole_group(models: Path) -> None:
+    policy, shapes = policy_of(models), []
+    rollout = Rollout(policy, 5)
+    hidden = rollout.fused.split_model.hidden
+    rollout.fused.split_model.hidden = lambda tokens, cache: shapes.append(tokens.shape) or hidden(tokens, cache)
+    rollout.sample(problems([40, 20, 30]), 8, Sampling(), 0, 0)
+    assert shapes[0] == (3, 40)
+    assert all(shape[1] == 1 for shape in shapes[1:])
+
+
+# ---- ends ------------------------------------------------------------------------------------------------------
+
+
+def test_every_end_of_sequence_id_of_the_model_ends_a_completion(tmp_path: Path) -> None:
+    random_models.tiny_model(tmp_path)
+    ends = [1, 94, 143]
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    policy = load_policy(parse({"model": str(tmp_path), "data": "none", "beta": 0}))
+    assert policy.eos_ids == ends
+    sampled = with_problems(Rollout(policy, 80).sample(problems([3, 8]), 12, Sampling(), 0, 0))
+    ended = [completion for _, completion in sampled if completion.stop == "eos"]
+    assert {completion.tokens[-1] for completion in ended} == set(ends)
+    for _, completion in sampled:
+        assert len(completion.tokens) == len(completion.logps) == len(completion.log_kept)
+        assert not set(completion.tokens[:-1]) & set(ends), "a token after the end"
+        assert (completion.stop == "eos") == (completion.tokens[-1] in ends)
+    for completion in ended:  # the id is kept, its text is not
+        assert completion.text == policy.tokenizer.decode(completion.tokens[:-1])
+
+
+@pytest.mark.parametrize(
+    ("arch", "max_tokens"),
+    [
+        *(("qwen3", n) for n in (1, 2, DECODE_CHUNK - 1, DECODE_CHUNK, DECODE_CHUNK + 1, BUCKET - 4, BUCKET + 3)),
+        *(("mamba", n) for n in (1, DECODE_CHUNK, DECODE_CHUNK + 1)),
+    ],
+)
+def test_the_length_limit_is_exact(rollouts: Callable[..., Rollout], arch: str, max_tokens: int) -> None:
+    rollout = rollouts(arch, max_tokens, [319])
+    policy = rollout.policy
+    sampled = with_problems(rollout.sample(problems([4, 2]), 2, Sampling(), 0, 0))
+    for p, completion in sampled:
+        assert completion.stop == ("eos" if completion.tokens[-1] == 319 else "length")
+        assert len(completion.tokens) == len(completion.logps) == max_tokens or completion.stop == "eos"
+        assert np.abs(full_logps(policy, p.tokens, completion.tokens, 1.0) - completion.logps).max() < 1e-4
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "mamba"])
+def test_an_end_of_sequence_id_as_first_token_ends_a_completion(rollouts: Callable[..., Rollout], arch: str) -> None:
+    counts: list[int] = []
+    sampled = with_problems(rollouts(arch, 50, list(range(320))).sample(problems(), 3, Sampling(), 0, 0, counts.append))
+    assert all(
+        len(completion.tokens) == 1 and completion.stop == "eos" and completion.text == "" for _, completion in sampled
+    )
+    assert counts[-1] == len(sampled)
+
+
+def stop_across_tokens(policy: Policy, completion: Completion) -> str | None:
+    """A two-letter string that spans two adjacent tokens and occurs nowhere earlier in the completion, or None."""
+    for t in range(6, len(completion.tokens) - 1):
+        left, right = (policy.tokenizer.decode([token]) for token in completion.tokens[t : t + 2])
+        word = left[-1:] + right[:1]
+        plain = word.isascii() and word.isprintable() and len(left + right) > 2
+        if plain and word not in policy.tokenizer.decode(completion.tokens[: t + 1]):
+            return word
+    return None
+
+
+def test_a_stop_string_across_two_tokens_ends_a_completion(models: Path) -> None:
+    policy = policy_of(models, eos=[319])
+    free = with_problems(Rollout(policy, 40).sample(problems([5, 3]), 16, Sampling(), 0, 0))
+    i, word = next(
+        (i, word) for i, (_, completion) in enumerate(free) if (word := stop_across_tokens(policy, completion))
+    )
+    stopping = Rollout(policy, 40, stop=["never there", word])
+    stopped = with_problems(stopping.sample(problems([5, 3]), 16, Sampling(), 0, 0))
+    for (_, completion), (_, unstopped) in zip(stopped, free, strict=True):
+        assert completion.tokens == unstopped.tokens[: len(completion.tokens)]
+        assert (completion.stop == "string") == (word in unstopped.text)
+        assert len(completion.tokens) == len(completion.logps) == len(completion.log_kept)
+        np.testing.assert_allclose(completion.logps, unstopped.logps[: len(completion.tokens)], atol=1e-4)
+        if completion.stop == "string":
+            assert word in completion.text
+            assert word not in policy.tokenizer.decode(completion.tokens[:-1]), (
+                "it ends with the token that completes the string"
+            )
+    assert stopped[i][1].stop == "string" and len(stopped[i][1].tokens) < 40
+
+
+def test_a_stop_string_before_the_end_of_sequence_in_one_chunk_comes_first(rollouts: Callable[..., Rollout]) -> None:
+    free = with_problems(rollouts("qwen3", 40, MANY_ENDS).sample(problems([5, 3]), 32, Sampling(), 0, 0))
+    i, ended = next(
+        (i, completion)
+        for i, (_, completion) in enumerate(free)
+        if completion.stop == "eos" and 3 <= len(completion.tokens) < DECODE_CHUNK and completion.text[:1].isascii()
+    )
+    stopping = rollouts("qwen3", 40, MANY_ENDS)
+    word = stopping.policy.tokenizer.decode(ended.tokens[:1])
+    assert word.isprintable()
+    stopping.stop = (word,)
+    stopped = with_problems(stopping.sample(problems([5, 3]), 32, Sampling(), 0, 0))[i][1]
+    assert (stopped.stop, stopped.tokens, stopped.text) == ("string", ended.tokens[:1], word)
+
+
+# ---- polling and scheduling -------------------------------------------------------------------------------------
+
+
+class Enough(Exception):
+    pass
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "mamba"])
+def test_poll_receives_the_token_count_and_may_raise_to_stop(rollouts: Callable[..., Rollout], arch: str) -> None:
+    rollout, counts = rollouts(arch, 40, MANY_ENDS), []
+    sampled = with_problems(rollout.sample(problems(), 2, Sampling(), 0, 0, counts.append))
+    assert counts == sorted(counts) and len(counts) >= 5
+    assert counts[-1] == sum(len(completion.tokens) for _, completion in sampled)
+
+    def stop(count: int) -> None:
+        if count > 30:
+            raise Enough
+
+    with pytest.raises(Enough):
+        rollout.sample(problems(), 2, Sampling(), 0, 0, stop)
+    again = with_problems(rollout.sample(problems(), 2, Sampling(), 0, 0))
+    assert [completion.tokens for _, completion in again] == [completion.tokens for _, completion in sampled]
+
+
+def recorded_steps(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """Record (rows, columns written, capacity) of every decoding step from now on."""
+    seen: list[tuple[int, int, int]] = []
+    real = rollout.compiled_step
+
+    def step(sampling: Sampling) -> Any:
+        inner = real(sampling)
+
+        def decode(token: mx.array, slot: mx.array, *rest: Any) -> Any:
+            seen.append((token.shape[0], slot.item() + 1, rest[2].size))
+            return inner(token, slot, *rest)
+
+        return decode
+
+    monkeypatch.setattr(rollout, "compiled_step", step)
+    return seen
+
+
+def test_the_batch_is_compacted_as_rows_end(rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows are long, and the last steps must not be computed for all rows. Few distinct row counts mean few traces."""
+    rollout = rollouts("qwen3", 64, MANY_ENDS)
+    seen = recorded_steps(rollout, monkeypatch)
+    sampled = with_problems(rollout.sample(problems([4] * 6), 8, Sampling(), 0, 0))
+    sizes = [rows for rows, *_ in seen]
+    lengths = [len(completion.tokens) for _, completion in sampled]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] == 48
+    assert {size for size in sizes if size != 48} <= {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}
+    for step, size in enumerate(sizes):
+        read = step - step % DECODE_CHUNK  # the tokens before this one had been read by then
+        alive = sum(length > read for length in lengths)
+        assert alive > 0 and size < max(2, 2 * alive), "a third of the rows had ended at the last read, and stayed"
+
+
+# ---- a limit on the rows decoded at once ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sampling", "ends", "max_tokens", "limits"),
+    [
+        (FILTERED, MANY_ENDS, 40, (3, 8)),
+        (Sampling(), MANY_ENDS[:8], 13, (8,)),
+        pytest.param(FILTERED, MANY_ENDS, 40, (31,), marks=pytest.mark.proof),
+        pytest.param(GREEDY, MANY_ENDS, 40, (3, 8, 31), marks=pytest.mark.proof),
+    ],
+    ids=["many ends", "the limit among ends", "31 rows", "greedy"],
+)
+def test_the_number_of_rows_decoded_at_once_changes_nothing(
+    rollouts: Callable[..., Rollout], sampling: Sampling, ends: list[int], max_tokens: int, limits: tuple[int, ...]
+) -> None:
+    """Prompts of many lengths: a waiting row may be longer than all rows of the batch when it is admitted, or much shorter."""
+    rows = problems([5, 30, 2, 90, 1, 140])
+    all_at_once = with_problems(rollouts("qwen3", max_tokens, ends).sample(rows, 3, sampling, seed=3, first_number=20))
+    assert {completion.stop for _, completion in all_at_once} == {"eos", "length"} or max_tokens > 13
+    assert len({len(completion.tokens) for _, completion in all_at_once}) >= 2, "rows end at different times"
+    for limit in limits:
+        rollout = rollouts("qwen3", max_tokens, ends, rows=limit)
+        some = with_problems(rollout.sample(rows, 3, sampling, seed=3, first_number=20))
+        for (_, completion), (_, other) in zip(all_at_once, some, strict=True):
+            assert (completion.tokens, completion.text, completion.stop) == (other.tokens, other.text, other.stop)
+            np.testing.assert_allclose(completion.logps, other.logps, atol=1e-4)
+            # A token at the edge of the nucleus may be kept or not by rounding.
+            np.testing.assert_allclose(completion.log_kept, other.log_kept, atol=5e-3)
+
+
+def test_a_limit_splits_groups_that_are_decoded_one_at_a_time(models: Path) -> None:
+    policy = policy_of(models, "mamba", MANY_ENDS)
+    unlimited = with_problems(Rollout(policy, 20).sample(problems([5, 3]), 5, Sampling(), 1, 0))
+    limited, sizes = Rollout(policy, 20, rows=3), []
+    steps = limited._group_steps
+    limited._group_steps = lambda prompt, G, *rest: sizes.append(G) or steps(prompt, G, *rest)
+    some = with_problems(limited.sample(problems([5, 3]), 5, Sampling(), 1, 0))
+    assert sizes == [3, 2, 3, 2]
+    assert [completion.tokens for _, completion in some] == [completion.tokens for _, completion in unlimited]
+
+
+def test_free_rows_are_refilled(rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch) -> None:
+    rollout = rollouts("qwen3", 60, MANY_ENDS, rows=16)
+    seen = recorded_steps(rollout, monkeypatch)
+    sampled = with_problems(rollout.sample(problems([4, 9] * 8), 8, Sampling(), 0, 0))
+    tokens, computed = sum(len(completion.tokens) for _, completion in sampled), sum(rows for rows, *_ in seen)
+    assert max(rows for rows, *_ in seen) == 16
+    assert tokens > 0.65 * computed, "a third of the work went into rows that had ended"
+    assert tokens / len(seen) > 10, "rows stayed free while completions waited"
+
+
+def test_prompts_are_prefilled_once_and_when_they_are_admitted(
+    rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    rollout = rollouts("qwen3", 40, MANY_ENDS, rows=8)
+    prefill = rollout._prefill
+    monkeypatch.setattr(rollout, "_prefill", lambda prompts: read.append(len(prompts)) or prefill(prompts))
+    rollout.sample(problems([4] * 12), 5, Sampling(), 0, 0)
+    assert sum(read) == 12 and read[0] == 2 and max(read) <= 2
+
+
+def test_capacity_is_bounded_by_the_longest_living_row(
+    rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns that only finished rows used are dropped; otherwise the arrays would grow with every refill."""
+    rollout = rollouts("qwen3", 100, MANY_ENDS, rows=8)
+    seen = recorded_steps(rollout, monkeypatch)
+    sampled = with_problems(rollout.sample(problems([4] * 16), 4, Sampling(), 0, 0))
+    longest = 4 + max(len(completion.tokens) for _, completion in sampled)
+    assert len(seen) > 2 * longest
+    assert max(columns for *_, columns in seen) <= capacity(longest + DECODE_CHUNK)
+    assert all(written <= columns for _, written, columns in seen)
+
+
+def test_the_columns_of_the_longest_row_are_dropped_when_it_ends(
+    rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too few rows have finished to reduce the row count, and none waits; the columns must be dropped nevertheless."""
+    prompts = problems([270, 3, 4, 5, 6, 7, 8, 9])
+    free = [
+        completion.tokens
+        for _, completion in with_problems(rollouts("qwen3", 30, [319]).sample(prompts, 1, Sampling(), 0, 0))
+    ]
+    end = next(token for token in free[0] if not any(token in tokens for tokens in free[1:]))
+    rollout = rollouts("qwen3", 30, [end])
+    seen = recorded_steps(rollout, monkeypatch)
+    sampled = with_problems(rollout.sample(prompts, 1, Sampling(), 0, 0))
+    assert [completion.stop for _, completion in sampled] == ["eos", *["length"] * 7]
+    assert seen[0][2] > 270 and seen[-1] == (8, 9 + 29, BUCKET)
+
+
+def test_capacities_are_few_and_fit() -> None:
+    for columns in range(1, 20_000, 7):
+        room = capacity(columns)
+        assert columns <= room <= max(columns * 1.125, columns + BUCKET)
+    assert len({capacity(columns) for columns in range(1, 8192)}) < 42
+    assert {capacity(columns) for columns in range(1, 513)} == set(range(64, 513, 64))
+
+
+def test_prefill_chunks_count_the_tokens_of_every_row(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, shapes = policy_of(models), []
+    rollout = Rollout(policy, 2)
+    hidden = rollout.fused.split_model.hidden
+    rollout.fused.split_model.hidden = lambda tokens, cache: shapes.append(tokens.shape) or hidden(tokens, cache)
+    monkeypatch.setattr(rollout_module, "PREFILL_TOKENS", 100)
+    rollout.sample(problems([40, 20, 30, 7]), 1, Sampling(), 0, 0)
+    assert shapes[:2] == [(4, 25), (4, 15)]
+
+
+def test_a_stop_string_across_two_chunks_is_found(models: Path) -> None:
+    """Stop strings are first looked for in the text around the new tokens, which must include the tokens before them."""
+    tokenizer = policy_of(models).tokenizer
+    ids = tokenizer.encode("0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 30 40", add_special_tokens=False)
+    for word in ("13 14", "9 10 11", "30"):
+        outputs = Outputs(1, 100, tokenizer, [1], [word])
+        for start in range(0, len(ids), 3):
+            part = np.array(ids[start : start + 3])[:, None]
+            outputs.append(np.array([0]), part, np.zeros(part.shape), np.zeros(part.shape))
+        completion = outputs.completion(0)
+        assert (
+            completion.stop == "string"
+            and completion.text.endswith(word)
+            and len(completion.tokens) == len(completion.logps)
+        )
+
+
+# ---- as on a GPU -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """As on a GPU, which queues steps ahead; the list receives every wait for the device inside of `_decode`."""
+    monkeypatch.setattr(scheduler_module, "on_cpu", lambda: False)
+    monkeypatch.setattr(mx, "get_memory_limit", lambda: 1 << 40)
+    seen: list[str] = []
+    decode = Scheduler._decode
+
+    def watched(self: Scheduler, steps: int) -> list[SampledTokens]:
+        with monkeypatch.context() as inside:
+            for name in ("eval", "synchronize"):
+                inside.setattr(mx, name, lambda *_, name=name: seen.append(name))
+            for owner, name in ((np, "array"), (np, "asarray")):
+                real = getattr(owner, name)
+                inside.setattr(owner, name, lambda x, *rest, r=real, n=name: _noted(x, n, seen) or r(x, *rest))
+            return decode(self, steps)
+
+    monkeypatch.setattr(Scheduler, "_decode", watched)
+    return seen
+
+
+def _noted(x: Any, name: str, seen: list[str]) -> None:
+    if isinstance(x, mx.array):
+        seen.append(name)
+
+
+def test_a_gpu_never_waits_between_steps_and_gets_the_same_tokens(
+    rollouts: Callable[..., Rollout], waits: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However large the caches are: a token is read a chunk after it was sampled."""
+    queued = with_problems(rollouts("qwen3", 40, MANY_ENDS).sample(problems(), 4, FILTERED, seed=3, first_number=20))
+    assert waits == []
+    monkeypatch.setattr(scheduler_module, "on_cpu", lambda: True)
+    waited = with_problems(rollouts("qwen3", 40, MANY_ENDS).sample(problems(), 4, FILTERED, seed=3, first_number=20))
+    assert waits.count("eval") >= 20, "the test would not notice a wait"
+    for (_, completion), (_, other) in zip(queued, waited, strict=True):
+        assert (completion.tokens, completion.logps) == (other.tokens, other.logps)
+
+
+def test_a_gpu_short_of_memory_waits_from_then_on_and_says_so_once(
+    rollouts: Callable[..., Rollout], waits: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout = rollouts("qwen3", 24, [319], slow_paths=[])
+    monkeypatch.setattr(mx, "get_memory_limit", lambda: 100_000_000)
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 96_000_000)
+    for _ in range(2):
+        rollout.sample(problems(), 2, Sampling(), seed=3, first_number=20)
+    assert waits == ["eval"] * 2 * (23 - 1), "every step but the first of each rollout"
+    assert rollout.new_notes() == [rollout_module.SHORT_OF_MEMORY] == rollout.slow_paths
+    assert rollout.new_notes() == []
+
+
+def test_on_a_gpu_rows_fill_tiles(rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 completions: 32 rows, refilled as long as any wait, and no 33 to 63, nor a copy into 24."""
+    rollout = rollouts("qwen3", 64, MANY_ENDS, row_costs=QUANTIZED)
+    seen = recorded_steps(rollout, monkeypatch)
+    tiled = with_problems(rollout.sample(problems([4] * 6), 8, Sampling(), 0, 0))
+    sizes = [rows for rows, *_ in seen]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] == 32
+    assert set(sizes) <= {32, 16, 8, 4, 2, 1}
+    together = with_problems(rollouts("qwen3", 64, MANY_ENDS).sample(problems([4] * 6), 8, Sampling(), 0, 0))
+    assert [completion.tokens for _, completion in tiled] == [completion.tokens for _, completion in together]
+
+
+# ---- slow paths ------------------------------------------------------------------------------------------------
+
+
+def test_the_fast_path_has_nothing_to_report(rollouts: Callable[..., Rollout]) -> None:
+    assert rollouts("qwen3", 1).slow_paths == [] and rollouts("qwen3_moe", 1).slow_paths == []
+
+
+@pytest.mark.parametrize(("arch", "cache"), [("gemma3_text", "RotatingKVCache"), ("mamba", "ArraysCache")])
+def test_a_cache_that_cannot_be_batched_is_named_as_the_reason(
+    rollouts: Callable[..., Rollout], arch: str, cache: str
+) -> None:
+    assert rollouts(arch, 1).slow_paths == [
+        f"Completions are decoded one group at a time: the model's {cache} cannot hold rows of unequal length."
+    ]
+
+
+def test_a_model_that_takes_one_position_for_all_rows_is_decoded_by_group_and_says_why(models: Path) -> None:
+    policy = policy_of(models)
+    attention = policy.model.layers[0].self_attn
+
+    class OnePosition(type(attention)):
+        def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+            if cache is not None and isinstance(cache.offset, mx.array):
+                raise ValueError("one position, please.\nA second line.")
+            return super().__call__(x, mask, cache)
+
+    attention.__class__ = OnePosition
+    rollout = Rollout(policy, 9)
+    assert rollout.slow_paths == [
+        "Completions are decoded one group at a time: a trial with prompts of unequal length failed with ValueError: "
+        "one position, please."
+    ]
+    for p, completion in with_problems(rollout.sample(problems(), 2, Sampling(), 0, 0)):
+        assert np.abs(full_logps(policy, p.tokens, completion.tokens, 1.0) - completion.logps).max() < 1e-4
+
+
+def test_a_model_that_is_wrong_for_rows_of_unequal_length_says_so(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batched = rollout_module.BatchKVCache
+    monkeypatch.setattr(rollout_module, "BatchKVCache", lambda pads: batched([0] * len(pads)))
+    (sentence,) = Rollout(policy_of(models), 4).slow_paths
+    assert sentence.endswith("gave other log-probabilities than each prompt alone.")
+
+
+def test_room_for_tokens_is_doubled_when_it_is_needed_and_not_before() -> None:
+    outputs = Outputs(1, 1000, None, [2], [])
+    token = np.full((1, 1), 7)
+    shapes = []
+    for _ in range(129):
+        outputs.append(np.array([0]), token, np.zeros((1, 1)), np.zeros((1, 1)))
+        shapes.append(outputs._tokens.shape)
+    assert shapes == [(1, 64)] * 64 + [(1, 128)] * 64 + [(1, 256)]
+
+
+def scheduler_of(
+    lengths: list[int], generated: list[int], ended: list[int], max_tokens: int, costs: RowCosts = ON_CPU
+) -> Scheduler:
+    """A scheduler between two chunks: these rows, some of which have ended; no completion waits."""
+    rows, N, columns = KVRows(), len(lengths), capacity(max(lengths))
+    rows.index, rows.generated, rows.slot = np.arange(N), np.array(generated), max(lengths)
+    rows.pad, rows.column_C = rows.slot - np.array(lengths), mx.arange(columns)
+    rows.keys, rows.values = [mx.zeros((N, 1, columns, 4))], [mx.zeros((N, 1, columns, 4))]
+    outputs = Outputs(N, max_tokens, None, [2], [])
+    outputs.stop[ended] = REASONS.index("eos")
+    queue: Any = SimpleNamespace(waiting=0)
+    scheduler = Scheduler(queue, outputs, np.zeros((N, max_tokens)), Drawing(Sampling()), lambda: None, N, costs)
+    scheduler.rows, scheduler.latest = rows, SampledTokens(*[mx.zeros(N)] * 3)
+    return scheduler
+
+
+def test_after_compaction_the_columns_last_for_the_chunk_of_the_youngest_row() -> None:
+    """The oldest row has one token to go and the youngest eight: there must be columns for all eight."""
+    scheduler = scheduler_of([63, 30, 20, 20], generated=[49, 10, 10, 10], ended=[2, 3], max_tokens=50)
+    assert scheduler.schedule()
+    assert (len(scheduler.rows), scheduler.rows.slot) == (2, 63)
+    assert scheduler.rows.capacity >= 63 + DECODE_CHUNK
+
+
+@pytest.mark.parametrize(
+    ("lengths", "generated", "ended", "columns", "is_copied"),
+    [
+        (
+            [65 - DECODE_CHUNK, 20, 20],
+            [49, 10, 10],
+            [],
+            128,
+            True,
+        ),  # 64 columns do not last for the youngest row's chunk
+        ([64 - DECODE_CHUNK, 20, 20], [49, 10, 10], [], 64, False),  # they do to the last
+        # Three quarters are enough for the living rows, to the last; and one too few.
+        ([256 - DECODE_CHUNK, 192 - DECODE_CHUNK, *[30] * 4], [10] * 6, [0], 192, True),
+        ([256 - DECODE_CHUNK, 193 - DECODE_CHUNK, *[30] * 4], [10] * 6, [0], 256, False),
+    ],
+)
+def test_columns_are_added_and_dropped_as_living_rows_need_them(
+    lengths: list[int], generated: list[int], ended: list[int], columns: int, is_copied: bool
+) -> None:
+    """Each change copies all rows, so nothing else does while as many rows are decoded."""
+    scheduler = scheduler_of(lengths, generated, ended, max_tokens=50)
+    before = scheduler.rows.keys[0]
+    assert scheduler.schedule()
+    assert len(scheduler.rows) == len(lengths) and scheduler.rows.capacity == columns
+    assert (scheduler.rows.keys[0] is not before) == is_copied
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "alive", "waiting", "admitted"),
+    [(16, 15, 9, 0), (16, 14, 9, 2), (16, 14, 1, 1), (8, 7, 9, 1), (16, 0, 9, 9), (1, 0, 9, 1), (16, 3, 0, 0)],
+)
+def test_waiting_completions_are_admitted_once_an_eighth_of_the_rows_is_free(
+    max_rows: int, alive: int, waiting: int, admitted: int
+) -> None:
+    scheduler = scheduler_of([5], [1], [], max_tokens=50)
+    scheduler.max_rows, scheduler.queue = max_rows, cast(Any, SimpleNamespace(waiting=waiting))
+    assert scheduler._admission_count(alive) == admitted
+
+
+def queue_of(tokens: int, count: int) -> WaitingQueue:
+    """Completions of one prompt of so many tokens."""
+    cache = [mx.zeros((1, 1, tokens, 4))]
+    prefilled = Prefilled(mx.zeros((1, 5)), cache, cache, np.zeros(1, np.int64))
+    return WaitingQueue([[3] * tokens], count, lambda prompts: prefilled)
+
+
+def test_an_admitted_row_has_columns_for_its_first_chunk() -> None:
+    """58 tokens of a prompt, and seven that follow the one from its prefill: one more than 64."""
+    queue, outputs = queue_of(58, 2), Outputs(2, 8, None, [2], [])
+    scheduler = Scheduler(queue, outputs, np.zeros((2, 8)), Drawing(Sampling()), lambda: None, 2, ON_CPU)
+    assert scheduler.schedule() and scheduler.rows.capacity >= 58 + 7
+
+
+def test_row_counts_are_one_two_three_or_four_times_a_power_of_two() -> None:
+    """Every other row count would be one more trace of the compiled step."""
+    sizes = []
+    for living in range(1, 49):
+        scheduler = scheduler_of([5] * 64, generated=[1] * 64, ended=list(range(living, 64)), max_tokens=50)
+        assert scheduler.schedule()
+        sizes.append(len(scheduler.rows))
+    assert sorted(set(sizes)) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48]
+    assert all(size >= living for living, size in enumerate(sizes, 1))
+    scheduler = scheduler_of([5] * 64, generated=[1] * 64, ended=list(range(9, 64)), max_tokens=50)
+    scheduler.queue, scheduler.max_rows = queue_of(5, 1), 64
+    assert scheduler.schedule() and len(scheduler.rows) == 12, "nine living rows, an admitted one and two that ended"
+
+
+@pytest.mark.parametrize("arch", BY_GROUP)
+def test_other_caches_are_prefilled_in_chunks(
+    rollouts: Callable[..., Rollout], arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory plan counts chunks for every model, sliding windows and state spaces included."""
+    rollout = rollouts(arch, 6)
+    [whole] = rollout.sample(problems([7]), 2, FILTERED, seed=5, first_number=7)
+    lengths: list[int] = []
+    hidden = rollout.fused.split_model.hidden
+
+    def counted(tokens: mx.array, *args: object) -> mx.array:
+        lengths.append(tokens.shape[1])
+        return hidden(tokens, *args)
+
+    monkeypatch.setattr(rollout.fused.split_model, "hidden", counted)
+    monkeypatch.setattr(rollout, "prefill_chunk", 2)
+    [chunked] = rollout.sample(problems([7]), 2, FILTERED, seed=5, first_number=7)
+    assert max(lengths) == 2 < len(whole.problem.tokens)
+    assert [one.tokens for one in chunked.completions] == [one.tokens for one in whole.completions]

@@ -1,0 +1,124 @@
+"""The distribution that tokens are sampled from under top-p, top-k and min-p, and the metrics that compare it with the policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from backend.config.config import parse
+from backend.models.policy import Policy, load_policy
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.sampling.rollout import Rollout
+from backend.sampling.sampler import Sampling
+from backend.training.batch import pack
+from backend.training.grpo import grpo_learner
+from backend.types import Problem
+from tests.support import random_models, small_run
+from tests.support.reference_forward import TEMPERATURE
+
+FILTERS = [
+    Sampling(TEMPERATURE, top_k=12),
+    Sampling(TEMPERATURE, top_p=0.6),
+    Sampling(TEMPERATURE, min_p=0.4),
+    Sampling(TEMPERATURE, top_p=0.8, top_k=60, min_p=0.1),
+]
+
+
+def policy_of(models: Path, arch: str = "qwen3", **settings: Any) -> Policy:
+    folder = models / arch
+    if not folder.exists():
+        random_models.tiny_model(folder, arch)
+    return load_policy(parse({"model": str(folder), "data": "none", "beta": 0, "num_layers": -1} | settings))
+
+
+def prompts() -> list[Problem]:
+    rng = np.random.default_rng(0)
+    return [Problem(i, "", [], rng.integers(60, 320, length).tolist(), "") for i, length in enumerate([1, 4, 9])]
+
+
+def filtered(logits_V: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """The filtered distribution, in float64: top-k, then top-p over what is left, then min-p."""
+    mass_V = np.exp((logits_V - logits_V.max()) / sampling.temperature)
+    if sampling.top_k:
+        mass_V = np.where(mass_V >= np.sort(mass_V)[-sampling.top_k], mass_V, 0)
+    if sampling.top_p < 1:
+        order = np.argsort(-mass_V)
+        before = np.cumsum(mass_V[order]) - mass_V[order]
+        mass_V[order[before >= sampling.top_p * mass_V.sum()]] = 0
+    mass_V = np.where(mass_V >= sampling.min_p, mass_V, 0)
+    return mass_V / mass_V.sum()
+
+
+@pytest.mark.parametrize(
+    ("arch", "sampling"), [*(("qwen3", sampling) for sampling in FILTERS), ("gemma3_text", FILTERS[-1])], ids=str
+)
+def test_logp_minus_log_kept_is_the_filtered_distribution_s_log_probability(
+    models: Path, arch: str, sampling: Sampling
+) -> None:
+    """The kept share was once read at the last token of the vocabulary, and NaN where that was filtered."""
+    policy = policy_of(models, arch)
+    seen = 0
+    for group in Rollout(policy, 8).sample(prompts(), 3, sampling, seed=0, first_number=0):
+        for completion in group.completions:
+            logits = np.array(policy.model(mx.array([group.problem.tokens + completion.tokens]))[0], np.float64)
+            rows = logits[len(group.problem.tokens) - 1 : -1]
+            exact = np.log([filtered(row, sampling)[token] for row, token in zip(rows, completion.tokens, strict=True)])
+            np.testing.assert_allclose(np.array(completion.logps) - completion.log_kept, exact, atol=1e-4)
+            assert all(-5 < kept < -1e-3 for kept in completion.log_kept), "nothing was filtered, so this shows nothing"
+            seen += len(completion.tokens)
+    assert seen > 40
+
+
+def gaps(models: Path, sampling: Sampling, **settings: Any) -> tuple[dict[str, float], list[float]]:
+    """The metrics of a training step on completions sampled with `sampling`, and log_kept of each of their tokens."""
+    filters = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+    }
+    about = {"batch_size": 3, "group_size": 3, "skip_zero_signal": False} | filters | settings
+    policy = policy_of(models, **about)
+    config = parse({"model": str(models / "qwen3"), "data": "none", "beta": 0, "num_layers": -1} | about)
+    groups = Rollout(policy, 8).sample(prompts(), 3, sampling, seed=0, first_number=0)
+    for group in groups:
+        for completion, advantage in zip(group.completions, (1.0, -1.0, 0.0), strict=True):
+            completion.advantage = advantage
+    kept = [x for group in groups for completion in group.completions for x in completion.log_kept]
+    return grpo_learner(policy, config, 1).learn(pack(groups, pad_id=0)), kept
+
+
+def test_the_importance_ratio_is_the_mass_that_was_kept(models: Path) -> None:
+    for sampling in FILTERS[-1:]:
+        metrics, kept = gaps(models, sampling)
+        assert metrics["sampling/importance_sampling_ratio/mean"] == pytest.approx(np.exp(kept).mean(), abs=1e-4)
+        assert metrics["sampling/importance_sampling_ratio/min"] == pytest.approx(np.exp(min(kept)), abs=1e-4)
+        assert metrics["sampling/importance_sampling_ratio/max"] == pytest.approx(np.exp(max(kept)), abs=1e-4)
+        assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(-np.mean(kept), abs=1e-4)
+        assert metrics["sampling/sampling_logp_difference/max"] == pytest.approx(-min(kept), abs=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{"num_iterations": 2}, {"sampling_correction": "sequence_mask"}], ids=str)
+def test_without_filters_the_sampler_is_the_policy(models: Path, settings: dict[str, Any]) -> None:
+    metrics, kept = gaps(models, Sampling(TEMPERATURE), **settings)
+    assert set(kept) == {0.0}
+    assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
+    assert metrics["sampling/importance_sampling_ratio/min"] > 0.999
+    assert metrics["sampling/importance_sampling_ratio/max"] < 1.001
+
+
+def test_a_run_s_diary_has_the_importance_ratio_of_filtered_sampling(tmp_path: Path) -> None:
+    means = []
+    for name, filters in (("all", {"top_p": 1.0, "top_k": 0}), ("cut", {"top_p": 0.5, "top_k": 0})):
+        run = RunFolder(tmp_path / name)
+        raw = small_run.settings_for(tmp_path / "parts", iters=2, beta=0.05, **filters)
+        assert small_run.train_here(raw, run).kind == "finished"
+        steps = [event["metrics"] for event in read_events(run.events) if event["kind"] == "step"]
+        means += [step["sampling/importance_sampling_ratio/mean"] for step in steps]
+    assert means[:2] == pytest.approx([1.0, 1.0], abs=1e-4)
+    assert means[2:] == pytest.approx([0.5, 0.5], abs=0.05), "top-p 0.5 leaves half of the mass"

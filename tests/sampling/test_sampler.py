@@ -1,0 +1,270 @@
+"""One sampled token: its distribution is exactly the filtered one, its log-probability that of the unfiltered policy."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from backend.config.config import parse
+from backend.engine.cpu import vector_exp
+from backend.engine.penalties import Penalties
+from backend.sampling.sampler import GREEDY, Sampling, keyed_uniforms, sample_tokens
+from backend.utils.machine import TREAT_CPU_AS
+
+GRID = 40_000
+"""Evenly spaced uniforms: shares are then exact to 1 / GRID at each end of a token's interval."""
+FILTERS = [
+    Sampling(),
+    Sampling(temperature=0.5),
+    Sampling(temperature=2.0),
+    Sampling(top_k=3),
+    Sampling(top_k=1),
+    Sampling(top_p=0.7),
+    Sampling(min_p=0.2),
+    Sampling(temperature=0.8, top_p=0.95, top_k=20),
+    Sampling(temperature=1.7, top_p=0.8, top_k=9),
+    Sampling(temperature=1.3, top_k=12, min_p=0.1),
+    Sampling(temperature=0.7, top_p=0.9, min_p=0.05),
+    Sampling(temperature=1.5, top_p=0.9, top_k=8, min_p=0.15),
+]
+
+
+def logits(size: int = 24, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 1.5, size)
+
+
+def exact(values: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """The filtered distribution, in float64, token by token: top-k, then top-p over what is left, then min-p."""
+    mass = np.exp(values / sampling.temperature - np.max(values / sampling.temperature))
+    kept = np.ones(len(mass), bool)
+    if 0 < sampling.top_k < len(mass):
+        kept &= mass >= np.sort(mass)[-sampling.top_k]
+    if sampling.top_p < 1:
+        missing, nucleus = sampling.top_p * mass[kept].sum(), np.zeros_like(kept)
+        for token in np.argsort(-mass, kind="stable"):
+            if kept[token] and missing > 0:
+                nucleus[token] = True
+                missing -= mass[token]
+        kept = nucleus
+    kept &= mass >= sampling.min_p
+    return np.where(kept, mass, 0) / mass[kept].sum()
+
+
+def sampled(
+    values: np.ndarray, sampling: Sampling, count: int = 20_000, seed: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and log-probabilities of `count` independent samples."""
+    uniform_B = mx.array(np.random.default_rng(seed).random(count, np.float32))
+    token_B, logp_B, _ = sample_tokens(
+        mx.broadcast_to(mx.array(values, mx.float32), (count, len(values))), uniform_B, sampling
+    )
+    return np.array(token_B), np.array(logp_B)
+
+
+@pytest.mark.parametrize("sampling", FILTERS, ids=str)
+def test_a_grid_of_uniforms_gives_the_exact_filtered_distribution(sampling: Sampling) -> None:
+    """The inverse CDF is a function of the uniform, so a grid has no sampling noise that could hide a small error."""
+    values = logits(seed=5)
+    grid_B = mx.array((np.arange(GRID) + 0.5) / GRID, mx.float32)
+    token_B, _, _ = sample_tokens(mx.broadcast_to(mx.array(values, mx.float32), (GRID, len(values))), grid_B, sampling)
+    shares = np.bincount(np.array(token_B), minlength=len(values)) / GRID
+    expected = exact(values, sampling)
+    assert np.abs(shares - expected).max() < 1e-4
+    assert shares[expected == 0].sum() == 0, "a filtered token was sampled"
+
+
+@pytest.mark.parametrize("sampling", FILTERS, ids=str)
+@pytest.mark.parametrize("choices", ["cpu", "gpu"])
+def test_the_extreme_uniforms_never_sample_a_filtered_token(
+    sampling: Sampling, choices: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TREAT_CPU_AS, choices)
+    rows = np.stack([logits(size=1000, seed=seed) for seed in range(25)])
+    kept_BV = np.stack([exact(row, sampling) > 0 for row in rows])
+    for uniform in (0.0, 2.0**-24, 0.5, 1 - 2.0**-24):
+        token_B, _, _ = sample_tokens(mx.array(rows, mx.float32), mx.full(25, uniform), sampling)
+        tokens = np.array(token_B).astype(int)
+        assert kept_BV[np.arange(25), tokens].all()
+
+
+@pytest.mark.parametrize("index", [0, 11, 23])
+def test_a_filter_that_leaves_one_token_always_samples_it(index: int) -> None:
+    """Whether the only token left is the first, the last or between, the extreme uniforms must find it."""
+    values = np.zeros(24)
+    values[index] = 3.0
+    for sampling in (Sampling(top_k=1), Sampling(top_p=0.01), Sampling(min_p=0.9), Sampling(min_p=1.0)):
+        assert set(sampled(values, sampling, 1000)[0].tolist()) == {index}
+        ends, _, _ = sample_tokens(
+            mx.array(np.stack([values] * 2), mx.float32), mx.array([0.0, 1 - 2.0**-24]), sampling
+        )
+        assert ends.tolist() == [index, index]
+
+
+@pytest.mark.parametrize("choices", ["cpu", "gpu"])
+def test_a_uniform_at_the_end_of_a_token_s_interval_samples_that_token(
+    choices: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen equal masses in four blocks, whose sums are exact: the running sum reaches i / 16 at token i − 1."""
+    monkeypatch.setenv(TREAT_CPU_AS, choices)
+    token_B, logp_B, _ = sample_tokens(mx.zeros((16, 16)), mx.arange(16) / 16, Sampling())
+    assert token_B.tolist() == [0, *range(15)]
+    np.testing.assert_allclose(logp_B, -np.log(16), rtol=1e-6)
+
+
+def in_blocks(x: mx.array, axis: int = -1, *, inclusive: bool = True) -> mx.array:
+    """A running sum as on a GPU: blocks of four, each added to a total that was summed in another order."""
+    if not inclusive:
+        return mx.pad(in_blocks(x)[..., :-1], [(0, 0)] * (x.ndim - 1) + [(1, 0)])
+    rows = np.array(x, np.float32)
+    starts = range(0, rows.shape[-1], 4)
+    before = [rows[..., :start].sum(axis=-1, dtype=np.float32) for start in starts]  # pairwise
+    inside = [np.cumsum(rows[..., start : start + 4], axis=-1, dtype=np.float32) for start in starts]
+    return mx.array(np.concatenate([b[..., None] + x for b, x in zip(before, inside, strict=True)], axis=-1))
+
+
+def test_a_running_sum_in_blocks_never_samples_a_filtered_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the running sum varies by a rounding where no token was kept. Counting the edges below the target then gave
+    tokens that top-k had removed, for a few samples in a million."""
+    values = np.random.default_rng(2).normal(0, 0.5, 4096)
+    sampling = Sampling(top_k=2000)
+    kept = exact(values, sampling) > 0
+    mass = np.where(kept, np.exp(values - values.max()), 0).reshape(64, 64)
+    wavers = [np.diff(np.array(in_blocks(mx.array(row[None], mx.float32)))[0]) for row in (*mass, mass.sum(axis=1))]
+    assert any((rise < 0).any() for rise in wavers), "these rows show nothing: their running sums never fall"
+    monkeypatch.setattr(mx, "cumsum", in_blocks)
+    monkeypatch.setenv(TREAT_CPU_AS, "gpu")
+    edges = np.concatenate([np.cumsum(exact(values, sampling)), np.cumsum(mass.sum(axis=1)) / mass.sum()]).astype(
+        np.float32
+    )
+    aims = np.concatenate([edges, *(np.nextafter(edges, np.float32(side)) for side in (0, 2))]).clip(0, 1 - 2.0**-24)
+    for part in np.array_split(aims[:: len(aims) // 1500], 4):
+        token_B, _, _ = sample_tokens(mx.array(np.tile(values, (len(part), 1)), mx.float32), mx.array(part), sampling)
+        assert kept[np.array(token_B)].all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 64, 257, 320, 4096, 4097])
+def test_every_vocabulary_size_is_split_into_blocks_without_padding(size: int) -> None:
+    """A prime, a square, one token: the inverse CDF over blocks is the one over all tokens."""
+    values = logits(size, seed=size)
+    grid_B = mx.array((np.arange(500) + 0.5) / 500, mx.float32)
+    token_B, _, _ = sample_tokens(mx.broadcast_to(mx.array(values, mx.float32), (500, size)), grid_B, Sampling())
+    above = np.cumsum(exact(values, Sampling()))
+    tokens = np.array(token_B).astype(int)
+    assert np.all(above[tokens] >= np.array(grid_B) - 1e-5)
+    assert np.all(np.where(tokens > 0, above[tokens - 1], 0) <= np.array(grid_B) + 1e-5)
+
+
+def test_the_vector_exponential_is_as_exact_as_the_library_s() -> None:
+    x = -np.abs(np.random.default_rng(0).normal(0, 25, 200_000)).astype(np.float32)
+    x[:4] = [0, -np.inf, -1e30, -87]
+    actual, expected = np.array(vector_exp._exp(mx.array(x)), np.float64), np.exp(x.astype(np.float64))
+    normal = x > -87
+    library_error = np.abs(np.array(mx.exp(mx.array(x)), np.float64)[normal] / expected[normal] - 1).max()
+    assert np.abs(actual[normal] / expected[normal] - 1).max() <= 1.05 * library_error
+    assert actual[0] == 1 and actual[1] == actual[2] == 0 and (actual[x < -89] == 0).all() and (actual >= 0).all()
+
+
+def test_ties_at_a_threshold_are_all_kept_and_equally_likely() -> None:
+    values = np.array([0.0, 2.0, 1.0, 1.0, 1.0, -1.0])
+    for sampling in (Sampling(top_k=2), Sampling(top_p=0.6), Sampling(min_p=float(np.exp(-1.0)) - 1e-6)):
+        counts = np.bincount(sampled(values, sampling)[0], minlength=6)
+        assert counts[0] == counts[5] == 0
+        assert np.ptp(counts[2:5]) < 0.1 * counts[2]
+
+
+def test_the_log_probability_is_the_tempered_one_before_any_filter() -> None:
+    values = logits()
+    for sampling in FILTERS:
+        tokens, logps = sampled(values, sampling, 500)
+        scaled = values / sampling.temperature
+        expected = scaled - np.log(np.exp(scaled).sum())
+        np.testing.assert_allclose(logps, expected[tokens], atol=2e-6)
+
+
+@pytest.mark.parametrize("sampling", FILTERS, ids=str)
+@pytest.mark.parametrize("choices", ["cpu", "gpu"])
+def test_log_kept_is_the_share_of_the_policy_s_mass_that_the_filters_kept(
+    sampling: Sampling, choices: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """logp − log_kept is the log-probability that the token was sampled with. Read at the last token's edge, it was NaN wherever the last
+    token of the vocabulary was filtered, and the importance correction did nothing."""
+    monkeypatch.setenv(TREAT_CPU_AS, choices)
+    for seed in range(5):
+        values = logits(seed=seed)
+        policy = np.exp(values / sampling.temperature) / np.exp(values / sampling.temperature).sum()
+        sampled_from = exact(values, sampling)
+        token, logp, log_kept = (
+            x.item() for x in sample_tokens(mx.array([values.tolist()]), mx.array([0.4]), sampling)
+        )
+        assert log_kept == pytest.approx(np.log(policy[sampled_from > 0].sum()), abs=1e-6)
+        assert logp - log_kept == pytest.approx(np.log(sampled_from[token]), abs=1e-5)
+        assert sampling.has_filters or log_kept == 0
+
+
+def test_huge_and_infinite_logits_do_not_overflow() -> None:
+    values = np.array([1e4, 1e4, -1e4, -np.inf])
+    tokens, logps = sampled(values, Sampling(), 1000)
+    assert set(tokens.tolist()) == {0, 1}
+    np.testing.assert_allclose(logps, np.log(0.5), atol=1e-6)
+
+
+def test_bfloat16_logits_are_computed_in_float32() -> None:
+    values = mx.array(logits()).astype(mx.bfloat16)
+    row = np.array(values.astype(mx.float32), np.float64)
+    token_B, logp_B, _ = sample_tokens(values[None], mx.array([0.4]), Sampling(temperature=0.9))
+    expected = row / 0.9 - np.log(np.exp(row / 0.9).sum())
+    assert logp_B.dtype == mx.float32
+    assert logp_B.item() == pytest.approx(expected[token_B.item()], abs=2e-6)
+
+
+def test_settings_that_are_left_out_sample_from_the_policy_itself() -> None:
+    assert Sampling() == Sampling(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
+    assert not Sampling().has_filters and not Sampling(temperature=0.5).has_filters
+    assert all(Sampling(**one).has_filters for one in ({"top_p": 0.99}, {"top_k": 1}, {"min_p": 0.01}))
+    config = parse({"model": "none", "data": "none", "temperature": 0.7, "repetition_penalty": 1.5})
+    assert Sampling.of(config).temperature == 0.7 and Sampling.greedy(config).temperature == 0
+    assert Sampling.of(config).penalties == Sampling.greedy(config).penalties == Penalties(*config.penalties)
+
+
+@pytest.mark.parametrize("choices", ["cpu", "gpu"])
+def test_greedy_takes_the_likeliest_and_reports_temperature_one(choices: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TREAT_CPU_AS, choices)
+    values = logits()
+    tokens, logps = sampled(values, GREEDY, 10)
+    assert set(tokens.tolist()) == {int(values.argmax())}
+    np.testing.assert_allclose(logps, values.max() - np.log(np.exp(values).sum()), atol=1e-6)
+
+
+def test_a_large_vocabulary_keeps_its_distribution() -> None:
+    """The running sum of a hundred thousand masses is in float32: the tail must still get its share."""
+    values = np.random.default_rng(3).normal(0, 1, 100_000)
+    grid_B = mx.array((np.arange(200) + 0.5) / 200, mx.float32)
+    token_B, _, _ = sample_tokens(mx.broadcast_to(mx.array(values, mx.float32), (200, 100_000)), grid_B, Sampling())
+    below = np.concatenate([[0.0], np.cumsum(np.exp(values)) / np.exp(values).sum()])
+    tokens, grid = np.array(token_B), (np.arange(200) + 0.5) / 200
+    assert np.all(below[tokens] <= grid + 1e-4)
+    assert np.all(below[tokens + 1] >= grid - 1e-4)
+
+
+# ---- uniforms --------------------------------------------------------------------------------------------------
+
+
+def test_uniforms_depend_on_the_seed_and_the_key_only() -> None:
+    together = keyed_uniforms(7, [(0, 0), (0, 1), (1, 0), (1, 1)], 50)
+    assert together.dtype == np.float32 and together.shape == (4, 50)
+    assert (together >= 0).all() and (together < 1).all()
+    np.testing.assert_array_equal(keyed_uniforms(7, [(1, 0)], 50)[0], together[2])
+    np.testing.assert_array_equal(keyed_uniforms(7, [(1, 1), (0, 0)], 50), together[[3, 0]])
+    np.testing.assert_array_equal(keyed_uniforms(7, [(0, 1)], 20)[0], together[1, :20])  # whatever the count
+    assert not np.array_equal(keyed_uniforms(8, [(0, 0)], 50)[0], together[0])
+
+
+def test_uniforms_of_different_rows_are_uniform_and_unrelated() -> None:
+    rows = keyed_uniforms(0, [(number, g) for number in range(100) for g in range(10)], 100)
+    assert len(np.unique(rows, axis=0)) == 1000
+    shares = np.bincount((rows * 20).astype(int).reshape(-1), minlength=20) / rows.size
+    assert np.abs(shares - 0.05).max() < 0.004
+    first = rows[:, 0] - 0.5
+    assert abs((first[:-1] * first[1:]).mean()) < 0.012  # neighbours in the batch
+    assert abs(((rows[:, :-1] - 0.5) * (rows[:, 1:] - 0.5)).mean()) < 0.002  # neighbours in time

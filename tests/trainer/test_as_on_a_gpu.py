@@ -1,0 +1,81 @@
+"""Runs of a CPU that makes a GPU's choices: its budgets, its row counts, steps queued ahead, gradients without atomic sums.
+
+The whole suite runs so with `make test-as-gpu`; these few stand for it every time.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backend.engine import patches
+from backend.runs.checkpoints import checkpoint
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.sampling.scheduler import Scheduler
+from backend.utils.machine import TREAT_CPU_AS
+from tests.support import small_run
+
+USUAL: dict[str, Any] = {"iters": 3, "group_size": 4, "num_iterations": 2, "beta": 0.05, "learning_rate": 1e-3, "save_every": 2,
+                         "max_completion_length": 6, "top_p": 0.9, "top_k": 0}  # fmt: skip
+CASES: dict[str, dict[str, Any]] = {
+    "every weight": {"train_type": "full", "batch_size": 2},
+    "adapters on 4 bits, more completions than a tile": {"quantization": "4", "batch_size": 5, "group_size": 8},
+}
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv(TREAT_CPU_AS, "gpu")
+    yield
+    patches.uninstall()
+
+
+def weights(run: RunFolder) -> dict[str, np.ndarray]:
+    saved = checkpoint.newest(run)
+    assert saved is not None
+    return {name: np.array(x) for name, x in saved.weights().items()}
+
+
+@pytest.mark.parametrize("name", [pytest.param("every weight", marks=pytest.mark.proof), *list(CASES)[1:]])
+def test_a_run_stopped_and_resumed_ends_with_the_same_bits(
+    name: str, tmp_path: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    decode = Scheduler._decode
+    monkeypatch.setattr(Scheduler, "_decode", lambda self, n: rows.append(len(self.rows)) or decode(self, n))
+    raw = small_run.settings_for(tmp_path, **USUAL | CASES[name] | small_run.low_half(tmp_path))
+    whole, parted = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "parted")
+    assert small_run.train_here(raw, whole).kind == "finished"
+
+    def stop_after_two(event: dict[str, Any]) -> None:
+        if event.get("kind") == "step" and event["step"] == 2:
+            parted.say("stop")
+
+    assert small_run.train_here(raw, parted, stop_after_two).kind == "stopped"
+    assert small_run.train_here(raw, parted).kind == "finished"
+    ours, theirs = weights(parted), weights(whole)
+    assert ours.keys() == theirs.keys() and all(np.array_equal(ours[key], theirs[key]) for key in ours)
+    assert parted.completions.read_text() == whole.completions.read_text()
+    assert max(rows) == min(32, raw["batch_size"] * raw["group_size"])
+
+
+def test_it_samples_and_learns_what_a_cpu_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other sizes of everything, and the same numbers up to rounding."""
+    raw = small_run.settings_for(tmp_path, **USUAL | CASES["every weight"] | small_run.low_half(tmp_path))
+    texts: list[list[str]] = []
+    norms: list[list[float]] = []
+    for device in ("", "gpu"):
+        monkeypatch.setenv(TREAT_CPU_AS, device)
+        run = RunFolder(tmp_path / f"run-{device}")
+        assert small_run.train_here(raw | {"iters": 1}, run).kind == "finished"
+        lines = [json.loads(line) for line in run.completions.read_text().splitlines()]
+        texts.append([completion["text"] for line in lines for completion in line["completions"]])
+        norms.append([e["metrics"]["grad_norm"] for e in read_events(run.events) if e["kind"] == "step"])
+    patches.uninstall()
+    assert texts[0] == texts[1] and len(texts[0]) == 8
+    assert norms[0] == pytest.approx(norms[1], rel=1e-3) and norms[0][0] > 0

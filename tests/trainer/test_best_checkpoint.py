@@ -1,0 +1,292 @@
+"""Which checkpoint is the best, the run that ends with it or goes back to one, evaluations in batches of their own, and checkpoints
+without an optimizer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from backend.__main__ import app as verbs
+from backend.config.config import parse, problems
+from backend.runs.checkpoints import checkpoint
+from backend.runs.checkpoints.checkpoint import TrainingState
+from backend.runs.checkpoints.checkpoint_integrity import go_back, last_step
+from backend.runs.checkpoints.checkpoint_score import observe_score
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.runs.saved_weights import best_of, find_checkpoint, saved_weights
+from backend.runs.weight_choices import find_choice
+from backend.trainer.evaluation.evaluated_model import find_evaluated
+from backend.trainer.parts import RunParts
+from backend.trainer.planned_end import patience_is_over
+from backend.trainer.preflight import check
+from backend.trainer.stop_signals import handlers_restored
+from backend.utils.errors import Mistake
+from tests.support import small_run
+
+VERBS = verbs()
+HELD_OUT = {"validation_split": 0.25, "val_batches": 1, "steps_per_eval": 1, "save_every": 1, "keep_checkpoints": 1}
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("inputs")
+    return small_run.settings_for(folder, **small_run.low_half(folder), learning_rate=1e-3, iters=4)
+
+
+@pytest.fixture(scope="module")
+def saved_each_step(raw: dict[str, Any]) -> dict[str, Any]:
+    return raw | {"save_every": 1, "keep_checkpoints": 9, "iters": 3}
+
+
+@pytest.fixture(scope="module")
+def three_steps(saved_each_step: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A finished run with a checkpoint of each of its three steps, which tests copy."""
+    run = RunFolder(tmp_path_factory.mktemp("three") / "run")
+    with handlers_restored():
+        assert small_run.train_here(saved_each_step, run).kind == "finished"
+    return run
+
+
+@pytest.fixture
+def copied(three_steps: RunFolder, run: RunFolder) -> RunFolder:
+    """A copy of it to change."""
+    shutil.copytree(three_steps.path, run.path)
+    return run
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    loaded: Any = mx.load(str(path))
+    return {name: np.array(x) for name, x in loaded.items()}
+
+
+def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
+    return first.keys() == second.keys() and all(np.array_equal(x, second[name]) for name, x in first.items())
+
+
+def evaluated(monkeypatch: pytest.MonkeyPatch, scores: dict[int, dict[str, float]]) -> None:
+    """Evaluations with these metrics, by step."""
+    monkeypatch.setattr(RunParts, "held_out", lambda self, problems, count, step, *_: scores[step])
+
+
+def notes(run: RunFolder) -> list[str]:
+    return [event["sentence"] for event in read_events(run.events) if event["kind"] == "note"]
+
+
+def stop_after(run: RunFolder, step: int) -> Any:
+    def echo(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == step:
+            run.say("stop")
+
+    return echo
+
+
+# ── which one is the best ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("metric", "lowest", "best"), [("", False, 2), ("eval/completions/mean_length", True, 3), ("eval/reward", True, 1)]
+)
+def test_the_metric_of_the_settings_decides_and_its_best_checkpoint_is_kept(
+    raw: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch, metric: str, lowest: bool, best: int
+) -> None:
+    rewards, lengths = [0.5, 0.1, 0.9, 0.3, 0.4], [9, 8, 7, 3, 5]
+    pairs = zip(rewards, lengths, strict=True)
+    evaluated(monkeypatch, {i: {"reward": r, "completions/mean_length": n} for i, (r, n) in enumerate(pairs)})
+    small_run.train_here(raw | HELD_OUT | {"best_metric": metric, "best_is_lowest": lowest}, run)
+    assert [saved.step for saved in saved_weights(run)] == [best, 4]
+    found = best_of(saved_weights(run))
+    assert found is not None and found.step == best and found.metric == metric
+    assert found.score == (lengths if "length" in metric else rewards)[best]
+
+
+def test_a_metric_of_the_steps_is_averaged_between_two_checkpoints(raw: dict[str, Any], run: RunFolder) -> None:
+    """Evaluations go on beside it and decide nothing."""
+    lengths = {"best_metric": "grad_norm", "best_is_lowest": True, "save_every": 2, "keep_checkpoints": 9, "iters": 4}
+    small_run.train_here(raw | HELD_OUT | lengths, run)
+    norms = [event["metrics"]["grad_norm"] for event in read_events(run.events) if event["kind"] == "step"]
+    means = {2: (norms[0] + norms[1]) / 2, 4: (norms[2] + norms[3]) / 2}
+    assert {saved.step: saved.score for saved in saved_weights(run)} == pytest.approx(means)
+    found = best_of(saved_weights(run))
+    assert found is not None and found.step == min(means, key=lambda step: means[step])
+
+
+def test_scores_of_another_series_are_not_compared() -> None:
+    from backend.runs.saved_weights import SavedWeights
+
+    old, new = SavedWeights(Path("1"), 1, 9.0), SavedWeights(Path("2"), 2, 0.5, series=1)
+    assert best_of([old, new]) is new and best_of([old]) is old
+
+
+def test_early_stopping_follows_a_metric_that_should_fall(raw: dict[str, Any]) -> None:
+    config = parse(raw | {"early_stopping_patience": 2, "best_metric": "kl", "best_is_lowest": True})
+    state = TrainingState()
+    for step, score in enumerate([0.5, 0.4, 0.4, 0.6]):
+        observe_score(state, score, step, config)
+    end = patience_is_over(state, config, has_evaluations=True)
+    assert end is not None
+    assert end.sentence == "kl has not fallen in 2 checkpoints. The best, 0.4, is that of checkpoint 1"
+
+
+def test_a_metric_that_cannot_be_scored_is_refused(raw: dict[str, Any]) -> None:
+    def says(**changes: Any) -> list[str]:
+        return [fault.sentence for fault in problems(raw | changes) if fault.setting == "best_metric"]
+
+    assert says(best_metric="eval/rewrd", steps_per_eval=1) == [
+        "There is no metric eval/rewrd. Did you mean eval/reward?"
+    ]
+    assert says(best_metric="eval/reward")[0].startswith(
+        "eval/reward is a metric of evaluations, and this run has none"
+    )
+    (fault,) = check(raw | {"best_metric": "eval/reward", "steps_per_eval": 1})
+    assert fault.setting == "best_metric" and "has none" in fault.sentence
+
+
+# ── a run that ends with its best checkpoint ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("train_type", ["lora", "full"])
+def test_a_run_ends_with_its_best_checkpoint_and_goes_on_from_its_last(
+    raw: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch, train_type: str
+) -> None:
+    evaluated(monkeypatch, {step: {"reward": 1.0 if step == 2 else 0.1 * step} for step in range(8)})
+    # Saved every 3 steps, so that the best is saved for being the best.
+    best = raw | HELD_OUT | {"load_best_at_end": True, "save_every": 3, "train_type": train_type}
+    small_run.train_here(best, run)
+    assert "The run ends with the weights of step 2, its best checkpoint, with reward 1." in notes(run)
+    *_, last = read_events(run.events)
+    assert (last["kind"], last["step"], last["ends_with"]) == ("finished", 4, 2)
+    weights = find_checkpoint(run, "2").arrays
+    assert find_choice(run).step == 2 and find_checkpoint(run, "last").step == 4
+    assert [find_evaluated(str(run.path), None, which=which).step for which in ("end", "last")] == [2, 4]
+    if train_type == "lora":
+        assert same(arrays(run.adapters / "adapters.safetensors"), arrays(weights))
+    else:
+        kept = arrays(run.model / "model.safetensors")
+        trained = arrays(weights)
+        assert all(np.array_equal(kept[name], x.astype(kept[name].dtype)) for name, x in trained.items())
+    small_run.train_here(best | {"iters": 5, "load_best_at_end": False}, run)
+    assert small_run.steps(run) == [1, 2, 3, 4, 5]
+    if train_type == "lora":
+        assert same(arrays(run.adapters / "adapters.safetensors"), arrays(find_checkpoint(run, "5").arrays))
+
+
+def test_a_run_whose_last_step_is_the_best_says_so(
+    raw: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated(monkeypatch, {step: {"reward": 0.1 * step} for step in range(6)})
+    small_run.train_here(raw | HELD_OUT | {"load_best_at_end": True, "iters": 2}, run)
+    assert "The last step is the best, with reward 0.2: the run ends with its weights." in notes(run)
+    *_, last = read_events(run.events)
+    assert "ends_with" not in last
+
+
+# ── evaluations ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_evaluations_wait_for_their_first_step_but_for_the_baseline(raw: dict[str, Any], run: RunFolder) -> None:
+    small_run.train_here(raw | HELD_OUT | {"eval_delay": 2, "iters": 3}, run)
+    assert [event["step"] for event in read_events(run.events) if event["kind"] == "eval"] == [0, 2, 3]
+
+
+def test_evaluation_batches_have_a_size_of_their_own(
+    raw: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The held-out rows and the noise are the same, so only rounding may differ."""
+    sizes: list[int] = []
+    from backend.sampling.rollout import Rollout
+
+    sample = Rollout.sample
+    monkeypatch.setattr(
+        Rollout, "sample", lambda self, batch, *rest: sizes.append(len(batch)) or sample(self, batch, *rest)
+    )
+    about = {"validation_split": 0.5, "val_batches": 2, "steps_per_eval": 9, "iters": 1}
+    rewards: list[list[float]] = []
+    for size in (2, None):
+        sizes.clear()
+        folder = RunFolder(run.path / str(size))
+        small_run.train_here(raw | about | {"eval_batch_size": size, "batch_size": 2 if size is None else 1}, folder)
+        assert sizes[:2] == [2, 2]
+        rewards.append([e["metrics"]["reward"] for e in read_events(folder.events) if e["kind"] == "eval"][:1])
+    assert rewards[0] == pytest.approx(rewards[1])
+
+
+# ── checkpoints without an optimizer ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_checkpoint_without_the_optimizer_is_smaller_and_says_what_a_resume_lacks(
+    raw: dict[str, Any], run: RunFolder, tmp_path: Path, optimizer: str
+) -> None:
+    """Plain SGD has no moments, so its run goes on as if nothing had been left out; AdamW's does not."""
+    light = raw | {"save_only_model": True, "optimizer": optimizer, "learning_rate": 1e-2, "iters": 3}
+    whole = RunFolder(tmp_path / "whole")
+    small_run.train_here(light, whole)
+    assert small_run.train_here(light, run, stop_after(run, 2)).kind == "stopped"
+    (saved,) = saved_weights(run)
+    assert sorted(file.name for file in saved.path.iterdir()) == ["adapters.safetensors", "state.json"]
+    assert set(json.loads((saved.path / "state.json").read_text())["files"]) == {"adapters.safetensors"}
+    assert small_run.train_here(light, run).kind == "finished"
+    assert any(note.startswith("The checkpoint of step 2 has no optimizer state") for note in notes(run))
+    first, second = (checkpoint.newest(each) for each in (run, whole))
+    assert first is not None and second is not None and first.state.updates == second.state.updates
+    assert same(arrays(first.weights_file), arrays(second.weights_file)) == (optimizer == "sgd")
+
+
+def test_a_checkpoint_that_lost_its_optimizer_is_still_damaged(copied: RunFolder) -> None:
+    (find_checkpoint(copied, "3").path / "optimizer.safetensors").unlink()
+    assert [saved.step for saved in saved_weights(copied)] == [1, 2]
+
+
+# ── going back within a run ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_run_goes_back_to_a_checkpoint_and_repeats_what_came_after_it(
+    saved_each_step: dict[str, Any], copied: RunFolder
+) -> None:
+    """Without changes it becomes what it was, to the last bit."""
+    before, completions = arrays(find_checkpoint(copied, "3").arrays), copied.completions.read_text()
+    assert last_step(copied) == 3
+    sentence = go_back(copied, "1")
+    assert sentence == "The run was taken back from step 3 to its checkpoint of step 1, and goes on from there."
+    assert [saved.step for saved in saved_weights(copied)] == [1] and not copied.is_locked()
+    assert small_run.train_here(saved_each_step, copied).kind == "finished"
+    assert small_run.steps(copied) == [1, 2, 3] and copied.completions.read_text() == completions
+    assert same(arrays(find_checkpoint(copied, "3").arrays), before)
+
+
+def test_a_run_does_not_go_back_to_a_damaged_checkpoint_or_to_none(copied: RunFolder) -> None:
+    with pytest.raises(Mistake, match="there are 1, 2, 3, best and last"):
+        go_back(copied, "9")
+    with (find_checkpoint(copied, "2").arrays).open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(Mistake, match="The checkpoint of step 2 cannot be used"):
+        go_back(copied, "2")
+    assert [saved.step for saved in saved_weights(copied)] == [1, 2, 3]
+
+
+def test_resume_names_a_checkpoint_and_asks_before_it_deletes(
+    saved_each_step: dict[str, Any], copied: RunFolder
+) -> None:
+    run = copied
+    small_run.prepare(run, saved_each_step)
+    resume = ["resume", str(run.path), "--step", "1"]
+    refused = CliRunner().invoke(VERBS, resume)
+    assert refused.exit_code == 2 and [saved.step for saved in saved_weights(run)] == [1, 2, 3]
+    assert (
+        f"deletes steps 2 to 3 of this run for good; add --yes, or keep both: clone {run.name} --step 1"
+        in refused.output
+    )
+    assert CliRunner().invoke(VERBS, [*resume, "--yes", "--set", "learning_rate=1e-4"]).exit_code == 0
+    assert small_run.steps(run) == [1, 2, 3] and "taken back from step 3 to its checkpoint of step 1" in " ".join(
+        notes(run)
+    )
+    rates = [event["metrics"]["learning_rate"] for event in read_events(run.events) if event["kind"] == "step"]
+    assert rates == pytest.approx([1e-3, 1e-4, 1e-4])

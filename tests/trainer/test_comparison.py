@@ -1,0 +1,272 @@
+"""Evaluating a run: the base is the base, both sides get the same numbers, every completion is scored once, and mistakes are told."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.config.config import load, parse
+from backend.rewards.scorer import ThreadScorer
+from backend.runs.run_folder import RunFolder
+from backend.sampling.rollout import Rollout
+from backend.trainer.evaluation import comparison
+from backend.trainer.evaluation.comparison import EvaluationChoices, EvaluationProgress, evaluate_model
+from backend.trainer.evaluation.evaluated_model import EvaluatedModel, find_evaluated
+from backend.trainer.evaluation.evaluation_rows import DecodingName, EvaluatedRow, Evaluation
+from backend.utils.errors import Mistake
+from tests.support import small_run
+
+COUNTED = '''
+from backend.rewards import register_reward_function
+
+@register_reward_function("low_half")
+def low_half(prompts, completions, answer, types=None, completion_ids=None):
+    """Share of the low half of the vocabulary; None for the prompt of zero."""
+    with open("{calls}", "a") as calls:
+        calls.write(f"{{len(completions)}}\\n")
+    return [None if "is 0" in p else sum(t < 160 for t in ids) / len(ids) for p, ids in zip(prompts, completion_ids)]
+'''
+
+
+def data_folder(folder: Path, test_rows: int = 6) -> Path:
+    small_run.write_rows(folder / "data" / "train.jsonl")
+    if test_rows:
+        small_run.write_rows(folder / "data" / "test.jsonl", test_rows)
+    return folder / "data"
+
+
+def raw_settings(folder: Path, **changes: Any) -> dict[str, Any]:
+    (folder / "counted.py").write_text(COUNTED.format(calls=folder / "calls.txt"))
+    settings = {
+        "data": str(data_folder(folder)), "reward_functions": ["low_half"], "reward_weights": [2.0], "learning_rate": 0.05,
+        "reward_functions_file": str(folder / "counted.py"), "save_every": 1, "iters": 2,
+    }  # fmt: skip
+    return small_run.settings_for(folder, **settings | changes)
+
+
+@pytest.fixture(scope="module", params=["lora", pytest.param("dora", marks=pytest.mark.proof), "full"])
+def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = tmp_path_factory.mktemp(request.param)
+    run = RunFolder(folder / "run")
+    raw = raw_settings(
+        folder, train_type=request.param, beta=0.1
+    )  # with a reference, which an evaluation does not load
+    assert small_run.train_here(raw, run).kind == "finished"
+    return run
+
+
+def evaluate(evaluated: EvaluatedModel, **choices: Any) -> tuple[Evaluation, list[EvaluatedRow]]:
+    return evaluate_model(evaluated, EvaluationChoices(**{"completions": 3} | choices), "x")
+
+
+def texts(rows: list[EvaluatedRow], decoding: DecodingName, side: str) -> list[str]:
+    return [completion["text"] for row in rows for completion in (row[decoding] or {})[side]]  # pyright: ignore
+
+
+def test_base_and_tuned_answer_the_test_split(run: RunFolder) -> None:
+    calls = run.path.parent / "calls.txt"
+    calls.unlink(missing_ok=True)
+    evaluation, rows = evaluate(find_evaluated(str(run.path), None))
+    assert [row["index"] for row in rows] == list(range(6)) and evaluation.data.rows == 6
+    assert evaluation.subject.step == 2 and evaluation.subject.config_sha256
+    greedy, drawn = evaluation.decodings
+    assert (greedy.name, greedy.completions, drawn.name, drawn.completions) == ("greedy", 1, "sampled", 3)
+    assert greedy.better + greedy.worse + greedy.unchanged == 5, "the prompt of zero has no score"
+    assert texts(rows, "greedy", "base") != texts(rows, "greedy", "tuned"), (
+        "the learning rate is large enough to matter"
+    )
+    # Both sides, one greedy and three sampled completions of six prompts, all at once each time.
+    assert sorted(map(int, calls.read_text().split())) == [6, 6, 18, 18]
+    for decoding in evaluation.decodings:
+        assert decoding.difference is not None
+        for side in ("base", "tuned"):
+            scores = [
+                [item["rewards"]["low_half"] for item in (row[decoding.name] or {})[side]]  # pyright: ignore
+                for row in rows if row["prompt"] != "What is 0 plus 0?"
+            ]  # fmt: skip
+            by_hand = sum(sum(of) / len(of) for of in scores) / 5
+            figures = decoding.sides[side].figures
+            assert figures.rewards["low_half"].value == pytest.approx(by_hand)
+            assert figures.reward.value == pytest.approx(2 * by_hand), "the weight is 2"
+        after, before = (decoding.sides[side].figures.reward.value for side in ("tuned", "base"))
+        assert decoding.difference.reward.value == pytest.approx((after or 0) - (before or 0))
+    assert not greedy.sides["base"].figures.pass_at and "--pass" in evaluation.notes[0]
+
+
+def test_the_base_is_the_model_itself(run: RunFolder) -> None:
+    """The run's base side writes what the model's folder writes by itself, token for token."""
+    evaluated = find_evaluated(str(run.path), None)
+    _, of_run = evaluate(evaluated, base_only=True, decodings=("sampled",), limit=4)
+    model = find_evaluated(evaluated.config.model, load(run.config))
+    evaluation, of_model = evaluate(model, decodings=("sampled",), limit=4)
+    assert texts(of_run, "sampled", "base") == texts(of_model, "sampled", "model")
+    assert list(evaluation.headline.sides) == ["model"] and evaluation.headline.difference is None
+    assert evaluation.subject.run is None and evaluation.subject.step is None
+
+
+def test_the_tuned_side_is_the_trained_weights(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluated = find_evaluated(str(run.path), None)
+    policies: list[Any] = []
+    load_policy = comparison.load_policy
+    monkeypatch.setattr(comparison, "load_policy", lambda *more: policies.append(load_policy(*more)) or policies[-1])
+    evaluate(evaluated, decodings=("greedy",), limit=2)
+    assert evaluated.checkpoint is not None and len(policies) == 1, "one model is loaded for both sides"
+    saved, now = evaluated.checkpoint.weights(), policies[0].trainable()
+    assert saved.keys() == now.keys() and all((saved[name] == now[name]).all().item() for name in saved)
+
+
+@pytest.fixture(scope="module")
+def lora_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = tmp_path_factory.mktemp("one")
+    run = RunFolder(folder / "run")
+    assert small_run.train_here(raw_settings(folder), run).kind == "finished"
+    return run
+
+
+def test_equal_weights_give_equal_completions(lora_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same random numbers on both sides: with nothing restored every sampled completion is the same."""
+    monkeypatch.setattr(comparison, "_restore", lambda *_: None)
+    evaluation, rows = evaluate(find_evaluated(str(lora_run.path), None), passing="low_half>=0.5", ks=(1, 2))
+    assert texts(rows, "sampled", "base") == texts(rows, "sampled", "tuned")
+    drawn = evaluation.decodings[1]
+    assert drawn.difference is not None and drawn.difference.reward.value == 0 and drawn.unchanged == 5
+    assert drawn.difference.reward.low is not None and drawn.difference.reward.low < 0, (
+        "nothing changed in 5 prompts only"
+    )
+    assert list(drawn.sides["base"].figures.pass_at) == [1, 2]
+    assert list(evaluation.decodings[0].sides["base"].figures.pass_at) == [1], "one greedy completion"
+
+
+def test_another_seed_samples_other_completions(lora_run: RunFolder) -> None:
+    evaluated = find_evaluated(str(lora_run.path), None)
+    first, again, other = (
+        evaluate(evaluated, decodings=("sampled",), base_only=True, seed=seed)[1] for seed in (1, 1, 2)
+    )
+    assert texts(first, "sampled", "base") == texts(again, "sampled", "base") != texts(other, "sampled", "base")
+
+
+def test_batches_change_nothing(lora_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluated = find_evaluated(str(lora_run.path), None)
+    _, together = evaluate(evaluated, base_only=True, decodings=("sampled",))
+    monkeypatch.setattr(comparison, "PROMPTS_AT_ONCE", 2)
+    shares: list[float] = []
+
+    def report(progress: EvaluationProgress) -> None:
+        shares.extend([progress.done] if progress.done is not None else [])
+
+    _, rows = evaluate_model(
+        evaluated, EvaluationChoices(completions=3, base_only=True, decodings=("sampled",)), "x", report
+    )
+    assert texts(rows, "sampled", "base") == texts(together, "sampled", "base")
+    assert shares == sorted(shares) and shares[0] == 0 and 0.5 < shares[-1] <= 1
+
+
+def test_a_request_to_stop_is_heard_between_decoding_steps(lora_run: RunFolder) -> None:
+    class Enough(Exception): ...
+
+    calls = 0
+
+    def check() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 4:  # the first two are before and after loading
+            raise Enough
+
+    with pytest.raises(Enough):
+        evaluate_model(find_evaluated(str(lora_run.path), None), EvaluationChoices(), "x", check=check)
+
+
+def test_an_evaluation_stops_while_a_reward_function_judges(
+    lora_run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judging = threading.Event()
+
+    class Stop(Exception): ...
+
+    def judge(
+        self: ThreadScorer, groups: Any, stage: int, weights: Any, timeout_s: float, state: Any, poll: Any
+    ) -> None:
+        judging.set()
+        until = time.monotonic() + 10.0
+        while time.monotonic() < until:
+            poll()
+            time.sleep(0.005)
+
+    def check() -> None:
+        if judging.is_set():
+            raise Stop
+
+    monkeypatch.setattr(ThreadScorer, "score", judge)
+    began = time.monotonic()
+    with pytest.raises(Stop):
+        evaluate_model(find_evaluated(str(lora_run.path), None), EvaluationChoices(), "x", check=check)
+    assert time.monotonic() - began < 8.0
+
+
+def test_sampling_stays_within_the_memory_plan(lora_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[Any] = []
+    plan_memory = comparison.plan_memory
+
+    def plan(config: Any, *more: Any) -> Any:
+        planned.append(config)
+        return plan_memory(config, *more)
+
+    rows: list[Any] = []
+    made = Rollout.__init__
+    monkeypatch.setattr(comparison, "plan_memory", plan)
+    monkeypatch.setattr(Rollout, "__init__", lambda self, *a, **k: (rows.append(k["rows"]), made(self, *a, **k))[1])
+    evaluate(find_evaluated(str(lora_run.path), None), completions=5, limit=4, base_only=True)
+    assert (planned[0].batch_size, planned[0].group_size) == (4, 5) and rows[0] <= 20
+
+
+# ── what is evaluated ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_checkpoint_is_chosen_by_step_or_score(lora_run: RunFolder) -> None:
+    state = lora_run.checkpoints / "000001" / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"score": 1e6}))
+    assert [find_evaluated(str(lora_run.path), None, which=which).step for which in ("last", "best", "1")] == [2, 1, 1]
+    with pytest.raises(Mistake, match="no checkpoint 7; there are 1, 2"):
+        find_evaluated(str(lora_run.path), None, which="7")
+
+
+def test_other_settings_change_data_and_rewards_but_not_the_model(lora_run: RunFolder, tmp_path: Path) -> None:
+    raw = small_run.settings_for(tmp_path, data=str(data_folder(tmp_path, 4)), rank=64, train_type="full")
+    evaluation, rows = evaluate(find_evaluated(str(lora_run.path), parse(raw)), decodings=("greedy",))
+    assert len(rows) == 4 and [function.name for function in evaluation.functions] == [
+        "r1_int_reward_func",
+        "r1_count_xml",
+    ]
+    assert evaluation.subject.model == load(lora_run.config).model and evaluation.subject.train_type == "lora"
+
+
+@pytest.mark.parametrize(
+    ("choices", "says"),
+    [({"split": "valid"}, "--split test"), ({"passing": "nothing>=1"}, "No reward here is called nothing")],
+)
+def test_choices_that_cannot_be_met_are_told_before_the_model_is_loaded(
+    lora_run: RunFolder, choices: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "load_policy", None)
+    with pytest.raises(Mistake, match=says):
+        evaluate(find_evaluated(str(lora_run.path), None), **choices)
+
+
+def test_weights_of_another_model_are_told_in_a_sentence(lora_run: RunFolder, tmp_path: Path) -> None:
+    from tests.support.random_models import tiny_model
+
+    evaluated = find_evaluated(str(lora_run.path), None)
+    tiny_model(tmp_path / "other", "llama")
+    other = EvaluatedModel(
+        evaluated.config.model_copy(update={"model": str(tmp_path / "other"), "rank": 3}),
+        lora_run,
+        evaluated.checkpoint,
+        2,
+    )
+    with pytest.raises(Mistake, match="do not fit the model"):
+        evaluate(other, decodings=("greedy",), limit=1)

@@ -1,0 +1,284 @@
+"""Commands are obeyed once, written to the diary and never lost; a signal saves and stops."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.config.config import parse
+from backend.runs.checkpoints import checkpoint
+from backend.runs.events import Diary, read_events
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import hold_lock
+from backend.runs.start_progress import tell
+from backend.trainer.control import Control, Stopped, StopPending
+from backend.trainer.parts import load_parts
+from backend.trainer.run_process import train
+from backend.utils.command import backend_command, backend_environment
+from tests.support import small_run
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and rows, shared by all tests of this file."""
+    return tmp_path_factory.mktemp("inputs")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "runs" / "mine")
+    folder.path.mkdir(parents=True)
+    return folder
+
+
+def words(run: RunFolder) -> list[str]:
+    return [event["word"] for event in read_events(run.events) if event["kind"] == "command"]
+
+
+def after(run: RunFolder, step: int, *commands: str) -> Any:
+    """An echo that writes these commands once `step` is in the diary, each after the previous one was claimed."""
+
+    def speak() -> None:
+        for word in commands:
+            run.say(word)
+            while run.control.exists():
+                time.sleep(0.005)
+
+    def echo(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == step:
+            threading.Thread(target=speak, daemon=True).start()
+            while not run.control.exists():
+                time.sleep(0.001)
+
+    return echo
+
+
+# ── Control ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_command_is_obeyed_once_and_written_to_the_diary(run: RunFolder) -> None:
+    control = Control(run, Diary(run.events))
+    control.obey()
+    run.say("save")
+    control.obey()
+    assert control.save_requested and words(run) == ["save"]
+    control.save_requested = False
+    control.obey()
+    assert not control.save_requested and words(run) == ["save"]
+    assert not run.control.exists() and not run.control_taken.exists()
+
+
+def test_a_stop_between_updates_waits_for_the_end_of_the_step(run: RunFolder) -> None:
+    control = Control(run, Diary(run.events))
+    run.say("stop")
+    control.obey(may_stop=False)
+    assert control.stop_requested and words(run) == ["stop"]
+    with pytest.raises(Stopped, match="it was asked to stop"):
+        control.obey()
+    assert words(run) == ["stop"]
+
+
+def test_control_files_of_an_earlier_process_are_not_obeyed(run: RunFolder) -> None:
+    run.control.write_text("stop")
+    run.control_taken.write_text("stop")
+    control = Control(run, Diary(run.events))
+    control.obey()
+    assert not control.stop_requested and not run.control.exists() and not run.control_taken.exists()
+
+
+@pytest.mark.parametrize("word", ["halt", "", "stop\x00", b"\xff\xfe", "x" * 5000])
+def test_an_unknown_command_is_noted_and_ignored(run: RunFolder, word: str | bytes) -> None:
+    control = Control(run, Diary(run.events))
+    run.control.write_bytes(word if isinstance(word, bytes) else word.encode())
+    control.obey()
+    assert not control.stop_requested and not control.save_requested and words(run) == []
+    (note,) = read_events(run.events)
+    assert note["kind"] == "note" and note["level"] == "warning" and len(note["sentence"]) < 120
+
+
+@pytest.mark.parametrize("what", ["pipe", "endless", "folder"])
+def test_what_is_no_control_file_is_neither_waited_for_nor_in_the_way(run: RunFolder, what: str) -> None:
+    """A pipe that nobody writes hung the run, and a link to an endless file filled its memory."""
+    diary = Diary(run.events)
+    control = Control(run, diary)
+    for _ in range(2):
+        if what == "pipe":
+            os.mkfifo(run.control)
+        elif what == "endless":
+            run.control.symlink_to("/dev/zero")
+        else:
+            run.control.mkdir()
+            (run.control / "inside").touch()
+        control.look_for_stop()
+        control.obey()
+        assert not os.path.lexists(run.control) and not os.path.lexists(run.control_taken)
+    run.control.mkdir()
+    Control(run, diary)  # of the next process
+    assert not run.control.exists()
+    run.say("stop")
+    with pytest.raises(StopPending):
+        control.look_for_stop()
+    with pytest.raises(Stopped):
+        control.obey()
+    diary.close()
+
+
+def test_white_space_around_a_command_is_stripped(run: RunFolder) -> None:
+    control = Control(run, Diary(run.events))
+    run.control.write_text(" save\n")
+    control.obey()
+    assert control.save_requested
+
+
+def test_a_pause_lasts_until_resume_and_frees_memory_once(run: RunFolder) -> None:
+    calls: list[str] = []
+    control = Control(
+        run, Diary(run.events), before_pause=lambda: calls.append("before"), after_pause=lambda: calls.append("after")
+    )
+    threading.Timer(0.3, run.say, ["resume"]).start()
+    run.say("pause")
+    control.obey()
+    assert calls == ["before", "after"] and 0.2 < control.paused_s < 2 and words(run) == ["pause", "resume"]
+    paused = [event for event in read_events(run.events) if event["kind"] == "phase"]
+    assert [event["phase"] for event in paused] == ["paused"]
+    assert not control.stop_requested and not control.save_requested
+
+
+def test_save_and_stop_work_during_a_pause(run: RunFolder) -> None:
+    control = Control(run, Diary(run.events))
+    run.say("pause")
+
+    def speak() -> None:
+        for word in ("save", "stop"):
+            run.say(word)
+            while run.control.exists():
+                time.sleep(0.005)
+
+    threading.Timer(0.05, speak).start()
+    with pytest.raises(Stopped):
+        control.obey()
+    assert control.save_requested and words(run) == ["pause", "save", "stop"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_means_save_and_stop(run: RunFolder, number: signal.Signals) -> None:
+    control = Control(run, Diary(run.events))
+    control.listen_to_signals()
+    os.kill(os.getpid(), number)
+    with pytest.raises(Stopped, match=f"{number.name} was received"):
+        control.obey()
+    (command,) = read_events(run.events)
+    assert (command["word"], command["source"]) == ("stop", number.name)
+
+
+def test_a_signal_ends_a_pause(run: RunFolder) -> None:
+    control = Control(run, Diary(run.events))
+    control.listen_to_signals()
+    threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGTERM]).start()
+    run.say("pause")
+    with pytest.raises(Stopped, match="SIGTERM was received"):
+        control.obey()
+
+
+# ── in a run ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_stopped_run_has_saved_its_last_finished_step(inputs: Path, run: RunFolder) -> None:
+    run.control.parent.mkdir(exist_ok=True)
+    run.say("stop")  # of an earlier process
+    ending = small_run.train_here(small_run.settings_for(inputs, iters=500), run, after(run, 2, "stop"))
+    assert (ending.kind, ending.exit_code) == ("stopped", 3) and 2 <= ending.step < 500
+    assert small_run.steps(run) == list(range(1, ending.step + 1))
+    last = list(read_events(run.events))[-1]
+    assert (last["kind"], last["step"]) == ("stopped", ending.step)
+    assert last["sentence"] == f"Stopped at step {ending.step} because it was asked to stop; everything is saved."
+    saved = checkpoint.newest(run)
+    assert saved and saved.state.step == ending.step == saved.state.updates == saved.state.cursor
+    assert (run.adapters / "adapters.safetensors").exists() and not run.is_locked()
+
+
+def test_a_stop_while_a_run_loads_waits_for_nothing_that_says_how_far_it_has_come(inputs: Path, run: RunFolder) -> None:
+    def load(*_: Any) -> Any:
+        run.say("stop")
+        try:
+            tell("Reading rows.jsonl")
+        except Exception as error:  # as readers of data do
+            raise AssertionError("taken for a fault of the data") from error
+
+    settings = small_run.settings_for(inputs)
+    small_run.write_config(run.config, settings)
+    ending = train(parse(settings), run, command="a test", load=load)
+    assert (ending.kind, ending.step, ending.exit_code) == ("stopped", 0, 3) and words(run) == ["stop"]
+
+
+def test_a_word_that_came_since_the_run_was_locked_is_obeyed(inputs: Path, run: RunFolder) -> None:
+    """By `train --run`, which locks the run before it checks the data."""
+    settings = small_run.settings_for(inputs)
+    small_run.write_config(run.config, settings)
+    lock = hold_lock(run)
+    run.say("stop")
+    ending = train(parse(settings), run, command="a test", lock=lock)
+    assert (ending.kind, ending.step) == ("stopped", 0) and words(run) == ["stop"] and not run.is_locked()
+
+
+def test_a_stopped_run_lets_go_of_its_model(inputs: Path, run: RunFolder) -> None:
+    """A program that trains another one afterwards would hold both."""
+    policies: list[weakref.ref[Any]] = []
+
+    def load(*given: Any) -> Any:
+        parts = load_parts(*given)
+        policies.append(weakref.ref(parts.policy))
+        return parts
+
+    settings = small_run.settings_for(inputs, iters=500)
+    small_run.write_config(run.config, settings)
+    ending = train(parse(settings), run, command="a test", load=load, echo=after(run, 1, "stop"))
+    assert ending.kind == "stopped" and ending.step >= 1
+    gc.collect()
+    assert [policy() for policy in policies] == [None]
+
+
+def test_a_requested_save_is_a_checkpoint_of_the_step_that_was_running(inputs: Path, run: RunFolder) -> None:
+    ending = small_run.train_here(small_run.settings_for(inputs, iters=4), run, after(run, 2, "save"))
+    assert ending.kind == "finished"
+    steps = [saved.state.step for saved in checkpoint.all_checkpoints(run)]
+    assert steps[-1] == 4 and len(steps) == 2 and steps[0] in (2, 3)
+
+
+@pytest.mark.proof
+def test_sigterm_to_a_child_saves_everything_and_exits_3(inputs: Path, run: RunFolder) -> None:
+    """As from the window: the folder is made first, and the child trains in it until it gets SIGTERM."""
+    small_run.write_config(run.config, small_run.settings_for(inputs, iters=100_000))
+    run.say("stop")  # of an earlier process; it must not stop this one
+    command = backend_command("train", "--run", str(run.path), "--stream")
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=backend_environment()
+    )
+    try:
+        assert child.stdout
+        for text in child.stdout:
+            event = json.loads(text)
+            if event["kind"] == "step" and event["step"] == 1:
+                assert run.is_locked()
+                child.send_signal(signal.SIGTERM)
+                break
+        _, errors = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert child.returncode == 3, errors
+    last = list(read_events(run.events))[-1]
+    assert last["kind"] == "stopped" and "SIGTERM was received; everything is saved." in last["sentence"]
+    assert last["sentence"] in errors and last["sentence"] in run.log.read_text()
+    saved = checkpoint.newest(run)
+    assert saved and saved.state.step == last["step"] >= 1 and small_run.steps(run) == list(range(1, last["step"] + 1))
+    assert words(run) == ["stop"] and not run.is_locked() and not run.control.exists()

@@ -1,0 +1,210 @@
+"""Runs on streamed rows, on rows that a map function makes, with several evaluation sets, a tokenizer of their own and cut prompts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from backend.config.config import load
+from backend.export.export_run import run_weights
+from backend.models.tokenizers import load_tokenizer
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.trainer import preflight
+from tests.support import small_run
+
+MAP = '''
+from backend.rewards import register_map_function, register_reward_function
+
+@register_map_function("short")
+def short(row):
+    """Without the last two rows."""
+    return None if row["answer"] in ("12", "14") else row | {"prompt": row["prompt"].replace("What is", "Say")}
+
+@register_map_function
+def odd(row):
+    return [row] if row["answer"] == "4" else row
+
+@register_reward_function("low_half")
+def low_half(prompts, completions, answer, types=None, completion_ids=None):
+    return [sum(token < 160 for token in ids) / len(ids) for ids in completion_ids]
+'''
+
+
+@pytest.fixture
+def mapped(tmp_path: Path) -> dict[str, Any]:
+    file = tmp_path / "mine.py"
+    file.write_text(MAP)
+    return {
+        "reward_functions": ["low_half"],
+        "reward_weights": [],
+        "reward_functions_file": str(file),
+        "map_function": "short",
+    }
+
+
+def trained(folder: Path, name: str, **raw: Any) -> tuple[RunFolder, dict[str, Any]]:
+    run, raw = RunFolder(folder / name), small_run.settings_for(folder, **raw)
+    ending = small_run.train_here(raw, run)
+    assert ending.kind == "finished", ending
+    return run, raw
+
+
+def fingerprint(run: RunFolder) -> tuple[str, list[Any]]:
+    """The trained weights, and all that was sampled."""
+    weights = hashlib.sha256((run.adapters / "adapters.safetensors").read_bytes()).hexdigest()
+    return weights, [json.loads(line) for line in run.completions.read_text().splitlines()]
+
+
+def sentences(run: RunFolder) -> list[str]:
+    return [event["sentence"] for event in read_events(run.events) if event["kind"] == "note"]
+
+
+def test_a_streamed_run_is_the_run_in_memory_bit_for_bit_also_when_resumed_within_an_epoch(
+    tmp_path: Path, mapped: dict[str, Any]
+) -> None:
+    """Rows held out, cut by a map function to five: three steps of two prompts cross the end of an epoch."""
+    raw = mapped | {"iters": 3, "batch_size": 2, "validation_split": 0.2, "steps_per_eval": 3, "save_every": 2}
+    here, _ = trained(tmp_path, "here", **raw)
+    there, streamed = trained(tmp_path, "there", **raw, streaming=True)
+    assert fingerprint(here) == fingerprint(there)
+    assert {row["prompt"].split()[0] for row in fingerprint(here)[1]} == {"Say"}
+    again = RunFolder(tmp_path / "again")
+
+    def stop_within_the_epoch(event: dict[str, Any]) -> None:
+        if event.get("step") == 2 and event["kind"] == "step":
+            again.say("stop")
+
+    assert small_run.train_here(streamed, again, stop_within_the_epoch).kind == "stopped"
+    assert small_run.steps(again) == [1, 2]
+    assert small_run.train_here(streamed, again).kind == "finished"
+    assert fingerprint(again) == fingerprint(here)
+
+
+def test_data_seed_alone_changes_the_order_of_the_prompts(tmp_path: Path) -> None:
+    runs = [trained(tmp_path, f"run{seed}", iters=2, data_seed=seed)[0] for seed in (None, 0, 1)]
+    prompts = [[row["prompt"] for row in fingerprint(run)[1]] for run in runs]
+    assert prompts[0] == prompts[1] != prompts[2]
+    assert fingerprint(runs[0]) == fingerprint(runs[1])
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_a_map_function_runs_where_the_rewards_run_and_names_the_row_it_fails_on(
+    tmp_path: Path, mapped: dict[str, Any], isolation: str
+) -> None:
+    raw = small_run.settings_for(tmp_path, **mapped, reward_isolation=isolation)
+    assert preflight.check(raw) == []
+    (fault,) = preflight.check(raw | {"map_function": "odd"})
+    assert fault.setting == "map_function"
+    assert fault.sentence.startswith("The map function odd returned list, not a dict of columns or None on row 3 of ")
+
+
+@pytest.mark.parametrize("isolation", [pytest.param("process", marks=pytest.mark.proof), "thread"])
+def test_a_map_function_that_the_file_does_not_register_is_told(
+    tmp_path: Path, mapped: dict[str, Any], isolation: str
+) -> None:
+    raw = small_run.settings_for(tmp_path, **mapped, reward_isolation=isolation)
+    (fault,) = preflight.check(raw | {"map_function": "shorts"})
+    assert fault.sentence == "mine.py registers no map function shorts. Did you mean short?"
+
+
+def test_a_map_function_that_ends_its_process_or_never_returns_is_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "bad.py"
+    head = (
+        "import os, time\nfrom backend.rewards import register_map_function\n@register_map_function\ndef f(row):\n    "
+    )
+    raw = small_run.settings_for(tmp_path, reward_functions_file=str(file), map_function="f", reward_timeout=0.5)
+    for body, isolation, says in (
+        ("os._exit(3)", "process", "ended the process it ran in (exit code 3)"),
+        ("time.sleep(60)", "process", "was still running after 0.5 s (reward_timeout)"),
+        ("raise ValueError('no')", "thread", "raised ValueError: no (bad.py, line 5)"),
+        ("return {'prompt': float('nan')}", "thread", "returned a row with a value that JSON cannot hold"),
+    ):
+        file.write_text(head + body)
+        (fault,) = preflight.check(raw | {"reward_isolation": isolation})
+        assert fault.setting == "map_function" and says in fault.sentence and "row" in fault.sentence, fault
+
+
+def test_evaluation_sets_stand_under_their_names_in_one_event(tmp_path: Path) -> None:
+    other = small_run.write_rows(tmp_path / "other.jsonl", 3)
+    run, _ = trained(
+        tmp_path, "run", iters=2, steps_per_eval=2, eval_data={"more": str(other), "same": str(tmp_path / "rows.jsonl")},
+        stop_when=["eval/more/reward > 100"],
+    )  # fmt: skip
+    events = [event for event in read_events(run.events) if event["kind"] == "eval"]
+    assert [event["step"] for event in events] == [0, 2] or [event["step"] for event in events] == [2]
+    metrics = events[-1]["metrics"]
+    assert metrics["reward"] == metrics["more/reward"], "without a valid split the first set counts"
+    assert {"same/reward", "more/rewards/r1_int_reward_func/mean", "same/completions/mean_length"} <= metrics.keys()
+
+
+def test_another_tokenizer_is_used_and_saved_with_what_was_trained(tmp_path: Path) -> None:
+    raw = small_run.settings_for(tmp_path)
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    for file in (tmp_path / "model").glob("*token*"):
+        shutil.copy(file, tokenizer)
+    about = json.loads((tokenizer / "tokenizer_config.json").read_text())
+    about["chat_template"] = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+    (tokenizer / "tokenizer_config.json").write_text(json.dumps(about))
+    for file in (tmp_path / "model").glob("*.jinja"):
+        (tokenizer / file.name).write_text(about["chat_template"])
+    run, _ = trained(tmp_path, "run", iters=1, train_type="full", tokenizer=str(tokenizer))
+    assert (run.model / "tokenizer_config.json").read_bytes() == (tokenizer / "tokenizer_config.json").read_bytes()
+    (fault,) = preflight.check(raw | {"tokenizer": str(tmp_path / "nowhere")})
+    assert fault.setting == "tokenizer" and "neither a folder nor an owner/name id" in fault.sentence
+
+
+def test_an_exported_adapter_ends_its_texts_where_its_own_tokenizer_does(tmp_path: Path) -> None:
+    small_run.settings_for(tmp_path)
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    for file in (tmp_path / "model").glob("*token*"):
+        shutil.copy(file, tokenizer)
+    about = json.loads((tokenizer / "tokenizer_config.json").read_text())
+    vocabulary = load_tokenizer(tokenizer).get_vocab()
+    end = next(token for token in vocabulary if len(token) == 1 and token.isalpha())
+    (tokenizer / "tokenizer_config.json").write_text(json.dumps(about | {"eos_token": end}))
+    run, _ = trained(tmp_path, "run", iters=1, tokenizer=str(tokenizer))
+    weights = run_weights(run, load(run.config))
+    assert weights.tokenizer == tokenizer
+    assert weights.open_with_config()[1]["eos_token_id"] == [vocabulary[end]]
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
+    from backend.models.loading import load_model
+    from backend.models.own_tokenizer import run_tokenizer, vocabulary_rows
+    from backend.utils.errors import Mistake
+
+    raw = small_run.settings_for(tmp_path)
+    model, own, _ = load_model(raw["model"], "model")
+    rows = vocabulary_rows(model)
+    assert rows is not None and rows >= len(own.get_vocab())
+    assert run_tokenizer(raw["model"], own, model).get_vocab() == own.get_vocab()
+    embedding = next(module for name, module in model.named_modules() if name.endswith("embed_tokens"))
+    embedding.weight = mx.zeros((40, embedding.weight.shape[1]))
+    model.update_modules({})
+    with pytest.raises(Mistake, match="and the model's vocabulary ends at 39: it is another model's"):
+        run_tokenizer(raw["model"], own, model)
+
+
+def test_long_prompts_are_left_out_or_cut_on_the_left(tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    rows = [{"prompt": f"{'word ' * 80 * (n % 2)}the end {n}", "answer": "1"} for n in range(6)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shared = {"data": str(path), "iters": 3, "max_prompt_length": 60}
+    left_out, _ = trained(tmp_path, "left out", **shared)
+    cut, _ = trained(tmp_path, "cut", **shared, long_prompts="cut_left")
+    assert any("3 of 6 rows of the train split are left out" in sentence for sentence in sentences(left_out))
+    assert any(
+        "3 of 6 prompts of the train split are longer than 60 tokens, and cut on the left." in s for s in sentences(cut)
+    )
+    prompts = [row["prompt"] for row in fingerprint(cut)[1]]
+    assert all("the end" in prompt for prompt in prompts) and any(prompt.count("word") > 1 for prompt in prompts)
+    assert not any("word" in row["prompt"] for row in fingerprint(left_out)[1])

@@ -1,0 +1,84 @@
+"""Intervals over prompts, paired differences and pass@k against their definitions; `test_estimates_proof.py` simulates at length."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from backend.trainer.evaluation.evaluation_figures import Column, estimates, pass_at_k
+from backend.trainer.evaluation.evaluation_rows import MeanWithInterval
+from tests.support.paired_rewards import CASES, covers
+
+
+def one(values: list[float | None], low: float, high: float) -> MeanWithInterval:
+    return estimates([Column.of(values, low, high)])[0]
+
+
+@pytest.mark.parametrize("completions", [1, 2, 5, 8])
+def test_pass_at_k_is_the_share_of_k_subsets_with_a_pass(completions: int) -> None:
+    for passed in range(completions + 1):
+        passes = [index < passed for index in range(completions)]
+        for k in range(1, completions + 1):
+            subsets = [any(chosen) for chosen in combinations(passes, k)]
+            assert pass_at_k(completions, passed, k) == pytest.approx(np.mean(subsets), abs=1e-12)
+
+
+def test_pass_at_k_of_many_completions_does_not_overflow() -> None:
+    assert pass_at_k(20_000, 1, 10_000) == pytest.approx(0.5)
+    for k in (0, 6):
+        with pytest.raises(ValueError, match="within 1 and 5"):
+            pass_at_k(5, 2, k)
+
+
+def test_the_mean_is_that_of_the_prompts_and_lies_within_its_interval() -> None:
+    values: list[float | None] = [0.0, 1.0, 1.0, 0.0, 1.0] * 20
+    mean = one(values, 0, 1)
+    assert mean.value == pytest.approx(0.6)
+    assert mean.low is not None and mean.high is not None
+    # The normal interval, 0.6 ± 1.96 √(0.24 / 100), is about right for a hundred prompts.
+    assert mean.low == pytest.approx(0.504, abs=0.02) and mean.high == pytest.approx(0.696, abs=0.02)
+    ones = one([1.0] * 30, 0, 1)
+    assert ones.high == ones.value == 1.0 and ones.low is not None and 0.85 < ones.low < 1
+
+
+def test_prompts_on_which_nothing_changed_do_not_prove_that_nothing_can() -> None:
+    before, after = Column.of([0.0, 1.0] * 15, 0, 1), Column.of([0.0, 1.0] * 15, 0, 1)
+    change = estimates([Column.difference(after, before)])[0]
+    assert change.value == 0 and change.low is not None and change.high is not None
+    assert change.low < -0.05 and change.high > 0.05 and not change.excludes_zero
+
+
+def test_where_no_score_ever_differed_there_is_no_interval() -> None:
+    assert one([0.5] * 30, 0.5, 0.5) == MeanWithInterval(value=0.5)
+
+
+def test_a_prompt_without_a_score_is_left_out() -> None:
+    assert one([1.0, None, 0.0, None], 0, 1).value == 0.5
+    assert one([None, None], 0, 1) == MeanWithInterval()
+    before, after = Column.of([1.0, None, 0.0], 0, 1), Column.of([1.0, 1.0, 1.0], 0, 1)
+    assert estimates([Column.difference(after, before)])[0].value == 0.5
+
+
+def test_a_difference_is_paired() -> None:
+    """Prompts differ far more than the sides do: only a paired difference can tell."""
+    rng = np.random.default_rng(3)
+    base = rng.normal(0, 10, 200)
+    tuned = base + rng.normal(0.5, 0.2, 200)
+    low, high = float(min(base.min(), tuned.min())), float(max(base.max(), tuned.max()))
+    before, after = Column(base, low, high), Column(tuned, low, high)
+    change, mean_before, mean_after = estimates([Column.difference(after, before), before, after])
+    assert change.value == pytest.approx(0.5, abs=0.05) and change.excludes_zero
+    assert mean_before.high is not None and mean_after.low is not None and mean_before.high > mean_after.low
+
+
+def test_the_same_completions_give_the_same_interval() -> None:
+    values = list(np.random.default_rng(1).normal(size=50))
+    assert one(values, -3, 3) == one(values, -3, 3)
+
+
+@pytest.mark.parametrize("case", ["pass 0.30 to 0.50", "one prompt in ten changes", "mostly zero"])
+def test_the_interval_covers_the_true_difference(case: str) -> None:
+    """A quick look, at the smallest size: the plain percentile interval covers 66 of 100 of the second case."""
+    assert covers(CASES[case], prompts=30, cases=200, resamples=400, seed=5) >= 0.93

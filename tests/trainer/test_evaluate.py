@@ -1,0 +1,274 @@
+"""Held-out rewards: scoring overlaps with sampling the next batch, with the same calls in the same order as without."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.sampling.sampler import GREEDY, Sampling
+from backend.trainer.control import Stopped
+from backend.trainer.evaluation.evaluate import FORWARD_ROWS, batches, greedy_accuracy, held_out_rewards, sample_of
+from backend.trainer.scoring_stages import MLX
+from backend.types import Completion, Group, Problem
+from tests.support import small_run
+
+PROBLEMS = [Problem(n, str(n), [], [n], str(n)) for n in range(7)]
+SAMPLING = Sampling(1.0, 1.0, 0, 0.0)
+
+
+class Sampled:
+    """A fake Rollout: groups without a model, and a log of calls in order."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def sample(self, problems: Sequence[Problem], group_size: int, *_: Any) -> list[Group]:
+        *_, poll = _
+        self.log.append(f"sample {problems[0].index}")
+        time.sleep(0.02)
+        poll(1)
+        completions = [
+            Completion([1], [0.0], str(problem.index), "eos") for problem in problems for _ in range(group_size)
+        ]
+        cut = range(0, len(completions), group_size)
+        return [Group(problem, completions[at : at + group_size]) for problem, at in zip(problems, cut, strict=True)]
+
+
+def held_out(score: Any, log: list[str], **more: Any) -> dict[str, float]:
+    return held_out_rewards(
+        Sampled(log), PROBLEMS, score, ["r"], [1.0], sampling=SAMPLING, group_size=2, batch_size=2, count=-1, **more
+    )  # fmt: skip
+
+
+def scorer(log: list[str], seconds: float = 0.05) -> Any:
+    """Scores a completion by its problem's number."""
+
+    def score(groups: list[Group], poll: Any) -> None:
+        log.append(f"score {groups[0].problem.index}")
+        time.sleep(seconds)
+        for completion in (completion for group in groups for completion in group.completions):
+            completion.scores = {"r": float(completion.text)}
+            completion.reward = float(completion.text)
+        log.append(f"scored {groups[0].problem.index}")
+
+    return score
+
+
+def test_a_stop_waits_for_no_reward_function() -> None:
+    """The next batch is sampled while the functions judge this one, and sampling is where an evaluation is stopped."""
+    judging = threading.Event()
+
+    class Stop(Exception): ...
+
+    class Stopping(Sampled):
+        def sample(self, problems: Sequence[Problem], *more: Any) -> list[Group]:
+            if problems[0].index and judging.wait(5.0):
+                raise Stop
+            return super().sample(problems, *more)
+
+    def score(groups: list[Group], poll: Any) -> None:
+        judging.set()
+        until = time.monotonic() + 10.0
+        while time.monotonic() < until:
+            poll()
+            time.sleep(0.005)
+
+    began = time.monotonic()
+    with pytest.raises(Stop):
+        held_out_rewards(
+            Stopping([]), PROBLEMS, score, ["r"], [1.0], sampling=SAMPLING, group_size=2, batch_size=2, count=-1
+        )
+    assert time.monotonic() - began < 5.0
+
+
+def test_scoring_overlaps_with_sampling_the_next_batch_and_changes_no_number() -> None:
+    overlapped, sequential = [], []
+    fast = held_out(scorer(overlapped), overlapped)
+    assert fast == held_out(scorer(sequential), sequential, overlap_scoring=False) and fast["reward"] == 3
+    assert sequential == [f"{call} {n}" for n in (0, 2, 4, 6) for call in ("sample", "score", "scored")]
+    calls = [line for line in overlapped if line.startswith("sco")]
+    assert calls == [line for line in sequential if line.startswith("sco")], "one call after the other, in order"
+    assert overlapped.index("sample 2") < overlapped.index("scored 0") and overlapped.index(
+        "sample 6"
+    ) < overlapped.index("scored 4")
+
+
+@pytest.mark.parametrize(("where", "sampled"), [(2, 3), (6, 4)])
+def test_an_error_in_a_reward_function_ends_the_evaluation(where: int, sampled: int) -> None:
+    """In the second of four batches, which is known once the third is sampled; and in the last."""
+    log: list[str] = []
+
+    def fails(groups: list[Group], poll: Any) -> None:
+        poll()  # which raises nothing, for nobody has stopped the evaluation
+        if groups[0].problem.index == where:
+            raise ZeroDivisionError("in this batch")
+        scorer(log)(groups, poll)
+
+    with pytest.raises(ZeroDivisionError, match="in this batch"):
+        held_out(fails, log)
+    assert sum(line.startswith("sample") for line in log) == sampled
+
+
+def test_a_stop_while_sampling_waits_for_the_running_call_and_starts_no_other() -> None:
+    log: list[str] = []
+
+    def poll(done: float) -> None:
+        if done > 0:
+            raise Stopped("now")
+
+    with pytest.raises(Stopped):
+        held_out(scorer(log), log, poll=poll)
+    assert log[-1] == "scored 0" and log.count("score 0") == 1 and "score 2" not in log
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("held-out")]
+
+
+@pytest.mark.parametrize(
+    ("line", "uses"),
+    [
+        ("import mlx.core as mx", True),
+        ("    from mlx_lm import load", True),
+        ("from mlx_lm_lora.trainer.grpo_reward_functions import register_reward_function", False),
+        ("import numpy  # not mlx", False),
+    ],
+)
+def test_a_reward_file_that_imports_mlx_is_recognised(line: str, uses: bool) -> None:
+    assert bool(re.search(MLX, f"import os\n{line}\n")) is uses
+
+
+@pytest.mark.parametrize("line", ["", "import mlx.core"])
+def test_functions_that_use_mlx_are_never_called_beside_sampling(tmp_path: Path, line: str) -> None:
+    """They would share the device, and its memory, with sampling."""
+    (tmp_path / "mine.py").write_text(
+        f"import threading\n{line}\nfrom backend.rewards import register_reward_function\n\n"
+        '@register_reward_function("beside")\ndef beside(prompts, completions, answer, types=None):\n'
+        '    names = [thread.name for thread in threading.enumerate()]\n'
+        '    return [float(any(name.startswith("held-out") for name in names))] * len(completions)\n'
+    )  # fmt: skip
+    raw = small_run.settings_for(
+        tmp_path, iters=1, validation_split=0.5, steps_per_eval=1, reward_functions=["beside"], reward_weights=[],
+        reward_functions_file=str(tmp_path / "mine.py"),
+    )  # fmt: skip
+    run = RunFolder(tmp_path / "run")
+    assert small_run.train_here(raw, run).kind == "finished"
+    evaluations = [event["metrics"] for event in read_events(run.events) if event["kind"] == "eval"]
+    assert {metrics["reward"] for metrics in evaluations} == {0.0 if line else 1.0}
+    assert all(metrics["time/eval"] > 0 for metrics in evaluations)
+
+
+def test_batches_come_in_file_order_and_no_more_than_count() -> None:
+    def indices(length: int, size: int, count: int) -> list[list[int]]:
+        return [[problem.index for problem in batch] for batch in batches(PROBLEMS[:length], size, count)]
+
+    assert indices(5, 2, -1) == [[0, 1], [2, 3], [4]] and indices(5, 2, 2) == [[0, 1], [2, 3]]
+    assert indices(5, 2, 9) == [[0, 1], [2, 3], [4]] and indices(5, 2, 0) == [] and indices(0, 2, -1) == []
+
+
+def test_every_held_out_batch_has_random_numbers_of_its_own_and_the_same_at_every_evaluation() -> None:
+    class Recorded(Sampled):
+        def sample(self, problems: Sequence[Problem], group_size: int, *more: Any) -> list[Group]:
+            seeds.append(more[1:3])
+            return super().sample(problems, group_size, *more)
+
+    def evaluate() -> None:
+        held_out_rewards(
+            Recorded([]), PROBLEMS, scorer([], 0), ["r"], [1.0],
+            sampling=SAMPLING, group_size=2, batch_size=2, count=-1,
+        )  # fmt: skip
+
+    seeds: list[Any] = []
+    evaluate()
+    assert [index for _, index in seeds] == [0, 2, 4, 6] and len({seed for seed, _ in seeds}) == 1
+    first, seeds = seeds, []
+    evaluate()
+    assert seeds == first
+
+
+def test_an_evaluation_reports_what_a_step_does_but_for_learning(tmp_path: Path) -> None:
+    raw = small_run.settings_for(
+        tmp_path, iters=2, steps_per_eval=1, beta=0.1, data=str(tmp_path / "data"), val_batches=2, **small_run.low_half(tmp_path)
+    )  # fmt: skip
+    for split in ("train", "valid"):
+        small_run.write_rows(tmp_path / "data" / f"{split}.jsonl")
+    run = RunFolder(tmp_path / "run")
+    assert small_run.train_here(raw, run).kind == "finished"
+    events = list(read_events(run.events))
+    step = next(event["metrics"] for event in events if event["kind"] == "step")
+    (first, *_) = evaluations = [event["metrics"] for event in events if event["kind"] == "eval"]
+    of_learning = {"loss", "learning_rate", "grad_norm", "grad_clipped", "num_tokens", "epoch", "peak_memory_gb"}
+    prefixes = ("clip_ratio", "time/", "sampling/", "process/", "machine/", "peak_memory_gb/")
+    expected = {name for name in step if not name.startswith(prefixes) and not name.endswith("per_second")}
+    assert first.keys() == (expected - of_learning) | {"time/eval", "kl_stderr", "entropy_stderr"}
+    assert all(value is not None for metrics in evaluations for value in metrics.values())
+    assert evaluations[-1]["kl"] > 0 and first["entropy"] > 1
+
+
+def test_an_evaluation_of_one_completion_a_prompt_reports_no_spread_within_groups() -> None:
+    for problems in (PROBLEMS, PROBLEMS[3:4]):
+        one = held_out_rewards(
+            Sampled([]), problems, scorer([], 0), ["r"], [1.0], sampling=SAMPLING, group_size=1, batch_size=2, count=-1
+        )
+        assert (
+            "frac_reward_zero_std" not in one
+            and "frac_groups_without_signal" not in one
+            and "reward_std_within_groups" not in one
+            and one["reward"] == 3
+        )
+    two = held_out(scorer([], 0), [])
+    assert two["frac_reward_zero_std"] == 1 and two["reward_std_within_groups"] == 0
+
+
+def test_progress_within_a_batch_goes_by_the_lengths_of_the_completions_before() -> None:
+    """Without any, nobody knows how long completions are; a batch that is longer than expected waits at its end."""
+
+    class Uneven(Sampled):
+        def sample(self, problems: Sequence[Problem], group_size: int, *more: Any) -> list[Group]:
+            tokens = [[1] * (problem.index + 1) for problem in problems]
+            *_, poll = more
+            for count in counts[problems[0].index]:
+                poll(count)
+            made = [[Completion(one, [], "0", "eos") for _ in range(group_size)] for one in tokens]
+            return [Group(problem, group) for problem, group in zip(problems, made, strict=True)]
+
+    counts = {0: (1, 6), 2: (3, 12), 4: (2, 5)}
+    done: list[float] = []
+    held_out_rewards(
+        Uneven([]), PROBLEMS[:5], scorer([], 0), ["r"], [1.0],
+        sampling=SAMPLING, group_size=2, batch_size=2, count=-1, poll=done.append,
+    )  # fmt: skip
+    # 6 tokens in the first two groups, then 14: the second batch expects 6, and the last, of one group, 5.
+    assert done == pytest.approx([0, 0, (1 + 3 / 6) / 3, 2 / 3, (2 + 2 / 5) / 3, 1])
+
+
+def test_greedy_accuracy_is_of_all_problems_by_one_completion_each() -> None:
+    asked: list[tuple[int, int, Sampling]] = []
+
+    class Greedy(Sampled):
+        def sample(self, problems: Sequence[Problem], group_size: int, *more: Any) -> list[Group]:
+            asked.append((len(problems), group_size, more[0]))
+            return super().sample(problems, group_size, *more, lambda tokens: None)
+
+    done: list[float] = []
+    right = greedy_accuracy(
+        Greedy([]), PROBLEMS, lambda groups: [group.problem.index % 3 == 0 for group in groups], batch_size=3, poll=done.append
+    )  # fmt: skip
+    assert asked == [(3, 1, GREEDY), (3, 1, GREEDY), (1, 1, GREEDY)]
+    assert right == pytest.approx(3 / 7) and done == pytest.approx([3 / 7, 6 / 7, 1])
+
+
+@pytest.mark.parametrize(
+    ("count", "read"), [(1, 1), (4, 4), (5, 3), (16, 4), (32, 8), (33, 7), (128, 32), (132, 27), (200, 29)]
+)
+def test_the_model_reads_a_bounded_sample_of_an_evaluation(count: int, read: int) -> None:
+    """One completion of a group, an eighth of all within limits, and groups from the beginning to the end."""
+    groups = [Group(PROBLEMS[0], [Completion([n], [0.0], str(n), "eos") for n in (i, -1)]) for i in range(count)]
+    sample = [int(group.completions[0].text) for group in sample_of(groups)]
+    assert len(sample) == read <= FORWARD_ROWS and all(len(group.completions) == 1 for group in sample_of(groups))
+    assert sample == sorted(set(sample)) and sample[-1] >= count - 7 and -1 not in sample

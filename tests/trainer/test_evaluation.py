@@ -1,0 +1,182 @@
+"""The files of an evaluation, what passes, and the sentence about the result."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from backend.config.config import parse
+from backend.runs.run_folder import RunFolder
+from backend.trainer.evaluation.evaluation_rows import (
+    FULL_SCORES,
+    CompletionRow,
+    Evaluation,
+    MeanWithInterval,
+    PassRule,
+    change_of,
+    config_digest,
+    default_pass_rule,
+    evaluations_of,
+    free_name,
+    read_evaluation,
+    read_pass_rule,
+    read_rows,
+    write_evaluation,
+)
+from backend.utils.errors import Mistake
+from tests.support.made_up_evaluations import evaluated_row, evaluation
+
+ENTRIES = ["r1_int", "accuracy_reward(name=right)", "mine.py::brevity"]
+
+
+def completion(reward: float | None, **scores: float | None) -> CompletionRow:
+    return CompletionRow(text="", tokens=1, stop="eos", rewards=scores, reward=reward)
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    made, rows = evaluation(), [evaluated_row(0, 0.0, 1.0), evaluated_row(3, 1.0, 1.0)]
+    path = write_evaluation(run.evaluations, made, rows)
+    assert read_evaluation(path) == made and list(read_rows(path)) == rows
+    assert evaluations_of(run) == [path]
+    assert sorted(file.name for file in run.evaluations.iterdir()) == ["test-step-32.json", "test-step-32.jsonl"]
+    assert (
+        free_name(run.evaluations, "test-step-32") == "test-step-32-2"
+        and free_name(run.evaluations, "a/b c") == "a-b-c"
+    )
+
+
+def test_an_evaluation_that_cannot_be_finished_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, replace = RunFolder(tmp_path), Path.replace
+
+    def fail_on_json(self: Path, target: Path) -> Path:
+        if target.suffix == ".json":
+            raise OSError(28, "No space left on device")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", fail_on_json)
+    with pytest.raises(Mistake, match="the disk is full"):
+        write_evaluation(run.evaluations, evaluation(), [evaluated_row(0, 0.0, 1.0)])
+    assert evaluations_of(run) == [] and list(run.evaluations.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', '{"name": "x", "decodings": []}'])
+def test_a_file_that_is_no_evaluation_is_told_in_a_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(Mistake, match=r"x\.json is no evaluation"):
+        read_evaluation(tmp_path / "x.json")
+
+
+def test_a_file_of_a_later_version_can_be_read(tmp_path: Path) -> None:
+    path = write_evaluation(tmp_path, evaluation(), [])
+    raw = json.loads(path.read_text())
+    path.write_text(json.dumps(raw | {"version": 2, "more": [1]}))
+    assert read_evaluation(path).headline == evaluation().headline
+
+
+def test_damaged_rows_are_left_out(tmp_path: Path) -> None:
+    path = write_evaluation(tmp_path, evaluation(), [evaluated_row(0, 0.0, 1.0)])
+    with path.with_suffix(".jsonl").open("a") as file:
+        file.write('{"half": \n[]\n{"index": "x"}\n')
+    assert [row["index"] for row in read_rows(path)] == [0]
+    path.with_suffix(".jsonl").unlink()
+    assert list(read_rows(path)) == []
+
+
+def test_the_digest_is_that_of_the_settings() -> None:
+    one, other = (parse({"model": "m", "data": "d", "seed": seed}) for seed in (1, 2))
+    assert config_digest(one) == config_digest(one) != config_digest(other)
+
+
+# ── what passes ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_by_default_a_right_answer_passes() -> None:
+    assert default_pass_rule(ENTRIES) == PassRule(reward="right", at_least=1.0, chosen_by="default")
+    assert default_pass_rule(["r1_accuracy"]) == PassRule(
+        reward="r1_accuracy_reward_func", at_least=2.0, chosen_by="default"
+    )
+    assert default_pass_rule(["r1_int", "mine.py::accuracy_reward"]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "at_least"),
+    [
+        ("right", "right", 1.0),
+        ("right>=0.5", "right", 0.5),
+        ("r1_int >= .5", "r1_int_reward_func", 0.5),
+        ("reward>=1.5", "reward", 1.5),
+        ("brevity>=3", "brevity", 3.0),
+    ],
+)
+def test_the_user_says_what_passes(text: str, name: str, at_least: float) -> None:
+    assert read_pass_rule(text, ENTRIES) == PassRule(reward=name, at_least=at_least, chosen_by="user")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("brevity", "From what score on"),
+        ("right>=x", "x is no number"),
+        ("rihgt>=1", "Did you mean right"),
+        (">=1", "No reward"),
+    ],
+)
+def test_a_rule_that_cannot_be_read_is_told_in_a_sentence(text: str, says: str) -> None:
+    with pytest.raises(Mistake, match=says):
+        read_pass_rule(text, ENTRIES)
+
+
+def test_a_completion_passes_at_the_score_and_above() -> None:
+    rule = PassRule(reward="right", at_least=1.0, chosen_by="user")
+    assert [rule.is_met_by(completion(9.0, right=score)) for score in (0.99, 1.0, 2.0, None)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    total = PassRule(reward="reward", at_least=1.0, chosen_by="user")
+    assert total.is_met_by(completion(1.0, right=0.0)) and not total.is_met_by(completion(None, right=None))
+
+
+def test_full_scores_are_what_the_functions_give_for_a_right_answer() -> None:
+    from backend.rewards.registry import REWARD_REGISTRY
+
+    text = "<think>2 + 2</think><answer>4</answer>"
+    for name, full in FULL_SCORES.items():
+        answer, said = ("B", text.replace("4", "B")) if name == "multiple_choice" else ("4", text)
+        scores = REWARD_REGISTRY[name](prompts=["?"], completions=[said], answer=[answer], types=[None])
+        assert list(scores) == [full], name
+
+
+# ── sentences ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sentence(low: float | None, value: float, high: float | None) -> str:
+    made = evaluation()
+    first = made.headline
+    assert first.difference is not None
+    change = first.difference.model_copy(update={"reward": MeanWithInterval(value=value, low=low, high=high)})
+    return Evaluation.sentence(made, first.model_copy(update={"difference": change}))
+
+
+def test_the_sentence_says_how_sure_a_difference_is() -> None:
+    start = "The mean reward on 2 rows of the test split went from 0.5 to 1"
+    assert sentence(0.1, 0.5, 0.9) == f"{start}: better by 0.5 (95 % interval 0.1 to 0.9)."
+    assert sentence(-0.9, -0.5, -0.1) == f"{start}: worse by 0.5 (95 % interval 0.1 to 0.9)."
+    assert "which may be chance" in sentence(-0.1, 0.5, 0.9) and "−0.1 to 0.9" in sentence(-0.1, 0.5, 0.9)
+    assert sentence(None, 0.5, None) == f"{start}."
+
+
+def test_a_change_of_rounding_is_none() -> None:
+    assert change_of(evaluated_row(0, 0.1 + 0.2, 0.3), "greedy") == 0.0
+    assert change_of(evaluated_row(0, 0.25, 1.0), "greedy") == 0.75
+    assert (
+        change_of(evaluated_row(0, None, 1.0), "greedy") is None
+        and change_of(evaluated_row(0, 0, 1), "sampled") is None
+    )

@@ -1,0 +1,304 @@
+"""Runs on a full or broken disk: one sentence, exit code 2, and after a resume as if nothing had happened; low space is waited for."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import re
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from backend.cli.new_run import new_run
+from backend.config.config import parse
+from backend.models import saving
+from backend.runs import events as events_module
+from backend.runs import room_for_saving
+from backend.runs.events import Diary, JsonLines, read_events
+from backend.runs.room_for_saving import LOOK_EVERY_S, RESERVED_FILES, RoomForSaving
+from backend.runs.run_disk_use import RESERVE, run_bytes
+from backend.runs.run_folder import RunFolder
+from backend.trainer import control as controls
+from backend.trainer import ending as endings
+from backend.trainer.control import Control
+from backend.trainer.memory.model_shape import shape_of
+from backend.trainer.preflight import check
+from backend.utils import disk_faults
+from backend.utils.disk_faults import LONGEST_PLACE, Room
+from backend.utils.errors import Mistake
+from backend.utils.text import shown
+from tests.support import small_run
+
+FULL = partial(OSError, errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("inputs")
+
+
+def settings(inputs: Path, **changes: Any) -> dict[str, Any]:
+    return small_run.settings_for(inputs, **({"iters": 3, "save_every": 2, "learning_rate": 1e-2} | changes))
+
+
+@pytest.fixture(scope="module")
+def unbroken(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    run = RunFolder(tmp_path_factory.mktemp("unbroken") / "run")
+    assert small_run.train_here(settings(inputs), run).kind == "finished"
+    return run
+
+
+def assert_equal(run: RunFolder, other: RunFolder) -> None:
+    """The same steps, completions, checkpoint and adapters; only times differ."""
+    assert [event["seq"] for event in read_events(run.events)] == list(range(sum(1 for _ in read_events(run.events))))
+    computed, expected = (
+        [
+            (e["step"], e["metrics"]["loss"], e["metrics"]["reward"])
+            for e in read_events(each.events)
+            if e["kind"] == "step"
+        ]
+        for each in (run, other)
+    )
+    assert computed == expected and small_run.steps(run) == [1, 2, 3]
+    assert run.completions.read_bytes() == other.completions.read_bytes()
+    for name in (
+        "checkpoints/000003/adapters.safetensors",
+        "checkpoints/000003/optimizer.safetensors",
+        "adapters/adapters.safetensors",
+    ):
+        assert (run.path / name).read_bytes() == (other.path / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(("name", "nth"), [("events.jsonl", 5), ("events.jsonl", 9), ("completions.jsonl", 3)])
+def test_a_line_that_cannot_be_written_ends_the_run_with_a_sentence_and_resuming_equals_never_having_stopped(
+    inputs: Path, unbroken: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, nth: int
+) -> None:
+    run, write_all, count = RunFolder(tmp_path / "run"), events_module.write_all, 0
+
+    def full(file: Any, data: bytes) -> None:
+        nonlocal count
+        count += Path(file.name).name == name
+        if Path(file.name).name == name and count == nth:
+            write_all(file, data[:7])
+            raise FULL()
+        write_all(file, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(events_module, "write_all", full)
+        ending = small_run.train_here(settings(inputs), run)
+    assert (ending.kind, ending.exit_code) == ("failed", 2)
+    place = shown(run.path / name, LONGEST_PLACE)
+    assert ending.sentence == f"disk: {place} cannot be written: the disk is full." and place.endswith(f"/run/{name}")
+    last = list(read_events(run.events))[-1]
+    assert (last["kind"], last["sentence"]) == ("failed", ending.sentence) and "traceback" not in last
+    assert small_run.train_here(settings(inputs), run).kind == "finished"
+    assert_equal(run, unbroken)
+
+
+def test_where_the_last_line_cannot_be_written_either_the_ending_says_so_and_the_run_goes_on_later(
+    inputs: Path, unbroken: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    append, count = JsonLines.append, 0
+
+    def full(self: JsonLines, value: Any) -> None:
+        nonlocal count
+        count += self.path == run.events
+        if self.path == run.events and count > 9:
+            with events_module.writing(self.path):
+                raise FULL()
+        append(self, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JsonLines, "append", full)
+        patch.setattr(endings, "LAST_LINE_PATIENCE_S", 0.1)
+        ending = small_run.train_here(settings(inputs), run)
+    assert (ending.kind, ending.exit_code) == ("failed", 2) and ending.sentence.count(
+        "events.jsonl cannot be written"
+    ) == 1
+    assert list(read_events(run.events))[-1]["kind"] not in ("failed", "finished") and not run.is_locked()
+    assert small_run.train_here(settings(inputs), run).kind == "finished"
+    assert_equal(run, unbroken)
+
+
+def test_adapters_left_behind_their_checkpoint_by_a_kill_are_refreshed_by_the_resume(
+    inputs: Path, unbroken: RunFolder, tmp_path: Path
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    assert small_run.train_here(settings(inputs, iters=2), run).kind == "finished"
+    (run.adapters / "adapters.safetensors").write_bytes(b"older")
+    (run.checkpoints / ".000001.old").mkdir()
+    assert small_run.train_here(settings(inputs, iters=2), run).kind == "finished"
+    weights = (run.checkpoints / "000002" / "adapters.safetensors").read_bytes()
+    assert (run.adapters / "adapters.safetensors").read_bytes() == weights
+    assert [path.name for path in run.checkpoints.iterdir()] == ["000002"]
+
+
+def test_a_model_that_cannot_be_written_leaves_the_old_one(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    raw = settings(inputs, train_type="full", iters=2)
+    run.model.mkdir(parents=True)
+    (run.model / "config.json").write_text("old")
+
+    def full(*_: Any) -> None:
+        raise FULL()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "write_model", full)
+        ending = small_run.train_here(raw, run)
+    place = shown(run.model, LONGEST_PLACE)
+    assert (ending.exit_code, ending.sentence) == (2, f"disk: {place} cannot be written: the disk is full.")
+    assert os.listdir(run.model) == ["config.json"] and not (run.path / ".model").exists()
+    assert small_run.train_here(raw, run).kind == "finished"
+    assert json.loads((run.model / "config.json").read_text()) and (run.model / "model.safetensors").exists()
+
+
+# ── low space ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def rooms(monkeypatch: pytest.MonkeyPatch, *free: Room | None) -> list[Room | None]:
+    """The disk has these rooms at its next looks, the last of them for good."""
+    left = list(free)
+    monkeypatch.setattr(room_for_saving, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(room_for_saving, "room_on", lambda path: left.pop(0) if len(left) > 1 else left[0])
+    return left
+
+
+def notes(run: RunFolder) -> list[str]:
+    return [
+        event["sentence"]
+        for event in read_events(run.events)
+        if event["kind"] == "note" and "disk" in event["sentence"].lower()
+    ]
+
+
+def test_a_run_waits_for_room_and_goes_on_by_itself(
+    inputs: Path, unbroken: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, plenty, none = RunFolder(tmp_path / "run"), Room(10**12, None), Room(3_000_000, None)
+    rooms(monkeypatch, plenty, none, none, none, plenty)
+    assert small_run.train_here(settings(inputs), run).kind == "finished"
+    lacks, again = notes(run)
+    where = shown(run.path, LONGEST_PLACE)
+    assert lacks == f"The disk of {where} has 3 MB free, and 16.8 MB are needed. The run is paused until there is room."
+    assert again == "There is room on the disk again; the run goes on."
+    assert [event.get("sentence") for event in read_events(run.events) if event.get("phase") == "paused"] == [lacks]
+    assert run.completions.read_bytes() == unbroken.completions.read_bytes()
+
+
+@pytest.mark.parametrize("room", [Room(3_000_000, None), Room(10**12, 3)])
+def test_a_run_that_waits_for_room_obeys_a_stop_and_one_that_is_resumed_is_not_asked_again(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: Room
+) -> None:
+    rooms(monkeypatch, room)
+    for word, kind in (("stop", "stopped"), ("resume", "finished")):
+        run = RunFolder(tmp_path / word)
+
+        def on_pause(event: Any, run: RunFolder = run, word: str = word) -> None:
+            if event.get("phase") == "paused":
+                run.say(word)
+
+        ending = small_run.train_here(settings(inputs, iters=2), run, on_pause)
+        assert ending.kind == kind and len(notes(run)) == 1
+    assert ("3 more files" if room.files else "3 MB free") in notes(run)[0]
+
+
+def test_where_the_system_does_not_say_how_much_is_free_nothing_is_done(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms(monkeypatch, None)
+    assert small_run.train_here(settings(inputs, iters=2), run := RunFolder(tmp_path / "run")).kind == "finished"
+    assert not notes(run)
+
+
+def waiting(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, *free: Room | None
+) -> tuple[RoomForSaving, Control, list[float]]:
+    """The room that a run waits for, its control, and when the disk was looked at, by a clock that goes on by half a second each time that
+    it is read. The disk has these rooms at its looks."""
+    run.path.mkdir(parents=True)
+    seconds, left, looks = itertools.count(0.0, 0.5), list(free), []
+
+    def look(path: Path) -> Room | None:
+        looks.append(next(seconds))
+        return left.pop(0)
+
+    monkeypatch.setattr(controls, "PAUSE_POLL_S", 0.0)
+    monkeypatch.setattr(room_for_saving, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr(room_for_saving, "room_on", look)
+    diary = Diary(run.events)
+    control = Control(run, diary)
+    return RoomForSaving(run, diary, control), control, looks
+
+
+def test_a_run_waits_until_the_checkpoint_fits_beside_the_reserve_and_looks_seldom(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the byte and to the file."""
+    none = Room(RESERVE + 999, None), Room(1000, None), Room(10**12, RESERVED_FILES - 1)
+    enough = Room(RESERVE + 1000, RESERVED_FILES)
+    room, _, looks = waiting(run, monkeypatch, *none, enough, enough, None)
+    room.wait(lambda: 1000)
+    assert len(looks) == 4 and len(notes(run)) == 2
+    assert all(later - earlier >= LOOK_EVERY_S for earlier, later in itertools.pairwise(looks))
+    room.wait(lambda: 1000)
+    room.wait(lambda: 1000)
+    assert len(notes(run)) == 2
+
+
+def test_one_who_resumes_or_stops_the_run_is_not_asked_again_before_there_was_room(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none, plenty = Room(10**12, 3), Room(10**12, None)
+    room, control, _ = waiting(run, monkeypatch, none, none, plenty, none, plenty, none)
+    control.diary.followers.append(lambda event: run.say("resume") if event.get("phase") == "paused" else None)
+    for asked in (1, 1, 1, 2, 2):
+        room.wait()
+        assert len(notes(run)) == asked
+    assert all("has room for 3 more files only" in note for note in notes(run))
+    control.stop_requested = True
+    room.wait()
+    assert len(notes(run)) == 2
+
+
+# ── before a run ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_disk_without_room_for_the_run_refuses_it_with_both_numbers(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = settings(inputs)
+    monkeypatch.setattr(disk_faults, "room_on", lambda folder: Room(5_000_000, None))
+    (fault,) = check(raw)
+    assert fault.setting == "disk"
+    assert re.fullmatch(r"The run needs 1[67]\.?\d* MB on the disk of .*, which has 5 MB free\.", fault.sentence), (
+        fault.sentence
+    )
+    with pytest.raises(Mistake, match="disk: The run needs"):
+        new_run(raw, tmp_path / "runs", "a")
+    assert not (tmp_path / "runs").exists()
+    monkeypatch.setattr(disk_faults, "room_on", lambda folder: None)
+    assert check(raw) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"train_type": "full", "optimizer": "sgd"}, {"train_type": "dora", "sync_ref_model": True, "beta": 0.1}],
+)
+def test_what_a_run_is_expected_to_write_is_about_what_it_writes(
+    inputs: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Within a factor: headers of small files count, and a checkpoint that is being written stands for none at the end."""
+    run, raw = RunFolder(tmp_path / "run"), settings(inputs, iters=2, save_every=1, **changes)
+    assert small_run.train_here(raw, run).kind == "finished"
+    arrays = sum(file.stat().st_size for file in run.path.rglob("*.safetensors"))
+    shape = shape_of(inputs / "model")
+    assert shape is not None
+    assert 0.5 * arrays < run_bytes(parse(raw), shape) < 1.5 * arrays

@@ -1,0 +1,142 @@
+"""mlx's GPU errors are told from every other exception, and each gets its sentence."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+
+from backend.cli.exit_codes import verb
+from backend.runs.checkpoints import checkpoint
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.trainer.machine.gpu_retries import BUFFERS, DISCARDED, INTERACTIVITY, MEMORY, OTHER, TIMEOUT, gpu_error
+from backend.trainer.trainer import Trainer
+from backend.training.learner import Learner
+from backend.utils.disk_faults import DiskFault
+from backend.utils.errors import Mistake
+from tests.support import failing_gpu, small_run
+
+METAL = failing_gpu.METAL
+TEXTS = {
+    failing_gpu.INTERACTIVITY: INTERACTIVITY,
+    failing_gpu.OUT_OF_MEMORY: MEMORY,
+    METAL + "Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout).": TIMEOUT,
+    METAL + "Caused GPU Hang Error (00000003:kIOGPUCommandBufferCallbackErrorHang)": TIMEOUT,
+    failing_gpu.IGNORED: DISCARDED,
+    METAL
+    + "Discarded (victim of GPU error/recovery) (00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)": DISCARDED,
+    METAL + "Caused GPU Address Fault Error (0000000b:kIOGPUCommandBufferCallbackErrorPageFault)": OTHER,
+    METAL + "Internal Error (0000010a:Internal Error)": OTHER,
+    "[metal::malloc] Resource limit (499000) exceeded.": BUFFERS,
+    "[metal::malloc] Attempting to allocate 18253611008 bytes which is greater than the maximum allowed buffer size of "
+    "17179869184 bytes.": MEMORY,
+    "[malloc] Unable to allocate 1073741824 bytes.": MEMORY,
+    "[malloc_async] Unable to allocate 1073741824 bytes.": MEMORY,
+    "cudaMallocAsync failed: out of memory": MEMORY,
+    "cudaMallocAsync(&data, size, stream) failed: out of memory": MEMORY,
+    "cudaGraphInstantiate(&graph_exec_, graph_, nullptr, nullptr, 0) failed: out of memory": MEMORY,
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_texts_as_mlx_and_metal_write_them(text: str) -> None:
+    error = gpu_error(RuntimeError(text))
+    assert error is TEXTS[text]
+    assert all(sentence.endswith(".") for sentence in (error.happened, error.advice))
+
+
+def test_want_of_memory_is_told_as_such_whoever_wanted_it() -> None:
+    with pytest.raises(MemoryError) as wanted:
+        np.ones(1 << 50)  # numpy's own kind of it
+    kind = gpu_error(wanted.value)
+    assert kind is MEMORY and "Gradient checkpointing" in kind.advice and "a smaller Group" in kind.advice
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (MemoryError(), "memory_limit: There was not enough memory."),
+        (RuntimeError(failing_gpu.OUT_OF_MEMORY), "memory_limit: There was not enough memory."),
+        (RuntimeError(failing_gpu.IGNORED), "gpu: macOS discarded the GPU's work"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/a/file"),
+            "disk: /a/file cannot be used: the disk is full.",
+        ),
+    ],
+)
+def test_a_verb_says_so_too(error: Exception, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(typer.Exit) as ended:
+        verb(fail)()
+    assert ended.value.exit_code == 2 and capsys.readouterr().err.startswith(says)
+
+
+def test_a_run_without_memory_is_saved_and_says_what_helps(
+    tmp_path: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn = Learner.learn
+
+    def hungry(learner: Learner, *arguments: Any) -> dict[str, float]:
+        if learner.updates == 2:
+            raise MemoryError
+        return learn(learner, *arguments)
+
+    monkeypatch.setattr(Learner, "learn", hungry)
+    ending = small_run.train_here(small_run.settings_for(tmp_path, iters=5), run)
+    assert (ending.kind, ending.exit_code, ending.step) == ("failed", 2, 2)
+    assert ending.sentence.startswith("There was not enough memory for the arrays of a step.")
+    saved = checkpoint.newest(run)
+    assert saved is not None and saved.state.step == 2
+
+
+@pytest.mark.parametrize("error", [MemoryError(), DiskFault("The disk is full.")], ids=["memory", "disk"])
+def test_where_it_cannot_be_saved_either_the_ending_is_the_same(
+    error: Exception, tmp_path: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Learner, "learn", lambda *_: np.ones(1 << 50))
+    monkeypatch.setattr(Trainer, "save_without_gpu", fail)
+    ending = small_run.train_here(small_run.settings_for(tmp_path, iters=5), run)
+    assert (ending.kind, ending.exit_code) == ("failed", 2)
+    assert ending.sentence.startswith("There was not enough memory for the arrays of a step.")
+    assert [event["kind"] for event in read_events(run.events)][-1] == "failed"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(f"the judge said: {failing_gpu.OUT_OF_MEMORY}"),
+        RuntimeError("[save_safetensors] Failed to open checkpoint"),
+        RuntimeError("cudaLaunchKernel failed: an illegal memory access was encountered"),
+        RuntimeError("[metal::Device] Unable to build metal library from source"),
+        ValueError(failing_gpu.OUT_OF_MEMORY),
+        NotImplementedError(failing_gpu.OUT_OF_MEMORY),  # a RuntimeError too, which mlx does not raise
+        Mistake("save_every", failing_gpu.OUT_OF_MEMORY),
+    ],
+)
+def test_nothing_else_is_a_gpu_error(error: Exception) -> None:
+    assert gpu_error(error) is None
+
+
+def test_a_reward_function_that_raises_metal_s_words_ends_the_run_as_any_other_that_raises(
+    tmp_path: Path, run: RunFolder
+) -> None:
+    (tmp_path / "judge.py").write_text(
+        "from backend.rewards import register_reward_function\n\n"
+        '@register_reward_function("judge")\n'
+        "def judge(prompts, completions, answer, types=None):\n"
+        f"    raise RuntimeError({failing_gpu.OUT_OF_MEMORY!r})\n"
+    )
+    rewards = {"reward_functions": ["judge"], "reward_weights": [], "reward_functions_file": str(tmp_path / "judge.py")}
+    ending = small_run.train_here(small_run.settings_for(tmp_path, **rewards), run, may_restart=True)
+    assert ending.kind == "failed" and "judge" in ending.sentence and ending.gpu_error is None
+    assert not run.gpu_errors.exists()

@@ -1,0 +1,269 @@
+"""After a GPU error a run goes on where it was, with smaller steps, and says so once; after too many it ends with a sentence.
+
+Here "the next process" is the next call of `train`, which takes over the lock like a program after an exec; tests/cli/test_restart.py has
+real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from backend.runs.checkpoints import checkpoint
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import LOCK_VARIABLE
+from backend.trainer.ending import RESTART
+from backend.trainer.machine.gpu_retries import BUFFERS, INTERACTIVITY, MEMORY, GpuErrorLog, StepSize
+from backend.trainer.machine.memory_plan import learner_limits, rollout_limits
+from backend.trainer.stop_signals import STOP_SIGNALS
+from backend.utils.disk_faults import disk_fault
+from backend.utils.errors import Mistake
+from tests.support import failing_gpu, small_run
+from tests.support.failing_gpu import OUT_OF_MEMORY
+
+SETTINGS: dict[str, Any] = {
+    "iters": 4, "batch_size": 2, "group_size": 4, "num_iterations": 2, "beta": 0.05, "learning_rate": 1e-3, "dropout": 0.1,
+    "save_every": 2, "max_completion_length": 6,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("inputs")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_handed_on(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A test that ends with a RESTART leaves a lock and blocked signals to a process that never comes."""
+    yield
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    if LOCK_VARIABLE in os.environ:
+        os.close(int(os.environ.pop(LOCK_VARIABLE)))
+
+
+def settings(inputs: Path, **changes: Any) -> dict[str, Any]:
+    return small_run.settings_for(inputs, **SETTINGS | small_run.low_half(inputs) | changes)
+
+
+def train_until_it_ends(raw: dict[str, Any], run: RunFolder, failures: failing_gpu.Failures) -> Any:
+    """Train in one "process" after another, each with a GPU that fails at the first of `failures` it comes to."""
+    while True:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            failing_gpu.install(monkeypatch, failures)
+            ending = small_run.train_here(raw, run, may_restart=True)
+        if ending.kind != RESTART:
+            return ending
+        assert run.is_locked(), "no other process, and no window, may see the run as ended"
+
+
+def events(run: RunFolder, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_events(run.events) if event["kind"] == kind]
+
+
+def warnings(run: RunFolder) -> list[str]:
+    return [event["sentence"] for event in events(run, "note") if event["level"] == "warning"]
+
+
+def weights(run: RunFolder) -> dict[str, np.ndarray]:
+    saved = checkpoint.newest(run)
+    assert saved is not None
+    return {name: np.array(x) for name, x in saved.weights().items()}
+
+
+def assert_whole(run: RunFolder, steps: int = 4) -> None:
+    """Every step once in both files, and no gap in the diary."""
+    assert small_run.steps(run) == list(range(1, steps + 1))
+    lines = [json.loads(line)["step"] for line in run.completions.read_text().splitlines()]
+    assert lines == [step for step in range(1, steps + 1) for _ in range(2)]
+    numbers = [event["seq"] for event in read_events(run.events)]
+    assert numbers == list(range(len(numbers)))
+
+
+@pytest.mark.parametrize(
+    ("place", "step", "resumed_from"),
+    # An update that fails half-way leaves weights of no step: the run goes back to its checkpoint.
+    [
+        ("sampling", 4, 3),
+        pytest.param("learning", 4, 3, marks=pytest.mark.proof),
+        ("update", 4, 2),
+        pytest.param("saving", 2, 2, marks=pytest.mark.proof),
+        pytest.param("update", 1, None, marks=pytest.mark.proof),
+    ],
+)
+def test_a_retried_run_equals_one_that_was_resumed_by_hand_with_the_smaller_micro_batch(
+    inputs: Path, run: RunFolder, tmp_path: Path, place: str, step: int, resumed_from: int | None
+) -> None:
+    raw = settings(inputs)
+    assert train_until_it_ends(raw, run, [[place, step, OUT_OF_MEMORY]]).kind == "finished"
+    assert_whole(run)
+    assert [event["resumed_from"] for event in events(run, "started")][-1] == resumed_from
+    (told,) = warnings(run)
+    assert (
+        told.startswith(MEMORY.happened)
+        and "half the micro-batch (retry 1 of 3)" in told
+        and told.endswith(MEMORY.advice)
+    )
+    (logged,) = GpuErrorLog(run).errors
+    assert logged.rows == 4 and logged.text == OUT_OF_MEMORY
+
+    by_hand = RunFolder(tmp_path / "by_hand")
+    if resumed_from:
+
+        def stop(event: dict[str, Any]) -> None:
+            if event["kind"] == "step" and event["step"] == resumed_from:
+                by_hand.say("stop")
+
+        assert small_run.train_here(raw, by_hand, echo=stop).step == resumed_from
+    by_hand.path.mkdir(exist_ok=True, parents=True)
+    shutil.copy(run.gpu_errors, by_hand.gpu_errors)
+    assert small_run.train_here(raw, by_hand).kind == "finished"
+    assert all(np.array_equal(x, weights(by_hand)[name]) for name, x in weights(run).items())
+    assert run.completions.read_text() == by_hand.completions.read_text()
+
+
+def test_the_micro_batch_is_half_of_the_largest_that_there_was(inputs: Path, run: RunFolder) -> None:
+    """The budget of 512 tokens is not used up by a step of 48, and half of it would change nothing."""
+    failures = [["learning", 2, failing_gpu.INTERACTIVITY], ["learning", 2, OUT_OF_MEMORY]]
+    train_until_it_ends(settings(inputs, iters=2, dropout=0.0), run, failures)
+    sizes = [(logged.micro_batch_tokens, logged.rows) for logged in GpuErrorLog(run).errors]
+    assert sizes == [(2 * 4 * 6 // 2, 8), (2 * 4 * 6 // 4, 4)], "rows are halved for want of memory only"
+
+
+def test_after_the_last_retry_the_run_ends_with_a_sentence_and_a_person_s_resume_has_new_ones(
+    inputs: Path, run: RunFolder
+) -> None:
+    raw = settings(inputs, retry_on_gpu_error=2, iters=2)
+    ending = train_until_it_ends(raw, run, [["sampling", 2, OUT_OF_MEMORY]] * 4)
+    assert (ending.kind, ending.step, ending.exit_code) == ("failed", 1, 2)
+    assert ending.sentence == f"{MEMORY.happened} 2 retries in a new process did not help. {MEMORY.advice}"
+    assert events(run, "failed")[-1]["sentence"] == ending.sentence and not run.is_locked()
+    assert [("retry 1 of 2" in told, "retry 2 of 2" in told) for told in warnings(run)] == [
+        (True, False),
+        (False, True),
+    ]
+    sizes = [error.micro_batch_tokens or 0 for error in GpuErrorLog(run).errors]
+    assert train_until_it_ends(raw, run, [["sampling", 2, OUT_OF_MEMORY]]).kind == "finished"
+    assert_whole(run, 2)
+    assert len(warnings(run)) == 4 and GpuErrorLog(run).errors[-1].is_retried
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
+
+
+def test_a_log_that_cannot_be_written_ends_the_run_saved_and_with_a_sentence(
+    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise disk_fault(run.gpu_errors, OSError(28, "No space left on device"))
+
+    monkeypatch.setattr(GpuErrorLog, "_append", full)
+    ending = train_until_it_ends(settings(inputs), run, [["sampling", 2, OUT_OF_MEMORY]])
+    assert (ending.kind, ending.step, ending.exit_code) == ("failed", 1, 2)
+    assert ending.sentence.endswith("gpu_errors.jsonl cannot be written: the disk is full.")
+    assert events(run, "failed")[-1]["sentence"] == ending.sentence and not run.is_locked()
+
+
+def test_a_damaged_log_is_told_with_what_to_do(inputs: Path, run: RunFolder) -> None:
+    run.path.mkdir(parents=True, exist_ok=True)
+    run.gpu_errors.write_text('{"kind": "memory"}\n')
+    with pytest.raises(Mistake, match=r"gpu_errors\.jsonl in the run folder is damaged; delete it"):
+        small_run.train_here(settings(inputs), run)
+    assert not run.is_locked()
+
+
+def test_a_note_that_a_resume_cuts_from_the_diary_is_told_again_and_once(inputs: Path, run: RunFolder) -> None:
+    """Both errors go back to the checkpoint of step 2, whose length of the diary has neither note."""
+    failures = [["update", 3, failing_gpu.INTERACTIVITY], ["update", 4, OUT_OF_MEMORY]]
+    assert train_until_it_ends(settings(inputs), run, failures).kind == "finished"
+    first, second = warnings(run)
+    assert first.startswith(INTERACTIVITY.happened) and second.startswith(MEMORY.happened)
+    assert_whole(run)
+
+
+def test_without_retries_the_run_is_saved_and_ends(inputs: Path, run: RunFolder) -> None:
+    ending = train_until_it_ends(settings(inputs, retry_on_gpu_error=0), run, [["sampling", 2, OUT_OF_MEMORY]])
+    assert ending.kind == "failed" and ending.sentence == f"{MEMORY.happened} {MEMORY.advice}"
+    saved = checkpoint.newest(run)
+    assert saved is not None and saved.state.step == 1
+
+
+def test_a_caller_that_cannot_exec_gets_no_restart(
+    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing_gpu.install(monkeypatch, [["sampling", 2, OUT_OF_MEMORY]])
+    assert small_run.train_here(settings(inputs), run).kind == "failed" and not run.is_locked()
+
+
+@pytest.mark.parametrize("how", ["word", pytest.param("signal", marks=pytest.mark.proof)])
+def test_a_stop_while_the_run_is_saved_after_the_error_is_obeyed(inputs: Path, run: RunFolder, how: str) -> None:
+    def stop(event: dict[str, Any]) -> None:
+        if event["kind"] == "note" and event["level"] == "warning":
+            run.say("stop") if how == "word" else os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        failing_gpu.install(monkeypatch, [["sampling", 2, OUT_OF_MEMORY]])
+        ending = small_run.train_here(settings(inputs, iters=2), run, stop, may_restart=True)
+    assert (ending.kind, ending.step, ending.exit_code) == ("stopped", 1, 3)
+    assert not run.is_locked() and small_run.kinds(run)[-1] == "stopped"
+    assert small_run.train_here(settings(inputs, iters=2), run).kind == "finished"
+    assert_whole(run, 2)
+
+
+@pytest.mark.parametrize("how", ["word", pytest.param("signal", marks=pytest.mark.proof)])
+def test_a_stop_between_the_two_processes_is_obeyed_by_the_next(inputs: Path, run: RunFolder, how: str) -> None:
+    raw = settings(inputs)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        failing_gpu.install(monkeypatch, [["sampling", 2, OUT_OF_MEMORY]])
+        assert small_run.train_here(raw, run, may_restart=True).kind == RESTART
+    run.say("stop") if how == "word" else os.kill(os.getpid(), signal.SIGTERM)
+    ending = small_run.train_here(raw, run, may_restart=True)
+    assert (ending.kind, ending.step) == ("stopped", 1)
+
+
+def test_progress_begins_a_new_row_of_retries(tmp_path: Path) -> None:
+    log = GpuErrorLog(RunFolder(tmp_path))
+    for step, retried in ((3, True), (3, True), (7, True)):
+        log.add(INTERACTIVITY, "", step=step, in_use=StepSize(512, 8), retries=2)
+        assert log.errors[-1].is_retried == retried
+    assert GpuErrorLog(RunFolder(tmp_path)).errors == log.errors, "as read by the next process"
+    assert [log.retries_without_progress(step) for step in (2, 7, 8)] == [3, 1, 0]
+
+
+def test_the_size_of_a_step_after_each_kind_of_error() -> None:
+    size = StepSize(513, 8)
+    assert size.smaller_after(INTERACTIVITY) == StepSize(256, 8)
+    assert size.smaller_after(MEMORY) == StepSize(256, 4)
+    assert size.smaller_after(BUFFERS) == size
+    assert StepSize(1, 1).smaller_after(MEMORY) == StepSize(1, 1), "never nothing"
+    assert StepSize().smaller_after(MEMORY) == StepSize()
+
+
+def test_limits_hold_with_and_without_a_memory_plan() -> None:
+    assert learner_limits(None, StepSize(100, 4)) == {"micro_batch_tokens": 100}
+    assert rollout_limits(None, StepSize(100, 4)) == {"rows": 4}
+    assert learner_limits(None) == rollout_limits(None) == {}
+
+
+def test_an_error_that_mlx_raises_late_still_belongs_to_its_step(
+    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command buffer fails after the call that queued it. Counted as finished, the step would be saved with arrays never written."""
+    synchronize, learned = mx.synchronize, []
+
+    def fail_at_the_second(*stream: Any) -> None:
+        learned.append(1)
+        if len(learned) == 2:
+            raise RuntimeError(OUT_OF_MEMORY)
+        synchronize(*stream)
+
+    monkeypatch.setattr(mx, "synchronize", fail_at_the_second)
+    ending = small_run.train_here(settings(inputs), run)
+    assert ending.step == 1 and small_run.steps(run) == [1]
+    assert checkpoint.newest(run) is None, "the weights are those of step 2 by then"

@@ -1,0 +1,330 @@
+"""Health rules: each finds its sickness in recorded runs, none finds anything in a healthy one; what a resumed run reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.config.config import SETTINGS
+from backend.runs.events import Diary, Event, read_events
+from backend.trainer.health.recent import LONG, WINDOW, Recent
+from backend.trainer.health.rules import RULES, findings
+from backend.trainer.health.watch import QUIET, Episode, Watch, examined, reported
+from backend.trainer.telemetry import HealthReporter
+from tests.support import diaries, health_page
+from tests.support.diaries import recording
+
+HEALTHY: dict[str, Any] = {
+    "reward": 1.0, "reward_std": 0.8, "hit_max_tokens_ratio": 0.1, "frac_groups_without_signal": 0.3, "kl": 0.05,
+    "clip_ratio_total": 0.1, "rewards/accuracy/mean": 0.5, "rewards/form/mean": 0.2, "grad_norm": 0.4, "loss": 0.01,
+    "entropy": 0.3, "learning_rate": 1e-5, "completions/distinct_fraction": 0.9, "completions/repetition": 0.01,
+    "completions/max_length": 200.0, "completions/mean_length": 100.0, "time/rollout": 3.0, "time/step": 5.0,
+    "peak_memory_gb": 2.0, "epoch": 0.1,
+}  # fmt: skip
+
+
+def run(count: int, start: int = 0, **changes: Any) -> list[Event]:
+    """`count` step events whose reward rises by 0.1 each, overridden by `changes`."""
+    return [
+        {"kind": "step", "step": step + 1, "metrics": HEALTHY | {"reward": step / 10} | changes}
+        for step in range(start, start + count)
+    ]
+
+
+def evaluation(step: int, reward: float) -> Event:
+    return {"kind": "eval", "step": step, "split": "valid", "metrics": {"reward": reward}}
+
+
+def found(events: list[Event], **settings: Any) -> list[str]:
+    """Codes of what is found at the last of these events."""
+    recent = Recent(settings)
+    for event in events:
+        recent.take(event)
+    return [finding.code for finding in findings(recent)]
+
+
+# ── recorded runs ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def episodes_of(name: str) -> list[Episode]:
+    return examined(recording(name).settings, recording(name).events)
+
+
+@pytest.mark.parametrize("name", [name for name in diaries.names() if not recording(name).signs])
+def test_no_rule_finds_anything_in_a_healthy_run(name: str) -> None:
+    """At any of its steps; a run that crashed was healthy until then."""
+    assert [episode.sentence for episode in episodes_of(name)] == []
+
+
+@pytest.mark.parametrize("name", [name for name in diaries.names() if recording(name).signs])
+def test_each_sickness_is_found_by_its_rule(name: str) -> None:
+    assert {episode.code.partition(" ")[0] for episode in episodes_of(name)} >= set(recording(name).signs)
+
+
+def test_every_rule_has_a_recorded_sickness_and_every_loss_a_healthy_run() -> None:
+    from backend.training.losses import LOSSES
+
+    assert {sign for name in diaries.names() for sign in recording(name).signs} == set(RULES)
+    assert {f"healthy-{loss}" for loss in LOSSES} <= set(diaries.names())
+
+
+@pytest.mark.parametrize("name", ["lr-high", "hacking", "few-rows", "not-a-number", "healthy-long"])
+def test_a_resumed_run_reports_what_one_that_was_never_stopped_reports(name: str) -> None:
+    settings, events = recording(name).settings, recording(name).events
+    whole = Watch(settings)
+    written = [(event, whole.take(event)) for event in events]
+    for cut in range(0, len(events), max(7, len(events) // 12)):
+        diary = [
+            line for event, health in written[:cut] for line in (event, *({"kind": "health", **h} for h in health))
+        ]
+        resumed = Watch.resumed(settings, diary)
+        assert [resumed.take(event) for event, _ in written[cut:]] == [health for _, health in written[cut:]], cut
+
+
+# ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_healthy_run_has_no_findings() -> None:
+    assert found(run(LONG)) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "sick", "well"),
+    [
+        ("cut_off", {"hit_max_tokens_ratio": 0.31}, {"hit_max_tokens_ratio": 0.3}),
+        ("no_signal", {"frac_groups_without_signal": 0.95}, {"frac_groups_without_signal": 0.94}),
+        ("drifting", {"kl": 0.51}, {"kl": 0.5}),
+        ("moving_fast", {"clip_ratio_total": 0.21}, {"clip_ratio_total": 0.2}),
+        ("sampler_differs", {"sampling/logp_gap/mean": 0.051}, {"sampling/logp_gap/mean": 0.05}),
+        ("never_scores accuracy", {"rewards/accuracy/mean": 0.0}, {"rewards/accuracy/mean": 0.01}),
+        ("repetition", {"completions/repetition": 0.31}, {"completions/repetition": 0.3}),
+        ("identical", {"completions/distinct_fraction": 0.28}, {"completions/distinct_fraction": 0.29}),
+        ("straggler", {"completions/max_length": 400.0}, {"completions/max_length": 399.0}),
+        ("gradient_zero", {"grad_norm": 0.0}, {"grad_norm": 1e-8}),
+        ("seen_often", {"epoch": 10.0}, {"epoch": 9.9}),
+        ("machines_wait", {"waiting_share": 0.26}, {"waiting_share": 0.25}),
+    ],
+)
+def test_a_rule_needs_a_full_window_and_fires_past_its_limit(code: str, sick: Any, well: Any) -> None:
+    """With a group of 4 the limit of identical completions is (1 + 0.05 · 3)/4 = 0.2875."""
+    assert found(run(WINDOW, **sick)) == [code]
+    assert found(run(WINDOW - 1, **sick)) == []
+    assert found(run(WINDOW, **well)) == []
+
+
+def test_who_waits_least_is_who_the_others_wait_for() -> None:
+    recent = Recent({})
+    for event in run(
+        WINDOW, waiting_share=0.4, **{"ranks/0/waiting": 3.0, "ranks/1/waiting": 0.1, "ranks/2/waiting": 3.0}
+    ):
+        recent.take(event)
+    (finding,) = findings(recent)
+    assert "40% of their time waiting for each other, mostly for rank 1 (limit 25%)" in finding.sentence
+
+
+def test_the_kl_explodes_in_three_steps_and_a_single_outlier_is_none() -> None:
+    assert found([*run(WINDOW), *run(3, WINDOW, kl=6.0)]) == ["kl_exploding"]
+    assert found([*run(WINDOW), *run(2, WINDOW, kl=6.0)]) == []
+    assert found([*run(WINDOW), *run(1, WINDOW, kl=60.0), *run(2, WINDOW + 1)]) == []
+
+
+def test_equal_completions_are_no_sickness_once_the_reward_has_risen_for_all() -> None:
+    alike = {"completions/distinct_fraction": 0.25, "frac_groups_without_signal": 1.0, "entropy": 0.01}
+    solved = run(WINDOW, WINDOW, **alike, reward_std=0.1)
+    assert found([*run(WINDOW), *solved]) == []
+    split = run(WINDOW, WINDOW, **alike, reward_std=1.0)  # alike within a group, but half of the groups fail
+    assert found([*run(WINDOW), *split]) == ["no_signal", "identical", "entropy_collapse"]
+
+
+def test_a_collapse_to_one_wording_is_told_from_longer_and_from_shorter_texts() -> None:
+    """Longer texts have a smaller share of different pairs, shorter ones fewer pairs: neither is a collapse."""
+
+    def after(share: float, length: float) -> list[str]:
+        return found([*run(WINDOW, **worded(0.2, 20.0)), *run(WINDOW, WINDOW, **worded(share, length))])
+
+    def worded(share: float, length: float) -> dict[str, float]:
+        return {
+            "completions/distinct_2": share,
+            "completions/mean_length": length,
+            "completions/max_length": 2 * length,
+        }
+
+    assert after(0.1, 20.0) == ["mode_collapse"] and after(0.11, 20.0) == []
+    assert after(0.05, 60.0) == [] and after(0.05, 40.0) == ["mode_collapse"]  # three and two times as long
+    assert after(0.2, 8.0) == []  # two fifths as long
+    converged = run(WINDOW, WINDOW, **worded(0.05, 20.0), reward=3.0, reward_std=0.1)
+    assert found([*run(WINDOW, **worded(0.2, 20.0)), *converged]) == []
+
+
+def test_a_reward_is_flat_only_if_it_scatters_around_one_level() -> None:
+    scatter = [{"reward": 1.0 + (-1) ** step * 0.2} for step in range(LONG)]
+    flat = [event | {"metrics": event["metrics"] | extra} for event, extra in zip(run(LONG), scatter, strict=True)]
+    assert found(flat) == ["flat"] and found(flat[1:]) == []
+    rising = [event | {"metrics": event["metrics"] | {"reward": index / 50}} for index, event in enumerate(flat)]
+    assert found(rising) == []
+    assert found([event | {"metrics": event["metrics"] | {"frac_groups_without_signal": 0.8}} for event in flat]) == []
+
+
+def test_a_learning_rate_still_warming_up_is_not_too_low() -> None:
+    still = {"kl": 1e-9, "reward": 1.0}
+    assert found(run(30, **still)) == ["too_slow"]
+    assert found([*run(30, **still, learning_rate=4e-6)]) == []
+    assert found(run(30, **still | {"kl": 1e-4})) == []
+    assert found(run(30, **still | {"kl": -0.2}), kl_estimator="documented") == []
+    assert found(run(29, **still)) == []
+
+
+def test_completions_that_are_cut_off_need_more_room_unless_they_turn_in_circles() -> None:
+    """As the guide of MLX LoRA Studio says, and as it does not: a model that never comes to an answer is helped by less room."""
+    recent = Recent({"max_completion_length": 512})
+    for event in run(WINDOW, hit_max_tokens_ratio=0.9):
+        recent.take(event)
+    (finding,) = findings(recent)
+    assert finding.settings == {"max_completion_length": 1024}
+    assert "raise Completion" in finding.advice and "lower it" in finding.advice
+    for event in run(WINDOW, WINDOW, hit_max_tokens_ratio=0.9, **{"completions/repetition": 0.6}):
+        recent.take(event)
+    cut_off = next(finding for finding in findings(recent) if finding.code == "cut_off")
+    assert cut_off.settings == {"max_completion_length": 256} and "lower Completion" in cut_off.advice
+
+
+def test_clipping_too_seldom_is_found_as_clipping_never_is() -> None:
+    """Below the 0.05 that the guide gives, where the reward does not rise."""
+    still = {"reward": 1.0, "frac_groups_without_signal": 0.6}
+    assert found(run(LONG, clip_ratio_total=0.049, **still), num_iterations=2) == ["never_clips"]
+    assert found(run(LONG, clip_ratio_total=0.051, **still), num_iterations=2) == []
+    assert found(run(LONG - 1, clip_ratio_total=0.01, **still), num_iterations=2) == []
+
+
+def test_clipping_can_only_be_missing_where_the_ratio_can_move() -> None:
+    still = run(LONG, clip_ratio_total=0.0, reward=1.0, frac_groups_without_signal=0.6)
+    assert found(still, num_iterations=2) == ["never_clips"]
+    assert found(still) == []
+    assert found(run(LONG, clip_ratio_total=0.0), num_iterations=2) == []  # the reward rises all the same
+
+
+def test_a_reward_that_falls_is_compared_with_the_scatter_of_the_first_completions() -> None:
+    before = run(WINDOW, reward=1.0, reward_std=0.8)
+    assert found([*before, *run(WINDOW, WINDOW, reward=0.55)]) == ["reward_fell"]
+    assert found([*before, *run(WINDOW, WINDOW, reward=0.65)]) == []
+    assert found([*before, *run(WINDOW - 1, WINDOW, reward=0.1)]) == []
+    # A model that collapses at once has a low reward from its first steps on: held-out prompts were answered before.
+    evaluations = [evaluation(0, 1.3), *run(8, reward=0.1, reward_std=0.8), evaluation(8, 0.1)]
+    assert found(evaluations) == []
+    assert found([*evaluations, *run(8, 8, reward=0.1), evaluation(16, 0.1)]) == ["reward_fell"]
+    assert found([*evaluations, *run(8, 8, reward=0.1), evaluation(16, 1.2)]) == []
+    # With other weights the reward is another quantity.
+    change = {"kind": "change", "step": WINDOW + 1, "settings": {"reward_weights": [[1.0], [0.1]]}}
+    assert found([*before, change, *run(WINDOW, WINDOW, reward=0.1)]) == []
+    assert found([*before, *run(WINDOW, WINDOW, reward=0.1)], reward_weight_schedule="linear") == []
+
+
+def test_held_out_reward_that_falls_while_training_reward_rises() -> None:
+    early, late = run(WINDOW), run(WINDOW, WINDOW)
+    falls = [*early, evaluation(10, 1.0), *late, evaluation(20, 0.7), evaluation(20, 0.7)]
+    assert found([*falls, *run(1, 2 * WINDOW)]) == ["hacking held_out"]
+    steady = [*early, evaluation(10, 1.0), *late, evaluation(20, 0.9), evaluation(20, 0.8)]
+    assert found([*steady, *run(1, 2 * WINDOW)]) == []
+    test_split = [event | {"split": "test"} if event["kind"] == "eval" else event for event in falls]
+    assert found([*test_split, *run(1, 2 * WINDOW)]) == []
+
+
+def test_memory_that_grows_with_the_completions_is_no_leak() -> None:
+    def peaks(**changes: Any) -> list[Event]:
+        return [
+            event for step in range(LONG + WINDOW) for event in run(1, step, peak_memory_gb=2 + step / 50, **changes)
+        ]
+
+    assert found(peaks()) == ["memory_creeping"]
+    longer = [*peaks()[:-WINDOW], *(run(1, 90, peak_memory_gb=4.0, **{"completions/max_length": 300.0}) * WINDOW)]
+    assert found(longer) == []
+    assert found([*run(LONG), *run(WINDOW, LONG, peak_memory_gb=3.0)]) == []  # higher, but it grows no more
+
+
+def test_a_metric_that_is_no_number_is_found_at_once_and_one_that_was_not_measured_is_not() -> None:
+    assert found([*run(2), *run(1, 2, kl=None)]) == ["not_a_number"]
+    assert found([*run(2), *run(1, 2, kl=None, entropy=None)]) == []  # no group had a signal
+    assert found(run(LONG, kl=None, clip_ratio_total=None)) == []  # with KL off and nothing to clip
+    assert found([{"kind": "step", "step": 1, "metrics": {"reward": None}}]) == []
+
+
+def test_changed_settings_count_from_their_change_on() -> None:
+    recent = Recent({"group_size": 8})
+    recent.take({"kind": "change", "step": 3, "settings": {"num_iterations": [1, 4]}})
+    assert (recent.setting("group_size"), recent.updates_per_rollout) == (8, 4)
+
+
+# ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_findings_are_full_sentences_and_propose_values_that_the_settings_take() -> None:
+    from backend.config.config import problems
+
+    episodes = [episode for name in diaries.names() for episode in episodes_of(name)]
+    for episode in episodes:
+        for text in (episode.sentence, episode.advice):
+            assert text[0].isupper() or text[0].isdigit() or text[0] == "“", text
+            assert text.endswith(".") and "!" not in text and "_func" not in text, text
+        assert episode.setting in SETTINGS
+        wrong = [fault for fault in problems(dict(episode.settings)) if fault.setting in episode.settings]
+        assert not wrong, (episode.code, wrong)
+    assert any(episode.settings for episode in episodes)
+
+
+def test_rules_name_real_settings_and_have_a_source() -> None:
+    for rule in RULES.values():
+        assert not rule.setting or rule.setting in SETTINGS, rule.code
+        assert rule.threshold.source and rule.threshold.means and rule.advice.endswith("."), rule.code
+
+
+# ── reporting ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def drive(diary: Diary, events: list[Event]) -> None:
+    for event in events:
+        diary.write("step", step=event["step"], metrics=event["metrics"])
+
+
+def health(diary: Diary) -> list[Event]:
+    return [event for event in read_events(diary.path) if event["kind"] == "health"]
+
+
+def test_a_finding_is_reported_when_it_begins_and_when_it_is_over(tmp_path: Path) -> None:
+    diary = Diary(tmp_path / "events.jsonl")
+    HealthReporter(diary, {})
+    drive(diary, [*run(WINDOW + 5, kl=1.0), *run(3, 15), *run(7, 18, kl=1.0), *run(20, 25)])
+    begun, over = health(diary)  # three good steps in between are one finding, not two
+    assert (begun["code"], begun["step"], begun["metric"], begun["threshold"]) == ("drifting", WINDOW, "kl", 0.5)
+    assert over["code"] == "drifting" and over["until"] == over["step"] - QUIET
+    (episode,) = reported([begun, over])
+    assert (episode.since, episode.until, episode.title) == (WINDOW, over["until"], "Drifting from the reference")
+
+
+def test_a_resumed_run_does_not_repeat_its_findings(tmp_path: Path) -> None:
+    diary = Diary(tmp_path / "events.jsonl")
+    HealthReporter(diary, {})
+    drive(diary, run(WINDOW, kl=1.0))
+    resumed = Diary(diary.path)
+    HealthReporter(resumed, {})
+    drive(resumed, run(5, WINDOW, kl=1.0))
+    assert len(health(diary)) == 1
+
+
+def test_a_finding_of_an_old_diary_is_shown_as_far_as_it_is_known() -> None:
+    old = {
+        "kind": "health",
+        "code": "drifting",
+        "level": "warning",
+        "sentence": "The KL is 0.6.",
+        "advice": "Lower it.",
+    }
+    (episode,) = reported([old])
+    assert (episode.since, episode.until, episode.settings, episode.setting) == (None, None, {}, "learning_rate")
+
+
+def test_the_page_on_health_has_the_rules_as_they_are() -> None:
+    """`python -m tests.support.health_page` writes them."""
+    text = health_page.PAGE.read_text("utf-8")
+    assert text == health_page.page(text)

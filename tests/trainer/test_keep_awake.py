@@ -1,0 +1,134 @@
+"""A Mac is kept awake by a caffeinate of the trainer's own, while the run works and not a moment longer.
+
+The caffeinate here is a script that behaves like Apple's: it ends with the process that -w names.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.trainer.machine import keep_awake
+from backend.trainer.machine.keep_awake import KeepAwake
+from tests.support import small_run
+
+SCRIPT = """#!/bin/sh
+echo "$$ $*" >> "$0.started"
+while kill -0 "$3" 2>/dev/null; do sleep 0.02; done
+"""
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Mac with this caffeinate; the file that it writes a line to as it starts: its pid and its arguments."""
+    program = tmp_path / "bin" / "caffeinate"
+    program.parent.mkdir()
+    program.write_text(SCRIPT)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setattr(keep_awake, "sys", SimpleNamespace(platform="darwin"))
+    return program.with_name("caffeinate.started")
+
+
+def calls(started: Path) -> list[tuple[int, str]]:
+    lines = started.read_text().splitlines() if started.exists() else []
+    return [(int(pid), arguments) for pid, _, arguments in (line.partition(" ") for line in lines)]
+
+
+def is_alive(pid: int) -> bool:
+    return subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()[
+        :1
+    ] not in ("", "Z")
+
+
+def until(condition: Callable[[], Any]) -> bool:
+    for _ in range(250):
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_it_holds_this_process_and_ends_with_the_work(started: Path) -> None:
+    awake = KeepAwake(pytest.fail)
+    awake.start()
+    awake.start()
+    assert until(lambda: calls(started))
+    ((pid, arguments),) = calls(started)
+    assert arguments == f"-is -w {os.getpid()}" and is_alive(pid)
+    awake.stop()
+    assert not is_alive(pid)
+    awake.stop()
+    awake.start()  # as after a pause
+    assert until(lambda: len(calls(started)) == 2)
+    awake.stop()
+
+
+def test_a_killed_trainer_leaves_no_mac_awake(started: Path) -> None:
+    code = (
+        "import sys, time\n"
+        "sys.platform = 'darwin'\n"
+        "from backend.trainer.machine.keep_awake import KeepAwake\n"
+        "KeepAwake(print).start()\n"
+        "time.sleep(60)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code])
+    assert until(lambda: calls(started))
+    ((pid, arguments),) = calls(started)
+    assert arguments == f"-is -w {child.pid}" and is_alive(pid)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert until(lambda: not is_alive(pid))
+
+
+def test_nothing_is_started_elsewhere(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep_awake, "sys", SimpleNamespace(platform="linux"))
+    KeepAwake(pytest.fail).start()
+    assert not started.exists()
+
+
+def test_a_caffeinate_that_cannot_be_started_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "caffeinate").write_text("no program")
+    (tmp_path / "caffeinate").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(keep_awake, "sys", SimpleNamespace(platform="darwin"))
+    told: list[str] = []
+    awake = KeepAwake(told.append)
+    awake.start()
+    awake.start()
+    (sentence,) = told
+    assert sentence.startswith(
+        "The Mac may fall asleep during this run: caffeinate cannot be started (Exec format error)"
+    )
+    awake.stop()
+
+
+def test_a_run_holds_it_while_it_works_and_not_in_a_pause(tmp_path: Path, run: RunFolder, started: Path) -> None:
+    alive: dict[str, list[bool]] = {}
+
+    def echo(event: dict[str, Any]) -> None:
+        pids = [pid for pid, _ in calls(started)]
+        if event["kind"] == "step":
+            assert until(lambda: len(calls(started)) == (1 if event["step"] == 1 else 2))
+            alive[f"step {event['step']}"] = [is_alive(pid) for pid, _ in calls(started)]
+            if event["step"] == 1:
+                run.say("pause")
+        elif event.get("phase") == "paused":
+            alive["paused"] = [is_alive(pid) for pid in pids]
+            run.say("resume")
+
+    assert small_run.train_here(small_run.settings_for(tmp_path, iters=2), run, echo).kind == "finished"
+    assert alive == {"step 1": [True], "paused": [False], "step 2": [False, True]}
+    assert not any(is_alive(pid) for pid, _ in calls(started))
+    assert not [event for event in read_events(run.events) if event.get("level") == "warning"]

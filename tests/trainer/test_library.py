@@ -1,0 +1,334 @@
+"""`from backend import train`: a program's own functions, rows and callbacks, in a run like any other."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import backend
+from backend import Callback, Config, Mistake, RunFailed, StopTraining, TrainedRun, resume, train
+from backend.cli.resume import resume as verb_resume
+from backend.config.config import load
+from backend.runs.run_folder import RunFolder
+from backend.trainer.library.own_functions import OwnFunctions
+from backend.trainer.run_inputs import read_inputs
+from tests.support import small_run
+from tests.support.random_models import tiny_model
+
+ROOT = Path(__file__).parents[2]
+ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n), "level": n} for n in range(8)]
+QUICK = {key: value for key, value in small_run.QUICK.items() if not key.startswith("reward_")}
+QUICK |= {"iters": 2, "reward_isolation": "thread"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("library") / "model"
+    tiny_model(folder, layers=1)
+    return str(folder)
+
+
+@pytest.fixture
+def trained(model: str, tmp_path: Path) -> Iterator[Callable[..., TrainedRun]]:
+    """`train` of a quick run, in a folder of runs of its own."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def trained(settings: dict[str, Any] | None = None, **options: Any) -> TrainedRun:
+        options = {"dataset": ROWS, "runs_dir": tmp_path / "runs"} | options
+        return train(QUICK | {"model": model} | (settings or {}), **options)
+
+    yield trained
+    assert {number: signal.getsignal(number) for number in handlers} == handlers
+
+
+def runs(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "runs").iterdir()) if (tmp_path / "runs").exists() else []
+
+
+class Told(Callback):
+    """Keeps what it is told; `stop` is called with every step."""
+
+    def __init__(self, stop: Callable[[int], None] = lambda step: None) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self.stop = stop
+
+    def on_step(self, step: int, metrics: Any) -> None:
+        self.events.append(("step", step))
+        assert metrics["loss"] is not None
+        self.stop(step)
+
+    def on_evaluation(self, step: int, metrics: Any, split: str) -> None:
+        self.events.append(("eval", step, split))
+
+    def on_save(self, step: int, checkpoint: Path) -> None:
+        self.events.append(("save", step, (checkpoint / "state.json").is_file()))
+
+    def on_end(self, run: TrainedRun) -> None:
+        self.events.append(("end", run.ending, run.step))
+
+
+# ── a run of objects ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_functions_rows_and_callbacks_of_the_program(trained: Any, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    told = Told()
+
+    def share(completions: list[str], level: list[int], answer: list[str], **columns: Any) -> list[float]:
+        seen.append((level, answer, threading.current_thread() is threading.main_thread()))
+        return [len(text) / 100 for text in completions]
+
+    run = trained(
+        {"steps_per_eval": 1, "val_batches": 1},
+        reward_functions=["r1_int", share, lambda completions, **_: [0.5] * len(completions)],
+        dataset={"train": ROWS, "validation": ROWS[:1]},
+        callbacks=[told],
+        name="mine",
+    )
+    assert (run.folder, run.ending, run.step) == (tmp_path / "runs" / "mine", "finished", 2)
+    assert run.sentence == "Finished after 2 steps."
+    assert [step["step"] for step in run.metrics] == [1, 2]
+    assert run.metrics[0]["rewards/lambda_1/mean"] == 0.5 and "rewards/share/mean" in run.metrics[0]
+    assert run.evaluations[0].items() >= {"step": 0, "split": "valid"}.items()
+    assert told.events == [
+        ("eval", 0, "valid"), ("step", 1), ("eval", 1, "valid"), ("step", 2), ("eval", 2, "valid"), ("save", 2, True),
+        ("end", "finished", 2),
+    ]  # fmt: skip
+    level, answer, is_main = seen[0]
+    assert answer == [str(2 * n) for n in level] and not is_main  # in a thread with a time limit
+    assert load(run.folder / "config.yaml").data == str(run.folder / "data")
+    assert any("call" in event["sentence"] for event in _notes(run))
+
+
+def _notes(run: TrainedRun) -> list[dict[str, Any]]:
+    from backend.runs.events import read_events
+
+    return [event for event in read_events(RunFolder(run.folder).events) if event["kind"] == "note"]
+
+
+def test_a_callback_stops_the_run_and_it_is_resumed_with_its_functions(trained: Any) -> None:
+    def stop_at_2(step: int) -> None:
+        if step == 2:
+            raise StopTraining("two are enough")
+
+    def constant(completions: list[str], **columns: Any) -> list[float]:
+        return [float(len(text)) for text in completions]
+
+    run = trained({"iters": 4}, reward_functions=[constant], callbacks=[Told(stop_at_2)])
+    assert (run.ending, run.step) == ("stopped", 2)
+    assert run.sentence == "Stopped at step 2 because two are enough; everything is saved."
+
+    with pytest.raises(
+        Mistake, match="reward_functions: The run was trained with functions of a program, and constant is not"
+    ):
+        resume(run.folder)
+    told = Told()
+    resumed = resume(run.folder, reward_functions=[constant], callbacks=[told], changes={"learning_rate": 2e-5})
+    assert (resumed.ending, resumed.step) == ("finished", 4)
+    assert told.events == [("step", 3), ("step", 4), ("save", 4, True), ("end", "finished", 4)]
+    assert [step["step"] for step in resumed.metrics] == [1, 2, 3, 4]
+    with pytest.raises(Mistake, match="has finished; give it more steps"):
+        resume(run.folder, reward_functions=[constant])
+
+
+def test_the_command_line_says_where_the_functions_are(trained: Any) -> None:
+    run = trained(reward_functions=[lambda completions, **_: [0.0] * len(completions)], callbacks=[Told(_stop)])
+    diary = (run.folder / "events.jsonl").read_bytes()
+    with pytest.raises(Mistake, match="reward functions lambda_1 are objects of the program that called") as mistake:
+        verb_resume.__wrapped__.__wrapped__(str(run.folder))
+    assert len(str(mistake.value)) <= 200 and (run.folder / "events.jsonl").read_bytes() == diary
+    # Whatever else would score with it says so too.
+    with pytest.raises(Mistake, match=r"lambda_1: of the program that called train\(\); resume with backend.resume"):
+        read_inputs(load(run.folder / "config.yaml"))
+
+
+def _stop(step: int) -> None:
+    raise StopTraining
+
+
+def test_a_callback_that_raises_ends_the_run_saved_with_its_name(trained: Any) -> None:
+    def fail(step: int) -> None:
+        raise KeyError("loss")
+
+    with pytest.raises(
+        RunFailed, match=r"callbacks: on_step of Told raised KeyError: 'loss' \(test_library.py, line \d+\)"
+    ) as failed:
+        trained(reward_functions=["r1_int"], callbacks=[Told(fail)])
+    run = failed.value.run
+    assert (run.ending, run.step) == ("failed", 1) and RunFolder(run.folder).has_diary
+    assert (run.folder / "checkpoints" / "000001" / "state.json").is_file()
+    assert len(str(failed.value)) <= 200
+
+
+def test_an_exception_at_the_end_is_raised_once_the_run_is_whole(trained: Any, tmp_path: Path) -> None:
+    class Ends:
+        def on_end(self, run: TrainedRun) -> None:
+            raise SystemExit(3)
+
+    with pytest.raises(Mistake, match="on_end of Ends raised SystemExit: 3"):
+        trained(reward_functions=["r1_int"], callbacks=[Ends()])
+    assert small_run.kinds(RunFolder(runs(tmp_path)[0]))[-1] == "finished"
+
+
+# ── what is refused, with nothing left behind ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "sentence"),
+    [
+        ({"iterz": 3}, {}, "iterz: There is no setting iterz. Did you mean iters?"),
+        ({}, {"reward_functions": [3]}, "reward_functions: A reward function is a name or can be called; int is neither."),
+        ({}, {"reward_functions": ["nothing"]}, "reward_functions: There is no reward function nothing"),
+        ({}, {"dataset": []}, "data: The dataset"),
+        ({}, {"dataset": "rows.jsonl"}, "dataset: Rows are an iterable of mappings, not str"),
+        ({}, {"dataset": {"trian": ROWS}}, "dataset: A dataset has the splits train, valid and test, not trian."),
+        ({}, {"dataset": [*ROWS, "row"]}, "dataset: Row 9 of train is str, not a mapping of columns."),
+        ({}, {"dataset": [{"prompt": "p", "answer": "a", "image": object()}]}, "dataset: The column image in row 1 of train"),
+        ({"prompt_feature": "question"}, {}, "prompt_feature: There is no column question"),
+        ({}, {"callbacks": [print]}, "callbacks: builtin_function_or_method has none of on_step"),
+    ],
+)  # fmt: skip
+def test_mistakes_leave_nothing_behind(
+    trained: Any, tmp_path: Path, settings: dict[str, Any], options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(Mistake) as mistake:
+        trained(settings, **{"reward_functions": ["r1_int"]} | options)
+    assert str(mistake.value).startswith(sentence) and len(str(mistake.value)) <= 200
+    assert runs(tmp_path) == []
+
+
+def test_a_folder_that_was_there_stays_without_what_was_put_into_it(trained: Any, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "note.txt").write_text("mine")
+    with pytest.raises(Mistake):
+        trained({"prompt_feature": "question"}, name="mine", reward_functions=[lambda completions: []])
+    assert [path.name for path in runs(tmp_path)[0].iterdir()] == ["note.txt"]
+
+
+def test_functions_are_named_apart() -> None:
+    def jaccard() -> None: ...
+
+    class Judge:
+        def __call__(self) -> None: ...
+
+    own = OwnFunctions.of(["jaccard", jaccard, lambda: 0, lambda: 1, functools.partial(jaccard), Judge(), print])
+    assert own.entries == ["jaccard", "jaccard_2", "lambda_1", "lambda_2", "jaccard_3", "Judge", "print"]
+
+
+# ── threads, signals, imports ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_it_trains_in_a_thread_and_leaves_signals_alone(trained: Any) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    seen: list[Any] = []
+
+    def in_thread() -> None:
+        seen.append(
+            trained(
+                {"reward_isolation": "process"},
+                reward_functions=["r1_int"],
+                callbacks=[Told(lambda step: seen.append(signal.getsignal(signal.SIGTERM)))],
+            )
+        )
+
+    thread = threading.Thread(target=in_thread)
+    thread.start()
+    thread.join()
+    assert seen[0] is before and isinstance(seen[-1], TrainedRun) and seen[-1].ending == "finished"
+
+
+def test_ctrl_c_saves_and_train_returns(trained: Any) -> None:
+    run = trained(
+        {"iters": 50}, reward_functions=["r1_int"], callbacks=[Told(lambda step: os.kill(os.getpid(), signal.SIGINT))]
+    )
+    assert run.ending == "stopped" and run.sentence.startswith("Stopped at step 1 because SIGINT was received")
+    assert (run.folder / "checkpoints" / "000001").is_dir()
+
+
+def test_importing_it_loads_nothing_and_offers_everything() -> None:
+    code = (
+        "import sys, backend; assert not [name for name in sys.modules if name.startswith('backend.')]; from backend import train, Config\n"
+        "assert not {'mlx', 'mlx.core', 'mlx_lm', 'transformers', 'datasets', 'numpy'} & set(sys.modules), sys.modules\n"
+        "import grpo_studio; assert grpo_studio.train is train; print(sorted(set(dir(backend)) & set(backend.__all__)))"
+    )
+    began = time.perf_counter()
+    said = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert said.stdout.strip() == str(sorted(backend.__all__)), said.stderr
+    assert time.perf_counter() - began < 10
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        backend.trian  # noqa: B018
+
+
+def test_a_config_and_a_file_mean_what_a_mapping_means(trained: Any, model: str, tmp_path: Path) -> None:
+    def reward(completions: list[str], **columns: Any) -> list[float]:
+        return [float(len(text)) for text in completions]
+
+    settings = QUICK | {"model": model}
+    small_run.write_config(tmp_path / "config.yaml", settings)
+    options: Any = {"reward_functions": [reward], "dataset": ROWS, "runs_dir": tmp_path / "runs"}
+    seen = [
+        train(form, **options).metrics[-1]["loss"] for form in (settings, Config(**settings), tmp_path / "config.yaml")
+    ]
+    assert seen[0] == seen[1] == seen[2]
+
+
+# ── the documentation ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def examples() -> list[str]:
+    page = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+def test_the_example_of_the_documentation_runs(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    example, _ = examples()
+    example, changed = re.subn(r'^MODEL = ".*"$', f"MODEL = {model!r}", example, count=1, flags=re.MULTILINE)
+    shorter, cut = re.subn(
+        r'"iters": 20, (.*)"max_completion_length": 64', r'"iters": 2, \1"max_completion_length": 8', example
+    )
+    assert changed == cut == 1
+    monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path))
+    monkeypatch.setattr("backend.trainer.library.training.make_run_folder", functools.partial(_folder_in, tmp_path))
+    exec(compile(shorter, "docs/library.md", "exec"), {"__name__": "__main__"})
+    said = capsys.readouterr().out
+    assert "Finished after 2 steps." in said and str(tmp_path) in said
+
+
+def test_its_optimizers_and_schedules_can_be_given(trained: Any) -> None:
+    """Each line as it stands there, with a config of one step."""
+    _, example = examples()
+    told: list[dict[str, Any]] = []
+
+    def train(config: None, **given: Any) -> TrainedRun:
+        run = trained({"iters": 1}, reward_functions=[lambda completions, **_: [0.0] * len(completions)], **given)
+        told.append({"rate": run.metrics[0]["learning_rate"], "of": load(run.folder / "config.yaml").own_optimizer})
+        return run
+
+    exec(compile(example, "docs/library.md", "exec"), {"train": train, "config": None})
+    assert [each["of"].partition("(")[0] for each in told] == ["Lion", "SGD", "", ""]
+    assert [each["rate"] for each in told] == pytest.approx([1e-5] * 4)
+
+
+def _folder_in(parent: Path, name: str, folder: Path | None = None, *, reuse: bool = False) -> RunFolder:
+    from backend.runs.run_folder import make_run_folder
+
+    return make_run_folder(name, parent, reuse=reuse)

@@ -1,0 +1,542 @@
+"""The estimate is within 15 % of the measured peak, plans keep to their limit, and runs that cannot fit are refused in a sentence."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from typer.testing import CliRunner
+
+from backend.__main__ import app
+from backend.config.config import SETTINGS, Config, parse
+from backend.models.policy import Policy, load_policy
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.sampling.rollout import Rollout
+from backend.sampling.sampler import Sampling
+from backend.trainer.machine.memory_plan import learner_limits, plan_memory, refuse_too_large, rollout_limits
+from backend.trainer.memory import estimate
+from backend.trainer.memory.model_shape import ModelShape, shape_from, shape_of
+from backend.training.batch import pack
+from backend.training.grpo import grpo_learner
+from backend.training.learner import Learner
+from backend.types import Completion, Group, Problem
+from backend.utils.errors import Mistake
+from tests.support.architectures.tiny_configs import tiny_config
+from tests.support.random_models import tiny_model
+from tests.support.small_run import settings_for, train_here, write_config
+
+PLENTY = 64 * estimate.GB
+
+pytestmark = pytest.mark.usefixtures("as_on_a_cpu")  # the peaks of a GPU cannot be measured on a CPU
+
+
+@pytest.fixture(autouse=True)
+def _restored_memory_limit() -> Iterator[None]:
+    gc.collect()  # models of earlier tests would be counted too
+    mx.clear_cache()
+    before = mx.set_memory_limit(PLENTY)
+    yield
+    mx.set_memory_limit(before)
+
+
+# ── estimate and measurement ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, settings, and the lengths of prompts and completions in tokens."""
+
+    name: str
+    model: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    prompts: int = 1
+    group: int = 8
+    prompt: int = 64
+    completion: int = 96
+
+    def __str__(self) -> str:
+        return self.name
+
+    def folder(self, within: Path) -> Path:
+        sizes = {
+            "vocab_size": 320,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "intermediate_size": 384,
+        }
+        outside = {
+            key: self.model[key] for key in ("arch", "layers", "tie", "dtype", "bits", "hidden") if key in self.model
+        }
+        own = sizes | {key: value for key, value in self.model.items() if key not in outside}
+        return tiny_model(within / "model", **({"hidden": 128, "layers": 4} | outside), own=own)
+
+    def config(self, folder: Path) -> Config:
+        usual = {"num_layers": -1, "beta": 0.0, "top_p": 1.0, "top_k": 0, "temperature": 1.0, "max_seq_length": 1 << 14}
+        lengths = {"batch_size": self.prompts, "group_size": self.group, "max_completion_length": self.completion}
+        return parse({"model": str(folder), "data": "rows.jsonl"} | usual | lengths | self.settings)
+
+    def groups(self) -> list[Group]:
+        rng = np.random.default_rng(0)
+        return [self._group(rng) for _ in range(self.prompts * self.settings.get("gradient_accumulation_steps", 1))]
+
+    def _group(self, rng: np.random.Generator) -> Group:
+        problem = Problem(0, "", [], rng.integers(2, 300, self.prompt).tolist(), "")
+        ids = rng.integers(2, 300, (self.group, self.completion)).tolist()
+        completions = [
+            Completion(row, [-1.0] * len(row), "", "length", advantage=1.0 - 2 * (i % 2)) for i, row in enumerate(ids)
+        ]
+        return Group(problem, completions)
+
+
+def peaks(case: Case, folder: Path) -> tuple[estimate.Estimate, int, int]:
+    """(estimate, peak of sampling, peak of learning) with the plan's limits, as in a run; bytes."""
+    gc.collect()
+    elsewhere = mx.get_active_memory()  # models that fixtures of other files hold
+    config = case.config(folder)
+    policy = load_policy(config)
+    shape = shape_of(folder)
+    assert shape is not None
+    estimated = estimate.estimate(config, shape, PLENTY, case.prompt, gpu=False)
+    plan = plan_memory(config, policy, [case.prompt], lambda sentence: None)
+    assert plan == estimated.plan
+    trained = grpo_learner(policy, config, 100, **learner_limits(plan))
+    mx.eval(policy.model.state, trained.optimizer.state)
+    learnt = learning_peak(case, trained)  # first: it may give the reference weights of its own
+    return estimated, sampling_peak(case, config, policy, rollout_limits(plan)) - elsewhere, learnt - elsewhere
+
+
+def sampling_peak(case: Case, config: Config, policy: Policy, limits: dict[str, Any]) -> int:
+    sampler = Rollout(policy, config.max_completion_length, **limits)
+    policy.eos_ids = [-1]  # every completion runs to its limit
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    groups = sampler.sample([group.problem for group in case.groups()], case.group, sampling_of(config), 0, 0)
+    assert all(len(completion.tokens) == case.completion for group in groups for completion in group.completions)
+    return mx.get_peak_memory()
+
+
+def sampling_of(config: Config) -> Sampling:
+    return Sampling(config.temperature, config.top_p, config.top_k, config.min_p)
+
+
+def learning_peak(case: Case, trained: Learner) -> int:
+    """The peak of a step; under full fine-tuning of the second one, when the reference has weights of its own."""
+    batch = pack(case.groups(), pad_id=0)
+    if case.settings.get("train_type") == "full":
+        trained.learn(batch)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    # As rank 0 of several machines does.
+    kept = (trained.policy.trainable(), trained.state_arrays()) if case.settings.get("hosts") else ()
+    trained.learn(batch)
+    del kept
+    return mx.get_peak_memory()
+
+
+EXPERTS = {
+    "arch": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "decoder_sparse_step": 1,
+    "mlp_only_layers": [], "norm_topk_prob": True,
+}  # fmt: skip
+FULL, DORA, RECOMPUTED = {"train_type": "full"}, {"train_type": "dora"}, {"grad_checkpoint": True}
+
+CASES = (
+    Case("LoRA, V 320"),
+    Case("G 32, T 32, KL", settings={"beta": 0.1}, group=32, completion=32),
+    Case("T 256, llama", {"arch": "llama"}, group=4, completion=256),
+    Case("V 4k, untied", {"vocab_size": 4096, "tie": False}),
+    Case("V 32k, filters", {"vocab_size": 32768}, {"top_p": 0.95, "top_k": 20}, completion=32),
+    Case("V 150k", {"vocab_size": 150016, "layers": 2}, group=4, completion=64),
+    Case("prompt 512, T 32", prompt=512, completion=32),
+    Case("four prompts, accumulated", {"layers": 2}, {"gradient_accumulation_steps": 2}, prompts=2, completion=64),
+    Case("8 layers, recomputed", {"layers": 8}, RECOMPUTED),
+    Case("T 256, recomputed", {}, RECOMPUTED, group=4, completion=256),
+    Case("DoRA", {}, DORA),
+    Case("DoRA, recomputed, V 4k", {"vocab_size": 4096}, DORA | RECOMPUTED, completion=64),
+    Case("full", {}, FULL),
+    Case("full, V 8k, KL", {"vocab_size": 8192, "layers": 2}, FULL | {"beta": 0.1}, completion=32),
+    Case("full, recomputed, KL", {}, FULL | RECOMPUTED | {"beta": 0.1}),
+    Case("full, few tokens", {"hidden": 256, "layers": 6}, FULL, group=4, prompt=16, completion=16),
+    Case("experts", EXPERTS, completion=64),
+    Case("bf16", {"dtype": "bfloat16", "layers": 3}, group=4, completion=64),
+    Case("4 bits", {"bits": 4, "layers": 3}, group=4, completion=64),
+    Case("4 bits, small", {"bits": 4, "layers": 2}, group=4, prompt=32, completion=48),
+    Case("4 bits, bf16, DoRA", {"bits": 4, "dtype": "bfloat16", "layers": 2}, DORA, group=4, completion=48),
+    Case("two layers, q and v, dropout", settings={"num_layers": 2, "lora_keys": ["self_attn.q_proj", "self_attn.v_proj"], "dropout": 0.1}),
+)  # fmt: skip
+
+
+IN_CI = ("full, V 8k, KL", "four prompts, accumulated")
+"""Between them: LoRA and full, recomputed layers, several prompts, a large vocabulary with a reference, packed weights."""
+
+
+@pytest.mark.parametrize(
+    "case", [case if case.name in IN_CI else pytest.param(case, marks=pytest.mark.proof) for case in CASES], ids=str
+)
+def test_the_estimate_is_within_15_percent_of_the_measured_peak(case: Case, tmp_path: Path) -> None:
+    estimated, sampled, learnt = peaks(case, case.folder(tmp_path))
+    print(f"{case.name} | {estimated.rollout.total / 1e6:.1f} {sampled / 1e6:.1f} {estimated.rollout.total / sampled:.3f} | "
+          f"{estimated.training.total / 1e6:.1f} {learnt / 1e6:.1f} {estimated.training.total / learnt:.3f}")  # fmt: skip
+    assert estimated.training.total == pytest.approx(learnt, rel=0.15)
+    assert estimated.rollout.total == pytest.approx(sampled, rel=0.15)
+
+
+@pytest.mark.parametrize("updates", [pytest.param(1, marks=pytest.mark.proof), 2])
+def test_what_several_machines_keep_of_a_steps_beginning_is_counted(updates: int, tmp_path: Path) -> None:
+    """AdamW's moments and the weights, as they were: 12 bytes a weight that are not freed while the step learns."""
+    settings = FULL | {"num_iterations": updates, "hosts": "hosts.json"}
+    case = Case("kept", {"hidden": 256, "layers": 3}, settings, group=4, prompt=16, completion=16)
+    estimated, _, learnt = peaks(case, case.folder(tmp_path))
+    assert estimated.training.total == pytest.approx(learnt, rel=0.15)
+    shape = shape_of(tmp_path / "model")
+    assert shape is not None
+    alone = estimate.estimate(
+        case.config(tmp_path / "model").model_copy(update={"hosts": ""}), shape, PLENTY, 16, gpu=False
+    )
+    assert alone.rollout == estimated.rollout
+    kept = {part.name: part.bytes for part in estimated.training.allocations}["kept"]
+    assert kept == pytest.approx(3 * shape.weights, rel=0.01) and alone.training.total < 0.8 * learnt
+
+
+# ── the terms of the estimate ────────────────────────────────────────────────────────────────────────────────────────
+
+
+SMALL = Case("small", {"hidden": 64, "layers": 2, "num_attention_heads": 2, "intermediate_size": 96})
+
+
+@pytest.mark.parametrize(
+    ("kind", "train_type"),
+    [
+        ("adamw", "lora"),
+        ("adamw", "dora"),
+        *((choice.value, "full") for choice in SETTINGS["optimizer"].choices if not choice.is_written),
+    ],
+)
+def test_weights_adapters_and_optimizer_state_are_exact(kind: str, train_type: str, small_model: Path) -> None:
+    config = SMALL.config(small_model).model_copy(update={"optimizer": kind, "train_type": train_type})
+    policy = load_policy(config)
+    optimizer = grpo_learner(policy, config, 100).optimizer
+    parts = estimate.estimate(config, _shape(small_model), PLENTY, 64).training.to_dict()
+    learns = sum(array.nbytes for array in policy.trainable().values())
+    model_bytes = sum(array.nbytes for _, array in tree_flatten(policy.model.parameters()))
+    assert parts["weights"] == model_bytes - (0 if train_type == "full" else learns)
+    assert parts.get("adapters", learns) == learns
+    remembered = sum(array.nbytes for name, array in tree_flatten(optimizer.state) if array.size > 1)
+    assert parts["optimizer"] == pytest.approx(remembered, rel=0.03)
+
+
+@pytest.mark.parametrize("quantization", ["4", "8", "mxfp4"])
+def test_weights_quantised_after_loading_are_within_a_percent(quantization: str, tmp_path: Path) -> None:
+    case = Case("packed", {"hidden": 128, "layers": 2, "vocab_size": 2048}, {"quantization": quantization})
+    config = case.config(case.folder(tmp_path))
+    policy = load_policy(config)
+    held = sum(array.nbytes for _, array in tree_flatten(policy.model.parameters()))
+    parts = estimate.estimate(config, _shape(Path(config.model)), PLENTY, 64).training.to_dict()
+    assert parts["weights"] + parts["adapters"] == pytest.approx(held, rel=0.01)
+
+
+@pytest.mark.parametrize("model", [{}, {"tie": False}, EXPERTS, {"arch": "llama"}, {"bits": 4}], ids=str)
+def test_config_json_alone_gives_the_weights_within_two_percent(model: dict[str, Any], tmp_path: Path) -> None:
+    folder = Case("any", {"vocab_size": 2048} | model).folder(tmp_path)
+    read, computed = _shape(folder), shape_from(json.loads((folder / "config.json").read_text()))
+    assert read.exact and computed is not None and not computed.exact
+    assert computed.weights == pytest.approx(read.weights, rel=0.02)
+    usual = {matrix.name.removeprefix("mlp.") for matrix in computed.layers[0]}
+    assert usual <= {matrix.name.removeprefix("mlp.") for matrix in read.layers[0]}
+
+
+def test_nested_configs_are_read_and_an_unknown_architecture_is_a_rough_estimate(tmp_path: Path) -> None:
+    folder = Case("nested").folder(tmp_path)
+    model_config = json.loads((folder / "config.json").read_text())
+    nested = shape_from({"model_type": "outer", "text_config": model_config, "torch_dtype": "float32"})
+    assert nested is not None and nested.hidden == 128 and nested.is_transformer
+    mamba = shape_of(tiny_model(tmp_path / "mamba", "mamba"))
+    assert mamba is not None and not mamba.is_transformer and not mamba.has_full_attention
+    estimated = estimate.estimate(Case("any").config(folder), mamba, PLENTY, 64)
+    assert estimated.sentence.startswith("Roughly") and estimated.training.total > mamba.weights
+    assert shape_of(tmp_path) is None
+
+
+HYBRIDS = {
+    **{arch: ["state", "full"] for arch in ("qwen3_5", "qwen3_5_moe", "qwen3_next", "kimi_linear", "granitemoehybrid")},
+    "gemma4": ["window", "full"] * 2, "gemma3_text": ["window", "full"], "jamba": ["state"] * 2, "falcon_h1": ["state"] * 2,
+}  # fmt: skip
+"""Type → the kinds of its tiny model's layers. The last two do not say which layers are attention."""
+
+GROWING = {"gemma4": 2 * 16, "falcon_h1": 2 * 16}
+"""Numbers by which a token's keys grow the caches; 16, the keys of one layer, in the others. Gemma 4 has larger keys where it attends to all
+tokens, and none in its last two layers; both layers of Falcon-H1 have keys."""
+
+
+@pytest.mark.parametrize("arch", HYBRIDS)
+def test_layers_with_a_window_or_a_state_are_told_apart(arch: str, tmp_path: Path) -> None:
+    shape = _shape(tiny_model(tmp_path, arch, own=tiny_config(arch)))
+    assert list(shape.kinds) == HYBRIDS[arch] and not shape.has_full_attention
+    grown = shape.cached_numbers(2000) - shape.cached_numbers(1000)
+    assert grown == 2 * 1000 * GROWING.get(arch, 16)
+
+
+@pytest.mark.parametrize("arch", ["qwen3_5", "qwen3_5_moe", "gemma4_text", "gemma4"])
+def test_config_json_alone_gives_the_weights_of_the_newest_families(arch: str, tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path, arch, own=tiny_config(arch))
+    read, computed = _shape(folder), shape_from(json.loads((folder / "config.json").read_text()) | {"dtype": "float32"})
+    assert read.exact and computed is not None and not computed.exact
+    names = [
+        [(matrix.name, matrix.inputs, matrix.outputs, matrix.experts) for matrix in layer] for layer in computed.layers
+    ]
+    in_files = [
+        {(matrix.name, matrix.inputs, matrix.outputs, matrix.experts) for matrix in layer} for layer in read.layers
+    ]
+    assert all(set(ours) <= theirs for ours, theirs in zip(names, in_files, strict=True))
+    assert computed.weights == pytest.approx(read.weights, rel=0.05)
+
+
+def test_weights_of_images_and_sound_are_not_counted(tmp_path: Path) -> None:
+    """mlx-lm leaves them in the file."""
+    folder = tiny_model(tmp_path, "qwen3")
+    text = _shape(folder)
+    seen = dict(mx.load(str(folder / "model.safetensors"))) | {
+        "vision_tower.blocks.0.mlp.fc1.weight": mx.zeros((64, 64))
+    }  # pyright: ignore
+    mx.save_safetensors(str(folder / "model.safetensors"), seen)
+    assert _shape(folder) == text
+
+
+# ── the plan ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("share", [pytest.param(0.7, marks=pytest.mark.proof), 0.3])
+def test_a_run_stays_below_its_memory_limit(share: float, tmp_path: Path) -> None:
+    case = Case("constrained", {"vocab_size": 1024, "layers": 3}, prompts=2, completion=32)
+    folder = case.folder(tmp_path)
+    config = case.config(folder)
+    free = estimate.estimate(config, _shape(folder), PLENTY, case.prompt)
+    limit = share * free.total
+    held = config.model_copy(update={"memory_limit": limit / estimate.GB})
+    estimated, notes = estimate.estimate(held, _shape(folder), PLENTY, case.prompt), []
+    policy = load_policy(held)
+    plan = plan_memory(held, policy, [case.prompt], notes.append)
+    assert plan == estimated.plan and estimated.reductions and notes == [estimated.sentence]
+    assert estimated.plan.recompute == (share < 0.5)
+    assert learning_peak(case, grpo_learner(policy, held, 100, **learner_limits(plan))) < limit
+    assert sampling_peak(case, held, policy, rollout_limits(plan)) < limit
+
+
+def test_layers_are_recomputed_only_where_smaller_micro_batches_do_not_suffice(small_model: Path) -> None:
+    config, shape = SMALL.config(small_model), _shape(small_model)
+    total = estimate.estimate(config, shape, PLENTY, 64).total
+
+    def recomputes(share: float) -> bool:
+        limited = config.model_copy(update={"memory_limit": share * total / estimate.GB})
+        return estimate.estimate(limited, shape, PLENTY, 64).plan.recompute
+
+    assert not recomputes(0.8) and recomputes(0.3)
+
+
+def test_fewer_rows_are_decoded_together_where_all_do_not_fit(tmp_path: Path) -> None:
+    case = Case("many", {"layers": 2, "num_key_value_heads": 4}, group=64, completion=24, prompt=16)
+    folder = case.folder(tmp_path)
+    config = case.config(folder)
+    free = estimate.estimate(config, _shape(folder), PLENTY, case.prompt)
+    held = config.model_copy(update={"memory_limit": 0.5 * free.rollout.total / estimate.GB})
+    policy = load_policy(held)
+    plan = plan_memory(held, policy, [case.prompt], lambda sentence: None)
+    assert plan is not None and plan.rows < case.group and not plan.merge
+    assert sampling_peak(case, held, policy, rollout_limits(plan)) < 0.5 * free.rollout.total
+
+
+def test_grad_checkpoint_is_kept_where_memory_suffices_without_it(small_model: Path) -> None:
+    config = SMALL.config(small_model)
+    shape = _shape(small_model)
+    assert not estimate.estimate(config, shape, PLENTY).plan.recompute
+    assert estimate.estimate(config.model_copy(update=RECOMPUTED), shape, PLENTY).plan.recompute
+
+
+def test_a_longer_prompt_needs_more(small_model: Path) -> None:
+    config, shape = SMALL.config(small_model), _shape(small_model)
+    sizes = [estimate.estimate(config, shape, PLENTY, prompt).total for prompt in (16, 1024, 4096)]
+    assert sizes == sorted(sizes)
+    room = config.max_seq_length - config.max_completion_length
+    assert (
+        estimate.estimate(config, shape, PLENTY).prompt
+        == estimate.estimate(config, shape, PLENTY, 10**9).prompt
+        == room
+    )
+
+
+# ── sentences ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _big() -> ModelShape:
+    """A model of 8 billion weights in 16 bits."""
+    sizes = {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+             "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936, "tie_word_embeddings": False}  # fmt: skip
+    shape = shape_from({"model_type": "qwen3", "torch_dtype": "bfloat16", **sizes})
+    assert shape is not None and shape.weights == pytest.approx(16.4e9, rel=0.01)
+    return shape
+
+
+def test_the_fault_names_a_change_of_settings_that_fits() -> None:
+    config = parse({"model": "m", "data": "d.jsonl"})
+    estimated = estimate.estimate(config, _big(), 12 * estimate.GB, 128)
+    assert not estimated.fits and "it does not fit" in estimated.sentence
+    fault = estimated.fault
+    assert fault is not None and fault.setting == "memory_limit" and "12.0 GB" in fault.sentence
+    assert "With 4-bit quantization it would need" in fault.sentence
+    advice = re.search(r"set Memory limit to (\d+) GB", fault.sentence)
+    assert advice is not None
+    changed = estimate.estimate(config.model_copy(update={"quantization": "4"}), _big(), 12 * estimate.GB, 128)
+    assert changed.fits and changed.fault is None
+    insisted = config.model_copy(update={"memory_limit": float(advice[1])})
+    assert estimate.estimate(insisted, _big(), 12 * estimate.GB, 128).fits
+
+
+def test_a_smaller_model_is_advised_where_no_setting_helps() -> None:
+    config = parse({"model": "m", "data": "d.jsonl", "quantization": "4"})
+    estimated = estimate.estimate(config, _big(), 2 * estimate.GB, 128)
+    assert estimated.fault is not None and "Choose a smaller model" in estimated.fault.sentence
+
+
+@pytest.mark.parametrize("width", [4096, pytest.param(10**6, marks=pytest.mark.proof), 10**12])
+def test_what_no_machine_can_hold_is_one_short_sentence(width: int) -> None:
+    """A config.json may claim any size."""
+    config = parse({"model": "m", "data": "d.jsonl", "max_completion_length": 500_000, "max_seq_length": 1_000_000})
+    big = _big()
+    one_layer = replace(big, layers=big.layers[:1], kinds=big.kinds[:1])
+    claimed = replace(one_layer, hidden=width, weights=big.weights * width)
+    fault = estimate.estimate(config, claimed, 2 * estimate.GB, 128).fault
+    assert fault is not None and len(fault.sentence) <= 200, fault
+    assert "TB" in fault.sentence and "set Memory limit" not in fault.sentence
+
+
+def test_a_run_that_cannot_fit_is_refused_and_one_that_is_constrained_notes_it(tmp_path: Path) -> None:
+    raw = settings_for(tmp_path, layers=2, iters=1, max_completion_length=16, group_size=8)
+    refused = train_here(raw | {"memory_limit": 1e-4}, RunFolder(tmp_path / "refused"))
+    assert (
+        refused.exit_code == 2 and "memory_limit" in refused.sentence and "set Memory limit to 1 GB" in refused.sentence
+    )
+    held = RunFolder(tmp_path / "held")
+    assert train_here(raw | {"memory_limit": 1.6e-3}, held).exit_code == 0
+    notes = [event["sentence"] for event in read_events(held.events) if event["kind"] == "note"]
+    assert any("held down by" in sentence for sentence in notes), notes
+
+
+def test_the_estimate_verb_prints_the_same_numbers_in_words_and_in_json(tmp_path: Path) -> None:
+    raw = settings_for(tmp_path)
+    file = write_config(tmp_path / "c.yaml", raw)
+    result = CliRunner().invoke(app(), ["estimate", str(file), "--json"])
+    estimated = json.loads(result.stdout)
+    assert result.exit_code == 0 and estimated["fits"] and estimated["limit"] == estimated["machine"]
+    assert {"rollout", "training", "total", "machine", "limit", "fits", "sentence", "plan"} <= estimated.keys()
+    for phase in ("rollout", "training"):
+        assert estimated[phase]["total"] == sum(size for name, size in estimated[phase].items() if name != "total")
+    assert estimated["total"] == max(estimated["rollout"]["total"], estimated["training"]["total"])
+    assert 16 < estimated["prompt"] < 80  # of the data's own longest prompt
+    table = CliRunner().invoke(app(), ["estimate", str(file), "--prompt", "100"])
+    assert table.exit_code == 0 and "KV cache" in table.stdout and "prompts of 100" in " ".join(table.stdout.split())
+    missing = CliRunner().invoke(
+        app(), ["estimate", str(write_config(tmp_path / "d.yaml", raw | {"model": "no/where"}))]
+    )
+    assert missing.exit_code == 2 and "no/where" in missing.stderr
+
+
+def test_a_model_too_large_is_found_by_check(tmp_path: Path) -> None:
+    file = write_config(tmp_path / "c.yaml", settings_for(tmp_path, memory_limit=1e-4))
+    result = CliRunner().invoke(app(), ["check", str(file)])
+    assert result.exit_code == 2 and result.stderr.startswith("memory_limit: ")
+
+
+def test_mlx_s_memory_limit_is_restored_with_the_policy_s_end(small_model: Path) -> None:
+    config = SMALL.config(small_model)
+    policy = load_policy(config)
+    plan_memory(config, policy, [64], lambda sentence: None)
+    held = mx.set_memory_limit(PLENTY)
+    others = mx.get_active_memory() - sum(array.nbytes for _, array in tree_flatten(policy.model.parameters()))
+    assert held == estimate.estimate(config, _shape(small_model), PLENTY, 64).needed + others
+    del policy
+    gc.collect()
+    assert mx.set_memory_limit(PLENTY) == PLENTY
+
+
+def test_a_memory_limit_leaves_room_for_what_else_the_process_holds(small_model: Path) -> None:
+    config, limits = SMALL.config(small_model), []
+    for elsewhere in (None, mx.zeros(1 << 20)):
+        mx.eval(elsewhere)
+        policy = load_policy(config)
+        plan_memory(config, policy, [64], lambda sentence: None)
+        limits.append(mx.set_memory_limit(PLENTY))
+        del policy
+        gc.collect()
+    assert limits[1] - limits[0] == pytest.approx(4 << 20, rel=0.01)
+
+
+def test_no_memory_limit_outlives_its_policy(small_model: Path) -> None:
+    """The first to be planned is the first to go: the second must not bring its limit back."""
+    config = SMALL.config(small_model)
+    first, second = (load_policy(config.model_copy(update={"group_size": size})) for size in (2, 16))
+    limits = []
+    for policy, size in ((first, 2), (second, 16)):
+        plan_memory(config.model_copy(update={"group_size": size}), policy, [64], lambda sentence: None)
+        limits.append(mx.set_memory_limit(PLENTY))
+        mx.set_memory_limit(limits[-1])
+    assert limits[0] < limits[1]
+    del policy, first
+    gc.collect()
+    assert mx.set_memory_limit(limits[1]) == limits[1], "the second's own"
+    del second
+    gc.collect()
+    assert mx.set_memory_limit(PLENTY) == PLENTY
+
+
+def test_a_rough_estimate_refuses_no_run(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path / "mamba", "mamba")
+    config = Case("any").config(folder).model_copy(update={"memory_limit": 1e-4})
+    notes: list[str] = []
+    plan_memory(config, load_policy(config), [64], notes.append)
+    assert len(notes) == 1 and notes[0].startswith("Roughly") and "does not fit" in notes[0]
+
+
+def test_refuse_too_large_needs_no_policy(small_model: Path) -> None:
+    config = SMALL.config(small_model)
+    refuse_too_large(config)
+    with pytest.raises(Mistake, match="Memory limit allows"):
+        refuse_too_large(config.model_copy(update={"memory_limit": 1e-4}))
+
+
+# ── long completions ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.proof
+def test_completions_of_8k_tokens_stay_below_their_limit(tmp_path: Path) -> None:
+    sizes = {"hidden": 64, "layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 128}
+    case = Case("8k", {**sizes, "max_position_embeddings": 16384}, completion=8192)
+    folder = case.folder(tmp_path)
+    limit = 0.2 * estimate.GB  # the scores of one completion in one layer alone would take 0.54 GB
+    config = case.config(folder).model_copy(update={"memory_limit": limit / estimate.GB})
+    policy = load_policy(config)
+    plan = plan_memory(config, policy, [case.prompt], print)
+    learnt = learning_peak(case, grpo_learner(policy, config, 100, **learner_limits(plan)))
+    sampled = sampling_peak(case, config, policy, rollout_limits(plan))
+    print(f"8k: sampling {sampled / 1e6:.0f} MB, learning {learnt / 1e6:.0f} MB, limit {limit / 1e6:.0f} MB, {plan}")
+    assert max(learnt, sampled) < limit
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return SMALL.folder(tmp_path_factory.mktemp("small"))
+
+
+def _shape(folder: Path) -> ModelShape:
+    shape = shape_of(folder)
+    assert shape is not None
+    return shape

@@ -1,0 +1,313 @@
+"""An optimizer and a schedule that are objects of the program: `train(…, optimizer=…, schedule=…)`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx import optimizers
+from mlx.optimizers import Optimizer, schedulers
+
+from backend import Callback, Mistake, StopTraining, TrainedRun, resume, train
+from backend.cli.resume import resume as verb_resume
+from backend.config.config import load, parse
+from backend.runs.clone import clone
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.runs.steering import changed
+from backend.trainer.library.own_optimizer import try_out
+from backend.trainer.library.own_updates import GivenUpdates
+from backend.trainer.preflight import check
+from backend.training.learner import learning_rate_of, optimizer_of
+from tests.support import small_run
+from tests.support.random_models import tiny_model
+
+ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(8)]
+QUICK = {key: value for key, value in small_run.QUICK.items() if not key.startswith("reward_")} | {"iters": 4}
+RUN = {"model": "m", "data": "d"}
+
+
+def length(completions: list[str], **columns: Any) -> list[float]:
+    return [float(len(text) % 7) for text in completions]
+
+
+def halves(update: int) -> float:
+    return 1e-2 * 0.5**update
+
+
+class Averaging(Optimizer):
+    """SGD along a running mean, in plain Python between arrays: nothing that a compiled update could be traced from."""
+
+    def __init__(self, learning_rate: float, memory: float = 0.5) -> None:
+        super().__init__()
+        self._maybe_schedule("learning_rate", learning_rate)
+        self.memory = memory
+
+    def init_single(self, parameter: mx.array, state: dict[str, Any]) -> None:
+        state["mean"] = mx.zeros_like(parameter)
+
+    def apply_single(self, gradient: mx.array, parameter: mx.array, state: dict[str, Any]) -> mx.array:
+        assert int(self.step) >= 1  # which reads an array, as no traced code can
+        state["mean"] = self.memory * state["mean"] + gradient
+        return parameter - self.learning_rate * state["mean"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("own") / "model"
+    tiny_model(folder, layers=1)
+    return str(folder)
+
+
+@pytest.fixture
+def trained(model: str, tmp_path: Path) -> Callable[..., TrainedRun]:
+    def trained(settings: dict[str, Any] | None = None, **options: Any) -> TrainedRun:
+        options = {"dataset": ROWS, "runs_dir": tmp_path / "runs", "reward_functions": [length]} | options
+        return train(QUICK | {"model": model} | (settings or {}), **options)
+
+    return trained
+
+
+class StopAfter(Callback):
+    def __init__(self, step: int) -> None:
+        self.last = step
+
+    def on_step(self, step: int, metrics: Any) -> None:
+        if step == self.last:
+            raise StopTraining
+
+
+def weights(run: TrainedRun) -> bytes:
+    return (run.folder / "adapters" / "adapters.safetensors").read_bytes()
+
+
+def rates(run: TrainedRun) -> list[float]:
+    return [step["learning_rate"] for step in run.metrics]
+
+
+# ── a run ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(trained: Any) -> None:
+    given: Any = {"optimizer": Averaging(1.0), "schedule": halves}
+    whole = trained(**given)
+    assert rates(whole) == [1e-2, 5e-3, 2.5e-3, 1.25e-3]
+    assert int(given["optimizer"].step) == 0, "the program's own object stays as it was"
+
+    stopped = trained(callbacks=[StopAfter(2)], **given)
+    assert stopped.step == 2 and weights(stopped) != weights(whole)
+    diary = (stopped.folder / "events.jsonl").read_bytes()
+    with pytest.raises(
+        Mistake,
+        match=r"optimizer: The run was trained with Averaging\(memory=0.5\) of a program; give it again: backend.resume",
+    ):
+        resume(stopped.folder, reward_functions=[length], schedule=halves)
+    with pytest.raises(
+        Mistake, match=r"schedule: The run was trained with halves: 0.01, 0.005 at updates 0, 1, and given is lambda: "
+    ):
+        resume(stopped.folder, reward_functions=[length], optimizer=Averaging(1.0), schedule=lambda n: 0.01)
+    with pytest.raises(
+        Mistake,
+        match=r"optimizer: The run was trained with Averaging\(memory=0.5\), and given is Averaging\(memory=0.4\)",
+    ):
+        resume(stopped.folder, reward_functions=[length], optimizer=Averaging(1.0, 0.4), schedule=halves)
+    assert (stopped.folder / "events.jsonl").read_bytes() == diary, "a refused resume changes nothing"
+    resumed = resume(stopped.folder, reward_functions=[length], **given)
+    assert (resumed.step, weights(resumed)) == (4, weights(whole))
+
+
+def test_mlxs_adamw_as_an_object_is_the_setting_adamw_bit_for_bit(trained: Any) -> None:
+    adamw = optimizers.AdamW(1e-3, [0.9, 0.999], 1e-8, 0.01, bias_correction=True)
+    run = trained({"iters": 2, "lr_schedule": "linear", "lr_warmup_steps": 1}, optimizer=adamw)
+    named = trained({"iters": 2, "lr_schedule": "linear", "lr_warmup_steps": 1, "learning_rate": 1e-3})
+    assert weights(run) == weights(named) and rates(run) == rates(named)
+    config = load(run.folder / "config.yaml")
+    assert (config.optimizer, config.learning_rate, config.lr_schedule) == ("own", 1e-3, "linear")
+    assert config.own_optimizer == "AdamW(betas=[0.9, 0.999], eps=1e-08, bias_correction=True, weight_decay=0.01)"
+    notes = [event["sentence"] for event in read_events(RunFolder(run.folder).events) if event["kind"] == "note"]
+    assert f"The optimizer is {config.own_optimizer}, an object of the program that called train()." in notes
+
+
+def test_what_is_no_program_refuses_the_run_and_says_how_to_go_on(trained: Any, tmp_path: Path) -> None:
+    """The command line and the window, which starts it; a clone waits for its program as well."""
+    of_a_file = {"reward_functions": ["r1_int"], "callbacks": [StopAfter(1)]}
+    run = trained({"iters": 2, "reward_isolation": "thread"}, optimizer=Averaging, schedule=halves, **of_a_file)
+    for folder in (
+        run.folder,
+        *(clone(RunFolder(run.folder), warm=warm, runs_dir=tmp_path / str(warm)).path for warm in (True, False)),
+    ):
+        diary = (folder / "events.jsonl").read_bytes()
+        with pytest.raises(Mistake) as mistake:
+            verb_resume.__wrapped__.__wrapped__(str(folder))
+        assert "go on with backend.resume(run, optimizer=…)" in str(mistake.value)
+        assert (folder / "events.jsonl").read_bytes() == diary
+    faults = check(load(run.folder / "config.yaml").model_dump())
+    assert [fault.setting for fault in faults] == ["optimizer", "lr_schedule"]
+    cold = tmp_path / "False" / f"{run.folder.name}-from-1"
+    again = resume(cold, optimizer=Averaging, schedule=halves)
+    assert again.step == 2 and rates(again) == [1e-2, 5e-3]
+
+
+def test_rates_that_are_the_optimizers_own_are_told(trained: Any) -> None:
+    """A part of several optimizers for each kind of array, one of them with a schedule inside."""
+
+    def several() -> Optimizer:
+        falling = optimizers.AdamW(schedulers.linear_schedule(1e-3, 0.0, 4))
+        return optimizers.MultiOptimizer([falling, optimizers.SGD(0.5)], [lambda path, array: path.endswith("lora_a")])
+
+    whole = trained({"iters": 2}, optimizer=several())
+    assert rates(whole) == pytest.approx([1e-3, 7.5e-4])
+    assert load(whole.folder / "config.yaml").own_schedule == "the optimizer"
+    stopped = trained({"iters": 2}, callbacks=[StopAfter(1)], optimizer=several())
+    assert weights(resume(stopped.folder, reward_functions=[length], optimizer=several())) == weights(whole)
+
+
+# ── what is refused ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Counting(Averaging):
+    """Its updates depend on a number that is in no state."""
+
+    count = 0
+
+    def apply_gradients(self, gradients: Any, parameters: Any) -> Any:
+        self.count += 1
+        return super().apply_gradients(gradients, parameters)
+
+
+class Late(Averaging):
+    """Makes a part of its state at the first update."""
+
+    def apply_single(self, gradient: mx.array, parameter: mx.array, state: dict[str, Any]) -> mx.array:
+        state["late"] = gradient
+        return super().apply_single(gradient, parameter, state)
+
+
+class Numbered(Averaging):
+    """Has a plain number in its state."""
+
+    def init_single(self, parameter: mx.array, state: dict[str, Any]) -> None:
+        super().init_single(parameter, state)
+        state["number"] = 3
+
+
+class Hidden(Averaging):
+    """Depends on how often any object of its class was asked."""
+
+    asked = itertools.count()
+
+    def apply_single(self, gradient: mx.array, parameter: mx.array, state: dict[str, Any]) -> mx.array:
+        return super().apply_single(gradient * next(self.asked), parameter, state)
+
+
+class Broken(Averaging):
+    def apply_single(self, gradient: mx.array, parameter: mx.array, state: dict[str, Any]) -> mx.array:
+        raise KeyError("momentum " * 50)
+
+
+def used() -> Optimizer:
+    optimizer = optimizers.Adam(1e-3)
+    optimizer.init({"a": mx.zeros(3)})
+    return optimizer
+
+
+def unsteady(update: int, asked: Any = itertools.count()) -> float:
+    return 1e-3 * next(asked)
+
+
+INSIDE = optimizers.SGD(schedulers.cosine_decay(1e-3, 10))
+REFUSED: list[tuple[Any, Any, str]] = [
+    (3, None, "optimizer: An optimizer is one of mlx.optimizers, or gives one when called with a learning rate; int is neither."),
+    ("adamw", None, "optimizer: An optimizer is one of mlx.optimizers, or gives one when called with a learning rate; str is neither."),
+    (lambda rate: None, None, "optimizer: Called with a learning rate, it gave NoneType and no optimizer of mlx.optimizers."),
+    (lambda: None, None, "optimizer: Called with the learning rate 1e-05, it raised TypeError: "),
+    (used(), None, "optimizer: This Adam has a state from elsewhere; a run begins with a new optimizer."),
+    (Counting, None, "optimizer: An update changes Counting.count, which a checkpoint does not keep; hold it in the optimizer's state"),
+    (Late, None, "optimizer: The state of Late after an update has other arrays than init makes; make them all there."),
+    (Numbered, None, "optimizer: The state of Numbered has layers.0.self_attn.q_proj.lora_a.number, which is int: a checkpoint keeps"),
+    (Hidden, None, "optimizer: An update of Hidden depends on more than its state, which is all that a checkpoint keeps of it."),
+    (Broken, None, "optimizer: An update of Broken raised KeyError: "),
+    (INSIDE, halves, "schedule: The optimizer has several learning rates, none, or a schedule inside, so a schedule beside it"),
+    (None, 1e-3, "schedule: A schedule is called with the number of an update, from 0, and gives its learning rate; float is not."),
+    (None, lambda update: "much", "schedule: lambda gave much for update 0; a learning rate is a finite number from 0 up."),
+    (None, lambda update: -update, "schedule: lambda gave -1 for update 1; a learning rate is a finite number from 0 up."),
+    (None, [1e-3].__getitem__, "schedule: __getitem__ raised IndexError: list index out of range"),
+    (None, unsteady, "schedule: unsteady gives another rate when it is asked for update 0 again; it may depend on the update alone."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("optimizer", "schedule", "sentence"), REFUSED, ids=range(len(REFUSED)))
+def test_what_could_not_go_on_from_a_checkpoint_is_refused_in_a_sentence(
+    optimizer: Any, schedule: Any, sentence: str
+) -> None:
+    config = parse(RUN | {"num_iterations": 1})
+    with pytest.raises(Mistake) as mistake:
+        GivenUpdates(optimizer, schedule, config).settings(config)
+    assert str(mistake.value).startswith(sentence) and len(mistake.value.faults[0].sentence) <= 200
+
+
+def test_every_optimizer_of_mlx_can_be_given() -> None:
+    for name in ("SGD", "RMSprop", "Adagrad", "AdaDelta", "Adam", "AdamW", "Adamax", "Lion", "Adafactor", "Muon"):
+        try_out(getattr(optimizers, name))
+
+
+def test_a_mistake_leaves_no_folder(trained: Any, tmp_path: Path) -> None:
+    with pytest.raises(
+        Mistake, match="optimizer_bits: The state of a program's optimizer has the precision that its own code gives it"
+    ):
+        trained({"optimizer_bits": "8"}, optimizer=Averaging(1.0))
+    assert not list((tmp_path / "runs").iterdir())
+
+
+OWN_RATE = RUN | {"lr_schedule": "own", "own_schedule": "halves"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "setting", "sentence"),
+    [
+        (RUN | {"optimizer": "own", "hosts": "h.json"}, "optimizer", "An object of a program is in one process"),
+        (
+            OWN_RATE | {"stages": [{"iters": 2, "learning_rate": 1e-3}]},
+            "stages",
+            "A stage has learning_rate, and the learning rate is",
+        ),
+    ],
+)
+def test_settings_that_an_object_contradicts(raw: dict[str, Any], setting: str, sentence: str) -> None:
+    with pytest.raises(Mistake) as mistake:
+        parse(raw)
+    assert [fault.setting for fault in mistake.value.faults] == [setting] and sentence in str(mistake.value)
+
+
+def test_the_rate_of_a_schedule_of_ones_own_changes_by_no_setting() -> None:
+    with pytest.raises(Mistake, match="learning_rate: The learning rate of this run is a program's schedule"):
+        changed(parse(OWN_RATE), {"learning_rate": 1e-3})
+    assert changed(parse(RUN | {"optimizer": "own"}), {"learning_rate": 1e-3}), (
+        "the optimizer's rate is set before every update"
+    )
+
+
+def test_nothing_builds_another_optimizer_in_the_place_of_a_programs() -> None:
+    with pytest.raises(Mistake, match="The optimizer is an object of the program"):
+        optimizer_of(parse(RUN | {"optimizer": "own"}))
+    with pytest.raises(Mistake, match="The learning rate is an object of the program"):
+        learning_rate_of(parse(OWN_RATE), 10)
+
+
+def test_an_update_that_raises_ends_the_run_with_its_name(trained: Any) -> None:
+    class Tires(Averaging):
+        def apply_single(self, gradient: mx.array, parameter: mx.array, state: dict[str, Any]) -> mx.array:
+            if int(self.step) > 3:  # after the three updates that it was tried out with
+                raise RuntimeError("enough")
+            return super().apply_single(gradient, parameter, state)
+
+    with pytest.raises(
+        Mistake, match=r"optimizer: An update of Tires raised RuntimeError: enough \(test_own_updates.py, line \d+\)"
+    ) as mistake:
+        trained(optimizer=Tires(1e-3))
+    run = mistake.value.run  # pyright: ignore
+    assert (run.ending, run.step) == ("failed", 3)

@@ -1,0 +1,133 @@
+"""Runs that end before their last step as planned: a metric has passed a line, or the reward rises no more."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.config.config import parse, problems
+from backend.runs.checkpoints.checkpoint import TrainingState
+from backend.runs.checkpoints.checkpoint_score import observe_score
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.runs.saved_weights import best_of, saved_weights
+from backend.trainer.parts import RunParts
+from backend.trainer.planned_end import MetricWatch, patience_is_over
+from tests.support import small_run
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("inputs")
+    about = {"iters": 12, "validation_split": 0.25, "val_batches": 1, "max_completion_length": 3}
+    return small_run.settings_for(folder, **small_run.low_half(folder), **about)
+
+
+def step(**metrics: Any) -> dict[str, Any]:
+    return {"kind": "step", "metrics": metrics}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "says"),
+    [
+        (["kl > 0.8"], ""),
+        (["reward>=2.5", "rewards/low_half/mean < 1e-3", "eval/reward > 1"], ""),
+        (["rewrd > 1"], "There is no metric rewrd. Did you mean reward?"),
+        (["eval/rewrd > 1"], "There is no metric eval/rewrd. Did you mean eval/reward?"),
+        (["my_own > 1"], ""),
+        (["kl = 2"], "“kl = 2” is not a condition"),
+        (["kl > nan"], "“kl > nan” is not a condition"),
+    ],
+)
+def test_conditions_are_checked_by_the_nearest_metric(raw: dict[str, Any], conditions: list[str], says: str) -> None:
+    """The reward file may log metrics of its own, so an unknown name that is like no other passes."""
+    sentences = [fault.sentence for fault in problems(raw | {"stop_when": conditions}) if fault.setting == "stop_when"]
+    assert (says in sentences[0]) if says else not sentences
+
+
+def test_without_code_of_the_users_own_every_metric_is_known() -> None:
+    (fault,) = problems({"model": "m", "data": "d", "stop_when": ["my_own > 1"]})
+    assert fault.sentence == "There is no metric my_own."
+
+
+def test_the_mean_of_five_steps_is_compared_and_a_gap_is_no_number() -> None:
+    watch = MetricWatch(step(kl=1.0) for _ in range(4))
+    assert math.isnan(watch.value("kl")) and watch.met(["kl > 0.5"]) is None
+    watch.take(step(kl=0.0))
+    assert watch.value("kl") == 0.8
+    end = watch.met(["kl > 0.9", "kl >= 0.8"])
+    assert end is not None and end.sentence == "kl >= 0.8 is met: 0.8 over the last 5 steps"
+    watch.take(step(kl=None))
+    assert watch.met(["kl >= 0", "kl <= 0"]) is None
+
+
+def test_a_run_ends_where_a_metric_has_passed_its_line_and_says_so(raw: dict[str, Any], run: RunFolder) -> None:
+    ending = small_run.train_here(raw | {"stop_when": ["loss > 9", "rewards/low_half/mean >= 0.01"]}, run)
+    assert (ending.kind, ending.exit_code, ending.step) == ("finished", 0, 5)
+    *_, last = read_events(run.events)
+    assert last["reason"] == "stop_when" and last["sentence"] == ending.sentence
+    assert ending.sentence.startswith("Finished after 5 of 12 steps. rewards/low_half/mean >= 0.01 is met: 0.")
+    assert [saved.step for saved in saved_weights(run)] == [5]
+
+
+def test_a_metric_that_never_comes_is_told_once(raw: dict[str, Any], run: RunFolder) -> None:
+    small_run.train_here(raw | {"iters": 7, "stop_when": ["my_own > 1"]}, run)
+    notes = [e["sentence"] for e in read_events(run.events) if e["kind"] == "note" and "my_own" in e["sentence"]]
+    assert notes == ["Stop when names my_own, which no step of this run has: the condition is never met."]
+
+
+@pytest.mark.parametrize("every", [2, 0])
+def test_a_run_ends_early_without_gain_and_keeps_the_best_checkpoint(
+    raw: dict[str, Any], run: RunFolder, every: int
+) -> None:
+    """A gain of 9 is out of reach, so two scores after the first end it: evaluations at 0, 2 and 4, or else the saves of 2, 4 and 6."""
+    patient = {"early_stopping_patience": 2, "early_stopping_min_delta": 9.0, "save_every": 2, "keep_checkpoints": 1}
+    ending = small_run.train_here(raw | patient | {"steps_per_eval": every}, run)
+    assert (ending.kind, ending.exit_code, ending.step) == ("finished", 0, 4 if every else 6)
+    what = "Held-out reward has not risen by more than 9 in 2 evaluations" if every else "in 2 checkpoints"
+    assert what in ending.sentence
+    best = best_of(saved_weights(run))
+    assert best is not None
+    before = [e["metrics"]["reward"] for e in read_events(run.events) if e["kind"] == "eval" and e["step"] == 0]
+    is_trained = not before or (best.score is not None and best.score > before[0])
+    named = f"checkpoint {best.step}" if is_trained else "the model before training"
+    assert ending.sentence.endswith(f"is that of {named}.")
+
+
+def test_a_best_evaluation_is_saved_at_its_own_step(
+    raw: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evaluated every 3 steps and saved every 5, the best weights would be gone when the run ends."""
+    scores = {0: 0.1, 3: 0.5, 6: 0.2, 7: 0.3}
+    monkeypatch.setattr(RunParts, "held_out", lambda self, problems, count, step, *_: {"reward": scores[step]})
+    small_run.train_here(raw | {"early_stopping_patience": 9, "save_every": 5, "steps_per_eval": 3, "iters": 7}, run)
+    assert [(saved.step, saved.score) for saved in saved_weights(run)] == [(3, 0.5), (5, 0.5), (7, 0.3)]
+
+
+def test_small_gains_count_once_they_add_up(raw: dict[str, Any]) -> None:
+    config = parse(raw | {"early_stopping_patience": 2, "early_stopping_min_delta": 0.1})
+    state = TrainingState()
+    for at, score in enumerate([1.0, 1.06, 1.12, 1.2, None, 1.2]):
+        observe_score(state, score, at, config)
+    assert (state.scores_without_gain, state.best_step) == (2, 3)
+    end = patience_is_over(state, config, has_evaluations=True)
+    assert end is not None and end.sentence.endswith("in 2 evaluations. The best, 1.2, is that of checkpoint 3")
+
+
+def test_a_resumed_run_keeps_its_patience(raw: dict[str, Any], run: RunFolder, tmp_path: Path) -> None:
+    patient = raw | {
+        "early_stopping_patience": 3,
+        "early_stopping_min_delta": 9.0,
+        "save_every": 1,
+        "steps_per_eval": 1,
+    }
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == 2:
+            run.say("stop")
+
+    assert small_run.train_here(patient, run, stop).kind == "stopped"
+    assert small_run.train_here(patient, run).step == 3

@@ -1,0 +1,172 @@
+"""A run reads its dataset once and executes its reward files once, from the command line to the first step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from backend.__main__ import app
+from backend.config.config import parse
+from backend.data import sources
+from backend.rewards.scorer import begin_scorer
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.trainer.parts import load_parts
+from backend.trainer.preflight import check, preflight
+from backend.utils.errors import Mistake
+from tests.support import small_run
+from tests.support.random_models import tiny_model
+
+COUNTS_ITS_EXECUTIONS = """
+from pathlib import Path
+from backend.rewards import register_reward_function
+
+with Path(__file__).with_suffix(".count").open("a") as file:
+    file.write("x")
+
+@register_reward_function("length")
+def length(prompts, completions, answer, types=None):
+    return [float(len(text)) for text in completions]
+
+def plain(completions, **kwargs):
+    return [1.0 for _ in completions]
+"""
+
+
+@pytest.fixture
+def reward_file(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.py"
+    file.write_text(COUNTS_ITS_EXECUTIONS)
+    return file
+
+
+def executions(reward_file: Path) -> int:
+    return len(reward_file.with_suffix(".count").read_text())
+
+
+def rewards(reward_file: Path) -> dict[str, Any]:
+    return {"reward_functions": ["length"], "reward_weights": [], "reward_functions_file": str(reward_file)}
+
+
+def notes(run: RunFolder) -> list[str]:
+    return [event["sentence"] for event in read_events(run.events) if event["kind"] == "note"]
+
+
+# ── read once ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["train CONFIG", "train --run"])
+def test_train_reads_the_dataset_and_executes_the_reward_file_once(
+    tmp_path: Path, reward_file: Path, monkeypatch: pytest.MonkeyPatch, prepared: bool
+) -> None:
+    """`check` ran before loading, in the same process, and both read the rows and ran the user's file."""
+    files_read: list[Path] = []
+    read_file = sources.read_file
+    monkeypatch.setattr(sources, "read_file", lambda path: files_read.append(path) or read_file(path))
+    raw = small_run.settings_for(tmp_path, iters=1, **rewards(reward_file))
+    run = RunFolder(tmp_path / "runs" / "mine")
+    if prepared:
+        small_run.prepare(run, raw)
+        arguments = ["--run", str(run.path)]
+    else:
+        config = small_run.write_config(tmp_path / "c.yaml", raw)
+        arguments = [str(config), "--runs-dir", str(tmp_path / "runs"), "--name", "mine"]
+    result = CliRunner().invoke(app(), ["train", *arguments, "--no-progress"])
+    assert result.exit_code == 0, result.output
+    assert small_run.kinds(run)[-1] == "finished"
+    assert executions(reward_file) == 1 and files_read == [tmp_path / "rows.jsonl"]
+
+
+def test_stages_share_one_execution_of_each_reward_file(tmp_path: Path, reward_file: Path) -> None:
+    stages = [
+        {"iters": 1},
+        {"iters": 1, "reward_functions": ["length", "r1_int_reward_func"]},
+        {"iters": 1, "reward_functions": [f"{reward_file}::plain"]},
+    ]
+    raw = small_run.settings_for(tmp_path, stages=stages, **rewards(reward_file))
+    functions = begin_scorer(parse(raw)).load()
+    assert [[function.name for function in stage] for stage in functions] == [
+        ["length"],
+        ["length", "r1_int_reward_func"],
+        ["plain"],
+    ]
+    assert executions(reward_file) == 1
+
+
+def test_a_resumed_run_reads_its_inputs_itself(tmp_path: Path, reward_file: Path) -> None:
+    parts = load_parts(parse(small_run.settings_for(tmp_path, **rewards(reward_file))), lambda sentence: None)
+    parts.background_tokenizer.close()
+    assert parts.scoring.stage(1).names == ["length"] and executions(reward_file) == 1
+
+
+# ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_preflight_raises_every_fault_that_check_returns(tmp_path: Path) -> None:
+    raw = small_run.settings_for(
+        tmp_path, model="./nowhere", data="./no_rows.jsonl", reward_functions=["r1_itn", "r1_int"]
+    )
+    faults = check(raw)
+    assert [fault.setting for fault in faults] == ["model", "data", "reward_functions"]
+    with pytest.raises(Mistake) as caught:
+        preflight(raw)
+    assert caught.value.faults == faults
+
+
+def test_check_refuses_what_no_layer_is_called(tmp_path: Path) -> None:
+    """A short name once passed it, and failed when the weights were loaded."""
+    raw = small_run.settings_for(tmp_path, train_type="lora", lora_keys=["q_proj", "w_proj"])
+    (fault,) = check(raw)
+    assert fault.setting == "lora_keys" and fault.sentence.startswith("No layer of this model is called w_proj;")
+    assert not check(raw | {"lora_keys": ["q_proj", "v_proj"]})
+
+
+def test_loading_refuses_a_missing_column_without_preflight(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=r"^answer_feature: There is no column solution; "):
+        load_parts(parse(small_run.settings_for(tmp_path, answer_feature="solution")), lambda sentence: None)
+
+
+# ── slow paths ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_diary_notes_why_an_architecture_takes_a_slow_path(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "mamba", "mamba")
+    run = RunFolder(tmp_path / "run")
+    raw = small_run.settings_for(tmp_path, model=str(tmp_path / "mamba"), iters=1, max_completion_length=2)
+    assert small_run.train_here(raw, run).kind == "finished"
+    (slow,) = [note for note in notes(run) if note.startswith("Completions are decoded one group at a time: ")]
+    assert slow.endswith(".")
+    kinds = small_run.kinds(run)
+    assert kinds.index("started") < kinds.index("note") < kinds.index("step")
+
+
+def test_the_diary_has_no_note_where_every_path_is_the_fast_one(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    assert small_run.train_here(small_run.settings_for(tmp_path, iters=1, num_iterations=2), run).kind == "finished"
+    assert notes(run) == []
+
+
+def test_slow_paths_of_every_part_are_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from backend.data.prompts import TokenizedPrompts
+    from backend.trainer import step_parts
+
+    load_policy = step_parts.load_policy
+
+    def load_with_slow_path(*args: Any) -> Any:
+        policy = load_policy(*args)
+        policy.split_model.slow_paths.append("The head is slow.")
+        return policy
+
+    monkeypatch.setattr(step_parts, "load_policy", load_with_slow_path)
+    monkeypatch.setattr(TokenizedPrompts, "_apply_to_batch", lambda self, chats: [chats[1], 2][3])  # raises IndexError
+    run = RunFolder(tmp_path / "run")
+    raw = small_run.settings_for(tmp_path, iters=1, validation_split=0.5, steps_per_eval=1)
+    assert small_run.train_here(raw, run).kind == "finished"
+    slow = [note for note in notes(run) if "slow" in note or "takes longer" in note]
+    assert slow == [
+        "The head is slow.",
+        "Prompts are tokenised one at a time, which takes longer: list index out of range.",
+    ]

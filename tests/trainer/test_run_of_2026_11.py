@@ -1,0 +1,142 @@
+"""A run, a YAML and a reward file made by the program of November 2026 open unchanged, whatever has been renamed since."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from app.state.completions.step_index import CompletionIndex
+from backend.config.config import load, problems
+from backend.rewards.completion_lines import group_of, line_of, read_groups
+from backend.rewards.sandbox.client import SandboxClient
+from backend.rewards.trial_scoring import ScoringSettings, score_lines
+from backend.runs.archive import summary
+from backend.runs.completion_rows import GroupRow
+from backend.runs.events import JsonLines, has_finished, read_events
+from backend.runs.run_folder import RunFolder
+from backend.trainer.run_process import train
+from backend.trainer.telemetry import group_row
+from backend.types import Completion, Group
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "run_of_2026_11"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A copy of the run, in the working directory that its relative paths start from."""
+    shutil.copytree(GOLDEN, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    return RunFolder(tmp_path / "copy" / "run")
+
+
+def test_the_archive_summary_reads_the_run(run: RunFolder) -> None:
+    result = summary(run)
+    assert (result.state, result.step, result.iterations, result.model) == ("finished", 3, 3, "model")
+    assert result.sentence == "Finished after 3 steps." and result.began == 1795334318.50037
+    assert (result.reward_before, result.reward) == (0.29528862341362344, 0.3536270442520442)
+
+
+def test_every_event_of_the_diary_is_read(run: RunFolder) -> None:
+    events = list(read_events(run.events))
+    assert [event["seq"] for event in events] == list(range(13))
+    assert [event["kind"] for event in events if event["kind"] != "phase"] == [
+        *("started", "note", "step", "step", "checkpoint", "step", "checkpoint", "finished")
+    ]
+
+
+def test_the_settings_of_the_run_mean_what_they_meant(run: RunFolder) -> None:
+    written = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    assert not problems(written)
+    config = load(run.config)
+    assert {key: getattr(config, key) for key in written} == written
+
+
+def test_a_yaml_in_mlx_lm_loras_words_gives_the_settings_of_the_run(run: RunFolder) -> None:
+    folder = run.path.parent
+    written = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    resolved = load(folder / "settings.yaml")
+    paths = {"model": str(folder / "model"), "data": str(folder / "rows.jsonl")}
+    paths |= {"reward_functions_file": str(folder / "rewards.py")}
+    names = ["low_half", "short", f'{folder}/rewards.py::has_digit(name="digits")']
+    # The default is "auto" since then, which corrects nothing in float32.
+    later = {"reward_functions": names, "sampling_correction": "auto"}
+    assert {key: getattr(resolved, key) for key in written} == written | paths | later
+
+
+def rows_of(run: RunFolder) -> dict[int, list[GroupRow]]:
+    index = CompletionIndex(run.completions)
+    assert not index.advance()
+    return {step: index.rows(step) for step in index.steps()}
+
+
+def test_the_completions_of_every_step_are_found_and_written_again_byte_for_byte(run: RunFolder) -> None:
+    rows = rows_of(run)
+    assert {step: len(groups) for step, groups in rows.items()} == {1: 2, 2: 2, 3: 2}
+    copy = JsonLines(run.path / "copy.jsonl")
+    for step, groups in rows.items():
+        for row in groups:
+            copy.append(group_row(step, group_from(row)))
+    copy.close()
+    assert copy.path.read_bytes() == run.completions.read_bytes()
+
+
+def group_from(row: GroupRow) -> Group:
+    """The group that a step would have had to write this row."""
+    completions = [
+        Completion(
+            tokens=[5] * completion["tokens"], logps=[], text=completion["text"], stop=completion["stop"], scores=completion["rewards"],
+            reward=completion["reward"], advantage=completion["advantage"], logged=completion.get("logged", {}),
+        )
+        for completion in row["completions"]
+    ]  # fmt: skip
+    return Group(group_of(row, 0, "a row").problem, completions)
+
+
+def test_its_completions_are_scored_as_they_were(run: RunFolder) -> None:
+    """`low_half` asks for the sampled ids, of which the file has only the count: it has no opinion then."""
+    groups = read_groups(run.completions)
+    scorer = SandboxClient()
+    try:
+        report = score_lines(scorer, [line_of(group) for group in groups], ScoringSettings.of(load(run.config)))
+    finally:
+        scorer.close()
+    assert not any(function["error"] for function in report["functions"])
+    written = [completion for groups in rows_of(run).values() for row in groups for completion in row["completions"]]
+    scored = [completion for group in report["scored"] for completion in group]
+    assert len(scored) == len(written) == 18
+    for new, old in zip(scored, written, strict=True):
+        assert new["rewards"] == old["rewards"] | {"low_half": None}
+        assert new["logged"] == old.get("logged")
+
+
+def test_a_finished_run_is_not_resumed(run: RunFolder) -> None:
+    assert has_finished(run)
+
+
+def test_the_run_resumes_from_its_checkpoint_past_its_last_step(run: RunFolder) -> None:
+    """As if it had been killed in its third step: the diary ends within a line, and the last checkpoint is missing."""
+    before = rows_of(run)
+    third = next(event for event in read_events(run.events) if event.get("step") == 3)
+    shutil.rmtree(run.checkpoints / "000003")
+    run.events.write_bytes(run.events.read_bytes()[:-40])
+    assert summary(run).state == "crashed" and not has_finished(run)
+    config = load(run.config)
+    assert train(config, run, command="resume").kind == "finished"
+    events = list(read_events(run.events))
+    assert [event["resumed_from"] for event in events if event["kind"] == "started"] == [None, 2]
+    assert [event["step"] for event in events if event["kind"] == "step"] == [1, 2, 3]
+    again = next(event for event in events if event.get("step") == 3)["metrics"]
+    for name in ("num_tokens", "learning_rate", "epoch", "reward", "grad_norm"):
+        assert again[name] == pytest.approx(third["metrics"][name], rel=1e-3), name
+    assert [_texts(row) for row in rows_of(run)[3]] == [_texts(row) for row in before[3]]
+    assert rows_of(run)[1] == before[1] and rows_of(run)[2] == before[2]
+    further = config.model_copy(update={"iters": 5})
+    assert train(further, run, command="resume").step == 5
+    assert [event["step"] for event in read_events(run.events) if event["kind"] == "step"] == [1, 2, 3, 4, 5]
+
+
+def _texts(row: GroupRow) -> list[str]:
+    return [row["prompt"], *(completion["text"] for completion in row["completions"])]

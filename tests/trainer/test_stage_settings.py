@@ -1,0 +1,323 @@
+"""Stages with settings and training rows of their own: what a stage changes, and that breaks, resumes and clones change nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import yaml
+
+from backend.config.config import parse, problems
+from backend.runs.clone import clone
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.runs.saved_weights import best_of, find_checkpoint, saved_weights
+from backend.runs.steering import Change, config_at, own_config, stage_configs, write_changes
+from backend.trainer.memory.estimate import estimate, estimate_run
+from backend.trainer.memory.model_shape import shape_of
+from backend.trainer.preflight import check
+from backend.trainer.steering import Steering
+from backend.utils.errors import Mistake
+from tests.support import small_run
+
+OTHERS: dict[str, Any] = {
+    "learning_rate": 3e-3, "temperature": 1.3, "top_k": 5, "beta": 0.05, "epsilon": 0.3, "group_size": 3, "batch_size": 2,
+    "max_completion_length": 3,
+}  # fmt: skip
+"""What the second stage has of its own, beside its rows."""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    rows = [{"question": f"Name {n} birds.", "answer": str(n)} for n in range(5)]
+    (folder / "birds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def raw(inputs: Path) -> dict[str, Any]:
+    about = {
+        "learning_rate": 1e-3,
+        "save_every": 1,
+        "keep_checkpoints": 20,
+        "num_iterations": 2,
+        "iters": 5,
+        "max_completion_length": 4,
+    }
+    return small_run.settings_for(inputs, **small_run.low_half(inputs), **about)
+
+
+@pytest.fixture(scope="module")
+def birds(inputs: Path) -> dict[str, Any]:
+    return {"data": str(inputs / "birds.jsonl"), "prompt_feature": "question"}
+
+
+@pytest.fixture(scope="module")
+def staged(raw: dict[str, Any], birds: dict[str, Any]) -> dict[str, Any]:
+    return raw | {"stages": [{"iters": 2}, {"iters": 3, **OTHERS, **birds}, {"iters": 2, "learning_rate": 5e-4}]}
+
+
+@pytest.fixture(scope="module")
+def whole(staged: dict[str, Any], inputs: Path) -> RunFolder:
+    """The run with three stages, without a break."""
+    run = RunFolder(inputs / "whole")
+    assert small_run.train_here(staged, run).step == 7
+    return run
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    loaded: Any = mx.load(str(path))
+    return {name: np.array(x) for name, x in loaded.items()}
+
+
+def same_at(first: RunFolder, second: RunFolder, step: int) -> bool:
+    mine, theirs = (find_checkpoint(run, str(step)).path for run in (first, second))
+    files = ("adapters.safetensors", "optimizer.safetensors")
+    pairs = [(arrays(mine / name), arrays(theirs / name)) for name in files]
+    return all(a.keys() == b.keys() and all(np.array_equal(x, b[name]) for name, x in a.items()) for a, b in pairs)
+
+
+def rows_of(run: RunFolder, after: int = 0) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in run.completions.read_text().splitlines()]
+    return [line for line in lines if line["step"] > after]
+
+
+def events(run: RunFolder, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_events(run.events) if event["kind"] == kind]
+
+
+# ── a stage equals a run ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_stage_equals_a_run_with_its_settings_that_goes_on_from_the_same_checkpoint(
+    raw: dict[str, Any], birds: dict[str, Any], whole: RunFolder, run: RunFolder
+) -> None:
+    """To the last bit, but for the one counter that says where the stage's rows began."""
+    small_run.train_here(raw | {"iters": 2}, run)
+    state = find_checkpoint(run, "2").path / "state.json"
+    saved = json.loads(state.read_text())
+    state.write_text(json.dumps(saved | {"stream_first": saved["cursor"]}))
+    assert small_run.train_here(raw | OTHERS | birds, run).step == 5
+    assert same_at(run, whole, 5) and same_at(run, whole, 7 if len(saved_weights(run)) > 5 else 4) is not None
+    assert rows_of(run, 2) == [row for row in rows_of(whole, 2) if row["step"] <= 5]
+    assert {row["prompt"].split()[0] for row in rows_of(whole, 2) if row["step"] <= 5} == {"Name"}
+    assert [len(row["completions"]) for row in rows_of(whole)] == [2] * 2 + [3] * 6 + [2] * 2
+
+
+@pytest.mark.parametrize("stops", [(3, 5), *(pytest.param(stops, marks=pytest.mark.proof) for stops in ((2,), (4, 6)))])
+def test_breaks_within_stages_and_between_them_change_nothing(
+    staged: dict[str, Any], whole: RunFolder, run: RunFolder, stops: tuple[int, ...]
+) -> None:
+    for step in stops:
+
+        def stop(event: dict[str, Any], step: int = step) -> None:
+            if event["kind"] == "step" and event["step"] == step:
+                run.say("stop")
+
+        assert small_run.train_here(staged, run, stop).step == step
+    assert small_run.train_here(staged, run).step == 7
+    assert same_at(run, whole, 7) and rows_of(run) == rows_of(whole)
+    assert [event["step"] for event in events(run, "change")] == [3, 6]
+
+
+def test_the_rows_of_a_stage_come_in_an_order_of_their_own_and_return_to_the_run(whole: RunFolder) -> None:
+    """Five birds in three steps of two: each once, then a new order. The run's own rows begin again, with other random numbers."""
+    order = [f"Name {n} birds." for epoch in (0, 1) for n in random.Random(f"0 {epoch}").sample(range(5), 5)]
+    taken = [row["prompt"] for row in rows_of(whole)]
+    assert taken[2:8] == order[:6]
+    sums = [f"What is {n} plus {n}?" for n in random.Random("0 0").sample(range(8), 8)]
+    assert taken[:2] == taken[8:] == sums[:2]
+    texts = [[completion["text"] for completion in row["completions"]] for row in rows_of(whole)]
+    assert texts[:2] != texts[8:]
+
+
+def test_the_diary_says_what_each_stage_changes(whole: RunFolder, raw: dict[str, Any], birds: dict[str, Any]) -> None:
+    second, third = events(whole, "change")
+    assert (second["step"], third["step"]) == (3, 6)
+    assert second["settings"]["learning_rate"] == [1e-3, 3e-3] and third["settings"]["learning_rate"] == [3e-3, 5e-4]
+    assert (
+        second["settings"]["data"] == [raw["data"], birds["data"]]
+        and third["settings"]["data"] == second["settings"]["data"][::-1]
+    )
+    assert set(second["settings"]) == {*OTHERS, *birds}
+    rates = [event["metrics"]["learning_rate"] for event in events(whole, "step")]
+    assert rates == pytest.approx([1e-3] * 2 + [3e-3] * 3 + [5e-4] * 2)
+
+
+# ── changes while it trains, and clones ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_change_that_was_asked_for_holds_until_a_stage_has_the_setting_of_its_own(staged: dict[str, Any]) -> None:
+    config = parse(staged)
+    changes = [Change(4, {"learning_rate": (3e-3, 1e-2), "delta": (None, 4.0)})]
+    rates = [config_at(config, changes, step).learning_rate for step in range(1, 8)]
+    assert rates == [1e-3, 1e-3, 3e-3, 1e-2, 1e-2, 5e-4, 5e-4]
+    assert [config_at(config, changes, step).delta for step in (3, 4, 7)] == [None, 4.0, 4.0]
+    own = own_config(config, changes, 5)
+    assert "learning_rate" not in own.stages[1] and config_at(own, [], 5).learning_rate == 1e-2
+    assert config_at(own, [], 6).learning_rate == 5e-4 and config_at(config, changes).learning_rate == 5e-4
+
+
+def test_a_warm_clone_of_a_staged_run_continues_as_its_parent(whole: RunFolder, run: RunFolder, tmp_path: Path) -> None:
+    cloned = clone(whole, "4", name="twin", runs_dir=tmp_path)
+    assert small_run.train_here(yaml.safe_load(cloned.config.read_text()), cloned).kind == "finished"
+    assert same_at(cloned, whole, 7) and rows_of(cloned) == rows_of(whole)
+    with pytest.raises(Mistake, match="The stages of this run have a Learning Rate of their own; change the stages"):
+        clone(whole, "4", {"learning_rate": 1e-5}, name="other", runs_dir=tmp_path)
+
+
+def test_a_change_in_a_stage_is_repeated_by_a_resume(staged: dict[str, Any], run: RunFolder, tmp_path: Path) -> None:
+    staged = staged | {"stages": staged["stages"][:2]}
+    changes = [Change(4, {"temperature": (1.3, 0.7)})]
+    broken = RunFolder(tmp_path / "broken")
+    for folder, breaks in ((run, False), (broken, True)):
+        folder.path.mkdir(parents=True)
+        write_changes(folder, changes)
+
+        def stop(event: dict[str, Any], folder: RunFolder = folder, breaks: bool = breaks) -> None:
+            if breaks and event["kind"] == "step" and event["step"] == 4:
+                folder.say("stop")
+
+        small_run.train_here(staged, folder, stop)
+    small_run.train_here(staged, broken)
+    assert same_at(run, broken, 5) and rows_of(run) == rows_of(broken)
+
+
+# ── evaluations and scores ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_evaluations_keep_their_prompts_and_groups_in_every_stage(
+    raw: dict[str, Any], birds: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from backend.sampling.rollout import Rollout
+
+    sampled: list[tuple[list[str], int]] = []
+    sample = Rollout.sample
+
+    def spy(self: Rollout, batch: Any, group: int, sampling: Any, seed: int, *rest: Any) -> Any:
+        if seed == 0x6576616C:
+            sampled.append(([problem.prompt for problem in batch], group))
+        return sample(self, batch, group, sampling, seed, *rest)
+
+    monkeypatch.setattr(Rollout, "sample", spy)
+    stages = [{"iters": 1, "max_completion_length": 3}, {"iters": 2, **OTHERS, **birds}]
+    held_out = raw | {"stages": stages, "steps_per_eval": 1, "validation_split": 0.5, "val_batches": 2}
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == 2:
+            run.say("stop")
+
+    assert small_run.train_here(held_out, run, stop).step == 2  # and the next process begins in the second stage
+    assert small_run.train_here(held_out, run).step == 3
+    # Four evaluations of two batches of one prompt, and what the stop has interrupted.
+    assert {(*prompts, group) for prompts, group in sampled} == {("What is 0 plus 0?", 2), ("What is 1 plus 1?", 2)}
+    assert len(events(run, "eval")) == 4 and len(sampled) >= 8
+
+
+def test_scores_of_a_stage_with_other_rewards_are_a_series_of_their_own(raw: dict[str, Any], run: RunFolder) -> None:
+    """The first stage's rewards lie far above the second's; its best checkpoint is not the run's."""
+    stages = [
+        {"iters": 2, "reward_weights": [100.0]},
+        {"iters": 2, "learning_rate": 1e-4},
+        {"iters": 2, "reward_weights": [-1.0]},
+    ]
+    small_run.train_here(raw | {"stages": stages, "load_best_at_end": True, "num_iterations": 1}, run)
+    series = {saved.step: saved.series for saved in saved_weights(run)}
+    assert series == {1: 0, 2: 0, 3: 1, 4: 1, 5: 2, 6: 2}
+    best = best_of(saved_weights(run))
+    assert best is not None and best.step in (5, 6)
+
+
+# ── what is refused, and memory ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("stage", "says"),
+    [
+        ({"rank": 4}, "Stage 2 has rank, which no stage can have of its own; it can have iters, reward_functions"),
+        ({"temperature": 0}, "Stage 2: Temp must be above 0, not 0."),
+        ({"learning_rate": "fast"}, "Stage 2: Learning Rate must be a number, not 'fast'."),
+        ({"max_completion_length": 300}, "Stage 2: Completion (300 tokens) leaves no room for a prompt"),
+        ({"steps_per_eval": 5}, "Stage 2: This run began without evaluations"),
+        ({"train_mode": "sft"}, "Stage 2 has train_mode, which no stage can have of its own"),
+        ({"num_generations": 1}, "Stage 2: Group must be at least 2, not 1."),
+    ],
+)  # fmt: skip
+def test_settings_that_a_stage_cannot_have_are_told_with_its_number(
+    raw: dict[str, Any], stage: dict[str, Any], says: str
+) -> None:
+    (fault,) = problems(raw | {"stages": [{"iters": 1}, {"iters": 1, **stage}]})
+    assert fault.setting == "stages" and fault.sentence.startswith(says) and len(fault.sentence) <= 200
+
+
+def test_rows_of_a_stage_are_checked_before_it_begins(raw: dict[str, Any], inputs: Path, birds: dict[str, Any]) -> None:
+    def says(**stage: Any) -> list[str]:
+        return [
+            f"{fault.setting}: {fault.sentence}"
+            for fault in check(raw | {"stages": [{"iters": 1}, {"iters": 1, **stage}]})
+        ]
+
+    assert says(**birds) == []
+    assert says(data=birds["data"])[0].startswith("stages: Stage 2: There is no column prompt;")
+    assert says(data=str(inputs / "gone.jsonl"))[0].startswith("stages: Stage 2: ")
+    assert says(max_completion_length=198)[0].startswith("stages: Stage 2: ")
+
+
+def test_held_out_rows_are_checked_for_the_rewards_and_lengths_of_every_stage(
+    raw: dict[str, Any], tmp_path: Path
+) -> None:
+    """What the stages score them with, and no function that none of them has."""
+    row = {"prompt": "Add 2 and 3.", "answer": "5", "tests": "assert add(2, 3) == 5"}
+    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
+    held_out = tmp_path / "valid.jsonl"
+    held_out.write_text(json.dumps({key: row[key] for key in ("prompt", "answer")}) + "\n")
+    split = raw | {"data": str(tmp_path / "train.jsonl"), "valid_data": str(held_out), "steps_per_eval": 1}
+    split |= {"reward_functions_file": "", "reward_functions": ["r1_int"], "reward_weights": []}
+
+    def says(**stage: Any) -> list[str]:
+        return [fault.sentence for fault in check(split | {"stages": [{"iters": 1}, {"iters": 1, **stage}]})]
+
+    (sentence,) = says(reward_functions=["code_tests"])
+    assert sentence.startswith("code_tests finds no column tests with tests; ") and "valid.jsonl" in sentence
+    assert says() == []
+    split["reward_functions"] = ["code_tests"]
+    scored = [{"iters": 1, "reward_functions": ["r1_int"]}] * 2
+    assert check(split | {"stages": scored}) == []
+
+
+def test_full_fine_tuning_takes_no_reference_up_in_a_later_stage(raw: dict[str, Any]) -> None:
+    stages = [{"iters": 1}, {"iters": 1, "beta": 0.1}]
+    assert not problems(raw | {"stages": stages})
+    (fault,) = problems(raw | {"stages": stages, "train_type": "full"})
+    assert fault.sentence.startswith("Stage 2: This run began with Beta (KL weight) 0, so it keeps no reference model")
+
+
+def test_memory_is_that_of_the_largest_stage(raw: dict[str, Any]) -> None:
+    shape, machine = shape_of(Path(raw["model"])), 64 << 30
+    assert shape is not None
+    large = {"max_completion_length": 150, "group_size": 16}
+    config = parse(raw | {"stages": [{"iters": 1}, {"iters": 1, **large}, {"iters": 1}]})
+    assert [stage.group_size for stage in stage_configs(config)] == [2, 16, 2]
+    assert estimate_run(config, shape, machine, 40) == estimate(parse(raw | large), shape, machine, 40)
+    assert estimate_run(parse(raw), shape, machine, 40) == estimate(parse(raw), shape, machine, 40)
+
+
+def test_a_run_of_the_first_version_of_stages_is_resumed_in_its_stage(
+    staged: dict[str, Any], whole: RunFolder, run: RunFolder
+) -> None:
+    """A copy as a kill leaves it whose newest checkpoint lies in the second stage: the settings of that stage are found again."""
+    shutil.copytree(whole.path, run.path)
+    for saved in saved_weights(run):
+        if saved.step > 4:
+            shutil.rmtree(saved.path)
+    steering = Steering(run, parse(staged))
+    assert steering.config_at(4).temperature == 1.3 and [change.step for change in steering.beginning_at(6)] == [6]
+    assert small_run.train_here(staged, run).step == 7
+    assert same_at(run, whole, 7) and rows_of(run) == rows_of(whole)

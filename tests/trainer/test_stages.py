@@ -1,0 +1,525 @@
+"""How a step is scored and which prompts it takes: stages, reward weights that vary, baselines, dynamic sampling."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backend.config.config import Config, parse
+from backend.rewards.runner.inputs import TrainerState
+from backend.rewards.runner.score import ScoreReport
+from backend.rewards.scorer import ThreadScorer, reward_source
+from backend.runs.checkpoints import checkpoint
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.trainer.preflight import check
+from backend.trainer.scoring_stages import ScoringStages
+from backend.types import Completion, Group, Problem
+from backend.utils.errors import Mistake
+from tests.support import small_run
+
+REWARDS = '''
+from backend.rewards import register_reward_function
+
+def shares(completion_ids, start, stop):
+    return [sum(start <= token < stop for token in ids) / len(ids) for ids in completion_ids]
+
+@register_reward_function("low")
+def low(prompts, completions, answer, types=None, completion_ids=None):
+    return shares(completion_ids, 0, 160)
+
+@register_reward_function("high")
+def high(prompts, completions, answer, types=None, completion_ids=None):
+    return shares(completion_ids, 160, 320)
+
+@register_reward_function("seldom")
+def seldom(prompts, completions, answer, types=None, completion_ids=None):
+    """Gives 1 for the first completion of a step and next to nothing for the others."""
+    return [1.0 if i == 0 else 0.01 * (i % 2) for i in range(len(completions))]
+
+@register_reward_function("even_prompts")
+def even_prompts(prompts, completions, answer, types=None):
+    """Scores vary over the completions of even prompts ("What is 4 plus 4?") and are all 1 for odd ones."""
+    even = [int(prompt.split()[2]) % 2 == 0 for prompt in prompts]
+    return [float(i % 2) if is_even else 1.0 for i, is_even in enumerate(even)]
+
+@register_reward_function("all_alike")
+def all_alike(prompts, completions, answer, types=None):
+    return [1.0] * len(completions)
+'''
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    (folder / "rewards.py").write_text(REWARDS)
+    return folder
+
+
+def settings(inputs: Path, rewards: list[str], **changes: Any) -> dict[str, Any]:
+    about = {"reward_functions": rewards, "reward_weights": [], "reward_functions_file": str(inputs / "rewards.py")}
+    return small_run.settings_for(inputs, **about | {"learning_rate": 1e-3} | changes)
+
+
+def stages_of(config: Config, steps: int) -> ScoringStages:
+    return ScoringStages(config, ThreadScorer(reward_source(config), config.reward_timeout), steps)
+
+
+def metrics(run: RunFolder) -> list[dict[str, Any]]:
+    return [event["metrics"] for event in read_events(run.events) if event["kind"] == "step"]
+
+
+def lines(run: RunFolder) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run.completions.read_text().splitlines()]
+
+
+def train_interrupted(raw: dict[str, Any], run: RunFolder, *steps: int) -> None:
+    """Train with a stop after each of these steps, resumed each time, to the end."""
+    for step in steps:
+
+        def echo(event: dict[str, Any], step: int = step) -> None:
+            if event["kind"] == "step" and event["step"] == step:
+                run.say("stop")
+
+        ending = small_run.train_here(raw, run, echo)
+        assert (ending.kind, ending.step) == ("stopped", step)
+    assert small_run.train_here(raw, run).kind == "finished"
+
+
+def assert_same_run(first_run: RunFolder, second_run: RunFolder) -> None:
+    """The same weights, optimizer and state to the last bit, the same completions, rewards and advantages."""
+    saved = [checkpoint.newest(run) for run in (first_run, second_run)]
+    assert saved[0] and saved[1] and saved[0].state.step == saved[1].state.step
+    for attribute in ("weights", "optimizer"):
+        first, second = (getattr(checkpoint_, attribute)() for checkpoint_ in saved)
+        assert all(np.array_equal(np.array(x), np.array(second[name])) for name, x in first.items())
+    for attribute in ("updates", "cursor", "num_tokens", "reward_weights"):
+        assert getattr(saved[0].state, attribute) == getattr(saved[1].state, attribute)
+    assert first_run.completions.read_text() == second_run.completions.read_text()
+
+
+# ---- stages ----------------------------------------------------------------------------------------------------
+
+STAGES: list[dict[str, Any]] = [
+    {"iters": 2, "reward_functions": ["low"]},
+    {"iters": 3, "reward_functions": ["high", "low"], "reward_weights": [2, -1]},
+    {"iters": 1},
+]
+
+
+@pytest.fixture(scope="module")
+def staged(inputs: Path) -> dict[str, Any]:
+    """Settings of a run with stages, whose learning rate falls to 0."""
+    falls = {"lr_schedule": "linear", "lr_warmup_steps": 0, "lr_decay_fraction": 1.0, "lr_final": 0.0}
+    return settings(inputs, ["low", "high"], reward_weights=[0.5, 0.25], stages=STAGES, iters=1000, **falls)
+
+
+@pytest.fixture(scope="module")
+def whole(staged: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The run with stages, without a break."""
+    run = RunFolder(tmp_path_factory.mktemp("staged") / "run")
+    assert small_run.train_here(staged, run).kind == "finished"
+    return run
+
+
+def test_stages_switch_at_their_step_and_decide_the_length_of_the_run(whole: RunFolder) -> None:
+    (started,) = [event for event in read_events(whole.events) if event["kind"] == "started"]
+    assert small_run.steps(whole) == [1, 2, 3, 4, 5, 6]
+    assert started["iterations"] == 6
+    expected = [{"low": 1.0}] * 2 + [{"high": 2.0, "low": -1.0}] * 3 + [{"low": 0.5, "high": 0.25}]
+    for line, weights in zip(lines(whole), expected, strict=True):
+        for completion in line["completions"]:
+            assert completion["rewards"].keys() == weights.keys()
+            assert completion["reward"] == pytest.approx(
+                sum(weights[name] * x for name, x in completion["rewards"].items())
+            )
+    for step_metrics, weights in zip(metrics(whole), expected, strict=True):
+        assert {name.split("/")[1] for name in step_metrics if name.startswith("rewards/")} == weights.keys()
+
+
+def test_a_run_resumed_at_the_border_of_two_stages_and_within_one_equals_the_uninterrupted_one(
+    staged: dict[str, Any], whole: RunFolder, run: RunFolder
+) -> None:
+    train_interrupted(staged, run, 2, 3)
+    assert_same_run(run, whole)
+
+
+def test_the_learning_rate_schedule_spans_all_stages(whole: RunFolder) -> None:
+    assert [step["learning_rate"] for step in metrics(whole)] == pytest.approx([1e-3 * (1 - i / 6) for i in range(6)])
+
+
+@pytest.mark.parametrize(
+    ("stage", "says"),
+    [
+        ({"iters": 1, "reward_functions": ["lo"]}, "There is no reward function lo; the nearest is low"),
+        ({"iters": 1, "reward_weights": [1, 2]}, "Stage 1 has 2 reward weights for 1 reward functions."),
+    ],
+    ids=["unknown", "count"],
+)
+def test_a_stage_that_cannot_be_scored_is_a_fault_of_check(inputs: Path, stage: dict[str, Any], says: str) -> None:
+    (fault,) = check(settings(inputs, ["low"], stages=[stage]))
+    assert fault.sentence.startswith(says) and fault.sentence.endswith(".")
+
+
+def test_a_stage_without_weights_weighs_each_function_1(inputs: Path) -> None:
+    for written in ({}, {"reward_weights": []}, {"reward_weights": None}):
+        stages = [{"iters": 1, "reward_functions": ["low", "high"]} | written]
+        scoring = stages_of(parse(settings(inputs, ["low"], stages=stages)), 9)
+        assert scoring.steps == 1 and scoring.stage(1).weights.at(1) == [1.0, 1.0]
+
+
+def test_every_step_has_a_stage_and_a_change_keeps_them(inputs: Path) -> None:
+    """The stage of a step before the first and of those after the last, as of an evaluation, is the nearest."""
+    config = parse(settings(inputs, ["low", "high"], reward_weights=[0.5, 0.25], stages=STAGES))
+    scoring = stages_of(config, 1000)
+
+    def by_step() -> list[tuple[list[str], list[float], int]]:
+        stages = [scoring.stage(step) for step in (0, 1, 2, 3, 5, 6, 7)]
+        return [(stage.names, stage.weights.at(1), stage.index) for stage in stages]
+
+    first, second = (["low"], [1.0], 0), (["high", "low"], [2.0, -1.0], 1)
+    expected = [first] * 3 + [second] * 2 + [(["low", "high"], [0.5, 0.25], 2)] * 2
+    assert by_step() == expected and scoring.steps == 6
+    scoring.change(config, 1000)
+    assert by_step() == expected and scoring.steps == 6
+
+
+@pytest.mark.parametrize(("step", "finished"), [(0, 0), (1, 0), (5, 4)])
+def test_the_functions_of_a_stage_get_its_weights_and_how_far_the_run_is(step: int, finished: int) -> None:
+    """And what they log goes to the completion that it is about."""
+    raw = {"model": "m", "data": "d", "reward_functions": ["r1_int"], "reward_weights": [3.0], "reward_timeout": 7.0}
+    config = parse(raw | {"max_completion_length": 33})
+    seen: list[Any] = []
+
+    class Recording(ThreadScorer):
+        def score(self, groups: list[Group], *more: Any) -> ScoreReport:
+            seen.append(more[:-1])
+            return ScoreReport({}, {"note": ["a", "b", "c", "d"]}, {"mine": 0.5})
+
+    scoring = ScoringStages(config, Recording(reward_source(config), config.reward_timeout), 9)
+    groups = groups_of([[1]] * 4, 2, ["r1_int"])
+    assert scoring.score(groups, step, 2.5) == scoring.score(groups, step) == {"mine": 0.5}
+    assert seen == [(0, [3.0], 7.0, TrainerState(finished, 9, epoch, 33)) for epoch in (2.5, 0.0)]
+    assert [completion.logged["note"] for group in groups for completion in group.completions] == ["a", "b", "c", "d"]
+
+
+# ---- changing weights ------------------------------------------------------------------------------------------
+
+
+def test_linear_weights_end_at_reward_weights_final(inputs: Path, run: RunFolder) -> None:
+    about = {"reward_weight_schedule": "linear", "reward_weights_final": [0.0, 3.0], "iters": 4}
+    assert small_run.train_here(settings(inputs, ["low", "high"], **about), run).kind == "finished"
+    weights = [[step[f"reward_weights/{name}"] for name in ("low", "high")] for step in metrics(run)]
+    assert weights[0] == [1, 1] and weights[-1] == [0, 3]
+    assert np.array(weights) == pytest.approx(np.linspace([1, 1], [0, 3], 4))
+    for step, line in enumerate(lines(run)):
+        for completion in line["completions"]:
+            reward = weights[step][0] * completion["rewards"]["low"] + weights[step][1] * completion["rewards"]["high"]
+            assert completion["reward"] == pytest.approx(reward)
+
+
+def test_adaptive_weights_survive_a_resume(inputs: Path, run: RunFolder, tmp_path: Path) -> None:
+    """`seldom` succeeds in 1 of 4 completions: after ten steps its weight is 1.2 times as large."""
+    uninterrupted = RunFolder(tmp_path / "uninterrupted")
+    about = {"reward_weight_schedule": "adaptive", "iters": 12, "group_size": 4, "max_completion_length": 1}
+    raw = settings(inputs, ["seldom", "low"], reward_weights=[0.5, 1.0], **about)
+    assert small_run.train_here(raw, uninterrupted).kind == "finished"
+    weights = [step["reward_weights/seldom"] for step in metrics(uninterrupted)]
+    assert weights == pytest.approx([0.5] * 10 + [0.6] * 2)
+    train_interrupted(raw, run, 4, 11)  # with some success rates collected, and with a weight changed
+    assert_same_run(run, uninterrupted)
+    assert [step["reward_weights/seldom"] for step in metrics(run)] == weights
+
+
+def test_a_changed_run_keeps_its_adaptive_factors_and_a_changed_schedule_begins_anew() -> None:
+    """A checkpoint has the state of the schedule that it was written under; that of another one is of no use, and no mistake."""
+
+    def scoring_with(schedule: str, names: list[str]) -> tuple[Config, ScoringStages]:
+        raw = {"model": "m", "data": "d", "reward_functions": names, "reward_weight_schedule": schedule}
+        config = parse(raw | {"reward_weights": [2.0, 1.0]})
+        return config, stages_of(config, 30)
+
+    names = ["r1_int", "r1_count_xml"]
+    config, scoring = scoring_with("adaptive", names)
+    keys = {f"reward_weights/{name}" for name in scoring.stage(1).names}
+    groups = groups_of([[0, 1], [0, 0], [0, 1], [1, 0]], 4, scoring.stage(1).names)  # 1 in 4 succeeds, and 2 in 4
+    before = [scoring.update_weights(groups, step) for step in range(1, 11)]
+    assert all(metrics.keys() == keys and [*metrics.values()] == [2.0, 1.0] for metrics in before)
+    assert scoring.stage(11).weights.at(11) == [2.4, 1.0]
+    scoring.change(config, 20)
+    assert scoring.stage(11).weights.at(11) == [2.4, 1.0] and scoring.steps == 20
+
+    _, resumed = scoring_with("adaptive", names)
+    resumed.restore(scoring.state())
+    assert resumed.stage(11).weights.at(11) == [2.4, 1.0]
+    _, constant = scoring_with("constant", names)
+    assert constant.update_weights(groups, 1) == {}
+    constant.restore(scoring.state())
+    _, adaptive = scoring_with("adaptive", names)
+    adaptive.restore(constant.state())
+    assert constant.stage(1).weights.at(1) == adaptive.stage(1).weights.at(1) == [2.0, 1.0]
+    _, other = scoring_with("adaptive", names[::-1])
+    with pytest.raises(Mistake, match="are of other reward functions"):
+        other.restore(scoring.state())
+
+
+# ---- baselines -------------------------------------------------------------------------------------------------
+
+
+def scoring_of(weights: list[float], group_size: int, **about: Any) -> ScoringStages:
+    """Stages with two shipped functions."""
+    names = ["r1_int", "r1_count_xml"]
+    raw = {"model": "m", "data": "d", "reward_functions": names, "reward_weights": weights, "group_size": group_size}
+    return stages_of(parse(raw | about), 1)
+
+
+def groups_of(scores: list[list[float | None]], size: int, names: list[str]) -> list[Group]:
+    completions = [Completion([5], [0.0], "", "eos", scores=dict(zip(names, row, strict=True))) for row in scores]
+    return [Group(Problem(i, "", [], [5], ""), completions[i : i + size]) for i in range(0, len(completions), size)]
+
+
+def compared(scores: list[list[float | None]], weights: list[float], size: int, **about: Any) -> list[float]:
+    scoring = scoring_of(weights, size, **about)
+    groups = groups_of(scores, size, scoring.stage(1).names)
+    scoring.fill_advantages(groups, 1)
+    return [completion.advantage for group in groups for completion in group.completions]
+
+
+SCORES: list[list[float | None]] = [
+    [1, 0], [None, 1], [0, None], [None, None],  # weighed 1 and 2: rewards 1, 2, 0 and none
+    [3, 0], [None, None], [None, None], [None, None],  # only one score in the group: nothing to compare it with
+    [1, 1], [1, 1], [None, 1.5], [3, 0],  # 3, 3, 3, 3
+]  # fmt: skip
+
+
+def test_leave_one_out_with_missing_scores_computed_by_hand() -> None:
+    # Against the mean of the others: 1 − (2 + 0)/2, 2 − (1 + 0)/2, 0 − (1 + 2)/2; 0 for a completion without a reward.
+    unscaled = [0, 1.5, -1.5, 0] + [0] * 8
+    about = {"advantage_baseline": "leave_one_out"}
+    assert compared(SCORES, [1, 2], 4, scale_rewards="none", **about) == pytest.approx(unscaled)
+    scaled = [x / (1 + 1e-4) for x in unscaled]  # the standard deviation of 1, 2, 0 is 1
+    assert compared(SCORES, [1, 2], 4, **about) == pytest.approx(scaled)
+    assert compared(SCORES, [1, 2], 4, scale_rewards="none") == pytest.approx([0, 1, -1, 0] + [0] * 8)
+
+
+def test_normalize_then_sum_computed_by_hand() -> None:
+    """GDPO: the large scale of the first function does not hide the second."""
+    scores: list[list[float | None]] = [[100, 0], [0, 0], [0, 1], [100, 1]]
+    # Each function's z-scores in its group are ±1/√(4/3); sums of ±z: 0, −2z, 0, 2z; over their own deviation.
+    z = 1 / (2 * np.sqrt(1 / 3))
+    spread = np.sqrt(8 * z * z / 3)
+    expected = [0, -2 * z / spread, 0, 2 * z / spread]
+    assert compared(scores, [1, 1], 4, multi_objective_aggregation="normalize_then_sum") == pytest.approx(
+        expected, abs=1e-3
+    )
+    drowned = compared(scores, [1, 1], 4)
+    assert drowned[0] > 0.8 and drowned[2] < -0.8
+
+
+def test_a_group_has_a_gradient_when_two_scored_completions_differ() -> None:
+    """A scored and an unscored completion were once taken for a difference."""
+    for rows, has_gradient in (
+        ([[1, 0], [None, 1]], True),
+        ([[1, 0], [3, 0], [2, 0]], True),  # the last is the mean of the three
+        ([[1, 0], [None, None]], False),
+        ([[None, None], [None, None]], False),
+        ([[1, 1], [3, 0]], False),
+    ):
+        scoring = scoring_of([1, 2], len(rows))
+        assert scoring.has_nonzero_advantage(groups_of(rows, len(rows), scoring.stage(1).names)[0], 1) == has_gradient
+    apart: list[list[float | None]] = [[1, 1], [3, 0], [1, 0.5]]
+    scoring = scoring_of([1, 2], 3, multi_objective_aggregation="normalize_then_sum")
+    assert scoring.has_nonzero_advantage(groups_of(apart, 3, scoring.stage(1).names)[0], 1)
+
+
+# ---- dynamic sampling ------------------------------------------------------------------------------------------
+
+
+def taken(config: Config, count: int) -> list[int]:
+    """The numbers in the first `count` prompts of the stream, by its rule: reshuffled every epoch with the seed."""
+    order: list[int] = []
+    while len(order) < count:
+        order += random.Random(f"{config.seed} {len(order) // 8}").sample(range(8), 8)
+    return order[:count]
+
+
+def by_hand(config: Config, steps: int, prompts: int, rounds: int) -> tuple[list[list[int]], list[int]]:
+    """The numbers that each step learns from, and the stream's cursor after it."""
+    prompt_stream, cursor, chosen, cursors = taken(config, 1000), 0, [], []
+    for _ in range(steps):
+        kept: list[int] = []
+        spare: list[int] = []
+        for _ in range(rounds):
+            next_numbers = prompt_stream[cursor : cursor + prompts - len(kept)]
+            cursor += len(next_numbers)
+            kept += [n for n in next_numbers if n % 2 == 0]
+            spare += [n for n in next_numbers if n % 2]
+            if len(kept) == prompts:
+                break
+        chosen.append(kept + spare[: prompts - len(kept)])
+        cursors.append(cursor)
+    return chosen, cursors
+
+
+def numbers(run: RunFolder, prompts: int) -> list[list[int]]:
+    taken = [int(line["prompt"].split()[2]) for line in lines(run)]
+    return [taken[i : i + prompts] for i in range(0, len(taken), prompts)]
+
+
+DYNAMIC: dict[str, Any] = {
+    "dynamic_sampling": True,
+    "batch_size": 3,
+    "iters": 4,
+    "beta": 0.02,
+    "save_every": 1,
+    "keep_checkpoints": 9,
+    "max_completion_length": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def dynamic(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """An uninterrupted run with dynamic sampling."""
+    run = RunFolder(tmp_path_factory.mktemp("dynamic") / "run")
+    assert small_run.train_here(settings(inputs, ["even_prompts"], **DYNAMIC), run).kind == "finished"
+    return run
+
+
+def test_dynamic_sampling_takes_prompts_until_every_group_has_a_gradient(inputs: Path, dynamic: RunFolder) -> None:
+    raw, run = settings(inputs, ["even_prompts"], **DYNAMIC), dynamic
+    chosen, cursors = by_hand(parse(raw), 4, 3, 10)
+    assert numbers(run, 3) == chosen and all(n % 2 == 0 for step in chosen for n in step)
+    assert [saved.state.cursor for saved in checkpoint.all_checkpoints(run)] == cursors and cursors[-1] > 4 * 3
+    assert [step_metrics["frac_reward_zero_std"] for step_metrics in metrics(run)] == [0] * 4
+    assert np.cumsum([step_metrics["dynamic_sampling/prompts"] for step_metrics in metrics(run)]).tolist() == cursors
+
+
+def test_a_step_is_filled_up_after_dynamic_sampling_rounds(inputs: Path, run: RunFolder) -> None:
+    rounds = 2
+    raw = settings(inputs, ["even_prompts"], **DYNAMIC | {"dynamic_sampling_rounds": rounds})
+    assert small_run.train_here(raw, run).kind == "finished"
+    chosen, cursors = by_hand(parse(raw), 4, 3, rounds)
+    assert numbers(run, 3) == chosen and any(n % 2 for step in chosen for n in step)
+    assert [saved.state.cursor for saved in checkpoint.all_checkpoints(run)] == cursors
+
+
+def test_without_any_gradient_every_step_takes_all_its_rounds(inputs: Path, run: RunFolder) -> None:
+    raw = settings(inputs, ["all_alike"], **DYNAMIC | {"dynamic_sampling_rounds": 3, "iters": 2})
+    assert small_run.train_here(raw, run).kind == "finished"
+    assert [len(step) for step in numbers(run, 3)] == [3, 3]
+    assert [saved.state.cursor for saved in checkpoint.all_checkpoints(run)] == [9, 18]
+    assert [step_metrics["frac_reward_zero_std"] for step_metrics in metrics(run)] == [1, 1]
+
+
+def test_random_numbers_belong_to_the_position_in_the_stream_whatever_the_round(
+    inputs: Path, run: RunFolder, tmp_path: Path
+) -> None:
+    """The first step's completions are those that the same positions give without dynamic sampling."""
+    plain = RunFolder(tmp_path / "plain")
+    small_run.train_here(settings(inputs, ["even_prompts"], **DYNAMIC | {"iters": 1}), run)
+    small_run.train_here(
+        settings(inputs, ["even_prompts"], batch_size=8, iters=1, beta=0.02, max_completion_length=3), plain
+    )
+    texts = {line["prompt"]: [completion["text"] for completion in line["completions"]] for line in lines(plain)}
+    assert len(texts) == 8
+    for line in lines(run):
+        assert [completion["text"] for completion in line["completions"]] == texts[line["prompt"]]
+
+
+def test_a_resumed_dynamic_run_equals_the_uninterrupted_one(inputs: Path, run: RunFolder, dynamic: RunFolder) -> None:
+    train_interrupted(settings(inputs, ["even_prompts"], **DYNAMIC), run, 2)
+    assert_same_run(run, dynamic)
+
+
+def test_a_stop_between_two_rounds_takes_nothing_from_the_stream(
+    inputs: Path, run: RunFolder, dynamic: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = settings(inputs, ["even_prompts"], **DYNAMIC)
+    scored, calls = ScoringStages.score, []
+
+    def score(scoring: ScoringStages, *args: Any, **more: Any) -> Any:
+        calls.append(1)
+        if len(calls) == rounds_before:
+            run.say("stop")
+        return scored(scoring, *args, **more)
+
+    prompts = [int(step["dynamic_sampling/prompts"]) for step in metrics(dynamic)]
+    assert prompts[1] > 3, "step 2 has one round only, so this shows nothing"
+    rounds_before = _rounds(raw, 0) + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(ScoringStages, "score", score)
+        ending = small_run.train_here(raw, run)
+    assert (ending.kind, ending.step) == ("stopped", 1)
+    assert small_run.train_here(raw, run).kind == "finished"
+    assert_same_run(run, dynamic)
+
+
+def _rounds(raw: dict[str, Any], step: int) -> int:
+    """How many rounds that step of the run takes."""
+    prompt_stream, (_, cursors) = taken(parse(raw), 1000), by_hand(parse(raw), step + 1, 3, 10)
+    cursor, kept, rounds = cursors[step - 1] if step else 0, 0, 0
+    while cursor < cursors[step]:
+        next_numbers = prompt_stream[cursor : cursor + 3 - kept]
+        cursor, kept, rounds = cursor + len(next_numbers), kept + sum(n % 2 == 0 for n in next_numbers), rounds + 1
+    return rounds
+
+
+# ---- several batches a rollout ---------------------------------------------------------------------------------
+
+
+def test_several_batches_and_iterations_of_a_rollout(inputs: Path, run: RunFolder, tmp_path: Path) -> None:
+    """2 batches of 2 prompts, each learned from twice: 4 updates and 4 prompts a step; resumed, the same run."""
+    uninterrupted = RunFolder(tmp_path / "uninterrupted")
+    about = {
+        "steps_per_generation": 2,
+        "num_iterations": 2,
+        "batch_size": 2,
+        "iters": 2,
+        "epsilon": 1e-4,
+        "group_size": 4,
+    }
+    raw = settings(inputs, ["low"], **about)
+    assert small_run.train_here(raw, uninterrupted).kind == "finished"
+    saved = checkpoint.newest(uninterrupted)
+    assert saved and (saved.state.updates, saved.state.cursor) == (8, 8)
+    assert [line["step"] for line in lines(uninterrupted)] == [1] * 4 + [2] * 4
+    assert all(step["clip_ratio_total"] > 0 for step in metrics(uninterrupted))
+    train_interrupted(raw, run, 1)
+    assert_same_run(run, uninterrupted)
+
+
+def test_masked_truncated_completions_give_no_gradient(inputs: Path, tmp_path: Path) -> None:
+    """With a limit of two tokens nearly every completion is cut off; the reward of each still counts in its group."""
+    for masked in (False, True):
+        run = RunFolder(tmp_path / str(masked))
+        about = {"mask_truncated_completions": masked, "max_completion_length": 2, "seed": 3}
+        assert small_run.train_here(settings(inputs, ["low"], group_size=4, **about), run).kind == "finished"
+        steps = metrics(run)
+        assert all(step["hit_max_tokens_ratio"] == 1 for step in steps) and any(
+            step["reward_std"] > 0 for step in steps
+        )
+        assert all((step["grad_norm"] == 0) == masked for step in steps if step["frac_reward_zero_std"] < 1)
+
+
+def test_advantages_use_the_reward_weights_of_their_step() -> None:
+    """Weights 1 and 0 at first, 0 and 1 in the last step, which turns the better completion into the worse one."""
+    config = {"model": "m", "data": "d", "reward_functions": ["r1_int", "r1_count_xml"], "reward_weights": [1, 0],
+              "reward_weight_schedule": "linear", "reward_weights_final": [0, 1], "group_size": 2,
+              "scale_rewards": "none"}  # fmt: skip
+    scoring = stages_of(parse(config), 3)
+    groups = groups_of([[1, 0], [0, 1]], 2, scoring.stage(1).names)
+    by_step = []
+    for step in (1, 2, 3):
+        scoring.fill_advantages(groups, step)
+        by_step.append([one.advantage for one in groups[0].completions])
+    assert by_step == [[0.5, -0.5], [0, 0], [-0.5, 0.5]]
+
+
+def test_shipped_functions_alone_do_not_count_as_functions_that_use_mlx() -> None:
+    """They would be called after sampling, not beside it."""
+    assert not scoring_of([1, 2], 2).uses_mlx

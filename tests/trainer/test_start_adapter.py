@@ -1,0 +1,215 @@
+"""A new run whose adapters start from trained ones: of a folder, of a file, of another run at its end or at a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from backend.__main__ import app
+from backend.cli.new_run import new_run
+from backend.config.config import load, problems
+from backend.runs.adapter_source import adapter_settings, find_adapter, runs_with_adapters, with_adapter
+from backend.runs.checkpoints import checkpoint
+from backend.runs.clone import clone
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.runs.saved_weights import find_checkpoint
+from backend.trainer.preflight import check
+from backend.utils.errors import Mistake
+from tests.support import small_run
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("inputs")
+
+
+@pytest.fixture(scope="module")
+def raw(inputs: Path) -> dict[str, Any]:
+    about = {
+        "learning_rate": 1e-2,
+        "iters": 2,
+        "save_every": 1,
+        "max_completion_length": 3,
+        "keep_checkpoints": 9,
+        "reward_functions": ["low_half"],
+    }
+    return small_run.settings_for(inputs, layers=2, **small_run.low_half(inputs) | about, beta=0.1)
+
+
+@pytest.fixture(scope="module")
+def first(raw: dict[str, Any], inputs: Path) -> RunFolder:
+    """The run that others start from."""
+    run = RunFolder(inputs / "runs" / "first")
+    small_run.train_here(raw, run)
+    return run
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    loaded: Any = mx.load(str(path))
+    return {name: np.array(x) for name, x in loaded.items()}
+
+
+def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
+    return first.keys() == second.keys() and all(np.array_equal(x, second[name]) for name, x in first.items())
+
+
+def steps_of(run: RunFolder) -> list[dict[str, Any]]:
+    return [event["metrics"] for event in read_events(run.events) if event["kind"] == "step"]
+
+
+def starts(raw: dict[str, Any], run: RunFolder, adapter: object, **changes: Any) -> RunFolder:
+    assert small_run.train_here(raw | {"adapter": str(adapter)} | changes, run).kind == "finished"
+    return run
+
+
+# ── where it is ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_run_starts_from_the_arrays_that_are_named(raw: dict[str, Any], first: RunFolder, run: RunFolder) -> None:
+    """At step 0 its checkpoint is theirs; the reference stays the base model, so the KL is not 0."""
+    named = {first.path: "2", f"{first.path}@1": "1", first.adapters: "2", find_checkpoint(first, "1").arrays: "1"}
+    for number, (adapter, step) in enumerate(named.items()):
+        begun = starts(raw, RunFolder(run.path / str(number)), adapter, iters=1)
+        assert same(arrays(find_checkpoint(begun, "0").arrays), arrays(find_checkpoint(first, step).arrays))
+        (metrics,) = steps_of(begun)
+        assert metrics["kl"] > 1e-4
+    assert any("The adapters start from" in event.get("sentence", "") for event in read_events(begun.events))
+
+
+def test_a_start_equals_a_cold_clone(raw: dict[str, Any], first: RunFolder, run: RunFolder, tmp_path: Path) -> None:
+    begun = starts(raw, run, f"{first.path}@1")
+    cloned = clone(first, "1", warm=False, name="cold", runs_dir=tmp_path)
+    assert small_run.train_here(yaml.safe_load(cloned.config.read_text()), cloned).kind == "finished"
+    assert same(arrays(find_checkpoint(begun, "2").arrays), arrays(find_checkpoint(cloned, "2").arrays))
+    assert begun.completions.read_text() == cloned.completions.read_text()
+
+
+def test_a_run_that_was_killed_does_not_need_the_adapter_again(
+    raw: dict[str, Any], first: RunFolder, run: RunFolder, tmp_path: Path
+) -> None:
+    whole = starts(raw, RunFolder(tmp_path / "whole"), first.adapters)
+    lent = Path(shutil.copytree(first.adapters, tmp_path / "lent"))
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == 1:
+            run.say("stop")
+
+    assert small_run.train_here(raw | {"adapter": str(lent)}, run, stop).step == 1
+    shutil.rmtree(lent)
+    shutil.rmtree(find_checkpoint(run, "1").path)  # as a kill in step 1 leaves it
+    starts(raw, run, lent)
+    assert same(arrays(find_checkpoint(run, "2").arrays), arrays(find_checkpoint(whole, "2").arrays))
+    assert run.completions.read_text() == whole.completions.read_text()
+
+
+# ── estimate ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_estimate_counts_the_adapters_that_the_run_starts_from(
+    raw: dict[str, Any], first: RunFolder, tmp_path: Path
+) -> None:
+    def adapter_bytes(**settings: Any) -> Any:
+        file = tmp_path / "run.yaml"
+        file.write_text(yaml.safe_dump({key: value for key, value in raw.items() if key != "rank"} | settings))
+        result = CliRunner().invoke(app(), ["estimate", str(file), "--json"])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)["training"]["adapters"]
+
+    assert adapter_bytes(adapter=str(first.path)) == adapter_bytes(rank=raw["rank"]) != adapter_bytes()
+
+
+# ── what belongs to it ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_settings_that_the_adapter_decides_are_taken_from_it_where_the_file_leaves_them_out(
+    raw: dict[str, Any], first: RunFolder
+) -> None:
+    bare = {key: value for key, value in raw.items() if key not in ("rank", "num_layers", "model")}
+    filled = with_adapter(bare | {"adapter": "first@best"}, first.path.parent)
+    assert filled["rank"] == 2 and filled["model"] == raw["model"] and filled["scale"] == 20.0
+    assert (
+        filled["adapter"]
+        == f"{first.path}@{find_adapter('first@best', first.path.parent).weights.parent.name.lstrip('0')}"
+    )
+    assert with_adapter(raw | {"adapter": "first", "rank": 3}, first.path.parent)["rank"] == 3
+    made = new_run(bare | {"adapter": "first@1"}, first.path.parent, "second")
+    made.inputs.scorer.close()  # pyright: ignore
+    assert load(made.folder.config).adapter == f"{first.path}@1" and made.settings.rank == 2
+    assert runs_with_adapters(first.path.parent) == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting", "says"),
+    [
+        ({"rank": 4}, "rank", "Rank is 4, and the adapter to start from has 2; set it to 2."),
+        ({"scale": 1.0}, "scale", "Scale is 1.0, and the adapter to start from has 20.0; set it to 20.0."),
+        ({"train_type": "dora"}, "train_type", "Fine-tune is dora, and the adapter to start from has lora"),
+        ({"num_layers": 1}, "adapter", "which this run does not train (Layers, Target modules)"),
+        ({"lora_keys": ["self_attn.q_proj"]}, "adapter", "which this run does not train (Layers, Target modules)"),
+        ({"train_type": "full"}, "adapter", "Full fine-tuning has no adapter to start from"),
+        ({"adapter": "nowhere"}, "adapter", "There is no adapter nowhere: no folder with adapters.safetensors"),
+        ({"adapter": "{first}@9"}, "adapter", "has no checkpoint 9; choose one of end, best, 2, 1."),
+    ],
+)  # fmt: skip
+def test_an_adapter_that_does_not_fit_is_refused_in_a_sentence(
+    raw: dict[str, Any], first: RunFolder, changes: dict[str, Any], setting: str, says: str
+) -> None:
+    changes = {
+        key: str(value).format(first=first.path) if key == "adapter" else value for key, value in changes.items()
+    }
+    faults = check(raw | {"adapter": str(first.path)} | changes)
+    assert [fault.setting for fault in faults] == [setting]
+    assert says in faults[0].sentence and len(faults[0].sentence) <= 200
+
+
+@pytest.mark.parametrize("damage", ["cut", "no config", "config", "peft"])
+def test_a_damaged_adapter_is_refused(raw: dict[str, Any], first: RunFolder, tmp_path: Path, damage: str) -> None:
+    folder = Path(shutil.copytree(first.adapters, tmp_path / "adapter"))
+    weights, about = folder / "adapters.safetensors", folder / "adapter_config.json"
+    if damage == "cut":
+        weights.write_bytes(weights.read_bytes()[:-9])
+    elif damage == "config":
+        about.write_text(json.dumps({"num_layers": "two", "lora_parameters": {}}))
+    elif damage == "peft":
+        weights.rename(folder / "adapter_model.safetensors")
+    else:
+        about.unlink()
+    faults = check(raw | {"adapter": str(folder)})
+    if damage == "no config":  # the arrays tell their shapes, and the settings the scale
+        assert not faults and adapter_settings(find_adapter(str(folder))) == {}
+    else:
+        assert [fault.setting for fault in faults] == ["adapter"] and str(tmp_path)[:20] in faults[0].sentence
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+def test_an_adapter_that_holds_no_numbers_is_the_one_to_blame(
+    raw: dict[str, Any], first: RunFolder, run: RunFolder, tmp_path: Path, number: float
+) -> None:
+    """It was the learning rate, at step 0; and a trial of rewards sampled padding from it without a word."""
+    loaded: Any = mx.load(str(first.adapters / "adapters.safetensors"))
+    name = max(loaded)
+    loaded[name] = mx.full(loaded[name].shape, number)
+    mx.save_safetensors(str(tmp_path / "adapters.safetensors"), loaded)
+    ending = small_run.train_here(raw | {"adapter": str(tmp_path / "adapters.safetensors")}, run)
+    assert (ending.kind, ending.exit_code, ending.step) == ("failed", 2, 0)
+    assert ending.sentence.startswith("adapter: The adapter ")
+    assert f"has NaN or infinite numbers in {name}" in ending.sentence and len(ending.sentence) <= 200
+
+
+def test_a_fully_fine_tuned_run_is_a_base_model_and_no_adapter(raw: dict[str, Any], run: RunFolder) -> None:
+    small_run.train_here(raw | {"train_type": "full", "iters": 1}, run)
+    with pytest.raises(
+        Mistake, match="trained every weight, so it has no adapter; choose its model folder as the Base"
+    ):
+        find_adapter(str(run.path))
+    assert not problems(raw | {"model": str(run.model)}) and not check(raw | {"model": str(run.model)})
+    assert checkpoint.newest(run) is not None

@@ -1,0 +1,354 @@
+"""Settings changed during a run: they hold from a step on, are on disk before it, and a resume from either side repeats them exactly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from backend.config.config import parse, read
+from backend.runs.archive import summary
+from backend.runs.checkpoints import checkpoint
+from backend.runs.events import read_events
+from backend.runs.run_folder import RunFolder
+from backend.runs.steering import Change, read_changes, request_change, write_changes
+from backend.runs.steering import changed as changed_settings
+from backend.sampling.sampler import Sampling
+from backend.trainer import telemetry
+from backend.trainer.parts import load_parts
+from backend.trainer.run_process import train
+from backend.trainer.stop_signals import handlers_restored
+from backend.utils.errors import Mistake
+from tests.support import small_run
+
+Echo = Callable[[dict[str, Any]], None]
+SETTINGS: dict[str, Any] = {
+    "iters": 6, "group_size": 4, "num_iterations": 2, "learning_rate": 1e-3, "epsilon": 1e-3, "dropout": 0.1,
+    "lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 1e-5, "save_every": 1, "keep_checkpoints": 9, "steps_per_eval": 2,
+    "validation_split": 0.25, "val_batches": 1, "max_completion_length": 4, "top_k": 0,
+}  # fmt: skip
+CHANGED: dict[str, Any] = {
+    "learning_rate": 3e-3, "beta": 0.2, "temperature": 1.3, "epsilon": 0.2, "epsilon_high": 0.3, "reward_weights": [2.0],
+    "iters": 5, "top_p": 0.8, "max_grad_norm": 0.5, "entropy_coef": 0.01, "steps_per_eval": 3,
+}  # fmt: skip
+"""Of every kind that the trainer takes up in a place of its own; the KL weight from 0, so that a reference is loaded."""
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("inputs")
+    return small_run.settings_for(folder, **small_run.low_half(folder) | SETTINGS)
+
+
+def trained(raw: dict[str, Any], run: RunFolder, echo: Echo | None = None) -> RunFolder:
+    with handlers_restored():
+        assert small_run.train_here(raw, run, echo).kind == "finished"
+    return run
+
+
+def asking(run: RunFolder, settings: dict[str, Any], step: int = 3) -> Echo:
+    """Asks for a change as soon as `step` is in the diary."""
+
+    def echo(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == step:
+            request_change(run, settings)
+
+    return echo
+
+
+@pytest.fixture(scope="module")
+def unchanged(raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return trained(raw, RunFolder(tmp_path_factory.mktemp("unchanged") / "run"))
+
+
+@pytest.fixture(scope="module")
+def changed(raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The run that every interrupted one must equal: changed after step 3, so that step 4 is the first with the new
+    settings, under which step 3 would have been evaluated."""
+    run = RunFolder(tmp_path_factory.mktemp("changed") / "run")
+    return trained(raw, run, asking(run, CHANGED))
+
+
+def events(run: RunFolder, *kinds: str) -> list[dict[str, Any]]:
+    return [event for event in read_events(run.events) if event["kind"] in kinds]
+
+
+def numbers(run: RunFolder) -> list[tuple[Any, ...]]:
+    """Every step and evaluation with its metrics, those of time and memory left out."""
+    machine = ("time/", "per_second", "memory", "process/", "machine/")
+    return [
+        (event["kind"], event["step"], {k: v for k, v in event["metrics"].items() if not any(word in k for word in machine)})
+        for event in events(run, "step", "eval")
+    ]  # fmt: skip
+
+
+def weights(run: RunFolder, step: int | None = None) -> dict[str, np.ndarray]:
+    saved = next(each for each in reversed(checkpoint.all_checkpoints(run)) if step in (None, each.state.step))
+    return {name: np.array(x) for name, x in (saved.weights() | saved.optimizer()).items()}
+
+
+def assert_equals(run: RunFolder, other: RunFolder) -> None:
+    """To the last bit: weights, moments, metrics and completions."""
+    assert numbers(run) == numbers(other)
+    assert run.completions.read_text() == other.completions.read_text()
+    mine, theirs = weights(run), weights(other)
+    assert mine.keys() == theirs.keys() and all(np.array_equal(mine[name], theirs[name]) for name in mine)
+
+
+def cut_to(source: RunFolder, folder: Path, step: int) -> RunFolder:
+    """A copy of a run as a kill would have left it whose newest checkpoint is that of `step`; its diary is ahead of it."""
+    import shutil
+
+    run = RunFolder(folder / f"killed-after-{step}")
+    shutil.copytree(source.path, run.path)
+    for saved in checkpoint.all_checkpoints(run):
+        if saved.state.step > step:
+            shutil.rmtree(saved.path)
+    lines = run.events.read_text().splitlines(keepends=True)
+    run.events.write_text("".join(lines[: -len(lines) // 4]) + '{"half a')
+    return run
+
+
+# ── what a change does ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_change_holds_from_the_next_step_and_is_kept(changed: RunFolder, unchanged: RunFolder) -> None:
+    (event,) = events(changed, "change")
+    assert event["step"] == 4 and event["settings"]["learning_rate"] == [1e-3, 3e-3]
+    assert set(event["settings"]) == set(CHANGED)
+    assert read_changes(changed) == [Change(4, {key: tuple(pair) for key, pair in event["settings"].items()})]
+    assert [step for _, step, _ in numbers(changed)] == [0, 1, 2, 2, 3, 4, 5, 5], (
+        "shortened to five steps, the last evaluated"
+    )
+    assert numbers(changed)[:5] == numbers(unchanged)[:5], "what came before is as it was"
+    fourth = next(metrics for kind, step, metrics in numbers(changed) if (kind, step) == ("step", 4))
+    assert fourth["kl"] is not None and fourth["learning_rate"] > 1e-3
+    rows = [json.loads(line) for line in changed.completions.read_text().splitlines()]
+    assert all(
+        c["reward"] == 2 * c["rewards"]["low_half"] for row in rows if row["step"] > 3 for c in row["completions"]
+    )
+
+
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.proof), 3, 4])
+def test_a_run_killed_before_or_after_its_change_equals_the_one_that_was_not(
+    raw: dict[str, Any], changed: RunFolder, tmp_path: Path, step: int
+) -> None:
+    run = cut_to(changed, tmp_path, step)
+    assert small_run.train_here(raw, run).kind == "finished"
+    assert events(run, "started")[-1]["resumed_from"] == step
+    assert_equals(run, changed)
+    assert [event["settings"] for event in events(run, "change")] == [
+        event["settings"] for event in events(changed, "change")
+    ]
+
+
+def test_a_change_to_other_values_and_back_changes_nothing(
+    raw: dict[str, Any], unchanged: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a pause in the middle of step 3: both changes are taken up before step 4, the second over the first."""
+    monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
+    back = {key: parse(raw).model_dump()[key] for key in CHANGED}
+    answers: list[dict[str, Any]] = []
+
+    def echo(event: dict[str, Any]) -> None:
+        if event.get("phase") == "sampling" and small_run.steps(run)[-1:] == [2] and not answers:
+            run.say("pause")
+        if event.get("phase") == "paused":
+            request_change(run, CHANGED)
+        if event["kind"] == "note" and event["sentence"].startswith("From step 4 on"):
+            answers.append(event)
+            request_change(run, back) if len(answers) == 1 else run.say("resume")
+
+    trained(raw, run, echo)
+    assert [change.step for change in read_changes(run)] == [4, 4]
+    assert_equals(run, unchanged)
+
+
+def test_a_change_to_the_present_values_is_answered_and_not_kept(raw: dict[str, Any], run: RunFolder) -> None:
+    trained(raw | {"iters": 2, "steps_per_eval": 0}, run, asking(run, {"learning_rate": raw["learning_rate"]}, step=1))
+    assert not run.changes.exists() and not events(run, "change")
+    assert "Nothing was changed" in events(run, "note")[-1]["sentence"]
+
+
+def test_a_change_that_cannot_be_is_refused_whole_and_the_run_goes_on(raw: dict[str, Any], run: RunFolder) -> None:
+    asked = {"temperature": -1, "beta": 0.5, "rank": 4}
+    trained(raw | {"iters": 2, "steps_per_eval": 0}, run, asking(run, asked, step=1))
+    (note,) = [event for event in events(run, "note") if event["level"] == "warning"]
+    assert "not made. Rank is fixed once a run has begun" in note["sentence"]
+    assert not run.changes.exists() and small_run.steps(run) == [1, 2]
+
+
+def test_the_change_is_on_disk_before_the_step_that_uses_it(
+    raw: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in the first changed step, a run would otherwise be resumed with the old settings, as another run."""
+    kept: list[bool] = []
+
+    def echo(event: dict[str, Any]) -> None:
+        asking(run, {"beta": 0.3}, step=1)(event)
+        if event["kind"] == "change":
+            kept.append(run.changes.exists())
+
+    trained(raw | {"iters": 2, "steps_per_eval": 0}, run, echo)
+    assert kept == [True]
+
+
+def test_changed_parts_are_those_that_the_new_settings_build(raw: dict[str, Any]) -> None:
+    """Whatever a change does not reach goes unnoticed in a resumed run, which misses it as well."""
+    old, new = parse(raw), parse(raw | CHANGED)
+    parts, built = load_parts(old, lambda _: None), load_parts(new, lambda _: None)
+    parts.change(new, set(CHANGED), 1)
+    mine, theirs = parts.learner, built.learner
+    assert (parts.steps, parts.sampling) == (built.steps, built.sampling) == (5, Sampling(1.3, 0.8, 0, 0.0))
+    assert mine.algorithm.loss == theirs.algorithm.loss and mine.algorithm.bonus == theirs.algorithm.bonus  # pyright: ignore
+    assert [mine.learning_rate(update) for update in range(12)] == [
+        theirs.learning_rate(update) for update in range(12)
+    ]
+    assert (
+        (mine.forward.temperature, mine.max_grad_norm)
+        == (theirs.forward.temperature, theirs.max_grad_norm)
+        == (1.3, 0.5)
+    )
+    assert parts.scoring.stage(1).weights.at(1) == [2.0] and parts.scoring.steps == 5
+    tokens = mx.array([[5, 6, 7]])
+    assert parts.policy.reference_model is not None and built.policy.reference_model is not None
+    logits = parts.policy.reference_model(tokens), built.policy.reference_model(tokens)
+    assert mx.array_equal(*logits)
+    parts.change(old, set(CHANGED), 1)
+    assert parts.policy.reference is None and parts.scoring.stage(1).weights.at(1) == [1.0]
+
+
+# ── how long a run is ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_finished_run_goes_on_to_a_later_end(raw: dict[str, Any], run: RunFolder, tmp_path: Path) -> None:
+    """With a constant learning rate it equals the run that was as long from the beginning, but for the evaluation of its old end."""
+    constant = raw | {"lr_schedule": "constant", "steps_per_eval": 0}
+    trained(constant | {"iters": 2}, run)
+    ending = train(parse(constant | {"iters": 2}), run, command="a test", changes={"iters": 3})
+    assert (ending.kind, ending.step) == ("finished", 3)
+    assert events(run, "started")[-1]["iterations"] == summary(run).iterations == 3
+    assert_equals(run, trained(constant | {"iters": 3}, RunFolder(tmp_path / "long")))
+    with pytest.raises(Mistake, match="Iterations must be at least 3, which are done"):
+        train(parse(constant | {"iters": 2}), run, command="a test", changes={"iters": 2})
+    assert [change.settings["iters"] for change in read_changes(run)] == [(2, 3)]
+
+
+def test_a_run_shortened_to_the_steps_it_has_done_is_evaluated_at_its_end(raw: dict[str, Any], run: RunFolder) -> None:
+    trained(raw | {"steps_per_eval": 4}, run, asking(run, {"iters": 2}, step=2))
+    assert small_run.steps(run) == [1, 2]
+    assert [event["step"] for event in events(run, "eval")] == [0, 2]
+
+
+def test_finish_step_ends_after_the_step_in_flight(
+    raw: dict[str, Any], unchanged: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
+
+    def echo(event: dict[str, Any]) -> None:
+        if event.get("phase") == "sampling" and small_run.steps(run)[-1:] == [2]:
+            run.say("finish-step")
+
+    ending = small_run.train_here(raw, run, echo)
+    assert (ending.kind, ending.step, ending.exit_code) == ("stopped", 3, 3)
+    assert "at the end of the step" in ending.sentence
+    trained(raw, run)
+    assert_equals(run, unchanged)
+
+
+def test_a_change_of_the_step_in_which_a_run_is_stopped_is_told_once(
+    raw: dict[str, Any], changed: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stop saves step 3 once more, if need be with a diary that tells the change of step 4 already; the resume takes it up again."""
+    monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
+    raw |= {"save_every": 100}
+    ask = asking(run, CHANGED)
+
+    def echo(event: dict[str, Any]) -> None:
+        ask(event)
+        if event.get("phase") == "sampling" and small_run.steps(run)[-1:] == [3]:
+            run.say("stop")
+
+    assert small_run.train_here(raw, run, echo).kind == "stopped"
+    assert len(events(run, "change")) == 1
+    trained(raw, run)
+    assert len(events(run, "change")) == 1
+    assert_equals(run, changed)
+
+
+def test_a_change_asked_for_at_the_very_end_is_answered_and_leaves_nothing(raw: dict[str, Any], run: RunFolder) -> None:
+    def echo(event: dict[str, Any]) -> None:
+        if event["kind"] == "checkpoint" and event["step"] == 2:
+            request_change(run, {"learning_rate": 1e-4})
+        if event["kind"] == "finished":
+            run.say("stop")
+
+    trained(raw | {"iters": 2}, run, echo)
+    (answer,) = (event for event in events(run, "note") if event.get("answers") == "change")
+    assert answer["sentence"] == "The change was not made: the run had come to its end."
+    assert not run.change_request.exists() and not run.control.exists() and not run.changes.exists()
+
+
+def test_a_damaged_list_of_changes_is_told_and_left_alone(raw: dict[str, Any], run: RunFolder) -> None:
+    run.path.mkdir(parents=True)
+    run.changes.write_text('{"changes": [{"step": 2, "sett')
+    with pytest.raises(Mistake, match=r"changes\.json is (damaged|not valid JSON)"):
+        small_run.train_here(raw, run)
+    assert run.changes.read_text().endswith('"sett')
+
+
+def test_a_change_from_an_infinite_step_on_is_told(run: RunFolder) -> None:
+    """JSON may hold 1e999, which Python reads as infinity."""
+    run.path.mkdir(parents=True)
+    run.changes.write_text('{"changes": [{"step": 1e999, "settings": {}}]}')
+    with pytest.raises(Mistake, match="does not hold a list of changes"):
+        read_changes(run)
+
+
+def test_a_new_change_is_never_before_a_recorded_one(raw: dict[str, Any], run: RunFolder) -> None:
+    """After a resume from an older checkpoint the list holds a change of a step to come. One made now would be overridden by it."""
+    run.path.mkdir(parents=True)
+    write_changes(run, [Change(3, {"beta": (0.0, 0.1)})])
+    trained(raw | {"steps_per_eval": 0, "iters": 3}, run, asking(run, {"beta": 0.7}, step=1))
+    assert [(change.step, change.settings) for change in read_changes(run)] == [
+        (3, {"beta": (0.0, 0.1)}), (3, {"beta": (0.1, 0.7)}),
+    ]  # fmt: skip
+
+
+def test_a_change_asked_for_before_a_resumed_run_goes_on_holds_from_its_next_step(
+    raw: dict[str, Any], run: RunFolder
+) -> None:
+    """Asked for in the evaluation that a stop had interrupted. Counted from step 1, it would never be taken up."""
+    once = raw | {"iters": 3, "steps_per_eval": 2}
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == 2:
+            run.say("stop")
+
+    assert small_run.train_here(once, run, stop).kind == "stopped"
+    trained(once, run, lambda event: request_change(run, {"beta": 0.4}) if event["kind"] == "started" else None)
+    (change,) = events(run, "change")
+    assert change["step"] == 3 and small_run.steps(run) == [1, 2, 3]
+
+
+def test_where_a_run_trains_is_changed_when_it_is_resumed_and_not_before(changed: RunFolder) -> None:
+    config = parse(read(changed.config))
+    asked = {"on_lost_rank": "go_on", "distributed_backend": "ring"}
+    with pytest.raises(Mistake, match="fixed while a run trains; stop the run, and resume it"):
+        changed_settings(config, asked)
+    pairs = changed_settings(config, asked, at_resume=True)
+    assert pairs == {"on_lost_rank": ("stop", "go_on"), "distributed_backend": ("auto", "ring")}
+    with pytest.raises(Mistake, match="clone the run"):
+        changed_settings(config, {"rank": 3}, at_resume=True)
+
+
+def test_changes_of_where_a_run_trains_are_kept(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    change = Change(3, {"hosts": ("", "/two.json"), "parallelism": ("data", "tensor")})
+    write_changes(run, [change])
+    assert read_changes(run) == [change]

@@ -1,0 +1,961 @@
+"""Trackers follow a run's diary: every step once, under TRL's names, whatever happens to their processes, and nothing leaves the machine unasked."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from backend.cli.exit_codes import MISTAKE
+from backend.cli.track import track as verb_track
+from backend.config.checks import cross_setting_faults
+from backend.config.config import parse, problems
+from backend.runs.events import Diary, JsonLines, truncate_file
+from backend.runs.metric_names import trl_metrics
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import hand_on_lock, hold_lock
+from backend.trainer import run_process
+from backend.trainer.trackers import follow, launch, process, trackio_run, wandb_run
+from backend.trainer.trackers import follow as csv_tables
+from backend.trainer.trackers.follow import MAKERS, CsvTables, about_run, track
+from backend.trainer.trackers.records import AboutRun, RecordReader, Sent, StepRecord
+from backend.trainer.trackers.targets import ALL, NONE, TRACKERS, chosen
+from backend.utils.command import backend_environment
+from backend.utils.disk_faults import DiskFault
+from backend.utils.errors import Mistake
+from tests.support import small_run
+from tests.support.tracked_runs import assert_same_but_for_the_tracker, events_of
+
+METRICS = {"reward": 1.5, "reward_std": 0.9, "reward_std_within_groups": 0.4, "kl": None, "time/step": 2.0, "clip_ratio_low": 0.1,
+           "clip_ratio_total": 0.2, "rewards/exact/mean": 0.5}  # fmt: skip
+
+
+class MadeUpRun:
+    """A run whose diary and completions are written by a test."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        self.folder = RunFolder(path)
+        path.mkdir(parents=True)
+        raw = {"model": "/home/somebody/models/secret-place", "data": "d.jsonl", "save_every": 2} | settings
+        self.folder.config.write_text(yaml.safe_dump(raw))
+        self.begin()
+
+    def begin(self) -> None:
+        self.diary, self.rows = Diary(self.folder.events), JsonLines(self.folder.completions)
+
+    def step(self, number: int, evaluated: bool = False, **metrics: Any) -> None:
+        self.diary.write("phase", phase="sampling")
+        completion = {"text": f"=answer {number}", "tokens": 3, "stop": "eos", "rewards": {"exact": 0.5}, "reward": 0.5}
+        self.rows.append(
+            {
+                "step": number,
+                "prompt": f"p{number}",
+                "answer": "a",
+                "type": None,
+                "completions": [completion | {"advantage": a} for a in (1.0, -1.0)],
+            }
+        )
+        self.diary.write("step", step=number, metrics=METRICS | {"loss": float(number)} | metrics)
+        if evaluated:
+            self.evaluate(number)
+
+    def evaluate(self, number: int, split: str = "valid") -> None:
+        self.diary.write("eval", step=number, split=split, metrics={"reward": 10.0 + number})
+
+    def end(self, kind: str = "finished") -> None:
+        self.diary.write(kind, step=0, sentence="")
+
+    def cut_back(self, to: tuple[int, int]) -> None:
+        for log, size in zip((self.diary, self.rows), to, strict=True):
+            log.close()
+            truncate_file(log.path, size)
+        self.begin()
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self.diary.size, self.rows.size
+
+    def table(self, name: str = "metrics.csv") -> list[dict[str, str]]:
+        with (self.folder.path / name).open(newline="") as file:
+            return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeUpRun:
+    monkeypatch.setattr(follow, "POLL_S", 0.01)
+    return MadeUpRun(tmp_path / "runs" / "one")
+
+
+def read_all(reader: RecordReader) -> list[StepRecord]:
+    records: list[StepRecord] = []
+    reader.has_more = True
+    while reader.has_more:
+        records += reader.read()
+    return records
+
+
+# ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_record_is_whole_before_it_is_told(made_up: MadeUpRun) -> None:
+    """The evaluation after a step belongs to it, so it waits until the next step samples, or the run ends."""
+    reader = RecordReader(made_up.folder, {})
+    made_up.evaluate(0)
+    made_up.step(1, evaluated=True)
+    assert [(r.step, dict(r.training), r.groups) for r in read_all(reader)] == [(0, {}, ())]
+    made_up.step(2)
+    (first,) = read_all(reader)
+    assert first.step == 1 and first.training["loss"] == 1.0 and first.evaluations == {"valid": {"reward": 11.0}}
+    assert "kl" not in first.training, "null in the diary: a gap"
+    assert [group["prompt"] for group in first.groups] == ["p1"]
+    made_up.evaluate(2, "test")
+    made_up.end()
+    (last,) = read_all(reader)
+    assert last.step == 2 and last.evaluations["test"] == {"reward": 12.0} and reader.ending == "finished"
+    assert [group["prompt"] for group in last.groups] == ["p2"] and reader.rest() == []
+
+
+def test_half_a_line_is_read_once_it_is_whole(made_up: MadeUpRun) -> None:
+    reader = RecordReader(made_up.folder, {})
+    made_up.step(1)
+    line = b'{"v":1,"kind":"phase","phase":"sampling"}\n'
+    with made_up.folder.events.open("ab") as file:
+        file.write(line[:20])
+    assert read_all(reader) == []
+    with made_up.folder.events.open("ab") as file:
+        file.write(line[20:])
+    assert [record.step for record in read_all(reader)] == [1]
+
+
+def test_steps_come_again_after_the_diary_was_cut_back(made_up: MadeUpRun) -> None:
+    reader = RecordReader(made_up.folder, {})
+    made_up.step(1)
+    place = made_up.sizes
+    made_up.step(2)
+    made_up.step(3)
+    assert [record.step for record in read_all(reader)] == [1, 2] and not reader.has_restarted
+    made_up.cut_back(place)
+    made_up.step(2, loss=99.0)
+    made_up.end()
+    records = reader.read()
+    assert reader.has_restarted and [(r.step, r.training["loss"]) for r in records] == [(1, 1.0), (2, 99.0)]
+    assert [[group["prompt"] for group in record.groups] for record in records] == [["p1"], ["p2"]]
+
+
+def test_what_was_sent_is_not_news() -> None:
+    sent = Sent()
+    first = StepRecord(1, {"loss": 1.0}, {"valid": {"reward": 1.0}})
+    assert sent.news_in(first) == first
+    sent.add(first)
+    assert sent.news_in(first) is None and sent == Sent(1, {"valid": 1})
+    # A stop came before the evaluation; the resumed run evaluates the step that was sent.
+    late = StepRecord(1, {"loss": 1.0}, {"valid": {"reward": 1.0}, "test": {"reward": 2.0}})
+    assert sent.news_in(late) == StepRecord(1, {}, {"test": {"reward": 2.0}})
+    before = Sent()
+    before.add(StepRecord(0, {}, {"valid": {"reward": 0.0}}))
+    assert before == Sent(0, {"valid": 0}) and before.news_in(StepRecord(0, {}, {"valid": {"reward": 0.0}})) is None
+
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_metrics_have_trls_names() -> None:
+    """As `GRPOTrainer` logs them, and transformers prefixes them."""
+    record = StepRecord(
+        1, {n: v for n, v in METRICS.items() if v is not None}, {"valid": {"reward": 1.0}, "hard": {"reward": 2.0}}
+    )
+    assert record.metrics() == {
+        "train/reward": 1.5, "train/reward_std": 0.4, "train/reward_std_over_step": 0.9, "train/step_time": 2.0,
+        "train/clip_ratio/low_mean": 0.1, "train/clip_ratio/region_mean": 0.2, "train/rewards/exact/mean": 0.5, "eval/reward": 1.0,
+        "eval/hard_reward": 2.0,
+    }  # fmt: skip
+
+
+def test_trls_reward_std_is_that_of_the_scale() -> None:
+    both = {"reward_std": 0.9, "reward_std_within_groups": 0.4}
+    assert trl_metrics(both, "group") == trl_metrics(both, "none") == {"reward_std": 0.4, "reward_std_over_step": 0.9}
+    assert trl_metrics(both, "batch") == both
+    assert trl_metrics({"reward_std": 0.9}, "group") == {"reward_std": 0.9}, "a run of before, or groups of one"
+
+
+def test_a_named_evaluation_set_has_its_name_before_its_metrics(tmp_path: Path) -> None:
+    """Its metrics stand in the diary's evaluation as hard/kl; transformers calls them eval/hard_kl."""
+    run = MadeUpRun(tmp_path / "sets", eval_data={"hard": "h.jsonl"})
+    run.step(1)
+    metrics = {"reward": 1.0, "hit_max_tokens_ratio": 0.5, "hard/reward": 2.0, "hard/hit_max_tokens_ratio": 0.25}
+    run.diary.write("eval", step=1, split="valid", metrics=metrics)
+    run.end()
+    track(run.folder, "csv", say=print)
+    (row,) = run.table()
+    assert {name: row[name] for name in row if name.startswith("eval/")} == {
+        "eval/reward": "1.0", "eval/completions/clipped_ratio": "0.5", "eval/hard_reward": "2.0",
+        "eval/hard_completions/clipped_ratio": "0.25",
+    }  # fmt: skip
+
+
+def test_the_scale_is_that_of_the_step(made_up: MadeUpRun) -> None:
+    made_up.step(1)
+    made_up.diary.write("change", step=2, settings={"scale_rewards": ["group", "batch"]})
+    made_up.step(2)
+    track(made_up.folder, "csv", say=print)
+    assert [row["train/reward_std"] for row in made_up.table()] == ["0.4", "0.9"]
+
+
+# ── csv ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_csv_has_a_row_a_step_and_a_row_a_completion(made_up: MadeUpRun) -> None:
+    made_up.evaluate(0)
+    made_up.step(1, evaluated=True)
+    made_up.step(2, entropy=0.25)
+    track(made_up.folder, "csv", say=print)  # of a run that was cut off: it has no ending, and nobody holds it
+    rows = made_up.table()
+    assert [(row["step"], row["train/loss"], row["eval/reward"], row["train/entropy"]) for row in rows] == [
+        ("0", "", "10.0", ""),
+        ("1", "1.0", "11.0", ""),
+        ("2", "2.0", "", "0.25"),
+    ]
+    assert "train/kl" not in rows[0], "it was null in every step"
+    completions = made_up.table("completions.csv")
+    assert (
+        len(completions) == 4
+        and completions[0] | {"step": "1", "prompt": "p1", "exact": "0.5", "advantage": "1.0"} == completions[0]
+    )
+    assert completions[0]["completion"] == "'=answer 1", "no formula for a spreadsheet"
+    before = (made_up.folder.path / "metrics.csv").read_bytes()
+    track(made_up.folder, "csv", say=print)
+    assert (made_up.folder.path / "metrics.csv").read_bytes() == before
+
+
+def test_csv_of_a_resumed_run_has_its_steps_and_no_others(made_up: MadeUpRun) -> None:
+    made_up.step(1)
+    place = made_up.sizes
+    made_up.step(2)
+    track(made_up.folder, "csv", say=print)
+    made_up.cut_back(place)
+    made_up.step(2, loss=7.0)
+    made_up.end()
+    track(made_up.folder, "csv", say=print)
+    assert [row["train/loss"] for row in made_up.table()] == ["1.0", "7.0"]
+
+
+def test_a_table_that_takes_long_is_written_seldom(made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    written: list[float] = []
+
+    def slowly(about: AboutRun) -> None:
+        written.append(now[0])
+        now[0] += 2.0
+
+    monkeypatch.setattr(csv_tables, "write_tables", slowly)
+    monkeypatch.setattr(csv_tables.time, "monotonic", lambda: now[0])
+    tables = CsvTables()
+    tables.open(about_run(made_up.folder))
+    for _ in range(100):
+        tables.send(StepRecord(1))
+        tables.flush(Sent())
+        now[0] += 1.0
+    assert written == [0.0, 42.0, 84.0]
+
+
+def test_a_full_disk_is_told_once_and_tried_again(made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the run trains: the tracker goes on, and once there is room the table is whole."""
+    told: list[str] = []
+    attempts: list[int] = []
+    write = csv_tables.write_tables
+
+    def full_at_first(about: AboutRun) -> None:
+        attempts.append(1)
+        if len(attempts) < 4:
+            raise DiskFault("The disk is full.")
+        write(about)
+        held.clear()  # the run is over
+
+    monkeypatch.setattr(csv_tables, "write_tables", full_at_first)
+    monkeypatch.setattr(csv_tables, "LEAST_REST_S", 0.0)
+    monkeypatch.setattr(csv_tables, "REST", 0.0)
+    held = [True]
+    monkeypatch.setattr(RunFolder, "is_locked", lambda run: bool(held))
+    made_up.step(1)
+    track(made_up.folder, "csv", say=told.append)
+    assert told == ["The disk is full."] and len(made_up.table()) == 1
+
+
+# ── following ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Recorded:
+    """A tracker that keeps what it is told."""
+
+    def __init__(self, on_send: Callable[[StepRecord], None] = lambda record: None) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.on_send = on_send
+
+    def open(self, about: AboutRun) -> Sent:
+        self.calls.append(("open", about.name, about.project))
+        return Sent()
+
+    def send(self, record: StepRecord) -> None:
+        self.calls.append((record.step, record.training.get("loss")))
+        self.on_send(record)
+
+    def flush(self, sent: Sent) -> None: ...
+
+    def close(self, ending: str) -> None:
+        self.calls.append(("close", ending))
+
+
+def test_a_run_is_followed_until_its_lock_is_free(made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a cut-back on the way, as a resume makes it: the tracker is opened again and told everything once more."""
+    place: list[tuple[int, int]] = []
+
+    def go_on(record: StepRecord) -> None:
+        if record.step == 1 and not place:
+            place.append(first)
+            made_up.step(3)
+        elif record.step == 2 and record.training["loss"] == 2.0:
+            made_up.cut_back(place[0])
+            made_up.step(2, loss=7.0)
+            made_up.end("stopped")
+            os.close(lock)
+
+    tracker = Recorded(go_on)
+    monkeypatch.setitem(MAKERS, "csv", lambda: tracker)
+    lock = hold_lock(made_up.folder)
+    made_up.step(1)
+    first = made_up.sizes
+    made_up.step(2)
+    track(made_up.folder, "csv", say=print)
+    opened = ("open", "one", "grpo-studio")
+    assert tracker.calls == [opened, (1, 1.0), (2, 2.0), opened, (1, 1.0), (2, 7.0), ("close", "stopped")]
+
+
+def test_one_process_at_a_time_serves_a_tracker(made_up: MadeUpRun) -> None:
+    made_up.folder.trackers.mkdir()
+    with (made_up.folder.trackers / "csv.lock").open("w") as file:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(Mistake, match="Another process sends one to csv"):
+            track(made_up.folder, "csv", say=print)
+
+
+def test_settings_are_told_without_paths_of_this_machine(made_up: MadeUpRun) -> None:
+    assert "somebody" not in json.dumps(about_run(made_up.folder).settings)
+    about = about_run(MadeUpRun(made_up.folder.path.parent / "two", tracker_project="p", tracker_run_name="n").folder)
+    assert (about.project, about.name) == ("p", "n")
+
+
+HANGS = """
+import sys, threading, time
+from pathlib import Path
+from backend.trainer.trackers import follow, process
+from backend.trainer.trackers.records import Sent
+
+class Hanging(follow.CsvTables):
+    def close(self, ending):
+        if sys.argv[2] == "thread":
+            threading.Thread(target=lambda: [][1]).start()
+        time.sleep(600)
+
+follow.MAKERS["csv"], follow.HANG_S, follow.POLL_S = Hanging, 0.2 if sys.argv[2] == "answer" else 600, 0.05
+sys.exit(process.main(["csv", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("lacks", "sentence"),
+    [
+        ("answer", "No answer for 0 s after the run was over; track sends the rest another time."),
+        ("thread", "IndexError: list index out of range"),  # one of its package's has died
+    ],
+)
+def test_a_tracker_that_waits_for_ever_ends_itself(made_up: MadeUpRun, lacks: str, sentence: str) -> None:
+    made_up.step(1)
+    made_up.folder.log.touch()
+    ended = subprocess.run(
+        [sys.executable, "-c", HANGS, str(made_up.folder.path), lacks],
+        env=backend_environment(), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (1, f"{sentence}\n")
+    assert made_up.folder.log.read_text() == f"csv: {sentence}\n"
+
+
+def test_a_tracker_that_was_killed_goes_on_where_it_was(made_up: MadeUpRun) -> None:
+    """Killed in the middle of a run and started again by hand: every step once."""
+    lock = hold_lock(made_up.folder)
+    made_up.step(1)
+    made_up.step(2)
+    command = [sys.executable, "-P", "-m", "backend.trainer.trackers.process", "csv", str(made_up.folder.path)]
+    process = subprocess.Popen(command, env=backend_environment(), stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 30
+    while not (made_up.folder.path / "metrics.csv").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    made_up.step(3)
+    made_up.end()
+    os.close(lock)
+    track(made_up.folder, "csv", say=print)
+    assert [row["step"] for row in made_up.table()] == ["1", "2", "3"] and len(made_up.table("completions.csv")) == 6
+
+
+# ── tensorboard ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_event_files(folder: Path) -> dict[str, list[tuple[int, Any]]]:
+    """Tag → (step, value or text) of every event in the folder, in order."""
+    tensorboardX = pytest.importorskip("tensorboardX")
+    from tensorboardX.record_writer import masked_crc32c  # noqa: F401 – the same format is read below
+
+    found: dict[str, list[tuple[int, Any]]] = {}
+    for path in sorted(folder.glob("events.*")):
+        data, at = path.read_bytes(), 0
+        while at < len(data):
+            length = int.from_bytes(data[at : at + 8], "little")
+            event = tensorboardX.proto.event_pb2.Event.FromString(data[at + 12 : at + 12 + length])
+            at += 16 + length
+            for value in event.summary.value:
+                shown = value.simple_value if value.HasField("simple_value") else value.tensor.string_val[0].decode()
+                found.setdefault(value.tag, []).append((event.step, shown))
+    return found
+
+
+def test_tensorboard_files_hold_every_step_once(made_up: MadeUpRun) -> None:
+    made_up.step(1, evaluated=True)
+    place = made_up.sizes
+    made_up.step(2)
+    track(made_up.folder, "tensorboard", say=print)
+    made_up.cut_back(place)
+    made_up.step(2, loss=7.0)
+    made_up.step(3)
+    made_up.end()
+    track(made_up.folder, "tensorboard", say=print)
+    found = read_event_files(made_up.folder.trackers / "tensorboard")
+    assert found["train/loss"] == [(1, 1.0), (2, 7.0), (3, 3.0)] and found["eval/reward"] == [(1, 11.0)]
+    (step, text), *_ = next(values for tag, values in found.items() if tag.startswith("completions"))
+    assert step == 1 and "p1" in text and "train/kl" not in found
+
+
+# ── wandb and trackio, without their packages ────────────────────────────────────────────────────────────────────────
+
+
+class FakeWandb:
+    """What is used of wandb, and where its calls end."""
+
+    def __init__(self) -> None:
+        self.inits: list[dict[str, Any]] = []
+        self.logged: list[tuple[int, dict[str, Any]]] = []
+        self.finished: list[int] = []
+        self.environment: dict[str, str] = {}
+
+    def init(self, **arguments: Any) -> FakeWandb:
+        self.inits.append(arguments)
+        self.environment = dict(os.environ)
+        is_online = arguments["mode"] == "online"
+        folder = (
+            Path(arguments["dir"])
+            / "wandb"
+            / f"{'' if is_online else 'offline-'}run-20261123_00000{len(self.inits)}-{arguments['id']}"
+        )
+        folder.mkdir(parents=True)
+        (folder / f"run-20261123_1{arguments['id']}.wandb").touch()  # an id may look like a date
+        return self
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        self.logged.append((step, metrics))
+
+    def finish(self, exit_code: int = 0) -> None:
+        self.finished.append(exit_code)
+
+    Settings = staticmethod(lambda **settings: settings)
+    Table = staticmethod(lambda columns, data: [columns, *data])
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeWandb:
+    fake = FakeWandb()
+    monkeypatch.setenv("GRPO_STUDIO_PREFS", str(tmp_path / "prefs"))
+    for name in ("WANDB_MODE", "WANDB_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR"):
+        monkeypatch.setenv(name, "")  # so that it is taken back after the test
+    monkeypatch.setattr(wandb_run, "import_module", lambda name: fake)
+    monkeypatch.setattr(follow, "missing_fault", lambda name: None)
+    return fake
+
+
+def test_wandb_is_offline_unless_the_user_says_otherwise(
+    made_up: MadeUpRun, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a login exists: a YAML file of somebody else must not upload anything."""
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    made_up.step(1)
+    made_up.end()
+    track(made_up.folder, "wandb", say=print)
+    (init,) = wandb.inits
+    assert init["mode"] == wandb.environment["WANDB_MODE"] == "offline" and init["project"] == "grpo-studio"
+    assert init["settings"]["x_disable_meta"] and init["settings"]["disable_git"] and not init["settings"]["save_code"]
+    assert "somebody" not in json.dumps(init["config"]) and "0" * 40 not in json.dumps(init)
+    (step, logged), *_ = wandb.logged
+    assert (
+        step == 1
+        and logged["train/loss"] == 1.0
+        and logged["completions"][1][2] == "=answer 1"
+        and wandb.finished == [0]
+    )
+    kept = [path for path in made_up.folder.path.rglob("*") if path.is_file() and b"0" * 40 in path.read_bytes()]
+    assert kept == []
+
+
+@pytest.mark.parametrize("how", ["variable", "option"])
+def test_wandb_is_online_where_the_user_says_so(
+    made_up: MadeUpRun, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    if how == "variable":
+        monkeypatch.setenv("WANDB_MODE", "online")
+    made_up.step(1)
+    made_up.end("failed")
+    track(made_up.folder, "wandb", may_upload=how == "option", say=print)
+    assert wandb.inits[0]["mode"] == "online" and wandb.inits[0]["resume"] == "allow" and wandb.finished == [1]
+
+
+def test_wandb_offline_is_written_anew_until_it_was_synced(made_up: MadeUpRun, wandb: FakeWandb) -> None:
+    made_up.step(1)
+    made_up.step(2)
+    track(made_up.folder, "wandb", say=print)
+    track(made_up.folder, "wandb", say=print)
+    (first, second) = wandb.inits
+    assert first["id"] == second["id"] and [step for step, _ in wandb.logged] == [1, 2, 1, 2]
+    (offline,) = (wandb_run.files_of(first["id"]) / "wandb").iterdir()  # the first was deleted
+    (offline / "run.wandb.synced").touch()
+    made_up.step(3)
+    wandb.logged.clear()
+    track(made_up.folder, "wandb", say=print)
+    assert [step for step, _ in wandb.logged] == [3] and wandb.inits[-1]["id"] == first["id"]
+
+
+def test_the_watch_of_a_tracker_ends_with_it(
+    made_up: MadeUpRun, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It once ended the process two minutes later, whatever that process did by then."""
+    ended: list[int] = []
+    monkeypatch.setattr(follow, "HANG_S", 0.05)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    made_up.step(1)
+    track(made_up.folder, "wandb", say=lambda sentence: None)
+    time.sleep(0.3)
+    assert not ended and not [each for each in threading.enumerate() if each.name == "tracker's watch"]
+
+
+def test_wandb_online_is_sent_every_step_once(made_up: MadeUpRun, wandb: FakeWandb) -> None:
+    """Steps that a resume trains again are the same numbers, and are not sent again."""
+    made_up.step(1)
+    place = made_up.sizes
+    made_up.step(2)
+    track(made_up.folder, "wandb", may_upload=True, say=print)
+    made_up.cut_back(place)
+    made_up.step(2)
+    made_up.step(3)
+    track(made_up.folder, "wandb", may_upload=True, say=print)
+    assert [step for step, _ in wandb.logged] == [1, 2, 3] and len({init["id"] for init in wandb.inits}) == 1
+
+
+def test_where_a_resume_changed_steps_that_wandb_has_a_second_run_begins(made_up: MadeUpRun, wandb: FakeWandb) -> None:
+    made_up.step(1)
+    place = made_up.sizes
+    made_up.step(2)
+    track(made_up.folder, "wandb", may_upload=True, say=print)
+    made_up.cut_back(place)
+    changes = [{"step": 2, "settings": {"beta": [0.0, 0.1]}}]
+    made_up.folder.changes.write_text(json.dumps({"version": 1, "changes": changes}))
+    made_up.step(2, loss=7.0)
+    track(made_up.folder, "wandb", may_upload=True, say=print)
+    assert [(step, logged["train/loss"]) for step, logged in wandb.logged] == [(1, 1.0), (2, 2.0), (1, 1.0), (2, 7.0)]
+    assert wandb.inits[0]["id"] != wandb.inits[1]["id"] and wandb.inits[1]["name"] == "one, part 2"
+
+
+def test_a_run_folder_of_somebody_else_names_no_run_of_mine(made_up: MadeUpRun, wandb: FakeWandb) -> None:
+    made_up.folder.trackers.mkdir()
+    kept = {"v": 1, "id": "0123456789abcdef", "part": 1, "step": 5, "evaluations": {}, "changes": []}
+    for content in (json.dumps(kept), json.dumps(kept | {"id": "../../mine"}), "[]", "{", "null"):
+        (made_up.folder.trackers / "wandb.json").write_text(content)
+        made_up.step(1)
+        track(made_up.folder, "wandb", may_upload=True, say=print)
+        assert wandb.inits[-1]["id"] not in content and wandb.logged[-1][0] == 1
+
+
+def test_without_network_the_tracker_ends_and_says_why(made_up: MadeUpRun, wandb: FakeWandb) -> None:
+    def unreachable(**arguments: Any) -> FakeWandb:
+        raise OSError("api.wandb.ai cannot be reached")
+
+    wandb.init = unreachable
+    made_up.step(1)
+    before = made_up.folder.events.read_bytes()
+    with pytest.raises(OSError, match="cannot be reached"):
+        track(made_up.folder, "wandb", may_upload=True, say=print)
+    assert made_up.folder.events.read_bytes() == before
+
+
+class FakeTrackio:
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+        self.environment: dict[str, str] = {}
+
+    def init(self, *, project: str, name: str, config: dict[str, Any], **more: Any) -> None:
+        assert more == {"resume": "never", "embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+        self.environment = dict(os.environ)
+        run = SimpleNamespace(config=config, name=name, steps=[])
+        run.delete = lambda: self.kept.remove(run)
+        self.kept.append(run)
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        self.kept[-1].steps.append(step)
+
+    def Api(self) -> Any:
+        if not self.kept:
+            return SimpleNamespace(runs=self.refuse)
+        return SimpleNamespace(runs=lambda project: self.kept)
+
+    def refuse(self, project: str) -> Any:
+        raise ValueError(f"Project '{project}' does not exist")
+
+    Table = staticmethod(lambda columns, data: data)
+
+    def finish(self) -> None: ...
+
+
+def test_trackio_keeps_one_run_of_a_folder_and_sends_it_nowhere(
+    made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake = FakeTrackio()
+    monkeypatch.setattr(trackio_run, "import_module", lambda name: fake)
+    monkeypatch.setattr(follow, "missing_fault", lambda name: None)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL"):
+        monkeypatch.setenv(name, "somewhere")
+    other = SimpleNamespace(config={"lr": 1}, name="one", steps=[9])
+    made_up.step(1)
+    track(made_up.folder, "trackio", say=print)  # into a project that does not exist yet
+    fake.kept.insert(0, other)
+    made_up.step(2)
+    for _ in range(2):
+        track(made_up.folder, "trackio", say=print)
+    assert fake.kept[0] is other and [run.steps for run in fake.kept[1:]] == [[1, 2]]
+    assert [name for name in fake.environment if name.startswith("TRACKIO_")] == ["TRACKIO_DIR"]
+    assert str(made_up.folder.path) not in json.dumps(fake.kept[1].config)
+
+
+@pytest.mark.parametrize("name", ["trackio", "wandb"])
+def test_the_real_packages_take_a_run(
+    made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """Offline, and where they are installed; docs/trackers.md says with which versions it was seen."""
+    monkeypatch.setenv("GRPO_STUDIO_PREFS", str(tmp_path / "prefs"))
+    for variable in ("WANDB_MODE", "WANDB_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR"):
+        monkeypatch.setenv(variable, "")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    pytest.importorskip(name)  # only now: both read their variables when they are imported
+    made_up.step(1, evaluated=True)
+    made_up.step(2)
+    made_up.end()
+    track(made_up.folder, name, say=print)
+    track(made_up.folder, name, say=print)
+    written = (
+        list((tmp_path / "prefs").rglob("*.wandb")) if name == "wandb" else list((tmp_path / "trackio").glob("*.db"))
+    )
+    assert len(written) == 1 and written[0].stat().st_size > 0
+    assert not any(path.is_symlink() for path in made_up.folder.path.rglob("*"))
+
+
+# ── the setting, and the run ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (["mlflow"], "There is no tracker mlflow; there are csv, tensorboard, trackio, wandb, none and all."),
+        (["none", "csv"], "none stands alone: take it out of Report to, or the other trackers."),
+    ],
+)
+def test_a_tracker_that_does_not_exist_is_one_sentence(value: list[str], sentence: str) -> None:
+    assert [fault.sentence for fault in cross_setting_faults({"report_to": value})] == [sentence]
+
+
+@pytest.mark.parametrize("project", ["stranger/leak", "..", "a\nb", "-" * 200, "https://x"])
+def test_a_project_is_a_name_and_nobodys_account(project: str) -> None:
+    (fault,) = cross_setting_faults({"tracker_project": project})
+    assert fault.setting == "tracker_project" and len(fault.sentence) < 200
+    assert cross_setting_faults({"tracker_project": "My runs 2"}) == []
+
+
+def test_words_choose_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen([]) == chosen([NONE]) == () and chosen(["csv", "csv"]) == ("csv",)
+    monkeypatch.setattr("backend.trainer.trackers.targets.find_spec", lambda package: package == "wandb" or None)
+    assert chosen([ALL]) == ("csv", "wandb")
+    assert not any(fault.setting == "report_to" for fault in problems({"report_to": "csv"})), "one word is a list"
+
+
+def test_check_refuses_a_tracker_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from backend.trainer.preflight import check
+
+    monkeypatch.setattr("backend.trainer.trackers.targets.find_spec", lambda package: None)
+    (fault,) = check(small_run.settings_for(tmp_path, report_to=["wandb", "csv"]))
+    assert str(fault) == "report_to: wandb needs a package that is not installed: pip install 'grpo-studio[wandb]'."
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunFolder]:
+    """A run without a tracker, and the folder of its model and rows."""
+    place = tmp_path_factory.mktemp("plain")
+    run = RunFolder(place / "run")
+    small_run.train_here(small_run.settings_for(place, **small_run.low_half(place)), run)
+    return place, run
+
+
+HARM: dict[str, str] = {
+    "never ends": "import time; time.sleep(300)",
+    "is killed": "import os; os.kill(os.getpid(), 9)",
+    "is stopped": "import os; os.kill(os.getpid(), 19)",
+    "raises": "raise OSError('the network is unreachable')",
+    "ends": "raise SystemExit(3)",
+}
+"""What the process of a tracker does → its program."""
+
+
+@pytest.mark.parametrize("harm", [*HARM, "works", "cannot be started"])
+def test_a_tracker_changes_nothing_of_a_run(
+    plain: tuple[Path, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    """Diary, completions and weights are the same, and the run waits for none of them. The real packages, and what real machines do to them:
+    tests/trainer/test_trackers_proof.py."""
+    place, alone = plain
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def start(*arguments: Any, **more: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*arguments, **more))
+        if harm in ("is killed", "raises", "ends"):
+            started[-1].wait(60)  # so that the run is sure to see it
+        return started[-1]
+
+    monkeypatch.setattr(launch, "LOOK_S", 0.0)
+    if harm in HARM:
+        monkeypatch.setattr(launch, "module_command", lambda module, verb: [sys.executable, "-S", "-c", HARM[harm]])
+    if harm == "cannot be started":
+        monkeypatch.setattr(launch, "module_command", lambda module, verb: [str(tmp_path / "nothing")])
+    monkeypatch.setattr(launch.subprocess, "Popen", start)
+    run = RunFolder(tmp_path / "run")
+    began = time.monotonic()
+    raw = small_run.settings_for(place, report_to=["csv"], **small_run.low_half(place))
+    assert small_run.train_here(raw, run).kind == "finished"
+    took = time.monotonic() - began
+    assert_same_but_for_the_tracker(run, alone, "csv")
+    notes = [event["sentence"] for event in events_of(run) if event["kind"] == "note" and "csv" in event["sentence"]]
+    if harm == "never ends":
+        assert started[0].poll() is None and took < 60
+        started[0].kill()
+    if harm == "cannot be started":
+        assert notes[0].startswith("csv is not started: ") and not started
+        return
+    assert notes[0] == "What csv writes of this run is in metrics.csv and completions.csv of the run's folder."
+    assert [note.partition(":")[0] for note in notes[1:]] == (
+        ["csv has ended"] if harm in ("is killed", "raises", "ends") else []
+    )
+    started[0].wait(60)  # also the one that was stopped: at its end the run lets it go on
+    if harm == "works":
+        assert started[0].returncode == 0, (run.trackers / "csv.log").read_text()
+        assert [row["step"] for row in csv.DictReader((run.path / "metrics.csv").open())] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        ("is killed", "SIGKILL ended its process"),
+        ("raises", "OSError: the network is unreachable"),
+        ("ends", "exit code 3"),
+    ],
+)
+def test_a_tracker_that_ends_before_its_run_is_told_once(
+    made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch, harm: str, why: str
+) -> None:
+    monkeypatch.setattr(launch, "module_command", lambda module, verb: [sys.executable, "-S", "-c", HARM[harm]])
+    monkeypatch.setattr(launch, "LOOK_S", 0.0)
+    told: list[str] = []
+    trackers = launch.RunTrackers(made_up.folder)
+    trackers.start(["csv"], lambda sentence: None)
+    until = time.monotonic() + 30
+    while not told and time.monotonic() < until:
+        trackers.look(told.append)
+    trackers.look(told.append)
+    trackers.let_go()
+    assert told == [f"csv has ended: {why}. The run goes on without it; track --to csv sends the rest."]
+
+
+def test_a_run_does_not_look_at_its_trackers_all_the_time(made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be asked thousands of times a second."""
+    polled: list[float] = []
+
+    class Alive:
+        def poll(self) -> None:
+            polled.append(0.0)
+
+    trackers = launch.RunTrackers(made_up.folder)
+    trackers._processes["csv"] = Alive()  # type: ignore[assignment]
+    for _ in range(100):
+        trackers.look(pytest.fail)
+    assert not polled
+    monkeypatch.setattr(launch, "LOOK_S", 0.0)
+    trackers.look(pytest.fail)
+    assert len(polled) == 1
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_tracker_that_raises_leaves_a_sentence_where_the_run_is_over_in_its_log_too(
+    made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ends: bool
+) -> None:
+    """The run's process is no more then, and log.txt is what the window shows."""
+
+    class Refusing(Recorded):
+        def close(self, ending: str) -> None:
+            raise ConnectionError("no route\nto host")
+
+        def open(self, about: AboutRun) -> Sent:
+            if not ends:
+                raise ConnectionError("no route\nto host")
+            return Sent()
+
+    monkeypatch.setitem(MAKERS, "csv", Refusing)
+    monkeypatch.setattr(os, "nice", lambda value: 0)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # the process's own is taken back after the test
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    made_up.step(1)
+    made_up.folder.log.write_text("Finished.\n")
+    lock = None if ends else hold_lock(made_up.folder)
+    assert process.main(["csv", str(made_up.folder.path)]) == 1
+    sentence = "ConnectionError: no route to host\n"
+    assert capsys.readouterr().out == sentence
+    assert made_up.folder.log.read_text() == "Finished.\n" + (f"csv: {sentence}" if ends else "")
+    if lock is not None:
+        os.close(lock)
+    made_up.folder.log.unlink()
+    assert process.main(["csv", str(made_up.folder.path)]) == 1 and not made_up.folder.log.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "trackers/csv cannot be written: the disk is full."),
+        (ValueError("no event"), 1, "ValueError: no event"),
+    ],
+)
+def test_the_verb_ends_with_a_thread_of_a_package(
+    made_up: MadeUpRun,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    code: int,
+    says: str,
+) -> None:
+    """tensorboardX's writer is a thread; without it `send` waits for ever."""
+    codes: list[int] = []
+
+    class Threaded(Recorded):
+        def send(self, record: StepRecord) -> None:
+            thread = threading.Thread(target=self._write)
+            thread.start()
+            thread.join()
+
+        def _write(self) -> None:
+            raise error
+
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)  # pytest has one of its own
+    monkeypatch.setitem(MAKERS, "csv", Threaded)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    made_up.step(1)
+    made_up.step(2)
+    verb_track(str(made_up.folder.path), "csv")
+    assert (
+        codes
+        and set(codes) == {code}
+        and says in capsys.readouterr().err
+        and threading.excepthook is threading.__excepthook__
+    )
+
+
+def test_what_a_tracker_complains_of_stands_in_the_log_of_its_run_once(
+    made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk that is tried again, and what a package warns its user of; the run goes on and knows nothing of either."""
+
+    class Complaining(Recorded):
+        def send(self, record: StepRecord) -> None:
+            for category in (UserWarning, UserWarning, DeprecationWarning):
+                warnings.warn(f"{category.__name__}: not written", category, stacklevel=1)
+
+        def flush(self, sent: Sent) -> None:
+            raise DiskFault("The disk is full.")
+
+    monkeypatch.setitem(MAKERS, "csv", Complaining)
+    monkeypatch.setattr(os, "nice", lambda value: 0)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    made_up.step(1)
+    made_up.step(2)
+    made_up.folder.log.touch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert process.main(["csv", str(made_up.folder.path)]) == 0
+    said = ["UserWarning: not written", "The disk is full."]
+    assert capsys.readouterr().out.splitlines() == said
+    assert made_up.folder.log.read_text().splitlines() == [f"csv: {sentence}" for sentence in said]
+
+
+def test_every_process_of_a_run_starts_its_trackers_but_one_that_takes_over_after_a_gpu_error(
+    plain: tuple[Path, RunFolder], run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the program before it, in the same process, follow the run still. A run that was taken back begins with a warning."""
+    started: list[Any] = []
+    monkeypatch.setattr(launch.RunTrackers, "start", lambda trackers, names, tell: started.append(names))
+    raw = small_run.settings_for(plain[0], report_to=["csv"], iters=1, **small_run.low_half(plain[0]))
+    small_run.train_here(raw, run)
+    taken_back = "The run was taken back from step 2 to its checkpoint of step 1."
+    run_process.train(parse(raw), run, command="a test", warnings=[taken_back])
+    assert started == [["csv"], ["csv"]]
+    lock = hold_lock(run)
+    hand_on_lock(os.dup(lock))
+    os.close(lock)
+    small_run.train_here(raw, run)
+    assert len(started) == 2
+
+
+def test_the_verb_refuses_what_it_cannot_do(made_up: MadeUpRun) -> None:
+    from typer.testing import CliRunner
+
+    from backend.__main__ import app
+
+    def answer(*arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(app(), ["track", str(made_up.folder.path), *arguments])
+        return result.exit_code, result.output
+
+    made_up.step(1)
+    assert answer("--to", "csv") == (
+        0,
+        "What csv writes of one is in metrics.csv and completions.csv of the run's folder.\n",
+    )
+    code, said = answer("--to", "mlflow")
+    assert code == MISTAKE and "There is no tracker mlflow" in said
+    code, said = answer("--to", "csv", "--upload")
+    assert code == MISTAKE and "csv uploads nothing" in said
+    assert TRACKERS.keys() == MAKERS.keys()

@@ -1,0 +1,570 @@
+"""A run from its first event to its last: what it writes, that it learns, and that nothing is lost when it is interrupted."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm import load
+
+from backend.runs.checkpoints import checkpoint
+from backend.runs.checkpoints import checkpoint_writer as checkpoint_writer_module
+from backend.runs.events import METRICS, PHASES, read_events
+from backend.runs.run_folder import RunFolder
+from backend.sampling.rollout import Rollout
+from backend.trainer import telemetry
+from backend.trainer.stop_signals import handlers_restored
+from backend.training.learner import Learner
+from backend.utils.command import backend_command, backend_environment
+from backend.utils.disk_faults import disk_fault
+from tests.support import small_run
+from tests.support.random_models import tiny_model
+
+REWARDS = '''
+import itertools, os, time
+from backend.rewards import register_reward_function
+
+calls = itertools.count(1)
+
+@register_reward_function("share")
+def share(prompts, completions, answer, types=None, completion_ids=None):
+    """Share of the low half of the vocabulary."""
+    time.sleep(float(os.environ.get("SECONDS_A_SCORE", 0)))
+    return [sum(token < 160 for token in ids) / len(ids) for ids in completion_ids]
+
+@register_reward_function("one_token")
+def one_token(prompts, completions, answer, types=None, completion_ids=None):
+    return [ids.count(100) / len(ids) for ids in completion_ids]
+
+@register_reward_function("silent")
+def silent(prompts, completions, answer, types=None):
+    return [None for _ in completions]
+
+@register_reward_function("rises_and_falls")
+def rises_and_falls(prompts, completions, answer, types=None):
+    return [{2: 1.0, 4: 0.5}.get(next(calls), 0.0)] * len(completions)
+
+@register_reward_function("best_at_first")
+def best_at_first(prompts, completions, answer, types=None):
+    return [{3: 1.0, 5: 0.5}.get(next(calls), 0.0)] * len(completions)
+
+@register_reward_function("raises_at_once")
+def raises_at_once(prompts, completions, answer, types=None):
+    raise ValueError("no")
+
+def failing(work):
+    """Does `work` at the third call."""
+    def call(prompts, completions, answer, types=None):
+        return work(completions) if next(calls) == 3 else [0.0] * len(completions)
+    return call
+
+def hang(completions):
+    while True:
+        time.sleep(0.01)
+
+register_reward_function("raises")(failing(lambda completions: [1 / 0 for _ in completions]))
+register_reward_function("hangs")(failing(hang))
+'''
+WHOLE: dict[str, Any] = {
+    "iters": 5, "batch_size": 2, "group_size": 4, "num_iterations": 2, "beta": 0.05, "learning_rate": 1e-3,
+    "epsilon": 1e-3, "dropout": 0.1, "lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 1e-5, "save_every": 2,
+    "steps_per_eval": 3, "validation_split": 0.25, "max_completion_length": 6, "top_p": 0.9, "top_k": 0,
+}  # fmt: skip
+"""Settings with everything that a resumed run could get wrong: schedule, moments, dropout, random numbers, order of the rows, evaluation."""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    (folder / "rewards.py").write_text(REWARDS)
+    return folder
+
+
+def settings(inputs: Path, reward: str | list[str] = "share", **changes: Any) -> dict[str, Any]:
+    names = [reward] if isinstance(reward, str) else reward
+    rewards = {"reward_functions": names, "reward_weights": [], "reward_functions_file": str(inputs / "rewards.py")}
+    return small_run.settings_for(inputs, **rewards | changes)
+
+
+def events(run: RunFolder, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_events(run.events) if event["kind"] == kind]
+
+
+def weights(run: RunFolder) -> dict[str, np.ndarray]:
+    """The weights of the newest checkpoint."""
+    saved = checkpoint.newest(run)
+    assert saved is not None
+    return {name: np.array(x) for name, x in saved.weights().items()}
+
+
+def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
+    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def completion_steps(run: RunFolder) -> list[int]:
+    """The step of each line of completions.jsonl."""
+    return [json.loads(line)["step"] for line in run.completions.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The run that every interrupted one must equal."""
+    run = RunFolder(tmp_path_factory.mktemp("uninterrupted") / "run")
+    with handlers_restored():
+        assert small_run.train_here(settings(inputs, **WHOLE), run).kind == "finished"
+    return run
+
+
+def untimed(metrics: dict[str, Any]) -> dict[str, Any]:
+    """The metrics that a second run with the same settings repeats."""
+    machine = ("time/", "tokens_per_second", "memory", "process/", "machine/")
+    return {name: value for name, value in metrics.items() if not any(word in name for word in machine)}
+
+
+def assert_equals(run: RunFolder, uninterrupted: RunFolder) -> None:
+    """The same weights to the last bit, and every step once, with the same numbers and the same completions."""
+    assert same(weights(run), weights(uninterrupted))
+    assert small_run.steps(run) == small_run.steps(uninterrupted) == list(range(1, WHOLE["iters"] + 1))
+    assert run.completions.read_text() == uninterrupted.completions.read_text()
+    for step, expected_step in zip(events(run, "step"), events(uninterrupted, "step"), strict=True):
+        actual, expected = untimed(step["metrics"]), untimed(expected_step["metrics"])
+        assert actual == expected, [name for name in actual | expected if actual.get(name) != expected.get(name)]
+    evaluated = [
+        [(event["step"], untimed(event["metrics"])) for event in events(folder, "eval")]
+        for folder in (run, uninterrupted)
+    ]
+    assert evaluated[0] == evaluated[1]
+    numbers = [event["seq"] for event in read_events(run.events)]
+    assert numbers == list(range(len(numbers)))
+
+
+# ── what a run writes ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_step_carries_every_metric(uninterrupted: RunFolder) -> None:
+    names = METRICS.keys() | {"rewards/share/mean", "rewards/share/std"}
+    for event in events(uninterrupted, "step"):
+        missing = names - event["metrics"].keys()
+        assert not missing
+        assert all(math.isfinite(event["metrics"][name]) for name in names)
+    last = events(uninterrupted, "step")[-1]["metrics"]
+    assert last["kl"] > 0 and last["entropy"] > 0 and last["clip_ratio_total"] > 0 and last["grad_norm"] > 0
+    tokens = [event["metrics"]["num_tokens"] for event in events(uninterrupted, "step")]
+    assert tokens == sorted(tokens) and tokens[0] < tokens[-1]
+
+
+def test_the_diary_has_every_event_in_order(uninterrupted: RunFolder) -> None:
+    diary = list(read_events(uninterrupted.events))
+    assert small_run.kinds(uninterrupted) == [
+        "started", "note", "eval", "step", "step", "checkpoint", "step", "eval", "step", "checkpoint", "step", "eval",
+        "checkpoint", "finished",
+    ]  # fmt: skip
+    (note,) = events(uninterrupted, "note")
+    assert "reward_isolation: thread" in note["sentence"]
+    assert [event["seq"] for event in diary] == list(range(len(diary)))
+    assert all(event["v"] == 1 and event["t"] > 1.7e9 for event in diary)
+    assert diary[0] | {"phase": "loading"} == diary[0] and {e["phase"] for e in diary if e["kind"] == "phase"} <= set(
+        PHASES
+    )
+    (started,) = events(uninterrupted, "started")
+    assert started["iterations"] == 5 and started["pid"] == os.getpid() and started["resumed_from"] is None
+    assert {"python", "mlx", "mlx-lm"} <= started["versions"].keys()
+    assert [event["path"] for event in events(uninterrupted, "checkpoint")] == [
+        f"checkpoints/{n:06d}" for n in (2, 4, 5)
+    ]
+    for event in events(uninterrupted, "eval"):
+        assert {"reward", "rewards/share/mean", "completions/mean_length"} <= event["metrics"].keys()
+    assert not uninterrupted.is_locked()
+
+
+def test_completions_jsonl_has_every_group_with_its_rewards_and_advantages(uninterrupted: RunFolder) -> None:
+    lines = [json.loads(line) for line in uninterrupted.completions.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    for line in lines:
+        assert line["prompt"].startswith("What is") and line["answer"].isdigit() and len(line["completions"]) == 4
+        for completion in line["completions"]:
+            assert (
+                completion["tokens"] <= 6
+                and completion["stop"] in ("eos", "length")
+                and isinstance(completion["text"], str)
+            )
+            assert completion["reward"] == completion["rewards"]["share"]
+        assert sum(completion["advantage"] for completion in line["completions"]) == pytest.approx(0, abs=1e-3)
+
+
+def test_epochs_decide_the_number_of_steps(inputs: Path, run: RunFolder) -> None:
+    ending = small_run.train_here(settings(inputs, epochs=2, batch_size=3, max_completion_length=2), run)
+    assert ending.step == 6  # 2 × 8 rows, 3 a step
+    prompts = [json.loads(line)["prompt"] for line in run.completions.read_text().splitlines()]
+    assert len(set(prompts[:8])) == len(set(prompts[8:16])) == 8, "every row once a pass"
+
+
+def test_a_row_that_comes_again_is_sampled_with_new_random_numbers(inputs: Path, run: RunFolder) -> None:
+    """Random numbers belong to a position in the run. Keyed by the row alone, a policy that hardly moves would repeat itself."""
+    row = small_run.write_rows(inputs / "one_row.jsonl", count=1)
+    small_run.train_here(settings(inputs, data=str(row), learning_rate=1e-9, batch_size=2), run)
+    lines = [json.loads(line) for line in run.completions.read_text().splitlines()]
+    texts = [completion["text"] for line in lines for completion in line["completions"]]
+    assert len({line["prompt"] for line in lines}) == 1 and len(set(texts)) == len(texts) == 12
+
+
+def test_a_reward_function_that_returns_none_does_not_stop_the_run(inputs: Path, run: RunFolder) -> None:
+    ending = small_run.train_here(settings(inputs, "silent"), run)
+    assert ending.kind == "finished"
+    assert [event["metrics"]["reward"] for event in events(run, "step")] == [None] * 3
+    text = (run.checkpoints / "000003" / "state.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["score"] is None, (
+        "NaN would compare as the best checkpoint for ever"
+    )
+
+
+def test_seq_step_size_is_the_prefill_chunk_of_long_prompts(
+    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces: list[int] = []
+    prefill = Rollout._prefill
+    monkeypatch.setattr(
+        Rollout, "_prefill", lambda self, prompts: pieces.append(self.prefill_chunk) or prefill(self, prompts)
+    )
+    small_run.train_here(settings(inputs, iters=1, efficient_long_context=True, seq_step_size=16), run)
+    assert set(pieces) == {16}
+
+
+# ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+LEARNING = {
+    "iters": 25, "batch_size": 2, "group_size": 16, "num_iterations": 2, "max_completion_length": 8, "temperature": 1.0,
+    "top_p": 1.0, "top_k": 0, "epsilon": 0.2, "rank": 8,
+}  # fmt: skip
+
+
+def rewards_of(run: RunFolder, raw: dict[str, Any]) -> list[float]:
+    assert small_run.train_here(raw, run).kind == "finished"
+    return [event["metrics"]["reward"] for event in events(run, "step")]
+
+
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.proof), pytest.param(2, marks=pytest.mark.proof)]
+)
+def test_full_fine_tuning_learns_to_write_one_token(inputs: Path, run: RunFolder, seed: int) -> None:
+    """The share of the token rises from chance (1 in 320) to nearly 1."""
+    full = {"train_type": "full", "learning_rate": 1e-2, "seed": seed}
+    rewards = rewards_of(run, settings(inputs, "one_token", **LEARNING | full))
+    assert rewards[0] < 0.05 and np.mean(rewards[-3:]) > 0.8
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("train_type", ["lora", "dora"])
+def test_adapters_learn_a_reward(inputs: Path, run: RunFolder, tmp_path: Path, train_type: str) -> None:
+    """With a frozen random head, adapters cannot favour one token much, or half of them entirely: this is near the limit of two layers."""
+    model = str(tiny_model(tmp_path / "model", layers=2))
+    adapters = {"model": model, "train_type": train_type, "learning_rate": 5e-3, "beta": 0.01}
+    rewards = rewards_of(run, settings(inputs, "share", **LEARNING | adapters))
+    assert rewards[0] < 0.55 and np.mean(rewards[-5:]) > 0.7
+
+
+def test_another_seed_gives_other_completions(inputs: Path, uninterrupted: RunFolder, run: RunFolder) -> None:
+    """That the same seed gives the same run is what every resumed run below shows."""
+    small_run.train_here(settings(inputs, **WHOLE | {"seed": 1, "iters": 1}), run)
+    first_lines = [each.completions.read_text().splitlines()[:2] for each in (run, uninterrupted)]
+    assert first_lines[0] != first_lines[1]
+
+
+# ── interrupted ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("moment", [pytest.param("after a step", marks=pytest.mark.proof), "while it saves"])
+def test_a_killed_run_that_is_resumed_equals_the_uninterrupted_one(
+    inputs: Path, uninterrupted: RunFolder, run: RunFolder, moment: str
+) -> None:
+    """A child process, SIGKILL at a random moment after the first checkpoint, then resumed."""
+    chance = random.Random()
+    step = chance.randint(3, 4)  # the checkpoint of step 2 exists by then
+    wait = chance.uniform(0, 0.05) if moment == "after a step" else chance.uniform(0, 0.01)
+    small_run.prepare(run, settings(inputs, **WHOLE))
+    command = backend_command("train", "--run", str(run.path), "--stream")
+    unhurried = backend_environment() | {"SECONDS_A_SCORE": "0.1"}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=unhurried)
+    assert child.stdout
+    saves = 0
+    for text in child.stdout:
+        event = json.loads(text)
+        saves += event.get("phase") == "saving"
+        if saves == 2 if moment == "while it saves" else event.get("step") == step:
+            break
+    time.sleep(wait)
+    child.kill()
+    child.communicate()
+    killed = f"killed {wait:.3f} s after {f'step {step}' if moment == 'after a step' else 'the second save began'}"
+    assert small_run.kinds(run)[-1] not in ("finished", "failed"), killed
+    assert small_run.train_here(settings(inputs, **WHOLE), run).kind == "finished", killed
+    assert events(run, "started")[-1]["resumed_from"] in (2, 4), killed
+    assert_equals(run, uninterrupted)
+
+
+def stop_in(run: RunFolder, phase: str, step: int) -> Callable[[dict[str, Any]], None]:
+    """An echo that asks to stop in this phase of the step after `step`."""
+
+    def echo(event: dict[str, Any]) -> None:
+        if event.get("phase") == phase and small_run.steps(run)[-1:] == [step]:
+            run.say("stop")
+
+    return echo
+
+
+@pytest.mark.parametrize(
+    ("phase", "last_step"), [("sampling", 2), ("scoring", 2), ("learning", 3), ("evaluating", 3), ("saving", 4)]
+)
+def test_a_stop_leaves_the_last_finished_step_and_loses_nothing(
+    inputs: Path, uninterrupted: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch, phase: str, last_step: int
+) -> None:
+    """A stop before the updates of step 3 discards it; after they began, it is finished. An evaluation or save that was due is repeated
+    after the resume."""
+    monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
+    asked_in = {"evaluating": 3, "saving": 4}.get(phase, 2)
+    ending = small_run.train_here(settings(inputs, **WHOLE), run, stop_in(run, phase, asked_in))
+    assert (ending.kind, ending.exit_code, ending.step) == ("stopped", 3, last_step)
+    assert small_run.steps(run) == list(range(1, last_step + 1)) and completion_steps(run)[-1] == last_step
+    saved = checkpoint.newest(run)
+    assert saved
+    assert (saved.state.step, saved.state.updates, saved.state.cursor) == (last_step, 2 * last_step, 2 * last_step)
+    if phase in ("scoring", "saving"):
+        return  # resumed as after sampling and after step 4's checkpoint, which other cases do
+    assert small_run.train_here(settings(inputs, **WHOLE), run).kind == "finished"
+    assert_equals(run, uninterrupted)
+
+
+def test_a_resumed_diary_names_the_checkpoint_it_came_from(inputs: Path, run: RunFolder) -> None:
+    raw = settings(inputs, iters=4, save_every=2, max_completion_length=2)
+    small_run.train_here(raw, run, stop_in_step(run, 2))
+    small_run.train_here(raw, run)
+    assert [event["step"] for event in events(run, "checkpoint")] == [2, 4]
+
+
+def stop_in_step(run: RunFolder, step: int) -> Callable[[dict[str, Any]], None]:
+    return lambda event: run.say("stop") if event["kind"] == "step" and event["step"] == step else None
+
+
+def test_a_paused_run_equals_the_uninterrupted_one_and_its_clocks_stop(
+    inputs: Path, uninterrupted: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens per second are computed from these times: a pause in the middle of a rollout must not halve them."""
+    monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
+
+    def echo(event: dict[str, Any]) -> None:
+        if event.get("phase") == "sampling" and small_run.steps(run) == [1]:
+            run.say("pause")
+        if event.get("phase") == "paused":
+            threading.Timer(0.5, run.say, ["resume"]).start()
+
+    assert small_run.train_here(settings(inputs, **WHOLE), run, echo).kind == "finished"
+    assert_equals(run, uninterrupted)
+    assert [event["word"] for event in events(run, "command")][:2] == ["pause", "resume"]
+    steps = events(run, "step")
+    paused = steps[1]["metrics"]
+    assert paused["time/rollout"] <= paused["time/step"] < steps[1]["t"] - steps[0]["t"] - 0.4
+    saved = checkpoint.newest(run)
+    assert saved and saved.state.elapsed_s < sum(event["metrics"]["time/step"] for event in steps) + 0.2
+
+
+# ── failing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("reward", "says"),
+    [("raises", "raised ZeroDivisionError"), ("hangs", "was still running after 0.2 s (reward_timeout)")],
+)
+def test_a_reward_function_that_fails_ends_the_run_with_the_last_step_saved(
+    inputs: Path, run: RunFolder, reward: str, says: str
+) -> None:
+    ending = small_run.train_here(settings(inputs, ["share", reward], reward_timeout=0.2), run)
+    assert (ending.kind, ending.step, ending.exit_code) == ("failed", 2, 2)
+    last = list(read_events(run.events))[-1]
+    assert (last["kind"], last["sentence"], "traceback" in last) == ("failed", ending.sentence, False)
+    assert f"The reward function {reward} of rewards.py" in ending.sentence and says in ending.sentence
+    assert "on the prompt “What is" in ending.sentence and "the completion “" in ending.sentence
+    saved = checkpoint.newest(run)
+    assert saved and saved.state.step == 2 and (run.adapters / "adapters.safetensors").exists()
+    assert not run.is_locked()
+
+
+def failing_at(count: int, work: Callable[..., Any], error: Exception) -> Callable[..., Any]:
+    """`work`, but the call of this number raises."""
+    calls = iter(range(1, 1_000_000))
+
+    def call(*args: Any, **more: Any) -> Any:
+        if next(calls) == count:
+            raise error
+        return work(*args, **more)
+
+    return call
+
+
+def test_a_bug_is_in_the_diary_with_its_traceback(
+    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The traceback was once formatted after the exception had been handled, so every bug report read “NoneType: None”."""
+    monkeypatch.setattr(Learner, "learn", failing_at(3, Learner.learn, ZeroDivisionError("a bug")))
+    ending = small_run.train_here(settings(inputs), run)
+    assert (ending.kind, ending.step, ending.exit_code) == ("failed", 2, 1)
+    last = list(read_events(run.events))[-1]
+    assert last["sentence"] == "ZeroDivisionError: a bug"
+    assert "Traceback" in last["traceback"] and "in learn" in last["traceback"]
+    saved = checkpoint.newest(run)
+    assert saved and saved.state.step == 2
+    assert not run.is_locked()
+
+
+def test_weights_between_the_updates_of_a_step_are_not_saved_as_the_step_before(
+    inputs: Path, uninterrupted: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure between the two updates of step 4 once left a checkpoint called 3 with half of step 4 in it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "_apply", failing_at(8, Learner._apply, ZeroDivisionError("a bug")))
+        ending = small_run.train_here(settings(inputs, **WHOLE), run)
+    assert (ending.kind, ending.exit_code) == ("failed", 1)
+    saved = checkpoint.newest(run)
+    assert saved and saved.state.step == 2
+    assert small_run.train_here(settings(inputs, **WHOLE), run).kind == "finished"
+    assert_equals(run, uninterrupted)
+
+
+def test_a_full_disk_is_one_sentence_and_the_older_checkpoint_stays(
+    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = settings(inputs, iters=4, save_every=2)  # with its model, before no more can be written
+    with monkeypatch.context() as patch:
+        write = mx.save_safetensors
+
+        def full(file: Any, *rest: Any, **more: Any) -> None:
+            if "000004" in file.name:
+                file.write(b"half of it")
+                raise OSError(28, "No space left on device")
+            write(file, *rest, **more)
+
+        patch.setattr(mx, "save_safetensors", full)
+        ending = small_run.train_here(raw, run)
+    assert (ending.kind, ending.step, ending.exit_code) == ("failed", 4, 2)
+    assert ending.sentence.startswith("disk: ")  # a long path is cut in its middle
+    assert ending.sentence.endswith("/checkpoints/000004 cannot be written: the disk is full.")
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000002"]
+
+
+def test_adapters_that_cannot_be_written_are_one_sentence_too(
+    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise disk_fault(target, PermissionError(13, "Permission denied"))
+
+    monkeypatch.setattr(checkpoint_writer_module, "copy_file", refuse)
+    ending = small_run.train_here(settings(inputs, save_every=2), run)
+    assert (ending.kind, ending.step, ending.exit_code) == ("failed", 2, 2)
+    assert ending.sentence.endswith("adapters.safetensors cannot be written: permission is denied.")
+    assert list(read_events(run.events))[-1]["kind"] == "failed" and not run.is_locked()
+
+
+def test_a_run_that_fails_and_cannot_be_saved_reports_both_and_releases_the_lock(
+    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "save", failing_at(1, checkpoint.save, KeyError("state")))
+    ending = small_run.train_here(settings(inputs, "raises"), run)
+    assert (ending.kind, ending.exit_code) == ("failed", 1)
+    assert "raised ZeroDivisionError" in ending.sentence and "KeyError" in ending.sentence
+    last = list(read_events(run.events))[-1]
+    assert last["kind"] == "failed" and "KeyError" in last["traceback"] and not run.is_locked()
+
+
+def test_a_failure_before_the_first_step_is_in_the_diary(inputs: Path, run: RunFolder) -> None:
+    ending = small_run.train_here(settings(inputs, model="./nowhere"), run)
+    assert (ending.kind, ending.step, ending.exit_code) == ("failed", 0, 2)
+    assert small_run.kinds(run) == ["failed"] and "There is no model ./nowhere" in ending.sentence
+    assert checkpoint.newest(run) is None and not run.is_locked()
+
+
+# ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_best_checkpoint_survives_the_rotation(inputs: Path, run: RunFolder) -> None:
+    raw = settings(inputs, "rises_and_falls", iters=6, save_every=1, keep_checkpoints=2, max_completion_length=2)
+    assert small_run.train_here(raw, run).kind == "finished"
+    assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [2, 5, 6]
+    # Killed between the last checkpoint and the deletion of an older one: there is no further save that would delete it.
+    older = shutil.copytree(run.checkpoints / "000005", run.checkpoints / "000004")
+    state = json.loads((older / "state.json").read_text())
+    (older / "state.json").write_text(json.dumps(state | {"step": 4}))
+    assert small_run.train_here(raw, run).kind == "finished"
+    assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [2, 5, 6]
+
+
+def test_the_held_out_reward_decides_which_checkpoint_is_best(inputs: Path, run: RunFolder) -> None:
+    """Calls 1, 3, 5 … score the held-out rows: the first before any step, the third after step 1, the fifth after 2."""
+    one_batch = {
+        "validation_split": 0.25,
+        "val_batches": 1,
+        "steps_per_eval": 1,
+        "save_every": 1,
+        "keep_checkpoints": 1,
+        "max_completion_length": 2,
+    }
+    assert small_run.train_here(settings(inputs, "best_at_first", iters=4, **one_batch), run).kind == "finished"
+    scores = {saved.state.step: saved.state.score for saved in checkpoint.all_checkpoints(run)}
+    assert scores == {1: 1.0, 4: 0.0}
+
+
+@pytest.mark.parametrize("train_type", ["lora", "dora", "full"])
+def test_the_trained_model_opens_in_mlx_lm(inputs: Path, run: RunFolder, train_type: str) -> None:
+    raw = settings(inputs, train_type=train_type, learning_rate=1e-3, fuse=False)
+    assert small_run.train_here(raw, run).kind == "finished"
+    where = {"adapter_path": str(run.adapters)} if train_type != "full" else {}
+    model = load(str(run.model) if train_type == "full" else raw["model"], **where)[0]
+    start = load(raw["model"])[0]
+    tokens = mx.array([[5, 6, 7]])
+    assert not mx.array_equal(model(tokens), start(tokens))
+    assert run.adapters.exists() == (train_type != "full")
+
+
+def test_a_stopped_full_fine_tuning_leaves_its_model(inputs: Path, run: RunFolder) -> None:
+    ending = small_run.train_here(settings(inputs, train_type="full", iters=50), run, stop_in_step(run, 2))
+    assert ending.kind == "stopped"
+    model: dict[str, Any] = dict(tree_flatten(load(str(run.model))[0].parameters()))
+    assert all(np.array_equal(np.array(model[name]), x) for name, x in weights(run).items())
+
+
+@pytest.mark.usefixtures("without_compiler")
+@pytest.mark.parametrize("train_type", ["lora", pytest.param("full", marks=pytest.mark.proof)])
+def test_a_run_in_bfloat16_resumes_to_the_last_bit(
+    inputs: Path, run: RunFolder, tmp_path: Path, train_type: str
+) -> None:
+    """Its importance correction is taken from the first of the two updates of a rollout, and full fine-tuning has float32 masters."""
+    raw = settings(
+        inputs, train_type=train_type, dtype="bfloat16", iters=3, num_iterations=2, save_every=9, dropout=0.0
+    )
+    whole = RunFolder(tmp_path / "whole")
+    assert small_run.train_here(raw, whole).kind == "finished"
+    assert any("bfloat16, where sampler and learner" in event["sentence"] for event in events(whole, "note"))
+    assert small_run.train_here(raw, run, stop_in_step(run, 2)).kind == "stopped"
+    assert small_run.train_here(raw, run).kind == "finished"
+    assert events(run, "started")[-1]["resumed_from"] == 2 and same(weights(run), weights(whole))
+
+
+def test_a_reward_that_fails_in_the_first_step_leaves_a_checkpoint_to_resume_from(inputs: Path, run: RunFolder) -> None:
+    """Nothing was learned yet, but the run can be resumed all the same."""
+    raw = settings(inputs, "raises_at_once", iters=2, steps_per_eval=0)
+    assert small_run.train_here(raw, run).exit_code == 2
+    assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [0]
+    assert small_run.train_here(settings(inputs, iters=2, steps_per_eval=0), run).kind == "finished"
+    assert small_run.steps(run) == [1, 2] and events(run, "started")[-1]["resumed_from"] == 0

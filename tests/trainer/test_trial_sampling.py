@@ -1,0 +1,73 @@
+"""Trial completions for the reward bench."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from backend.config.config import Config, parse
+from backend.models import policy as policy_module
+from backend.trainer import trial_sampling
+from backend.trainer.trial_sampling import Pick, TrialSampler
+from backend.utils.errors import Mistake
+from tests.support import small_run
+
+
+def test_a_trial_loads_the_model_alone_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ratio against the reference once made a trial load a reference that sampling never reads."""
+    loaded: list[Config] = []
+    monkeypatch.setattr(
+        trial_sampling, "load_policy", lambda config: loaded.append(config) or policy_module.load_policy(config)
+    )
+    config = parse(small_run.settings_for(tmp_path, ratio_against="reference", beta=0.1))
+    sampler = TrialSampler()
+    first, again = (sampler.sample(config, Pick("first", 2), 2, 0) for _ in range(2))
+    assert [config.needs_reference for config in loaded] == [False]
+    texts = [[completion.text for group in groups for completion in group.completions] for groups in (first, again)]
+    assert texts[0] == texts[1] and len(texts[0]) == 4
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_the_model_is_loaded_anew_where_what_loads_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[Config] = []
+    monkeypatch.setattr(
+        trial_sampling, "load_policy", lambda config: loaded.append(config) or policy_module.load_policy(config)
+    )
+    raw, sampler = small_run.settings_for(tmp_path), TrialSampler()
+    for changes in ({}, {"temperature": 0.5}, {"dtype": "bfloat16"}, {"tokenizer": raw["model"]}):
+        sampler.sample(parse(raw | changes), Pick("first", 1), 2, 0)
+    assert [(config.dtype, bool(config.tokenizer)) for config in loaded] == [
+        (parse(raw).dtype, False), ("bfloat16", False), (parse(raw).dtype, True),
+    ]  # fmt: skip
+
+
+def test_a_trial_samples_with_the_adapter_that_the_run_starts_from(tmp_path: Path) -> None:
+    """As the run's first step would: another adapter, or one that was written since, gives other completions, and none the base's."""
+    raw = small_run.settings_for(tmp_path)
+    adapter = tmp_path / "adapters.safetensors"
+    sampler = TrialSampler()
+
+    def texts(**changes: Any) -> list[str]:
+        (group,) = sampler.sample(parse(raw | changes), Pick("first", 1), 4, 0)
+        return [completion.text for completion in group.completions]
+
+    def write(seed: int) -> None:
+        arrays = policy_module.load_policy(parse(raw)).trainable()
+        mx.random.seed(seed)
+        mx.save_safetensors(str(adapter), {name: mx.random.normal(array.shape) for name, array in arrays.items()})
+
+    base = texts()
+    write(0)
+    adapted = texts(adapter=str(adapter))
+    assert adapted != base and texts(adapter=str(adapter)) == adapted and texts() == base
+    write(1)
+    os.utime(adapter, (1, 1))
+    assert texts(adapter=str(adapter)) not in (adapted, base)
+    with pytest.raises(Mistake, match="does not fit this run"):
+        sampler.sample(parse(raw | {"adapter": str(adapter), "rank": 4}), Pick("first", 1), 4, 0)

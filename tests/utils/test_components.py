@@ -1,0 +1,87 @@
+"""What is shipped, with versions and licences; and texts without anything private."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backend.utils import components, private_text
+from backend.utils.private_text import without_private
+
+
+def test_everything_shipped_names_a_version_and_a_licence() -> None:
+    parts = {part.name: part for part in components.components()}
+    assert next(iter(parts)) == "grpo-studio" and "Permission is hereby granted" in parts["grpo-studio"].text
+    assert {"mlx", "mlx-lm", "numpy", "Python"} <= set(parts)
+    assert not [part.name for part in parts.values() if not part.version or not part.licence]
+    assert not {"pytest", "ruff", "pyinstaller"} & set(parts), "an extra is not shipped"
+    without_text = {part.name for part in parts.values() if not part.text}
+    assert len(without_text) <= len(parts) // 5, "most bring the text with them"
+
+
+def test_the_field_license_is_the_text_where_there_is_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "odd-1.0.dist-info"
+    folder.mkdir()
+    text = "You may do with this whatever you like, " * 4
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: odd\nVersion: 1.0\nLicense: {text}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    odd = components.component("odd")
+    assert odd.text == text.strip() and odd.licence == "see its text"
+
+
+def test_licences_are_found_without_a_list_of_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The frozen app has no RECORD, which names paths of the machine that built; some systems' packages have none either."""
+    folder = tmp_path / "Odd_Name-1.0.dist-info"
+    (folder / "licenses" / "third_party").mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.4\nName: odd.name\nVersion: 1.0\nLicense-Expression: MIT\n")
+    (folder / "licenses" / "LICENSE").write_text("Do what you like.\n")
+    (folder / "licenses" / "third_party" / "COPYING").write_text("And with this.\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert components.component("odd-name").text == "Do what you like.\n\nAnd with this."
+
+
+def test_a_package_without_text_has_that_of_its_licence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "odd-1.0.dist-info"
+    folder.mkdir()
+    head = "Metadata-Version: 2.4\nName: odd\nVersion: 1.0\nLicense-Expression: "
+    (folder / "METADATA").write_text(f"{head}LGPL-3.0-only OR GPL-2.0-only\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = components.component("odd").text
+    assert text.startswith("GNU LESSER GENERAL PUBLIC LICENSE") and "GNU GENERAL PUBLIC LICENSE\n" in text
+    (folder / "METADATA").write_text(f"{head}WTFPL\n")
+    assert components.component("odd").text == ""
+
+
+def test_a_frozen_app_lists_what_it_has_from_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "system_licences").mkdir()
+    for name in ("libssl3_3.0.20", "Python_3.11.7"):
+        (tmp_path / "system_licences" / f"{name}.txt").write_text(f"The licence of {name}.\n")
+    monkeypatch.setattr(components, "project_root", lambda: tmp_path)
+    *_, library, python = components.components.__wrapped__()
+    assert library == components.Component("libssl3", "3.0.20", "see its text", "The licence of libssl3_3.0.20.")
+    assert (python.name, python.text) == ("Python", "The licence of Python_3.11.7.")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("open /home/ada/runs/a", "open ~/runs/a"),
+        ("open /home/adamant/x", "open /home/…/x"),
+        ("open /Users/eve/Library/x", "open /home/…/Library/x"),
+        ("by ada, and Adam", "by …, and Adam"),
+        ("HF_TOKEN=hf_abcdefghijkl now", "HF_TOKEN=… now"),
+        ("https://ada:secret@host/x", "https://…@host/x"),
+        ("Authorization: Bearer abc.def", "Authorization: Bearer …"),
+        ("token: very-secret", "token: …"),
+        ("1 token, 2 tokens: all fine", "1 token, 2 tokens: all fine"),
+    ],
+)
+def test_what_is_private_is_left_out(text: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.setattr(private_text, "user_name", lambda: "ada")
+    assert without_private(text) == expected
+
+
+def test_a_temporary_folder_becomes_its_name() -> None:
+    assert without_private("in /tmp/abc/x", ["/tmp/abc"]) == "in abc/x"

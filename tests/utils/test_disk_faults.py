@@ -1,0 +1,267 @@
+"""A file that cannot be written: the line, file or folder stays whole, and the sentence names it and the cause."""
+
+from __future__ import annotations
+
+import errno
+import io
+import itertools
+import os
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.runs.events import TAIL_BLOCK, Diary, JsonLines, read_events, write_all
+from backend.utils import whole_file
+from backend.utils.disk_faults import DiskFault, Room, fault_of, room_on
+from backend.utils.whole_file import remove_folder, replace_file, save_as, whole_folder
+
+
+@pytest.fixture
+def size_limit() -> Iterator[None]:
+    """No file of this process may exceed 4 kB: the kernel takes what fits, then refuses with EFBIG, as a full disk does with ENOSPC."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_line_is_written_whole_or_not_at_all(tmp_path: Path, size_limit: None) -> None:
+    rows = JsonLines(tmp_path / "rows.jsonl")
+    rows.append({"n": 1})
+    size = rows.size
+    with pytest.raises(
+        DiskFault, match=r"disk: .*rows\.jsonl cannot be written: the file is larger than the system allows\."
+    ):
+        rows.append({"text": "x" * 9000})
+    assert rows.size == size == rows.path.stat().st_size
+    rows.append({"n": 2})
+    rows.close()
+    assert [event["n"] for event in read_events(rows.path)] == [1, 2] and rows.path.stat().st_size == rows.size
+
+
+def test_a_failed_event_has_no_number_and_nobody_hears_of_it(tmp_path: Path, size_limit: None) -> None:
+    heard: list[int] = []
+    diary = Diary(tmp_path / "events.jsonl", lambda event: heard.append(event["seq"]))
+    diary.followers.append(lambda event: heard.append(event["seq"]))
+    diary.write("note", sentence="a")
+    with pytest.raises(DiskFault):
+        diary.write("note", sentence="x" * 9000)
+    diary.write("note", sentence="b")
+    diary.close()
+    assert heard == [0, 0, 1, 1] and [event["seq"] for event in read_events(diary.path)] == [0, 1]
+    assert Diary(diary.path).seq == 2
+
+
+def test_what_could_not_be_cut_off_at_once_is_cut_off_before_the_next_line(tmp_path: Path) -> None:
+    class Failing:
+        """A file whose next write takes three bytes and fails, and cannot be truncated then."""
+
+        fails = 0
+
+        def __init__(self, file: object) -> None:
+            self._file = file
+
+        def write(self, data: memoryview) -> int:
+            if self.fails == 2:
+                self.fails = 1
+                return self._file.write(data[:3])  # pyright: ignore[reportAttributeAccessIssue]
+            if self.fails:
+                raise OSError(errno.EIO, "Input/output error")
+            return self._file.write(data)  # pyright: ignore[reportAttributeAccessIssue]
+
+        def truncate(self, size: int) -> int:
+            if self.fails:
+                raise OSError(errno.EIO, "Input/output error")
+            return self._file.truncate(size)  # pyright: ignore[reportAttributeAccessIssue]
+
+        def close(self) -> None:
+            self._file.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+    rows = JsonLines(tmp_path / "rows.jsonl")
+    rows._file = failing = Failing(rows._file)  # pyright: ignore
+    rows.append({"n": 1})
+    failing.fails = 2
+    with pytest.raises(DiskFault, match="the disk reported an input/output error"):
+        rows.append({"n": 2})
+    assert rows.path.read_bytes() == b'{"n": 1}\n{"n'
+    failing.fails = 0
+    rows.append({"n": 3})
+    assert rows.path.read_bytes() == b'{"n": 1}\n{"n": 3}\n' and rows.size == 18
+
+
+def test_a_disk_that_takes_a_part_at_a_time_gets_every_byte_once() -> None:
+    class Slow(io.RawIOBase):
+        """Takes three bytes, or none, or says that it would block."""
+
+        taken, says = b"", itertools.cycle([3, 0, None])
+
+        def write(self, data: Any, /) -> int | None:
+            count = next(self.says)
+            self.taken += bytes(data[: count or 0])
+            return count
+
+    file = Slow()
+    write_all(file, b'{"n": 1234}\n')
+    assert file.taken == b'{"n": 1234}\n'
+
+
+def test_half_a_line_of_a_killed_process_is_cut_off_when_the_file_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    for content, whole in (
+        (b'{"n": 1}\n{"n', b'{"n": 1}\n'), (b'{"n"', b""), (b"a" * 200_000, b""), (b"", b""),
+        (b'{"n": 1}\n' + b"x" * (TAIL_BLOCK - 1), b'{"n": 1}\n'),  # the newline is the first byte of the last block
+    ):  # fmt: skip
+        path.write_bytes(content)
+        rows = JsonLines(path)
+        assert path.read_bytes() == whole and rows.size == len(whole)
+
+
+def test_a_sync_that_failed_once_is_never_believed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = JsonLines(tmp_path / "rows.jsonl")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+        with pytest.raises(DiskFault):
+            rows.sync()
+    with pytest.raises(DiskFault, match="input/output"):
+        rows.sync()
+
+
+@pytest.mark.parametrize("write", [replace_file, save_as])
+def test_a_file_that_cannot_be_replaced_stays_and_leaves_no_draft(
+    write: Callable[[Path, str], None], tmp_path: Path, size_limit: None
+) -> None:
+    path = tmp_path / "about.json"
+    write(path, "old")
+    with pytest.raises(DiskFault, match=r"about\.json cannot be written"):
+        write(path, "x" * 9000)
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["about.json"]
+
+
+def test_a_file_keeps_its_rights_and_a_chosen_place_its_link(tmp_path: Path) -> None:
+    kept, link, pipe = tmp_path / "kept.py", tmp_path / "link.py", tmp_path / "pipe"
+    kept.write_text("old")
+    kept.chmod(0o750)
+    link.symlink_to(kept)
+    save_as(link, "new")
+    assert link.is_symlink() and kept.read_text() == "new" and kept.stat().st_mode & 0o777 == 0o750
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    save_as(pipe, "through")
+    assert os.read(reader, 100) == b"through" and pipe.is_fifo()
+    os.close(reader)
+    with pytest.raises(DiskFault, match=r"missing/a cannot be written: its folder is not there"):
+        save_as(tmp_path / "missing" / "a", "new")
+
+
+def test_drafts_of_processes_that_are_gone_are_deleted_by_the_next_writer(tmp_path: Path) -> None:
+    path, gone = tmp_path / "about.json", 2**22 + 1  # beyond every pid of Linux and macOS
+    for name in (f".about.json.{gone}", f".about.json.{os.getppid()}", f".other.json.{gone}"):
+        (tmp_path / name).write_text("half")
+    replace_file(path, "new")
+    assert sorted(os.listdir(tmp_path)) == sorted([f".about.json.{os.getppid()}", f".other.json.{gone}", "about.json"])
+
+
+def test_a_draft_that_another_process_deletes_at_the_same_time_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = tmp_path / ".about.json.4194305"
+    draft.write_text("half")
+    monkeypatch.setattr(whole_file, "is_alive", lambda number: draft.unlink())
+    replace_file(tmp_path / "about.json", "new")
+    assert os.listdir(tmp_path) == ["about.json"]
+
+
+@pytest.mark.parametrize("target", ["theirs", "is not there"])
+def test_a_link_in_the_place_of_the_draft_is_not_followed(target: str, tmp_path: Path) -> None:
+    """Its name can be guessed by whoever can write in the folder."""
+    path, planted = tmp_path / "about.json", tmp_path / f".about.json.{os.getpid()}"
+    (tmp_path / "theirs").write_text("untouched")
+    planted.symlink_to(tmp_path / target)
+    replace_file(path, "new")
+    assert path.read_text() == "new" and not path.is_symlink()
+    assert (tmp_path / "theirs").read_text() == "untouched"
+    assert sorted(os.listdir(tmp_path)) == ["about.json", "theirs"]
+
+
+def test_the_rights_of_a_replaced_file_are_those_asked_for_and_else_those_of_any_new_file(tmp_path: Path) -> None:
+    replace_file(tmp_path / "file", "x")
+    (tmp_path / "other").write_text("x")
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "other").stat().st_mode
+    for mode in (0o600, 0o755):
+        replace_file(tmp_path / "file", "x", mode=mode)
+        assert (tmp_path / "file").stat().st_mode & 0o777 == mode
+
+
+def test_a_folder_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    final = tmp_path / "model"
+    with whole_folder(final) as draft:
+        (draft / "a").write_text("old")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def full_at_the_end(self: Path, to: Path, rename: Any = Path.rename) -> Path | None:
+        return full() if self.name == ".model" else rename(self, to)
+
+    nothing: Any = lambda *_: None  # noqa: E731
+    for where, name, broken in (
+        (whole_file, "sync", full),
+        (Path, "rename", full_at_the_end),
+        (whole_file, "nothing", nothing),
+    ):
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(DiskFault, match=r"/model cannot be written: the disk is full"),
+        ):
+            patch.setattr(where, name, broken, raising=False)
+            with whole_folder(final) as draft:
+                (draft / "b").write_text("new")
+                if broken is nothing:
+                    full()
+        assert os.listdir(tmp_path) == ["model"] and os.listdir(final) == ["a"], name
+    with pytest.raises(DiskFault), whole_folder(final) as draft:
+        shutil.rmtree(draft)  # as somebody may who tidies up
+    assert os.listdir(tmp_path) == ["model"] and os.listdir(final) == ["a"]
+    remove_folder(final)
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_first_folder_of_its_name_brings_the_folders_above_it_and_leaves_nothing_where_it_fails(
+    tmp_path: Path,
+) -> None:
+    final = tmp_path / "new" / "model"
+    with pytest.raises(DiskFault, match=r"/model cannot be written: the disk is full"), whole_folder(final):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert os.listdir(final.parent) == []
+    with whole_folder(final) as draft:
+        (draft / "a").write_text("x")
+    assert os.listdir(final) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(errno.ENOSPC, "x", "/a/b.json"), "disk: /a/b.json cannot be used: the disk is full."),
+        (OSError(errno.EDQUOT, "x"), "disk: A file cannot be written: the disk quota is used up."),
+        (RuntimeError("[write] Unable to write 8 bytes to file."), "disk: A file cannot be written: mlx reports [write] Unable to write 8 bytes to file.."),
+        (OSError(errno.ENOENT, "x"), None),
+        (RuntimeError("[METAL] Command buffer execution failed"), None),
+        (ValueError("x"), None),
+    ],
+)  # fmt: skip
+def test_the_last_net_takes_what_disks_do_and_no_bug(error: Exception, says: str | None) -> None:
+    fault = fault_of(error)
+    assert (None if fault is None else str(fault)) == (says and says.replace("..", "."))
+
+
+def test_room_is_that_of_the_nearest_folder_and_unknown_where_the_system_does_not_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = room_on(tmp_path / "not" / "yet")
+    assert isinstance(room, Room) and room.bytes > 0
+    monkeypatch.setattr(os, "statvfs", lambda path: (_ for _ in ()).throw(OSError(errno.ENOSYS, "x")))
+    assert room_on(tmp_path) is None

@@ -1,0 +1,128 @@
+"""YAML and JSON are read with limits, and what is beyond them gets a sentence at once."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from backend.utils.documents import parse_json, parse_yaml, read_json, read_yaml
+from backend.utils.errors import Mistake
+
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
+LONG_TEXT = f"a: &a {'x' * 5000}\nb: [{', '.join(['*a'] * 5000)}]"
+MERGED = "a0: &a0 {x: 1, y: 2}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 12)
+)
+
+
+def refusal(call: Any, text: str) -> str:
+    begun = time.process_time()
+    with pytest.raises(Mistake) as told:
+        call(text, "x.txt", "config")
+    (fault,) = told.value.faults
+    assert time.process_time() - begun < 4
+    assert fault.setting == "config" and fault.sentence.startswith("x.txt is not valid ")
+    assert fault.sentence.isprintable() and len(fault.sentence) <= 200, fault.sentence
+    return fault.sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (LAUGHS, "YAML at line 5: it holds more than 10,000 values, aliases written out."),
+        (LONG_TEXT, "YAML at line 2: it is longer than 1,048,576 characters, aliases written out."),
+        (MERGED, "values, aliases written out."),
+        ("a: &a [*a]", "the alias a stands inside what it stands for."),
+        ("a: &a 1\nb: &a 2", "the anchor a is set twice."),
+        ("a: *b", "found undefined alias"),
+        ("[" * 10_000, "it is nested more than 50 levels deep."),
+        ("- " * 1000, "it is nested more than 50 levels deep."),
+        ("a: " * 60, "mapping values are not allowed"),
+        ("x: !!python/object/apply:os.system [ls]", "tags are not read, and tag:yaml.org,2002:python/object/ap"),
+        ("x: !mine 1", "tags are not read, and !mine is one."),
+        ("x: !!str 1", "tags are not read"),
+        ("a: 1\nb: 2\na: 3", "YAML at line 3: a is given twice."),
+        ("x: {a: 1, a: 1}", "a is given twice."),
+        ("a: " + "9" * 5000, "a number has more than 400 characters."),
+        ("a: 1" + ":59" * 100_000, "a number has more than 400 characters."),
+        ("a: 1" + ":59" * 180 + ".0", "a number has more than 400 characters."),
+        ("a: 2026-13-45", "YAML: month must be in 1..12."),
+        ('a: "\\ud800"', "an escape stands for no character."),
+        ("a: \x07", "special characters are not allowed."),
+        ("a: \ud800", "special characters are not allowed."),
+        ("a:\n\t- b", "found character '\\t' that cannot start any token."),
+        ("? [1]\n: 2", "found unhashable key."),
+        ("a: 1\n---\nb: 2", "but found another document."),
+        ("x" * 2**20 + "x", "it is longer than 1,048,576 characters."),
+        ("[" + "1," * 12_000 + "]", "it holds more than 10,000 values"),
+    ],
+    ids=itertools.count(),
+)
+def test_yaml_beyond_the_limits_is_refused(text: str, expected: str) -> None:
+    assert expected in refusal(parse_yaml, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: 1\nb: [1, 2.5, x, null, true, .inf, 0x10, 010, 1:30, 1e5, 1.0e+5]",
+        "base: &base {rank: 8, scale: 2}\nover:\n  <<: *base\n  rank: 4",
+        "a: &a [1, 2]\nb: [*a, *a]",
+        "2026-01-02: |\n  lines\n  of text\n",
+        "[" * 50 + "]" * 50,
+        "",
+        "# only a comment",
+        "\ufeffa: 1",
+    ],
+)
+def test_what_pyyaml_reads_is_read_the_same(text: str) -> None:
+    assert parse_yaml(text, "x", "config") == yaml.safe_load(text)
+
+
+def test_dates_and_a_bare_equals_sign_are_values() -> None:
+    assert parse_yaml("a: 2026-01-02", "x", "config") == {"a": datetime.date(2026, 1, 2)}
+    assert parse_yaml("stop: [=]", "x", "config") == {"stop": ["="]}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{", "JSON at character 2: expecting property name enclosed in double quotes."),
+        ('{\n"a": }', "JSON at line 2: expecting value."),
+        ("9" * 5000, "JSON: a whole number has more than 4,300 digits."),
+        ("[NaN]", "JSON: NaN is no number."),
+        ("-Infinity", "JSON: -Infinity is no number."),
+        ("[" * 51 + "]" * 51, "JSON: it is nested more than 50 levels deep."),
+        ("[" * 100_000 + "]" * 100_000, "JSON: it is nested more than 50 levels deep."),
+        ('{"a":' * 100_000, "JSON: it is nested more than 50 levels deep."),
+        ("", "expecting value"),
+    ],
+    ids=itertools.count(),
+)
+def test_json_beyond_the_limits_is_refused(text: str, expected: str) -> None:
+    assert expected in refusal(parse_json, text)
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": [1, 2.5, None, "x[[[[{{"]}, [[]] * 60, json.loads("[" * 50 + "]" * 50)], ids=range(3)
+)
+def test_json_is_read(value: object) -> None:
+    assert parse_json(json.dumps(value), "x", "config") == value
+
+
+def test_files_are_named_in_the_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("a: [")
+    with pytest.raises(Mistake, match=r"c\.yaml is not valid YAML at line 1: "):
+        read_yaml(file, "config")
+    with pytest.raises(Mistake, match=r"c\.yaml is not valid JSON at character 1: expecting value"):
+        read_json(file, "config")
+    file.write_text("{}")
+    assert read_yaml(file, "config") == read_json(file, "config") == {}

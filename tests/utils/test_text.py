@@ -1,0 +1,168 @@
+"""Any value becomes one short printable line, whatever it is made of."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.config.model_and_data_names import check_data, check_reference
+from backend.models.own_tokenizer import tokenizer_folder
+from backend.runs.adapter_source import find_adapter
+from backend.runs.run_folder import find_run
+from backend.sampling.chat.source import find_source
+from backend.utils.errors import Fault, Mistake
+from backend.utils.text import LONGEST, SENTENCE, fitted, one_line, shown, visible
+
+
+class Hostile:
+    """An object whose text cannot be had."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __str__(self) -> str:
+        raise self.error
+
+    __repr__ = __str__
+
+
+class HostileText(str):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+    __repr__ = __str__
+
+
+def deep(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("plain", "plain"),
+        ("", ""),
+        ("two\nlines\r\n\tand   spaces ", "two lines and spaces"),
+        ("\x00\x07\x1b[31m", r"\x00\x07\x1b[31m"),
+        ("a\ud800b\udcff", r"a\ud800b\udcff"),
+        ("\u202eevil\u2066", r"\u202eevil\u2066"),
+        ("zero\u200bwidth\u2028line", r"zero\u200bwidth line"),
+        ("naïve 日本語 🙂", "naïve 日本語 🙂"),
+        (None, "None"),
+        (True, "True"),
+        (0.25, "0.25"),
+        (12, "12"),
+        (10**5000, "a number of about 5,001 digits"),
+        (-(16**9000), "a number of about 10,838 digits"),
+        ([1, "two", None], "[1, 'two', None]"),
+        ({"a": {"b": [1]}}, "{'a': {'b': [1]}}"),
+        (deep(5000), "[[[[…]]]]"),
+        (ValueError("a\nb"), "a b"),
+    ],
+    ids=itertools.count(),
+)
+def test_a_value_is_one_short_printable_line(value: object, expected: str) -> None:
+    assert shown(value) == expected
+
+
+def test_an_object_without_a_text_is_named_by_its_type() -> None:
+    for error in (SystemExit(1), KeyboardInterrupt(), RecursionError()):
+        assert shown(Hostile(error)) == "a value of type Hostile"
+        in_a_list = shown([Hostile(error)])
+        assert in_a_list == "a value of type list"
+    text = shown(HostileText("text"))
+    assert text == "text"
+    text = shown([HostileText("x")])  # apart from the assertion, whose own rewriting calls repr
+    assert text == "['x']"
+
+
+@pytest.mark.parametrize(
+    "value", ["x" * 10**6, "\n" * 10**6, "\u202e" * 500, list(range(10**6)), {"k" * 900: 1}], ids=range(5)
+)
+@pytest.mark.parametrize("limit", [10, 80, 200])
+def test_what_was_left_out_is_an_ellipsis_and_the_limit_holds(value: object, limit: int) -> None:
+    text = shown(value, limit)
+    assert len(text) <= limit and text.endswith("…") and text.isprintable()
+
+
+def test_work_is_bounded_by_the_limit_and_not_by_the_value() -> None:
+    value = [["x" * 1000] * 1000] * 1000
+    begun = time.process_time()
+    for _ in range(100):
+        shown(value)
+    assert time.process_time() - begun < 1
+
+
+def test_a_list_that_contains_itself_ends() -> None:
+    value: list[Any] = [1]
+    value.append(value)
+    assert shown(value) == "[1, [1, [1, […]]]]"
+
+
+def test_a_long_path_keeps_its_name() -> None:
+    text = shown(Path("/" + "long/" * 60 + "config.yaml"))
+    assert len(text) == 120 and text.startswith("/long/") and text.endswith("/config.yaml") and text.count("…") == 1
+
+
+@pytest.mark.parametrize("call", [check_data, check_reference, find_adapter, find_run, find_source, tokenizer_folder])
+def test_a_long_path_to_nothing_keeps_its_name_as_it_was_written(call: Callable[[str], object]) -> None:
+    """It was once cut at its end, so that the sentence named a folder above it."""
+    for start in ("./", "/"):
+        with pytest.raises(Mistake) as told:
+            call(f"{start}{'long/' * 60}rows.jsonl")
+        (fault,) = told.value.faults
+        named = re.search(rf" {start}long/\S*…\S*/rows.jsonl[.:]", fault.sentence)
+        assert named is not None and len(fault.sentence) <= SENTENCE, fault
+
+
+def test_one_line_leaves_a_sentence_as_it_is() -> None:
+    sentence = "There is no file /a b/c.yaml."
+    assert one_line(sentence) is sentence
+
+
+def test_a_fault_is_one_printable_line_whatever_it_was_given() -> None:
+    fault = Fault("key\n" + "x" * 500, "It is\nbroken\x1b[31m\ud800.")
+    assert fault.sentence == r"It is broken\x1b[31m\ud800."
+    assert fault.setting.startswith("key x") and len(fault.setting) <= 60
+    assert str(Mistake("a\0", "b\0.")) == r"a\x00: b\x00."
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("a\u202eb\x07c\x1b[31m", "a\\u202eb\\x07c\\x1b[31m"),
+        ("one\ttwo\r\nthree\rfour", "one\ttwo\r\nthree\\rfour"),
+        ("سلام می\u200cخواهم 👩\u200d🚀 全角\u3000空白", "سلام می\u200cخواهم 👩\u200d🚀 全角\u3000空白"),
+    ],
+)
+def test_what_cannot_be_seen_is_escaped_and_writing_stays(text: str, seen: str):
+    assert visible(text) == seen
+
+
+@pytest.mark.parametrize(
+    ("sentence", "words"),
+    [
+        (f"The run {'x' * 5000} has finished; clone it to go on from its end.", ("The run xxx", "x has finished; clone it")),
+        (f"{'/a' * 150}/rows.csv is not {'/b' * 150}/more.csv, the other.", ("/a/a", "/rows.csv is not /b", "more.csv, the other.")),
+    ],
+)  # fmt: skip
+def test_a_sentence_loses_the_middle_of_its_longest_words_and_none_of_its_own(
+    sentence: str, words: tuple[str, ...]
+) -> None:
+    fault = Fault("run", sentence)
+    assert len(fault.sentence) <= SENTENCE and all(word in fault.sentence for word in words)
+
+
+def test_a_sentence_of_short_words_stays_up_to_a_limit() -> None:
+    advice = "word " * 60 + "end."
+    assert fitted(advice) == advice and fitted("a path.") == "a path."
+    assert len(fitted("word " * 1000)) <= LONGEST
