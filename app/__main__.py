@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from backend.utils import places
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.environment import require_environment
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import resolved, user_path
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         for folder in (places.runs_folder, places.preferences_folder):
             folder()  # the environment may name one that no path is
         require_environment()
-    except Mistake as mistake:
+    except UserError as mistake:
         print(mistake, file=sys.stderr)
         return 2
     if options.selftest:

@@ -25,7 +25,7 @@ from backend.config.config import dump
 from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
 from backend.runs.run_folder import RunFolder
 from backend.utils.command import backend_command
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.whole_file import save_as
 
 
@@ -65,7 +65,7 @@ class FileWindow(QMainWindow):
         """Show the presets; applying one can be undone like any edit."""
         try:
             panel = PresetPanel(presets(), self.session.draft.values(), self)
-        except Mistake as mistake:
+        except UserError as mistake:
             self.session.messages.note(mistake.faults[0].sentence)
             return
         panel.taken.connect(self.session.apply_preset)
@@ -84,7 +84,7 @@ class FileWindow(QMainWindow):
             if path is None:
                 return
             save_as(path, text)
-        except Mistake as mistake:
+        except UserError as mistake:
             self.session.messages.note(mistake.faults[0].sentence)
         else:
             left = f" Left out, as mlx-lm-lora has no such setting: {', '.join(missing)}." if missing else ""
@@ -94,7 +94,7 @@ class FileWindow(QMainWindow):
         """Write what the form says as a folder that trains with TRL, in a process: its rows and model are copied."""
         try:
             text = dump(self.session.draft.config())
-        except Mistake as mistake:
+        except UserError as mistake:
             self.session.messages.note(mistake.faults[0].sentence)
             return
         if (parent := self.choose_trl_folder()) is None:
@@ -160,7 +160,7 @@ class FileWindow(QMainWindow):
     def _save_to(self, path: Path) -> bool:
         try:
             self.session.draft.save(path)
-        except Mistake as mistake:
+        except UserError as mistake:
             self.session.messages.note(mistake.faults[0].sentence)
             return False
         self.session.prefs.remember(path)

@@ -24,7 +24,7 @@ from app.widgets.basic.open_in_desktop import open_path
 from app.widgets.export_panel import ExportPanel
 from app.widgets.frame.preferences_dialog import PreferencesDialog
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 NAME = "GRPO Studio"
 CONTROL, SILENCE = "control", "silence"
@@ -98,7 +98,7 @@ class RunWindow(HelpWindow):
         """Whether the reward files of a run may be run; settings that cannot be read are told by whoever needs them."""
         try:
             return self.session.consent.obtain_for_run(run)
-        except Mistake:
+        except UserError:
             return True
 
     def _log_in(self, token: str, on_account: Callable[[Any], None], on_refused: Callable[[str], None]) -> None:
@@ -146,7 +146,7 @@ class RunWindow(HelpWindow):
     def _try(self, action: Callable[[], object]) -> None:
         try:
             action()
-        except Mistake as mistake:
+        except UserError as mistake:
             self.session.messages.note(mistake.faults[0].sentence)
 
     # The run that is shown

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from backend.trainer.library.callbacks import Callback, StopTraining
     from backend.trainer.library.trained_run import RunFailed, TrainedRun
     from backend.trainer.library.training import resume, train
-    from backend.utils.errors import Mistake
+    from backend.utils.errors import UserError
 
 __version__ = "0.1.0"
 
-__all__ = ["Callback", "Config", "Mistake", "RunFailed", "StopTraining", "TrainedRun", "resume", "train"]
+__all__ = ["Callback", "Config", "RunFailed", "StopTraining", "TrainedRun", "UserError", "resume", "train"]
 
 _PLACES = {
     "Callback": "backend.trainer.library.callbacks",
     "Config": "backend.config.config",
-    "Mistake": "backend.utils.errors",
+    "UserError": "backend.utils.errors",
     "RunFailed": "backend.trainer.library.trained_run",
     "StopTraining": "backend.trainer.library.callbacks",
     "TrainedRun": "backend.trainer.library.trained_run",

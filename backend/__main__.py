@@ -12,7 +12,7 @@ import typer
 from backend.bench import child as device_child
 from backend.cli import completions
 from backend.cli.exit_codes import MISTAKE, print_faults
-from backend.cli.output import take_every_character
+from backend.cli.output import force_utf8
 from backend.distributed.check import machine_verbs
 from backend.engine.cpu import blas
 from backend.models import template_limits, transformers_scan
@@ -21,7 +21,7 @@ from backend.rewards.programs import client as programs
 from backend.rewards.sandbox import wire
 from backend.trainer.trackers import process as tracker_process
 from backend.utils.command import BUNDLED_PROGRAM
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 
 def version(is_requested: bool) -> None:
@@ -100,14 +100,14 @@ def complete() -> int:
     """Answer a shell, or print or install its script, under the one name that a shell can complete."""
     try:
         completions.check_program()
-    except Mistake as mistake:
+    except UserError as mistake:
         print_faults(mistake)
         return MISTAKE
     return app()(prog_name=BUNDLED_PROGRAM)
 
 
 def main() -> int | None:
-    take_every_character()
+    force_utf8()
     # The child processes of a bundled app (`backend.utils.child_process.module_command`); they prepare what they need themselves.
     if sys.argv[1:] == [math_equality.VERB]:
         from backend.rewards.functions import math_verify_process

@@ -11,7 +11,7 @@ from backend.bench import ablation
 from backend.config.config import Config, parse
 from backend.engine.memory import release_cached_buffers
 from backend.models.policy import Policy, load_policy
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.training.advantages import advantages
 from backend.training.batch import pack
@@ -63,7 +63,7 @@ def steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
     """Whole steps."""
     config = settings(case, folder)
     policy = load_policy(config)
-    rollout, learner = Rollout(policy, case.completion), grpo_learner(policy, config, MANY)
+    rollout, learner = Sampler(policy, case.completion), grpo_learner(policy, config, MANY)
     for number in stopwatch.steps():
         groups = rollout.sample(problems(case, number), case.group_size, sampling(case), 0, number * case.prompts)
         stopwatch.lap("rollout")
@@ -75,7 +75,7 @@ def steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
 
 def rollout_steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
     """Rollouts without training."""
-    rollout = Rollout(load_policy(settings(case, folder)), case.completion)
+    rollout = Sampler(load_policy(settings(case, folder)), case.completion)
     for number in stopwatch.steps():
         groups = rollout.sample(problems(case, number), case.group_size, sampling(case), 0, number * case.prompts)
         stopwatch.lap("rollout")
@@ -98,7 +98,7 @@ def training_steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
 def decoding_steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
     """Decoding steps: the difference between a rollout of all tokens and one of a single token."""
     policy = load_policy(settings(case, folder))
-    short, long = Rollout(policy, 1), Rollout(policy, case.completion)
+    short, long = Sampler(policy, 1), Sampler(policy, case.completion)
     for number in stopwatch.steps():
         for phase, rollout in (("first", short), ("rollout", long)):
             rollout.sample(problems(case, number), case.group_size, sampling(case), 0, number * case.prompts)

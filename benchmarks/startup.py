@@ -21,7 +21,7 @@ from benchmarks.workloads import Case
 
 CASE = Case("cold start", prompts=1, completion=64)
 MARKS: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "the diary's first line": lambda event: True,
+    "the event log's first line": lambda event: True,
     "the model and the data stand": lambda event: event["kind"] == "started",
     "the first token": lambda event: event["kind"] == "phase" and event["phase"] == "sampling",
     "the first step": lambda event: event["kind"] == "step",

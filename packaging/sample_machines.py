@@ -13,7 +13,7 @@ MODEL = "mlx-community/Qwen3-0.6B-4bit"
 
 
 def hosts_file() -> str:
-    """The path of a hosts file in the home folder of the pictures. Raises DiskFault."""
+    """The path of a hosts file in the home folder of the pictures. Raises DiskError."""
     write_hosts(Path.home() / "two-macs.json", HostsFile((Host(HERE, ("10.0.0.1",)), Host(THERE, ("10.0.0.2",)))))
     return "~/two-macs.json"
 

@@ -1,4 +1,4 @@
-"""Names of the columns of a chart's CSV table: the labels of the chart, the names of the metrics in the diary, or TRL's."""
+"""Names of the columns of a chart's CSV table: the labels of the chart, the names of the metrics in the event log, or TRL's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from backend.runs.metric_names import EVALUATION, prefixed, trl_name
 Naming = Literal["labels", "diary", "trl"]
 NAMINGS: dict[Naming, str] = {
     "labels": "Labels of the chart",
-    "diary": "Names in the diary",
+    "diary": "Names in the event log",
     "trl": "Names in TRL",
 }
 """Each with its words in a menu."""

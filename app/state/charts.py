@@ -153,7 +153,7 @@ CHARTS: tuple[Chart, ...] = (
           held_out=True),
     Chart("Other of evaluations", "value", "", "Every other metric of evaluations.", pattern="*", held_out=True),
     Chart("Tokens", "tokens", "", "Tokens seen since the run began.", (Curve("num_tokens", "Seen", "muted"),)),
-    Chart("Other", "value", "", "Every other metric in the diary.", pattern="*"),
+    Chart("Other", "value", "", "Every other metric in the event log.", pattern="*"),
 )
 """In the order of the page. `Other` is last, because it takes what is left, as *Other of evaluations* does of theirs."""
 PHASE_LABELS = {"rollout": "Sampling", "reward": "Rewards", "train": "Learning", "gradient_sum": "Summing gradients"}

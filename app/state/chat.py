@@ -20,7 +20,7 @@ from app.state.service import Service
 from backend.config.config import keys_used_by
 from backend.rewards.catalogue import catalog
 from backend.rewards.catalogue.scorable import scorable
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 
 State = Literal["empty", "loading", "ready", "answering", "failed"]
 SCORING = keys_used_by("scoring")
@@ -149,11 +149,11 @@ class ChatWithModel(QObject):
             self.notes.append("The reward file was not allowed to run, so answers are not scored.")
         self._set_state("ready")
 
-    def _on_load_refused(self, faults: list[Fault]) -> None:
+    def _on_load_refused(self, faults: list[ConfigProblem]) -> None:
         self.unload()
         self._fail(faults)
 
-    def _fail(self, faults: Sequence[Fault]) -> None:
+    def _fail(self, faults: Sequence[ConfigProblem]) -> None:
         self.problem = " ".join(fault.sentence for fault in faults)
         self._set_state("failed")
 
@@ -242,7 +242,7 @@ class ChatWithModel(QObject):
         self._question = None
         self._set_state("ready")
 
-    def _on_reply_refused(self, faults: list[Fault]) -> None:
+    def _on_reply_refused(self, faults: list[ConfigProblem]) -> None:
         sentence = " ".join(fault.sentence for fault in faults)
         for answer in self.turns[-1].answers.values():
             if answer.state != "done":
@@ -283,7 +283,7 @@ class ChatWithModel(QObject):
         def on_scores(scored: dict[str, Any]) -> None:
             self._on_scores(index, side, answer, scored)
 
-        def on_refused(faults: list[Fault]) -> None:
+        def on_refused(faults: list[ConfigProblem]) -> None:
             answer.problem = " ".join(fault.sentence for fault in faults)
             self._tell(index, side, answer)
 
@@ -330,7 +330,7 @@ class ChatWithModel(QObject):
             completion=answer.text, expected=case.expected, calls=case.calls,
         )  # fmt: skip
 
-    def _on_refused(self, faults: list[Fault]) -> None:
+    def _on_refused(self, faults: list[ConfigProblem]) -> None:
         self.message.emit(" ".join(fault.sentence for fault in faults))
 
 
@@ -339,7 +339,7 @@ def sampling_of(choice: ChatChoice) -> dict[str, Any]:
     `free_output` is None where the run held nothing."""
     try:
         config = choice.config
-    except Mistake:
+    except UserError:
         return {}
     names = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k, "min_p": config.min_p}
     return {

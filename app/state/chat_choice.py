@@ -14,7 +14,7 @@ from backend.runs.steering import run_config
 from backend.runs.weight_choices import WeightChoice, choices
 from backend.trainer.memory.model_shape import shape_of
 from backend.trainer.memory.phases import chat_bytes
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
 from backend.utils.machine import machine_bytes
 
@@ -41,7 +41,7 @@ class ChatChoice:
 
     @property
     def config(self) -> Config:
-        """The settings of a run; for a model the defaults. Raises Mistake."""
+        """The settings of a run; for a model the defaults. Raises UserError."""
         return config.parse(self.settings or {"model": self.name, "data": "-", "system_prompt": ""})
 
 
@@ -49,7 +49,7 @@ def run_choice(run: RunFolder) -> ChatChoice:
     """A run as it is on disk now."""
     try:
         settings = run_config(run).model_dump()
-    except Mistake as mistake:
+    except UserError as mistake:
         return ChatChoice(str(run.path), run.name, {"model": ""}, problem=mistake.faults[0].sentence)
     saved = tuple(choices(run))
     problem = "" if saved else "It has no trained weights yet: they are there after its first checkpoint."
@@ -77,7 +77,7 @@ def needed_bytes(choice: ChatChoice, checkpoint: str) -> int | None:
     """Bytes that the chat's process will hold; None where the model's size is not known."""
     try:
         settings = choice.config
-    except Mistake:
+    except UserError:
         return None
     folder = local_folder(settings.model)
     shape = shape_of(folder) if folder is not None else None

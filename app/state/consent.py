@@ -48,7 +48,7 @@ class Consent:
         return True
 
     def obtain_for_run(self, run: RunFolder) -> bool:
-        """`obtain` for the code that a run folder names. Its processes work in that folder. Raises Mistake for broken settings."""
+        """`obtain` for the code that a run folder names. Its processes work in that folder. Raises UserError for broken settings."""
         return self.obtain(config.read(run.config), run.path)
 
     def unconfirmed(self, settings: Mapping[str, Any], base: Path | None = None) -> list[CodeToAllow]:

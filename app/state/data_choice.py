@@ -34,7 +34,7 @@ class DataChoice:
 
 
 def data_choice(draft: Draft, name: str) -> DataChoice:
-    """The choice of this file, folder or Hub id. Reads the head of a file; raises Mistake where the preset is broken."""
+    """The choice of this file, folder or Hub id. Reads the head of a file; raises UserError where the preset is broken."""
     path = user_path(name, "data")
     columns, called = guessed(columns_of(path)), path.name or name
     begins = draft.is_demo or not str(draft.value("model")).strip()

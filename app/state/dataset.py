@@ -16,7 +16,7 @@ from app.state.draft import Draft
 from app.state.service import Service
 from backend.config.config import keys_used_by
 from backend.config.row_settings import prompt_limit
-from backend.utils.errors import Fault
+from backend.utils.errors import ConfigProblem
 
 # Token counts of a dataset's prompts, and its summary in one line of text.
 
@@ -143,8 +143,8 @@ class Dataset(QObject):
         self.choices: dict[str, list[str]] = {"configs": [], "splits": []}
         self.counts: Counts | None = None
         self.variety: dict[str, Any] = {}
-        self.faults: list[Fault] = []
-        self._count_faults: list[Fault] = []
+        self.faults: list[ConfigProblem] = []
+        self._count_faults: list[ConfigProblem] = []
         self._watchers: dict[int, bool] = {}
         self._requested_for: dict[str, Any] | None = None
         self._reading = self._counting = self._comparing = self._fetching = 0
@@ -346,7 +346,7 @@ class Dataset(QObject):
         self._request_choices(answer["form"])
         self._request_counts()
 
-    def _on_refused(self, faults: list[Fault]) -> None:
+    def _on_refused(self, faults: list[ConfigProblem]) -> None:
         self._fetch_failed = bool(self._fetching)
         self._reading, self._fetching, self._requested_for = 0, 0, None
         self._set_state("failed", {"faults": [fault.to_dict() for fault in faults]})
@@ -362,7 +362,7 @@ class Dataset(QObject):
 
     def _collect_faults(self) -> None:
         """All faults, without repetitions."""
-        of_preview = [Fault(**fault) for fault in self.preview.get("faults", ())]
+        of_preview = [ConfigProblem(**fault) for fault in self.preview.get("faults", ())]
         self.faults = list(dict.fromkeys([*of_preview, *self._count_faults]))
 
     def _request_choices(self, form: str) -> None:
@@ -403,7 +403,7 @@ class Dataset(QObject):
         lengths = () if answer["no_tokens"] else tuple((int(tokens), int(rows)) for tokens, rows in answer["lengths"])
         self.counts = Counts(answer["rows"], answer["seen"], answer["refused"], lengths, answer["no_tokens"], done)
         self._counting = 0 if done else self._counting
-        faults = [Fault(**fault) for fault in answer["faults"]]
+        faults = [ConfigProblem(**fault) for fault in answer["faults"]]
         if faults != self._count_faults:
             self._count_faults = faults
             self._collect_faults()
@@ -412,7 +412,7 @@ class Dataset(QObject):
         if done:
             self._request_counts()  # a watcher that needs every prompt counted may have been added meanwhile
 
-    def _on_counts_refused(self, faults: list[Fault]) -> None:
+    def _on_counts_refused(self, faults: list[ConfigProblem]) -> None:
         self._counting, self._count_faults = 0, faults
         self._collect_faults()
         self.changed.emit()

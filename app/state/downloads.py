@@ -13,7 +13,7 @@ from typing import Any, Literal
 from PySide6.QtCore import QObject, Signal
 
 from app.state.service import Service
-from backend.utils.errors import Fault
+from backend.utils.errors import ConfigProblem
 
 WINDOW_S = 6.0
 """Seconds over which the speed is averaged."""
@@ -121,7 +121,7 @@ class Downloads(QObject):
             download.add_sample(time.monotonic())
         self.changed.emit(download)
 
-    def _on_refused(self, download: Download, faults: list[Fault]) -> None:
+    def _on_refused(self, download: Download, faults: list[ConfigProblem]) -> None:
         download.sentence = faults[0].sentence
         self._end(download, "failed")
 

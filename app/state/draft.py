@@ -30,8 +30,8 @@ from backend.rewards.catalogue.catalog import RewardEntry
 from backend.runs.adapter_source import adapter_settings, find_adapter
 from backend.utils import places
 from backend.utils.command import backend_command, shell_line
-from backend.utils.disk_faults import DiskFault
-from backend.utils.errors import Fault, Mistake
+from backend.utils.disk_faults import DiskError
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import exists
 from backend.utils.whole_file import replace_file, save_as
 
@@ -144,27 +144,27 @@ class Draft(QObject):
     # Files
 
     def load(self, path: Path, *, as_preset: bool = False, over: Mapping[str, Any] | None = None) -> None:
-        """Load a YAML file. Raises Mistake, and changes nothing, where the file has unknown keys; an invalid value is loaded and
+        """Load a YAML file. Raises UserError, and changes nothing, where the file has unknown keys; an invalid value is loaded and
         becomes a problem. `as_preset`: Save does not write over this file. `over`: values in place of the file's."""
         raw = config.read(path)
         values, faults = values_from(raw)
         if faults:
-            raise Mistake(faults)
+            raise UserError(faults)
         self._replace(
             values | dict(over or {}), None if as_preset else Path(path), f"Open {Path(path).name}", read_words(raw)
         )
 
     def save(self, path: Path) -> None:
-        """Write the YAML file. Raises DiskFault; the old one stays then."""
+        """Write the YAML file. Raises DiskError; the old one stays then."""
         save_as(path, self.as_yaml())
         self.path = path
         self._on_disk = self.values()
         self.saved.emit()
 
-    def restore(self, path: Path | None) -> list[Fault]:
+    def restore(self, path: Path | None) -> list[ConfigProblem]:
         """Restore the autosaved form, and the file that it belongs to if that can still be read.
 
-        Raises Mistake when the autosaved form cannot be read; returns faults for its keys that are settings no more.
+        Raises UserError when the autosaved form cannot be read; returns faults for its keys that are settings no more.
         """
         assert self.autosave is not None
         values, faults = values_from(config.read(self.autosave))
@@ -173,7 +173,7 @@ class Draft(QObject):
             try:
                 self._on_disk, _ = values_from(config.read(path))
                 self.path = path
-            except Mistake:  # the file was broken meanwhile: the form is kept as unsaved
+            except UserError:  # the file was broken meanwhile: the form is kept as unsaved
                 self._on_disk = defaults()
         self._emit_changed([""])
         self.history_cleared.emit()
@@ -189,7 +189,7 @@ class Draft(QObject):
             return
         try:
             replace_file(self.autosave, self._raw_yaml())
-        except DiskFault as fault:
+        except DiskError as fault:
             self.save_failed.emit(fault.faults[0].sentence)
 
     def _replace(self, values: Values, path: Path | None, what: str, translation: Translation | None = None) -> None:
@@ -201,7 +201,7 @@ class Draft(QObject):
 
     # Problems, config and summary
 
-    def problems(self) -> list[Fault]:
+    def problems(self) -> list[ConfigProblem]:
         """All problems that can be found without the trainer, in the form's order."""
         sound = self.sound_config()
         faults = [
@@ -223,21 +223,23 @@ class Draft(QObject):
             self._refused = (name, sentence)
             self.problems_changed.emit()
 
-    def _refusal(self) -> list[Fault]:
+    def _refusal(self) -> list[ConfigProblem]:
         name, sentence = self._refused
         if not sentence or str(self._values["model"]).strip() != name:
             return []
-        return [Fault("model", f"{name if name.count('/') == 1 else Path(name).name} cannot be trained. {sentence}")]
+        return [
+            ConfigProblem("model", f"{name if name.count('/') == 1 else Path(name).name} cannot be trained. {sentence}")
+        ]
 
     def config(self) -> Config:
-        """The settings as the trainer reads them. Raises Mistake where there are problems."""
+        """The settings as the trainer reads them. Raises UserError where there are problems."""
         return config.parse(self._values)
 
     def as_yaml(self) -> str:
         """The text to save: the resolved settings, or the raw values where there are problems."""
         try:
             return config.dump(self.config())
-        except Mistake:
+        except UserError:
             return self._raw_yaml()
 
     def _raw_yaml(self) -> str:
@@ -285,7 +287,7 @@ class Draft(QObject):
     def _demo(self) -> Values | None:
         try:
             return values_from(config.read(places.demo_config()))[0]
-        except Mistake:
+        except UserError:
             return None
 
     # Rewards
@@ -304,7 +306,7 @@ class Draft(QObject):
         old = {entry.name for entry in self._user_rewards()[0]}
         try:
             own = [entry.name for entry in catalog.rewards_in_file(catalog.locate_reward_file(path))]
-        except Mistake:  # it is set all the same, and becomes a problem with its sentence
+        except UserError:  # it is set all the same, and becomes a problem with its sentence
             own = []
         names, weights = self._values["reward_functions"], self._values["reward_weights"]
         listed = [str(name) for name in names] if isinstance(names, list) else []
@@ -319,7 +321,7 @@ class Draft(QObject):
         """Start from these adapters, with the settings that belong to them."""
         try:
             belonging = adapter_settings(find_adapter(text))
-        except Mistake:  # it is set all the same, and becomes a problem with its sentence
+        except UserError:  # it is set all the same, and becomes a problem with its sentence
             belonging = {}
         if str(self._values["model"]).strip():
             belonging.pop("model", None)  # the same weights may lie in another place here
@@ -332,20 +334,20 @@ class Draft(QObject):
         replaced = {entry.name for entry in own}
         return own + [entry for entry in catalog.builtin_rewards() if entry.name not in replaced]
 
-    def _user_rewards(self) -> tuple[list[RewardEntry], list[Fault]]:
+    def _user_rewards(self) -> tuple[list[RewardEntry], list[ConfigProblem]]:
         path = self._reward_file()
         if path is None:
             return [], []
         try:
             return catalog.rewards_in_file(path), []
-        except Mistake as mistake:
+        except UserError as mistake:
             return [], mistake.faults
 
-    def _reward_faults(self) -> list[Fault]:
+    def _reward_faults(self) -> list[ConfigProblem]:
         own, faults = self._user_rewards()
         path = self._reward_file()
         if path is not None and not own and not faults and not self._file_computes_names():
-            return [Fault("reward_functions_file", _no_rewards_sentence(path))]
+            return [ConfigProblem("reward_functions_file", _no_rewards_sentence(path))]
         names = self._values["reward_functions"]
         if faults or not isinstance(names, list) or self._file_computes_names():
             return faults  # the names that a broken file would register are unknown

@@ -30,7 +30,7 @@ from backend.trainer.evaluation.evaluation_rows import (
     rows_file,
 )
 from backend.utils.command import backend_command
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.regular_file import open_regular
 
 SLICE_S = 0.008
@@ -195,7 +195,7 @@ class Evaluations(QObject):
             if not self._consent.obtain_for_run(self._run):
                 self._fail("The reward file was not allowed to run, so nothing was evaluated.")
                 return
-        except Mistake as mistake:
+        except UserError as mistake:
             self._fail(mistake.faults[0].sentence)
             return
         command = backend_command("evaluate", str(self._run.path), "--stream", *request.arguments())
@@ -240,7 +240,7 @@ def _listed(run: RunFolder) -> list[Listed]:
     for path in evaluations_of(run):
         try:
             found.append(Listed(path, read_evaluation(path)))
-        except Mistake:
+        except UserError:
             continue
     return found
 

@@ -18,7 +18,7 @@ from app.state.presets import Preset
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import changed_values, read_changes
 from backend.utils import places
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import resolved
 
 FORM = "form"
@@ -66,7 +66,7 @@ class FormSession(QObject):
             else:
                 self.draft.load(places.demo_config(), as_preset=True)
                 self.draft.history_cleared.emit()
-        except Mistake as mistake:
+        except UserError as mistake:
             self.messages.say(
                 f"{mistake.faults[0].sentence} The form shows the defaults.", FORM, self.while_form_stays()
             )
@@ -144,7 +144,7 @@ class FormSession(QObject):
         file: the run's own is a record."""
         try:
             over = changed_values(read_changes(folder))
-        except Mistake as mistake:
+        except UserError as mistake:
             self.messages.say(mistake.faults[0].sentence, FORM, self.while_form_stays())
             return False
         loaded = self._load_form(folder.config, as_preset=True, over=over)
@@ -156,7 +156,7 @@ class FormSession(QObject):
     def _load_form(self, path: Path, *, as_preset: bool = False, over: Mapping[str, Any] | None = None) -> bool:
         try:
             self.draft.load(path, as_preset=as_preset, over=over)
-        except Mistake as mistake:
+        except UserError as mistake:
             self.messages.say(mistake.faults[0].sentence, FORM, self.while_form_stays())
             return False
         self.page_requested.emit("train")

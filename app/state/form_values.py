@@ -11,7 +11,7 @@ from backend.config.config import SETTINGS
 from backend.config.other_programs.translation import translate
 from backend.config.setting import Setting
 from backend.rewards.catalogue import catalog
-from backend.utils.errors import Fault
+from backend.utils.errors import ConfigProblem
 
 Values = dict[str, Any]
 
@@ -20,7 +20,7 @@ def defaults() -> Values:
     return {key: copy.deepcopy(about.default) for key, about in SETTINGS.items()}
 
 
-def values_from(raw: Mapping[str, Any]) -> tuple[Values, list[Fault]]:
+def values_from(raw: Mapping[str, Any]) -> tuple[Values, list[ConfigProblem]]:
     """(a value for every setting, faults for the keys of `raw` that are no setting). Aliases of other programs are translated."""
     translated, misread = translate(raw)
     unknown = [fault for fault in config.problems(raw) if fault.setting not in SETTINGS and fault not in misread]

@@ -21,7 +21,7 @@ from backend.distributed.backend_choice import choose_backend
 from backend.distributed.hosts_file import Host, HostsFile, launch_command, parse_hosts, read_hosts, write_hosts
 from backend.distributed.machine_report import CheckedMachine, MachineReport
 from backend.utils.command import shell_line
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.places import runs_folder
 
 THIS = "this Mac" if sys.platform == "darwin" else "this machine"
@@ -96,7 +96,7 @@ class Machines(QObject):
         if self._path:
             try:
                 self._file = read_hosts(self._path)
-            except Mistake as mistake:
+            except UserError as mistake:
                 self.problem = mistake.faults[0].sentence
         self.hosts = self._file.hosts
         self._forget_check()
@@ -107,7 +107,7 @@ class Machines(QObject):
         return self.is_edited and not self.problem and all(host.ssh for host in self.hosts)
 
     def save(self, path: Path) -> None:
-        """Write the list and make it the form's hosts file. Raises Mistake: a list that cannot be used, a disk that cannot be written."""
+        """Write the list and make it the form's hosts file. Raises UserError: a list that cannot be used, a disk that cannot be written."""
         hosts = parse_hosts(self._content(), path.name)
         is_own = not self._path or self._consent.has_hosts(self._path)
         write_hosts(path, hosts)
@@ -150,7 +150,7 @@ class Machines(QObject):
         if all(host.ssh for host in hosts):  # not while a name is still to be typed
             try:
                 parse_hosts(self._content(), Path(self._path).name or "The list")
-            except Mistake as mistake:
+            except UserError as mistake:
                 self.problem = mistake.faults[0].sentence if hosts else ""
         self._forget_check()
 
@@ -200,7 +200,7 @@ class Machines(QObject):
         wanted = str(self._draft.value("distributed_backend"))
         try:
             choice = choose_backend(self._listed, wanted, has_mpi=shutil.which("mpirun") is not None)
-        except Mistake:
+        except UserError:
             return []
         return launch_command(self._listed, Path(self._path).expanduser(), choice.backend, runs_folder() / "RUN")
 
@@ -244,7 +244,7 @@ class Machines(QObject):
         self.report = MachineReport.from_dict(answer)
         self._end_request()
 
-    def _on_refused(self, faults: list[Fault]) -> None:
+    def _on_refused(self, faults: list[ConfigProblem]) -> None:
         self.problem = faults[0].sentence
         self._end_request()
 

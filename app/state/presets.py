@@ -19,7 +19,7 @@ from backend.config.row_settings import DATASET_KEYS
 from backend.config.setting import Setting
 from backend.utils import places
 from backend.utils.documents import YAML_LIMIT
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import read_text
 
 OWN = keys_used_by("task")
@@ -65,25 +65,25 @@ class Preset:
 
 
 def presets(folder: Path | None = None) -> list[Preset]:
-    """Every preset, the shipped ones first, then others by name. Raises Mistake for an invalid file."""
+    """Every preset, the shipped ones first, then others by name. Raises UserError for an invalid file."""
     files = sorted((folder or places.resources() / "presets").glob("*.yaml"), key=_order)
     return [preset(file) for file in files]
 
 
 def preset(file: Path) -> Preset:
-    """Read one preset. Raises Mistake where title or sentence is missing, a key is unknown, or settings of the task would change."""
+    """Read one preset. Raises UserError where title or sentence is missing, a key is unknown, or settings of the task would change."""
     title, sentence, *more = [*_comments(file), "", ""]
     if not title or not sentence:
-        raise Mistake("preset", f"{file.name} must begin with two comment lines: its title, and a sentence.")
+        raise UserError("preset", f"{file.name} must begin with two comment lines: its title, and a sentence.")
     replaces, brings = REPLACES in more, BRINGS in more
     raw = config.read(file)
     values, faults = translate({key: value for key, value in raw.items() if value is not None})
     faults += [fault for fault in config.problems({"model": "a/b", "data": "a/b"} | values) if fault.setting not in OWN]
     if faults:
-        raise Mistake(faults)
+        raise UserError(faults)
     taken = [key for key in values if key in OWN and not (brings and key in BROUGHT)]
     if taken and not replaces:
-        raise Mistake("preset", f"{file.name} sets {taken[0]}, but does not say that it replaces everything.")
+        raise UserError("preset", f"{file.name} sets {taken[0]}, but does not say that it replaces everything.")
     # `epsilon_high: null` is a choice: None is a value of an optional setting.
     emptied = {key: None for key in raw if raw[key] is None and key in SETTINGS and SETTINGS[key].optional}
     return Preset(file.stem, title, sentence, values | emptied, replaces, brings)

@@ -16,7 +16,7 @@ from PySide6.QtCore import QObject, QProcess, QProcessEnvironment, QTimer, Signa
 from backend.runs.queue import QueueFile
 from backend.runs.run_folder import RunFolder
 from backend.utils.command import backend_command, backend_environment
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.text import as_in_a_terminal
 from backend.utils.whole_file import replace_file
 
@@ -25,23 +25,23 @@ GRACE_MS = 3000
 
 
 def start_training(config_text: str, run: RunFolder) -> None:
-    """Write the run's config.yaml and start `train --run` on it, detached. Raises Mistake when either cannot be done."""
+    """Write the run's config.yaml and start `train --run` on it, detached. Raises UserError when either cannot be done."""
     replace_file(run.config, config_text)
     start_detached(backend_command("train", "--run", str(run.path)), run)
 
 
 def resume_training(run: RunFolder, *options: str) -> None:
-    """Resume a run from its newest checkpoint, detached. `options`: of the verb. Raises Mistake when the process cannot be started."""
+    """Resume a run from its newest checkpoint, detached. `options`: of the verb. Raises UserError when the process cannot be started."""
     start_detached(backend_command("resume", str(run.path), *options), run)
 
 
 def start_queue_runner(queue: QueueFile) -> None:
-    """Start the process that trains what waits, detached. Raises Mistake when it cannot be started."""
+    """Start the process that trains what waits, detached. Raises UserError when it cannot be started."""
     start_detached_in(backend_command("queue", "run", "--runs-dir", str(queue.folder)), queue.folder, queue.log)
 
 
 def start_detached(command: list[str], run: RunFolder) -> None:
-    """Start a process of a run: `start_detached_in` its folder, with its log.txt. Raises Mistake."""
+    """Start a process of a run: `start_detached_in` its folder, with its log.txt. Raises UserError."""
     start_detached_in(command, run.path, run.log)
 
 
@@ -49,7 +49,7 @@ def start_detached_in(command: list[str], folder: Path, log: Path) -> None:
     """Start a process that survives this one; its stdout and stderr are appended to `log`.
 
     Qt calls setsid for a detached child, so it has a process group of its own: neither closing the window nor Ctrl-C in
-    the terminal that opened it reaches the training. Raises Mistake when the process cannot be started.
+    the terminal that opened it reaches the training. Raises UserError when the process cannot be started.
     """
     process = QProcess()
     process.setProgram(command[0])
@@ -62,7 +62,7 @@ def start_detached_in(command: list[str], folder: Path, log: Path) -> None:
     process.setStandardErrorFile(str(log), QProcess.OpenModeFlag.Append)
     started = process.startDetached()  # PySide returns (ok, pid); the pid is not used
     if not (started[0] if isinstance(started, tuple) else started):
-        raise Mistake("run", f"{command[0]} cannot be started: {process.errorString()}.")
+        raise UserError("run", f"{command[0]} cannot be started: {process.errorString()}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from app.state.draft import Draft
 from app.state.service import Service
 from backend.config.config import keys_used_by
 from backend.rewards.catalogue import catalog
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 
 # Which scores of a completion can be kept as a case of the user's reward file: those of the file's own functions.
 
@@ -54,7 +54,7 @@ def _names_of_file(file: Path, calls: Mapping[str, str]) -> set[str]:
     """Metric names of the chosen reward functions that are the file's own."""
     try:
         registered = {entry.name for entry in catalog.rewards_in_file(file)}
-    except Mistake:  # the file cannot be read any more, as scoring has said
+    except UserError:  # the file cannot be read any more, as scoring has said
         return set()
     shipped = {entry.name for entry in catalog.builtin_rewards()}
     parsed = {name: catalog.reward_call(entry, shipped | registered) for name, entry in calls.items()}
@@ -272,7 +272,7 @@ class RewardBench(QObject):
             self._set_busy(progress["phase"].capitalize())
             self.progress.emit(progress.get("done", 0), progress.get("of", 0))
 
-    def _on_refused(self, faults: list[Fault]) -> None:
+    def _on_refused(self, faults: list[ConfigProblem]) -> None:
         self._end_request()
         self.refused.emit(" ".join(fault.sentence for fault in faults))
         self.changed.emit()

@@ -14,10 +14,10 @@ from PySide6.QtCore import QCoreApplication, QObject, QProcess, QTimer, Signal
 
 from app.state.processes import process_environment
 from backend.utils.command import backend_command
-from backend.utils.errors import Fault
+from backend.utils.errors import ConfigProblem
 
 OnAnswer = Callable[[Any], None]
-OnRefused = Callable[[list[Fault]], None]
+OnRefused = Callable[[list[ConfigProblem]], None]
 OnProgress = Callable[[dict[str, Any]], None]
 
 GRACE_MS = 1500
@@ -200,7 +200,7 @@ class Service(QObject):
         if "answer" in message:
             question.on_answer(message["answer"])
         elif "faults" in message and question.on_refused is not None:
-            question.on_refused([Fault(**fault) for fault in message["faults"]])
+            question.on_refused([ConfigProblem(**fault) for fault in message["faults"]])
 
     def _on_error(self, error: QProcess.ProcessError) -> None:
         if error == QProcess.ProcessError.FailedToStart and self._process is not None:  # others: `finished` follows
@@ -222,7 +222,7 @@ class Service(QObject):
         for number in numbers:
             question = self._pop(number)
             if question is not None and question.on_refused is not None:
-                question.on_refused([Fault("", sentence)])
+                question.on_refused([ConfigProblem("", sentence)])
 
     def _failure_sentence(self) -> str:
         if self._closed:

@@ -22,7 +22,7 @@ from backend.runs.run_folder import RunFolder, all_runs, default_run_name, make_
 from backend.runs.run_format import check_format
 from backend.runs.steering import run_config
 from backend.runs.throughput import MOST_RUNS, CompletionTime, completion_time_of, seconds_per_completion
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.whole_file import replace_file
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class Session(ServiceSession):
             return
         try:
             folder = self._launch()
-        except Mistake as mistake:
+        except UserError as mistake:
             self.messages.say(mistake.faults[0].sentence, START, self.while_form_stays())
             return
         self.open_run(folder.path)
@@ -206,7 +206,7 @@ class Session(ServiceSession):
         try:
             folder = self._new_folder()
             replace_file(folder.config, self.draft.as_yaml())
-        except Mistake as mistake:
+        except UserError as mistake:
             self.messages.say(mistake.faults[0].sentence, START, self.while_form_stays())
             return
         if self.queue.add(folder):
@@ -234,7 +234,7 @@ class Session(ServiceSession):
             if not self._may_run_code(config.read(folder.config), folder.path) or not self._may_use_hosts(hosts):
                 return
             resume_training(folder, *options)
-        except Mistake as mistake:
+        except UserError as mistake:
             self.messages.say(mistake.faults[0].sentence, START)
             return
         self._training = folder
@@ -251,7 +251,7 @@ class Session(ServiceSession):
             check_format(folder)
             may_run = self._may_run_code(config.read(folder.config), folder.path)
             may_run = may_run and self._may_use_hosts(run_config(folder).hosts)
-        except Mistake as mistake:
+        except UserError as mistake:
             self.messages.say(mistake.faults[0].sentence, START)
             return
         if may_run and self.queue.add(folder):
@@ -306,7 +306,7 @@ class Session(ServiceSession):
         """The memory that a run of the form would need; None while that cannot be estimated."""
         try:
             return self.estimate_memory(self.draft.config())
-        except Mistake:
+        except UserError:
             return None
 
     def _fits_memory(self) -> bool:
@@ -322,7 +322,7 @@ class Session(ServiceSession):
         return False
 
     def _launch(self) -> RunFolder:
-        """Make the run's folder and start its trainer. Raises Mistake."""
+        """Make the run's folder and start its trainer. Raises UserError."""
         # Imported here and not above, so that the window can open and be tested without the means to start a trainer.
         from app.state.processes import start_training
 
@@ -332,7 +332,7 @@ class Session(ServiceSession):
         return folder
 
     def _new_folder(self) -> RunFolder:
-        """A folder for a run of the form. Raises Mistake."""
+        """A folder for a run of the form. Raises UserError."""
         config = self.draft.config()
         return make_run_folder(config.run_name or default_run_name(config.model, config.train_type, config.train_mode))
 
@@ -352,7 +352,7 @@ class Session(ServiceSession):
         self.messages.withdraw(FORMAT)
         try:
             check_format(run.folder)
-        except Mistake as mistake:
+        except UserError as mistake:
             self.messages.say(mistake.faults[0].sentence, FORMAT, lambda: self.run is run)
 
     def close_run(self) -> None:

@@ -49,7 +49,7 @@ class SweepForm:
     keep: str = "0.5"
 
     def plan(self, base: Mapping[str, Any]) -> SweepPlan:
-        """The sweep over a base's settings. Raises Mistake with every fault."""
+        """The sweep over a base's settings. Raises UserError with every fault."""
         is_random = self.search == "random"
         varied = [row if is_random else replace(row, draw="list") for row in self.varied]
         raw: dict[str, Any] = {

@@ -19,7 +19,7 @@ from backend.runs.sweeps.sweep_results import (
     shown_state,
 )
 from backend.utils.command import backend_command
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 EVERY_MS = 1000
 """How often a live sweep is read while it is shown."""
@@ -73,7 +73,7 @@ class Sweeps(QObject):
             return
         try:
             results = read_results(self.folder)
-        except Mistake as mistake:
+        except UserError as mistake:
             self.told.emit(mistake.faults[0].sentence)
             return
         state = shown_state(self.folder, results) if results is not None else ""
@@ -94,7 +94,7 @@ class Sweeps(QObject):
         """Make the sweep's folder and start its process. → whether that could be done; `told` says why not."""
         try:
             folder = make_sweep(plan)
-        except Mistake as mistake:
+        except UserError as mistake:
             self.told.emit(mistake.faults[0].sentence)
             return False
         return self._launch(folder)
@@ -105,7 +105,7 @@ class Sweeps(QObject):
     def _launch(self, folder: SweepFolder) -> bool:
         try:
             start_detached(backend_command("sweep", str(folder.path), "--resume"), folder.process)
-        except Mistake as mistake:
+        except UserError as mistake:
             self.told.emit(mistake.faults[0].sentence)
             return False
         self.show(folder.name)
@@ -118,7 +118,7 @@ class Sweeps(QObject):
         if self.folder is not None and self.is_live:
             try:
                 self.folder.process.say("stop")
-            except Mistake as mistake:
+            except UserError as mistake:
                 self.told.emit(mistake.faults[0].sentence)
             else:
                 self.told.emit(f"{self.folder.name} saves its runs and stops.")
@@ -133,7 +133,7 @@ class Sweeps(QObject):
         )
         try:
             start_detached(command, self.folder.process)
-        except Mistake as mistake:
+        except UserError as mistake:
             self.told.emit(mistake.faults[0].sentence)
             return
         self.told.emit(f"{best.run} goes on in a new run, up to step {2 * best.step}. It is on Runs in a moment.")

@@ -11,7 +11,7 @@ from PySide6.QtCore import QObject, Signal
 from app.state.prefs import Prefs
 from app.state.service import Service
 from backend.utils import releases
-from backend.utils.errors import Fault
+from backend.utils.errors import ConfigProblem
 
 DAY_S = 24 * 3600
 
@@ -48,7 +48,7 @@ class Updates(QObject):
             lambda: self.told.emit(f"GRPO Studio {releases.our_version()} is the latest version."),
         )
 
-    def _ask(self, on_refused: Callable[[list[Fault]], None], on_none: Callable[[], None]) -> None:
+    def _ask(self, on_refused: Callable[[list[ConfigProblem]], None], on_none: Callable[[], None]) -> None:
         self._prefs.updates_checked = time.time()
 
         def on_answer(release: dict[str, Any] | None) -> None:

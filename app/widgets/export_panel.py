@@ -48,7 +48,7 @@ from backend.export import export_choices
 from backend.export.exports import FORMATS, TARGETS
 from backend.runs.run_folder import RunFolder
 from backend.utils.command import backend_command
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.places import lm_studio_models
 
 # What becomes of a run's settings in an export for TRL: those that are not carried over, and those that the folder's
@@ -269,7 +269,7 @@ class ExportChoices(QWidget):
         self._unreadable = ""
         try:
             settings = into_trl(export_choices.settings_of(self.run))
-        except Mistake as mistake:
+        except UserError as mistake:
             self._unreadable = mistake.faults[0].sentence
         else:
             self.account.show_account(settings.left_out, settings.by_files)

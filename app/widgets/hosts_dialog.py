@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QWidget
 from app.widgets.basic.allow_dialog import AllowDialog, ShownFile, StatedFact
 from backend.distributed.allowed_hosts import HostsToAllow
 from backend.distributed.hosts_file import Host
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 MOST_LINES = 12
 """Machines, and programs, that are listed."""
@@ -25,7 +25,7 @@ class HostsDialog(AllowDialog):
     """The question, with Allow and Do Not Connect."""
 
     def __init__(self, asked: HostsToAllow, parent: QWidget | None = None) -> None:
-        name = shown(asked.path.name, 60)
+        name = quote(asked.path.name, 60)
         question = (
             f"{name} has changed since you allowed it. Use it as it is now?"
             if asked.changed
@@ -47,19 +47,19 @@ def _facts(asked: HostsToAllow) -> list[StatedFact]:
         StatedFact("Machines", _lines([_machine(host) for host in others]) or f"this one, with {len(here)} ranks"),
     ]
     if programs := [
-        f"{shown(host.ssh, 40)}: {shown(place, 90)}" for host in others if (place := host.program or host.folder)
+        f"{quote(host.ssh, 40)}: {quote(place, 90)}" for host in others if (place := host.program or host.folder)
     ]:
         facts.append(StatedFact("Starts there", _lines(programs), warns=True))
     if addresses := [address for host in here for address in host.ips]:
         facts.append(StatedFact("Listens at", _lines(list(dict.fromkeys(addresses)))))
     if asked.hosts.envs:
-        facts.append(StatedFact("Sets", _lines([shown(variable, 90) for variable in asked.hosts.envs])))
+        facts.append(StatedFact("Sets", _lines([quote(variable, 90) for variable in asked.hosts.envs])))
     return facts
 
 
 def _machine(host: Host) -> str:
     elsewhere = ", ".join(address for address in host.ips if address != host.ssh)
-    return f"{shown(host.ssh, 90)}{f' at {elsewhere}' if elsewhere else ''}"
+    return f"{quote(host.ssh, 90)}{f' at {elsewhere}' if elsewhere else ''}"
 
 
 def _lines(texts: list[str]) -> str:

@@ -71,13 +71,13 @@ def old_policy_pass() -> Off:
 
 def prefill_per_completion() -> Off:
     """Sampling prefills a prompt once for each of its completions."""
-    from backend.sampling.rollout import Rollout
+    from backend.sampling.rollout import Sampler
     from backend.types import Group
 
-    sample = Rollout.sample
+    sample = Sampler.sample
 
     def sample_in_groups_of_one(
-        self: Rollout, problems: Sequence[Any], group_size: int, *args: Any, **kwargs: Any
+        self: Sampler, problems: Sequence[Any], group_size: int, *args: Any, **kwargs: Any
     ) -> list[Group]:
         repeated = [replace(problem) for problem in problems for _ in range(group_size)]
         completions = [group.completions[0] for group in sample(self, repeated, 1, *args, **kwargs)]
@@ -85,14 +85,14 @@ def prefill_per_completion() -> Off:
             Group(problem, completions[i * group_size : (i + 1) * group_size]) for i, problem in enumerate(problems)
         ]
 
-    return mock.patch.object(Rollout, "sample", sample_in_groups_of_one)
+    return mock.patch.object(Sampler, "sample", sample_in_groups_of_one)
 
 
 def group_by_group() -> Off:
     """Sampling decodes one group after the other, as for models whose rows cannot be of unequal length."""
-    from backend.sampling.rollout import Rollout
+    from backend.sampling.rollout import Sampler
 
-    return mock.patch.object(Rollout, "_batching_obstacle", lambda rollout: "switched off")
+    return mock.patch.object(Sampler, "_batching_obstacle", lambda rollout: "switched off")
 
 
 def no_compaction() -> Off:

@@ -1,6 +1,6 @@
 """`python -m backend.bench.child`: measures one random model, in a process of its own, over JSON lines.
 
-Each line is {"task", "allowance_s"}, and its answer {"numbers"} or {"error"}, a sentence. After an error that is not a Mistake
+Each line is {"task", "allowance_s"}, and its answer {"numbers"} or {"error"}, a sentence. After an error that is not a UserError
 the parent starts another process: an error of the device may leave nothing usable behind.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from backend.engine.cpu import blas
 from backend.utils.child_process import answer, claim_stdout, requests
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 VERB = "device-bench"
 """The word for this process in a bundled app."""
@@ -40,7 +40,7 @@ def answer_to(bench: Any, request: dict[str, Any]) -> dict[str, Any]:
         numbers = bench.take(Task.model_validate(request["task"]), request["allowance_s"])
         mx.synchronize()  # a GPU error is raised by the next call that waits for the device
         return {"numbers": numbers.model_dump()}
-    except Mistake as mistake:
+    except UserError as mistake:
         return {"error": " ".join(fault.sentence for fault in mistake.faults), "is_usable": True}
     except Exception as error:  # of any kind: the engine, mlx and Metal raise here, and the next task goes on
         known = gpu_error(error)

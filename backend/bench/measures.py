@@ -29,11 +29,11 @@ from backend.engine.device import on_gpu
 from backend.engine.shared_weights import copy_sharing_arrays
 from backend.models.adapters import attach_adapters
 from backend.models.policy import Policy
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.trainer.machine.memory_plan import plan_memory
 from backend.trainer.memory.estimate import GB, Estimate, estimate
 from backend.trainer.memory.model_shape import shape_of
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.machine import machine_bytes
 
 # A policy with random weights in the shape of a Qwen3, made on the device: no download, no file of weights, no float
@@ -179,16 +179,16 @@ class ModelBench:
 
     folder: Path
     policy: Policy | None = None
-    kept: tuple[dict[str, Any], Rollout] | None = None
+    kept: tuple[dict[str, Any], Sampler] | None = None
     """(limits of the rollout, the rollout)."""
 
     def take(self, task: Task, allowance_s: float) -> schema.Numbers:
-        """Raises Mistake where the task does not fit this machine's memory, and whatever the engine raises."""
+        """Raises UserError where the task does not fit this machine's memory, and whatever the engine raises."""
         write_config(self.folder, task.shape, task.precision)
         config = settings(task, self.folder)
         needs = self._estimate(config, task)
         if not needs.fits:
-            raise Mistake("memory_limit", needs.sentence)
+            raise UserError("memory_limit", needs.sentence)
         if self.policy is None:
             self.policy = random_policy(config, task.shape, task.precision)
         plan = plan_memory(config, self.policy, [task.prompt], lambda sentence: None)
@@ -219,7 +219,7 @@ class ModelBench:
             config, shape, machine_bytes(mx.get_active_memory(), working_set_bytes()), task.prompt, gpu=on_gpu()
         )
 
-    def _rollout(self, workload: Workload) -> Rollout:
+    def _rollout(self, workload: Workload) -> Sampler:
         limits = workload.rollout_limits
         if self.kept is None or self.kept[0] != limits:
             self.kept = None  # before the next is built, so that one at a time holds packed weights
@@ -230,14 +230,14 @@ class ModelBench:
 # ── one measurement each ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def prefill(workload: Workload, rollout: Rollout, allowance_s: float) -> schema.PrefillNumbers:
+def prefill(workload: Workload, rollout: Sampler, allowance_s: float) -> schema.PrefillNumbers:
     """Prompts read together, up to the first token of each."""
     task = workload.task
     took = rounds(lambda: seconds(lambda: workload.sample(rollout)), allowance_s, task.most_rounds)
     return schema.PrefillNumbers(rounds=len(took), tokens_per_s=task.prompts * task.prompt / statistics.median(took))
 
 
-def sampling(workload: Workload, rollout: Rollout, needs: Estimate, allowance_s: float) -> schema.SamplingNumbers:
+def sampling(workload: Workload, rollout: Sampler, needs: Estimate, allowance_s: float) -> schema.SamplingNumbers:
     """Completion tokens a second between the first chunk of decoding steps and the last."""
     rates = rounds(lambda: _decoding_rate(workload, rollout), allowance_s, workload.task.most_rounds)
     rate = statistics.median(rates)
@@ -247,7 +247,7 @@ def sampling(workload: Workload, rollout: Rollout, needs: Estimate, allowance_s:
     )  # fmt: skip
 
 
-def _decoding_rate(workload: Workload, rollout: Rollout) -> float:
+def _decoding_rate(workload: Workload, rollout: Sampler) -> float:
     marks: list[tuple[float, int]] = []
     workload.sample(rollout, lambda tokens: marks.append((now(), tokens)))
     (began, before), (ended, after) = marks[0], marks[-1]
@@ -265,7 +265,7 @@ def learning(workload: Workload, needs: Estimate, allowance_s: float) -> schema.
     )  # fmt: skip
 
 
-def gap(workload: Workload, rollout: Rollout) -> schema.GapNumbers:
+def gap(workload: Workload, rollout: Sampler) -> schema.GapNumbers:
     gap_N = workload.gaps(rollout, workload.learner())
     return schema.GapNumbers(
         tokens=len(gap_N), mean_nats=float(gap_N.mean()), p99_nats=float(np.quantile(gap_N, 0.99)),

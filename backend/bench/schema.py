@@ -204,7 +204,7 @@ class DeviceFile(Record):
         return f"device-{chip}-{self.date}.json"
 
     def write(self, path: Path) -> None:
-        """Replace the file at once, so that an end at any moment leaves a whole one. Raises DiskFault."""
+        """Replace the file at once, so that an end at any moment leaves a whole one. Raises DiskError."""
         save_as(path, self.model_dump_json(indent=1) + "\n")
 
 

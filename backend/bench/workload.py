@@ -14,7 +14,7 @@ from backend.bench.schema import Task
 from backend.config.config import Config, parse
 from backend.engine.memory import release_cached_buffers
 from backend.models.policy import Policy
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.trainer.machine.memory_plan import learner_limits, rollout_limits
 from backend.trainer.memory.estimate import MemoryPlan
@@ -60,15 +60,15 @@ class Workload:
         limits = rollout_limits(self.plan)
         return limits | {"rows": limits["rows"] if limits["rows"] < self.task.rows else None}
 
-    def rollout(self) -> Rollout:
-        return Rollout(self.policy, self.task.completion, **self.rollout_limits)
+    def rollout(self) -> Sampler:
+        return Sampler(self.policy, self.task.completion, **self.rollout_limits)
 
     @property
     def sampling(self) -> Sampling:
         config = self.config
         return Sampling.of(config)
 
-    def sample(self, rollout: Rollout, poll: Callable[[int], None] = lambda tokens: None) -> list[Group]:
+    def sample(self, rollout: Sampler, poll: Callable[[int], None] = lambda tokens: None) -> list[Group]:
         """One group for each prompt, every completion of full length."""
         self.number += 1
         rollout.max_tokens = self.task.completion
@@ -114,7 +114,7 @@ class Workload:
 
     # ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def gaps(self, rollout: Rollout, learner: Learner) -> np.ndarray:
+    def gaps(self, rollout: Sampler, learner: Learner) -> np.ndarray:
         """|log p of the sampler − log p of the learner| of every token of one rollout, in nats."""
         batch = pack(self.sample(rollout), pad_id=self.policy.pad_id)
         micro_batches = learner.forward.micro_batches(self.policy.split_model, batch)

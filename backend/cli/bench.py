@@ -9,7 +9,7 @@ import typer
 
 from backend.cli.exit_codes import STOPPED, verb
 from backend.cli.output import tell
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 bench = typer.Typer(help="Measure speed and memory on this machine.", no_args_is_help=True)
 
@@ -27,7 +27,7 @@ def bench_device(
 ) -> None:
     """Sampling, learning, memory and precision on random models of Qwen3's sizes; downloads nothing. Writes one JSON file."""
     if not out.is_dir():
-        raise Mistake("out", f"There is no folder {out}.")
+        raise UserError("out", f"There is no folder {out}.")
     from backend.bench import about, command, plan, report
 
     device = about.this_machine()
@@ -55,7 +55,7 @@ def bench_report(
         try:
             read.append(schema.read(path))
         except OSError as error:
-            raise Mistake("files", f"{path} cannot be read: {error.strerror}.") from None
+            raise UserError("files", f"{path} cannot be read: {error.strerror}.") from None
         except ValueError:
-            raise Mistake("files", f"{path} is not a file that bench device of this version wrote.") from None
+            raise UserError("files", f"{path} is not a file that bench device of this version wrote.") from None
     tell(report.markdown(read))

@@ -16,7 +16,7 @@ from backend.cli.output import tell
 from backend.runs.events import Follower
 from backend.runs.run_folder import RunFolder, find_run
 from backend.runs.steering import changed, request_change, run_config
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 POLL_S = 0.1
 PATIENCE_S = 60.0
@@ -35,14 +35,14 @@ def change(
     folder, asked = find_run(run, runs_dir), parse_changes(settings)
     if not folder.is_locked():
         resumed = f"resume {folder.name} {' '.join(f'--set {text}' for text in settings)}"
-        raise Mistake("run", f"The run {folder.name} is not training; “{resumed}” goes on with other settings.")
+        raise UserError("run", f"The run {folder.name} is not training; “{resumed}” goes on with other settings.")
     # With every fault at once, and before the trainer is asked, which checks it again.
     changed(run_config(folder), asked)
     tell(_answer(folder, asked))
 
 
 def _answer(folder: RunFolder, asked: dict[str, object]) -> str:
-    """Ask, and wait for the trainer's answer, a note of the diary. Raises Mistake for a refusal."""
+    """Ask, and wait for the trainer's answer, a note of the event log. Raises UserError for a refusal."""
     follower = Follower(folder.events)
     while follower.read():
         pass  # what was written before
@@ -52,9 +52,9 @@ def _answer(folder: RunFolder, asked: dict[str, object]) -> str:
         for event in follower.read():
             if event.get("answers") == "change":
                 if event.get("level") == "warning":
-                    raise Mistake("run", str(event["sentence"]))
+                    raise UserError("run", str(event["sentence"]))
                 return str(event["sentence"])
         time.sleep(POLL_S)
     if not folder.is_locked():
-        raise Mistake("run", f"The run {folder.name} ended before it took the change.")
-    return f"Asked; the trainer has not answered within {PATIENCE_S:.0f} s. Its diary will tell."
+        raise UserError("run", f"The run {folder.name} ended before it took the change.")
+    return f"Asked; the trainer has not answered within {PATIENCE_S:.0f} s. Its event log will tell."

@@ -34,9 +34,9 @@ from backend.cli.exit_codes import verb
 from backend.cli.options import AllowCode, ExistingRunsDir
 from backend.cli.output import tell
 from backend.rewards.catalogue.allowed_code import require_allowed
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.numbers import written_whole
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 if TYPE_CHECKING:
     from backend.sampling.chat.chat import Chat, Turn
@@ -112,7 +112,7 @@ class TerminalChat:
                 return
             try:
                 self._obey(line) if line.startswith("/") else self._ask(line)
-            except Mistake as mistake:  # the conversation goes on
+            except UserError as mistake:  # the conversation goes on
                 tell(" ".join(fault.sentence for fault in mistake.faults), file=sys.stderr)
 
     def _introduction(self) -> str:
@@ -126,13 +126,13 @@ class TerminalChat:
         word, _, rest = line.partition(" ")
         command = self._commands.get(word)
         if command is None:
-            raise Mistake("chat", f"There is no command {shown(word, 40)}; /help lists them.")
+            raise UserError("chat", f"There is no command {quote(word, 40)}; /help lists them.")
         command(rest.strip())
 
     def _choose(self, *names: SideName) -> None:
         missing = [name for name in names if name not in self._chat.sides.sides]
         if missing:
-            raise Mistake("chat", f"{' and '.join(missing).capitalize()} is not loaded here.")
+            raise UserError("chat", f"{' and '.join(missing).capitalize()} is not loaded here.")
         self._sides = list(names)
 
     def _reset(self) -> None:
@@ -144,7 +144,7 @@ class TerminalChat:
 
     def _set_seed(self, text: str) -> None:
         if (seed := written_whole(text)) is None:
-            raise Mistake("seed", "A seed is a whole number, as in /seed 7.")
+            raise UserError("seed", "A seed is a whole number, as in /seed 7.")
         self._asking.seed = seed
 
     def _help(self) -> None:
@@ -159,7 +159,7 @@ class TerminalChat:
         _, rows = self._chat.held_out_rows()
         number = written_whole(text) if text else random.randint(1, len(rows))
         if number is None or not 1 <= number <= len(rows):
-            raise Mistake("row", f"Rows are numbered from 1 to {len(rows)}, as in /row 3.")
+            raise UserError("row", f"Rows are numbered from 1 to {len(rows)}, as in /row 3.")
         self._reset()
         row = number - 1
         problem = self._chat.problem(self._asking.question(self._chat.source.config, "", row=row), self._sides[0])

@@ -14,8 +14,8 @@ from backend.cli.completions import checkpoints, run_names
 from backend.cli.output import tell
 from backend.config.config import SETTINGS, Config, problems
 from backend.rewards.catalogue.scorable import scorable
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 if TYPE_CHECKING:
     from backend.sampling.chat.chat import Chat, ChatQuestion, Reply
@@ -57,7 +57,7 @@ class Asking:
     free_output: bool = False
 
     def question(self, config: Config, prompt: str, **more: Any) -> ChatQuestion:
-        """Raises Mistake naming the setting for a value that it may not have."""
+        """Raises UserError naming the setting for a value that it may not have."""
         from backend.sampling.chat.chat import ChatQuestion
         from backend.sampling.sampler import Sampling
 
@@ -69,9 +69,9 @@ class Asking:
         checked = {key: value for key, value in changes.items() if (key, value) != ("temperature", 0)}
         faults = [fault for fault in problems({"model": "-", "data": "-", **checked}) if fault.setting in checked]
         if faults:
-            raise Mistake(faults)
+            raise UserError(faults)
         if not 1 <= limit <= most:
-            raise Mistake("max_tokens", f"Max tokens must be from 1 to {most:,}, not {shown(limit)}.")
+            raise UserError("max_tokens", f"Max tokens must be from 1 to {most:,}, not {quote(limit)}.")
         of_run = Sampling.of(config)
         if self.free_output:
             of_run = replace(of_run, grammar=None)
@@ -81,7 +81,7 @@ class Asking:
 
 
 def open_chat(name: str, checkpoint: str, runs_dir: Path | None, wanted: Sequence[SideName], asking: Asking) -> Chat:
-    """Load a chat; notes go to stderr. `wanted` is what is loaded where the sides share no weights. Raises Mistake, for settings of
+    """Load a chat; notes go to stderr. `wanted` is what is loaded where the sides share no weights. Raises UserError, for settings of
     `asking` before anything is loaded."""
     from backend.sampling.chat.chat import Chat
     from backend.sampling.chat.sides import load_sides
@@ -129,7 +129,7 @@ def answer(chat: Chat, question: ChatQuestion, sides: Sequence[SideName], printe
 
 def score(config: Config, replies: Sequence[Reply]) -> list[dict[str, Any]]:
     """{"rewards": {function: score}, "reward"} of each reply, by the run's functions in the sandbox. Functions that need an answer are
-    left out where none is known. Raises Mistake where a function fails."""
+    left out where none is known. Raises UserError where a function fails."""
     from backend.rewards.completion_lines import line_of
     from backend.rewards.sandbox.client import SandboxClient
     from backend.rewards.trial_scoring import ScoringSettings, score_lines
@@ -146,7 +146,7 @@ def score(config: Config, replies: Sequence[Reply]) -> list[dict[str, Any]]:
         sandbox.close()
     errors = [function["error"]["sentence"] for function in scored["functions"] if function["error"]]
     if errors:
-        raise Mistake("reward_functions", " ".join(errors))
+        raise UserError("reward_functions", " ".join(errors))
     return [{"rewards": row["rewards"], "reward": row["reward"]} for (row,) in scored["scored"]]
 
 

@@ -12,7 +12,7 @@ import typer
 from backend.cli.exit_codes import MISTAKE, print_faults, verb
 from backend.cli.options import AsJson
 from backend.cli.output import tell, tell_json
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 
 Prompts = Annotated[bool, typer.Option("--prompts", help="Say also how varied the prompts are, and how long.")]
 
@@ -32,19 +32,19 @@ def check(
     from backend.config.unusual import unusual
     from backend.runs.adapter_source import with_adapter
 
-    faults, report = list[Fault](), dict[str, Any]()
+    faults, report = list[ConfigProblem](), dict[str, Any]()
     try:
         raw = with_adapter(read(config))
         for line in account(read_words(raw)):
             tell(line, file=sys.stderr)
         report = _checked(raw, with_lengths=prompts)
-    except Mistake as mistake:
+    except UserError as mistake:
         faults = mistake.faults
     if as_json:
         listed = [fault.to_dict() for fault in faults]
         tell_json({"faults": listed, "prompts": report} if prompts else listed)
     else:
-        print_faults(Mistake(faults))
+        print_faults(UserError(faults))
     if faults:
         raise typer.Exit(MISTAKE)
     if as_json:
@@ -61,12 +61,12 @@ def check(
 
 
 def _checked(raw: Mapping[str, Any], *, with_lengths: bool) -> dict[str, Any]:
-    """→ the report on the prompts of the training split. Raises Mistake with all faults of the settings and of what they point to."""
+    """→ the report on the prompts of the training split. Raises UserError with all faults of the settings and of what they point to."""
     from backend.config.config import parse
-    from backend.runs.start_progress import progress_told_to
+    from backend.runs.start_progress import progress_listener
     from backend.trainer import preflight
 
-    with progress_told_to(lambda sentence: tell(sentence, file=sys.stderr, flush=True)):
+    with progress_listener(lambda sentence: tell(sentence, file=sys.stderr, flush=True)):
         inputs = preflight.preflight(raw)
     try:
         # It imports what counts tokens, which a refusal does not wait for.

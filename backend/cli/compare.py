@@ -9,7 +9,7 @@ import typer
 from backend.cli.exit_codes import verb
 from backend.cli.options import AsJson, ExistingRunsDir
 from backend.cli.output import tell, tell_json
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 
 @verb
@@ -24,7 +24,7 @@ def compare(
     from backend.runs.run_folder import find_run
 
     if len(names) < 2:
-        raise Mistake("run", "Name at least two runs to compare.")
+        raise UserError("run", "Name at least two runs to compare.")
     settings, results = run_comparison.compare([find_run(name, runs_dir) for name in names])
     if as_json:
         tell_json({"settings": settings, "results": [one.to_dict() for one in results]})

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 
 from backend.utils.command import BUNDLED_PROGRAM
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 COMPLETE_VARIABLE = "_GRPO_STUDIO_BACKEND_COMPLETE"
 """Set by the shell's script when it asks for completions; typer derives this name from the program's."""
@@ -24,9 +24,9 @@ def is_asked(arguments: Sequence[str]) -> bool:
 
 
 def check_program() -> None:
-    """A shell completes a command by its name, and asks the program of that name. Raises Mistake where there is none on the PATH."""
+    """A shell completes a command by its name, and asks the program of that name. Raises UserError where there is none on the PATH."""
     if COMPLETE_VARIABLE not in os.environ and shutil.which(BUNDLED_PROGRAM) is None:
-        raise Mistake(
+        raise UserError(
             "completion",
             f"A shell completes {BUNDLED_PROGRAM}, and no command of that name is on the PATH: install GRPO Studio with pip, or "
             f"put the folder of the app's own {BUNDLED_PROGRAM} on it.",

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from backend.cli.exit_codes import verb
-from backend.cli.lost_terminal import outlives_terminal
+from backend.cli.lost_terminal import ignore_sighup
 from backend.cli.new_run import PreparedRun, new_run
 from backend.cli.options import Live, NewRunsDir, Stream
 from backend.cli.output import tell, tell_json
@@ -22,7 +22,7 @@ from backend.utils.places import demo_config, resources
 
 
 @verb
-@outlives_terminal
+@ignore_sighup
 def demo(
     runs_dir: NewRunsDir = None,
     iters: Annotated[int | None, typer.Option(help="Steps, in place of the preset's.")] = None,

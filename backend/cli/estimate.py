@@ -18,7 +18,7 @@ from backend.trainer.memory.estimate import Estimate
 from backend.trainer.memory.model_shape import ModelShape
 from backend.trainer.memory.phases import MemoryModel
 from backend.utils.disk_faults import gigabytes
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import exists, possible_path
 from backend.utils.machine import has_gpu
 
@@ -128,18 +128,18 @@ def network_cost(traffic: StepTraffic, link: NetworkLink) -> NetworkCost:
 
 
 def measured_cost(config: Config, shape: ModelShape, file: Path) -> NetworkCost:
-    """Of a step of these settings on the machines of a hosts file. Raises Mistake where they cannot train together."""
+    """Of a step of these settings on the machines of a hosts file. Raises UserError where they cannot train together."""
     from backend.distributed.check.machine_check import Wanted, check_machines
     from backend.distributed.hosts_file import read_hosts
 
     hosts = read_hosts(file)
     ranks = len(hosts.hosts)
     if ranks < 2:
-        raise Mistake("hosts", f"{file.name} lists one machine: nothing goes over a network.")
+        raise UserError("hosts", f"{file.name} lists one machine: nothing goes over a network.")
     report = check_machines(hosts, file.name, Wanted(config.distributed_backend))
     if report.refusals or report.link is None:
         told = [finding.sentence for finding in report.refusals] or ["The machines' connection could not be measured."]
-        raise Mistake([Fault("hosts", sentence) for sentence in dict.fromkeys(told)])
+        raise UserError([ConfigProblem("hosts", sentence) for sentence in dict.fromkeys(told)])
     return network_cost(step_traffic(config, shape, ranks), NetworkLink.of(report.link, ranks))
 
 
@@ -205,7 +205,7 @@ def estimate(
     shape = shape_of(folder) if folder is not None else None
     if folder is None or shape is None:
         why = "is not on this machine" if folder is None else "has no config.json that tells its sizes"
-        raise Mistake("model", f"The model {settings.model} {why}, so its memory cannot be told.")
+        raise UserError("model", f"The model {settings.model} {why}, so its memory cannot be told.")
     result = estimate_run(settings, shape, machine_bytes(), prompt or longest_prompt(settings, folder))
     network = measured_cost(settings, shape, hosts) if hosts is not None else None
     if as_json:

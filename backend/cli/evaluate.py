@@ -17,7 +17,7 @@ from rich.table import Table
 from backend.cli.completions import checkpoints, run_names
 from backend.cli.consoles import new_console
 from backend.cli.exit_codes import STOPPED, verb
-from backend.cli.lost_terminal import outlives_terminal
+from backend.cli.lost_terminal import ignore_sighup
 from backend.cli.options import AllowCode, ExistingRunsDir
 from backend.cli.output import tell, tell_json
 from backend.config.config import Config, load
@@ -35,9 +35,9 @@ from backend.trainer.evaluation.evaluation_rows import (
 )
 from backend.trainer.machine.gpu_timeout import relax_gpu_timeout
 from backend.trainer.stop_signals import handle, handlers_restored
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.numbers import written_whole
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 if TYPE_CHECKING:
     from backend.trainer.evaluation.comparison import EvaluationChoices, EvaluationProgress
@@ -138,7 +138,7 @@ class _StopRequested(Exception):
 
 
 @verb
-@outlives_terminal
+@ignore_sighup
 def evaluate(
     model: Annotated[
         str, typer.Argument(metavar="RUN|MODEL", help="A run, or a model's folder or id.", autocompletion=run_names)
@@ -199,7 +199,7 @@ def evaluate(
     if settings is None:
         require_allowed(evaluated.config.model_dump(), allow=allow_code)
     if evaluated.run is None and is_base_only:
-        raise Mistake("base-only", f"{model} is a model and no run, so there is no base to evaluate alone.")
+        raise UserError("base-only", f"{model} is a model and no run, so there is no base to evaluate alone.")
     usual = evaluated.config.num_generations_eval or evaluated.config.group_size
     choices = EvaluationChoices(
         split=split,
@@ -228,7 +228,7 @@ def evaluate(
 
 def _one_config(argument: Path | None, option: Path | None) -> Path:
     if argument is not None and option is not None:
-        raise Mistake("config", "The settings are given twice; leave --config out, or the second argument.")
+        raise UserError("config", "The settings are given twice; leave --config out, or the second argument.")
     path = argument or option
     assert path is not None
     return path
@@ -238,19 +238,19 @@ def _own_settings(name: str, runs_dir: Path | None) -> Config | None:
     """Those of a run; None for a model."""
     try:
         return run_config(find_run(name, runs_dir))
-    except Mistake:
+    except UserError:
         return None  # whatever is wrong is said by `find_evaluated`
 
 
 def _ks(text: str, most: int) -> tuple[int, ...]:
-    """The numbers of `--k`. Raises Mistake for what is none, or more than there are completions."""
+    """The numbers of `--k`. Raises UserError for what is none, or more than there are completions."""
     numbers: list[int] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         number = written_whole(part)
         if number is None or not 1 <= number <= most:
             are = "is one completion" if most == 1 else f"are {most} completions"
-            raise Mistake(
-                "k", f"--k {shown(part, 40)} does not fit: there {are} of each prompt (--n), so k is 1 to {most}."
+            raise UserError(
+                "k", f"--k {quote(part, 40)} does not fit: there {are} of each prompt (--n), so k is 1 to {most}."
             )
         numbers.append(number)
     return tuple(numbers)

@@ -13,20 +13,20 @@ from backend.cli.output import tell
 from backend.trainer.machine.gpu_retries import fault_of_gpu
 from backend.utils.disk_faults import fault_of
 from backend.utils.environment import require_environment
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 FINISHED, BUG, MISTAKE, STOPPED = 0, 1, 2, 3
 
 
 def verb(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function a verb: a Mistake that it raises, a full disk or too little memory is printed without a traceback, and the process exits with 2."""
+    """Make a function a verb: a UserError that it raises, a full disk or too little memory is printed without a traceback, and the process exits with 2."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             require_environment()
             return function(*args, **kwargs)
-        except Mistake as mistake:
+        except UserError as mistake:
             print_faults(mistake)
             raise typer.Exit(MISTAKE) from None
         except (OSError, RuntimeError, MemoryError) as error:
@@ -39,7 +39,7 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def print_faults(mistake: Mistake) -> None:
+def print_faults(mistake: UserError) -> None:
     """One line for each fault, on stderr."""
     for fault in mistake.faults:
         tell(fault, file=sys.stderr)

@@ -12,14 +12,14 @@ import typer
 
 from backend.cli.completions import checkpoints, run_names
 from backend.cli.exit_codes import STOPPED, verb
-from backend.cli.lost_terminal import outlives_terminal
+from backend.cli.lost_terminal import ignore_sighup
 from backend.cli.options import AllowCode, AsJson, ExistingRunsDir
 from backend.cli.output import tell, tell_json
 from backend.config.config import read
 from backend.export.exports import DEFAULT_FORMAT, FORMATS, TARGETS
 from backend.rewards.catalogue.allowed_code import require_allowed
 from backend.trainer.stop_signals import StopRequested, raising_stop
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 # Any word is read, and one that is no target or format refused with a sentence.
 Target = Annotated[str, typer.Option("--to", metavar="<where>", help=f"{', '.join(TARGETS)}.")]
@@ -35,7 +35,7 @@ Format = Annotated[
 
 
 @verb
-@outlives_terminal
+@ignore_sighup
 def export(
     run: Annotated[
         str, typer.Argument(help="A run folder, or its name; for --to trl a YAML file too.", autocompletion=run_names)
@@ -90,7 +90,7 @@ def export(
     from backend.runs.run_folder import find_run
 
     if quantize and format_ and format_ != f"{quantize}bit":
-        raise Mistake(
+        raise UserError(
             "quantize", f"--quantize {quantize} and --format {format_} contradict each other; give one of them."
         )
     run_folder = find_run(run, runs_dir)

@@ -12,7 +12,7 @@ from backend.config.config import Config, load, read
 from backend.export.export_choices import settings_of
 from backend.rewards.catalogue.allowed_code import require_allowed
 from backend.runs.run_folder import find_run
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import is_file, user_path
 
 
@@ -29,12 +29,12 @@ def export_settings(
     report: Callable[[str], None],
 ) -> None:
     """Write the folder; what is not carried over goes to stderr, its place to stdout. `about_weights`: options that have no use here, with
-    what was given. Raises Mistake for one that was given, and for a run's reward file that was never allowed here: the folder carries it to a
+    what was given. Raises UserError for one that was given, and for a run's reward file that was never allowed here: the folder carries it to a
     machine on which nothing confines it."""
     from backend.export.trl.folder import export_trl
 
     if given := next((option for option, value in about_weights.items() if value), ""):
-        raise Mistake(given, f"--{given} is about weights, and --to trl takes the settings of a run; leave it out.")
+        raise UserError(given, f"--{given} is about weights, and --to trl takes the settings of a run; leave it out.")
     config, own_name = _settings(run, runs_dir, allow_code=allow_code)
     exported = export_trl(config, name or f"{own_name}-trl", folder, overwrite=overwrite, tell=report)
     if as_json:

@@ -30,7 +30,7 @@ from backend.cli.exit_codes import verb
 from backend.cli.options import AllowCode, AsJson, ExistingRunsDir
 from backend.cli.output import tell, tell_json
 from backend.rewards.catalogue.allowed_code import require_allowed
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import TEXT_LIMIT
 
 
@@ -60,7 +60,7 @@ def generate(
 ) -> None:
     """Answer one prompt with a run's model, its base, or both; settings that are not given are the run's."""
     if (prompt is None) == (row is None):
-        raise Mistake("prompt", "Give a prompt with --prompt, or a row of the test split with --row.")
+        raise UserError("prompt", "Give a prompt with --prompt, or a row of the test split with --row.")
     asking = Asking(temperature, top_p, top_k, min_p, max_tokens, seed, system, free_output)
     wanted = ("base", "tuned") if both else ("base",) if base else ("tuned",)
     chat = open_chat(name, checkpoint, runs_dir, wanted, asking)
@@ -85,8 +85,8 @@ def generate(
 
 
 def _from_stdin() -> str:
-    """Raises Mistake for more than a prompt could be: something that never ends may be at the other end."""
+    """Raises UserError for more than a prompt could be: something that never ends may be at the other end."""
     text = sys.stdin.read(TEXT_LIMIT + 1)
     if len(text) > TEXT_LIMIT:
-        raise Mistake("prompt", f"The prompt from stdin is longer than {TEXT_LIMIT:,} characters.")
+        raise UserError("prompt", f"The prompt from stdin is longer than {TEXT_LIMIT:,} characters.")
     return text

@@ -11,9 +11,9 @@ import typer
 from backend.cli.exit_codes import print_faults, verb
 from backend.cli.output import tell, tell_file
 from backend.runs.adapter_source import imported_folder
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import is_folder, user_path
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 
 @verb
@@ -57,14 +57,14 @@ def import_settings(
     target = None if output is None else user_path(str(output), "output")
     if is_folder(source):
         if our_defaults:
-            raise Mistake(
-                "our_defaults", f"{shown(source)} is a folder with an adapter, which has no settings to leave out."
+            raise UserError(
+                "our_defaults", f"{quote(source)} is a folder with an adapter, which has no settings to leave out."
             )
         _import_adapter(source, target, model, overwrite=overwrite, fetch=fetch)
         return
     if model or fetch:
-        raise Mistake(
-            "model", f"--model and --fetch are for the folder of an adapter, and {shown(source, 60)} is none."
+        raise UserError(
+            "model", f"--model and --fetch are for the folder of an adapter, and {quote(source, 60)} is none."
         )
     _import_file(source, target, overwrite=overwrite, their_defaults=not our_defaults)
 
@@ -74,16 +74,16 @@ def _import_file(file: Path, target: Path | None, *, overwrite: bool, their_defa
     from backend.utils.whole_file import save_as
 
     if target is not None and target.exists() and not overwrite:
-        raise Mistake("output", f"{shown(target)} is there already; take another name, or --overwrite.")
+        raise UserError("output", f"{quote(target)} is there already; take another name, or --overwrite.")
     imported = import_file(file, their_defaults=their_defaults)
     if target is None:
         tell_file(imported.text)
     else:
         save_as(target, imported.text)
-        tell(f"{shown(file)} is a file for {imported.program.name}; written to {shown(target)}.")
+        tell(f"{quote(file)} is a file for {imported.program.name}; written to {quote(target)}.")
     if imported.missing:
         tell("Still to be given before it can be trained:", file=sys.stderr)
-        print_faults(Mistake(imported.missing))
+        print_faults(UserError(imported.missing))
 
 
 def _import_adapter(folder: Path, target: Path | None, model: str, *, overwrite: bool, fetch: bool) -> None:

@@ -21,7 +21,7 @@ from backend.runs.changeable import AT_RESUME
 from backend.runs.run_lock import held_for_launch
 from backend.runs.steering import run_config
 from backend.utils.command import shell_line
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import user_path
 
 if TYPE_CHECKING:
@@ -32,15 +32,15 @@ NONE = "none"
 
 
 def hosts_setting(text: str | None) -> dict[str, Any]:
-    """The settings that the option --hosts stands for. Raises Mistake for what cannot be a path."""
+    """The settings that the option --hosts stands for. Raises UserError for what cannot be a path."""
     if text is None:
         return {}
     return {"hosts": "" if text == NONE else str(user_path(text, "hosts").absolute())}
 
 
 def machine_settings(run: PreparedRun) -> Config:
-    """The settings of a run with the changes that it is resumed with, as far as they decide where it trains. Raises Mistake."""
-    config = run_config(run.folder) if run.folder.has_diary else run.settings
+    """The settings of a run with the changes that it is resumed with, as far as they decide where it trains. Raises UserError."""
+    config = run_config(run.folder) if run.folder.has_event_log else run.settings
     asked = {key: value for key, value in run.changes.items() if key in AT_RESUME}
     return parse(
         config.model_dump() | {key: SETTINGS[key].default if value is None else value for key, value in asked.items()}
@@ -48,7 +48,7 @@ def machine_settings(run: PreparedRun) -> Config:
 
 
 def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bool | None) -> NoReturn:
-    """Train on the machines of `config`, the settings of `machine_settings`; exit with the run's code. Raises Mistake for a run that another
+    """Train on the machines of `config`, the settings of `machine_settings`; exit with the run's code. Raises UserError for a run that another
     process trains, and for machines that cannot train it."""
     from backend.distributed.launching.launcher import run_ranks
 
@@ -64,7 +64,7 @@ def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bo
 
 
 def _prepared_launch(run: PreparedRun, config: Config, stream: bool, progress: bool | None) -> Launch:
-    """`_launch`, whose Mistake ends the diary too: the window sees nothing but the folder."""
+    """`_launch`, whose UserError ends the event log too: the window sees nothing but the folder."""
     from backend.distributed.launching.late_ending import write_late_ending
 
     # mpirun gives rank 0 a terminal of its own, whatever there is here.
@@ -73,13 +73,13 @@ def _prepared_launch(run: PreparedRun, config: Config, stream: bool, progress: b
         os.environ[IS_LOG_VARIABLE] = "1"
     try:
         return _launch(run, config, display_options(stream, is_live))
-    except Mistake as mistake:
+    except UserError as mistake:
         write_late_ending(run.folder, "failed", " ".join(fault.sentence for fault in mistake.faults))
         raise
 
 
 def _launch(run: PreparedRun, config: Config, options: Sequence[str]) -> Launch:
-    """What is to be started. Raises Mistake for machines that cannot train it, and for a hosts file that was never allowed here."""
+    """What is to be started. Raises UserError for machines that cannot train it, and for a hosts file that was never allowed here."""
     from backend.distributed.check.machine_check import check_machines_answer, plan_machines
     from backend.distributed.launching.launcher import Launch
     from backend.trainer.run_process import record_changes

@@ -1,7 +1,7 @@
 """A process that outlives its terminal: once it is gone, what would be printed there is dropped, and the work goes on.
 
 After a hang-up every write to the terminal fails with EIO; where stdout is a pipe, with EPIPE once its reader has ended. Neither is the run's
-business, which has its diary and its log.
+business, which has its event log and its log.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LostTerminal:
         return getattr(self._stream, name)
 
 
-def outlives_terminal(function: Callable[..., Any]) -> Callable[..., Any]:
+def ignore_sighup(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a verb one that goes on without its terminal."""
 
     @functools.wraps(function)

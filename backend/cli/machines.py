@@ -13,7 +13,7 @@ from backend.cli.options import AsJson
 from backend.cli.output import tell, tell_json
 from backend.trainer.memory.estimate import format_bytes
 from backend.utils.disk_faults import gigabytes
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 if TYPE_CHECKING:
     from backend.distributed.machine_report import CheckedMachine, MachineReport
@@ -45,9 +45,9 @@ def machines(
     from backend.distributed.hosts_file import read_hosts
 
     if backend not in WANTED:
-        raise Mistake("backend", f"--backend must be one of {', '.join(WANTED)}.")
+        raise UserError("backend", f"--backend must be one of {', '.join(WANTED)}.")
     if copy and not model:
-        raise Mistake("copy", "--copy needs --model, the model to copy.")
+        raise UserError("copy", "--copy needs --model, the model to copy.")
     hosts, told = read_hosts(file), set[tuple[int, int]]()
     allow_hosts(str(file))
 

@@ -18,21 +18,21 @@ import typer
 
 from backend.cli.exit_codes import STOPPED
 from backend.cli.run_log import say
-from backend.config.config import SETTINGS, TEXTS, Config, beside, dump, parse, read
+from backend.config.config import SETTINGS, TEXTS, Config, dump, parse, read, resolve_paths
 from backend.config.other_programs.translation import with_changes
 from backend.distributed.allowed_hosts import allow_hosts
 from backend.rewards.catalogue.allowed_code import allow_named, require_allowed
 from backend.runs.adapter_source import with_adapter
-from backend.runs.events import Diary
+from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder, default_run_name, make_run_folder
 from backend.runs.run_lock import hold_lock
 from backend.trainer.control import StopPending, do_nothing, look_for_stop_word, remove_word
 from backend.trainer.machine.gpu_timeout import relax_gpu_timeout
-from backend.utils.disk_faults import DiskFault
+from backend.utils.disk_faults import DiskError
 from backend.utils.documents import parse_yaml
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import user_path
-from backend.utils.text import shown
+from backend.utils.text import quote
 from backend.utils.whole_file import replace_file
 
 if TYPE_CHECKING:
@@ -51,27 +51,27 @@ class PreparedRun:
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Settings of a resumed run to change from its next step on."""
     warnings: tuple[str, ...] = ()
-    """Sentences for its diary."""
+    """Sentences for its event log."""
 
 
 def check_settings(
     raw: Mapping[str, Any], runs_dir: Path | None = None, look: Callable[[], None] = do_nothing
 ) -> tuple[Config, RunInputs]:
-    """The settings, and what was read to check them. `look` is called now and then where that takes long. Raises Mistake with all faults of the
+    """The settings, and what was read to check them. `look` is called now and then where that takes long. Raises UserError with all faults of the
     settings and of what they point to."""
     settings = parse(raw)
     relax_gpu_timeout(settings)  # before the import below, which imports mlx
-    from backend.runs.start_progress import looking_on_the_way, progress_told_to
+    from backend.runs.start_progress import progress_listener, with_stop_check
     from backend.trainer.preflight import preflight
 
-    with progress_told_to(lambda line: say(line, sys.stderr)), looking_on_the_way(look):
+    with progress_listener(lambda line: say(line, sys.stderr)), with_stop_check(look):
         return settings, preflight(raw, runs_dir=runs_dir)
 
 
 def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> PreparedRun:
-    """Check the settings, then make a run folder and write them into it. Raises Mistake."""
+    """Check the settings, then make a run folder and write them into it. Raises UserError."""
     # Paths in `raw` are relative to the working directory; config.yaml will be read again in the run's folder.
-    raw = with_adapter(beside(Path.cwd(), raw), runs_dir) | ({} if name is None else {"run_name": name})
+    raw = with_adapter(resolve_paths(Path.cwd(), raw), runs_dir) | ({} if name is None else {"run_name": name})
     settings, inputs = check_settings(raw, runs_dir)
     allow_named(raw)
     allow_hosts(settings.hosts)
@@ -79,7 +79,7 @@ def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> Pre
     folder = make_run_folder(folder_name, runs_dir, reuse=bool(settings.run_name))
     try:
         replace_file(folder.config, dump(settings))
-    except DiskFault:
+    except DiskError:
         with contextlib.suppress(OSError):  # a folder that held something before stays
             folder.path.rmdir()
         raise
@@ -87,16 +87,16 @@ def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> Pre
 
 
 def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
-    """A folder that the window has made, with config.yaml inside and no diary yet. Raises Mistake, also for reward files that were never
+    """A folder that the window has made, with config.yaml inside and no event log yet. Raises UserError, also for reward files that were never
     allowed here, unless `allow_code`. Exits with STOPPED where the run is told to stop meanwhile.
 
-    Faults of its settings, and a stop, are written to the diary too, because the window sees nothing but the folder.
+    Faults of its settings, and a stop, are written to the event log too, because the window sees nothing but the folder.
     """
     folder = RunFolder(Path(os.path.realpath(user_path(str(path), "run"))))
     if not folder.config.is_file():
-        raise Mistake("run", f"The folder {path} holds no config.yaml.")
-    if folder.has_diary:
-        raise Mistake("run", f"The run {folder.name} has a diary already; resume it, or start another.")
+        raise UserError("run", f"The folder {path} holds no config.yaml.")
+    if folder.has_event_log:
+        raise UserError("run", f"The run {folder.name} has a event log already; resume it, or start another.")
     # From now on, so that nobody takes a process that goes through a large dataset for one that has ended.
     lock = hold_lock(folder)
     remove_word(folder.control)  # of a process that is no more
@@ -104,7 +104,7 @@ def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
         raw = with_adapter(read(folder.config), folder.path.parent)
         require_allowed(raw, allow=allow_code)
         return PreparedRun(folder, *check_settings(raw, folder.path, partial(look_for_stop_word, folder)), lock=lock)
-    except Mistake as mistake:
+    except UserError as mistake:
         _end_before_start(folder, lock, "failed", " ".join(fault.sentence for fault in mistake.faults))
         raise
     except StopPending:
@@ -115,18 +115,18 @@ def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
 
 
 def _end_before_start(folder: RunFolder, lock: int, kind: str, sentence: str) -> None:
-    """Write the diary's only line, and let go of the run."""
+    """Write the event log's only line, and let go of the run."""
     remove_word(folder.control)
-    diary = Diary(folder.events)
-    diary.write(kind, step=0, reason=kind, sentence=sentence)
-    diary.close()
+    event_log = EventLog(folder.events)
+    event_log.write(kind, step=0, reason=kind, sentence=sentence)
+    event_log.close()
     os.close(lock)
 
 
 def apply_changes(raw: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     """The raw settings with every `--set key=value` over them, in our words (`with_changes`).
 
-    A key without a value takes the setting out of the file. Raises Mistake for a change that cannot be read.
+    A key without a value takes the setting out of the file. Raises UserError for a change that cannot be read.
     """
     changed = parse_changes(changes)
     translation = with_changes(raw, changed)
@@ -136,7 +136,7 @@ def apply_changes(raw: dict[str, Any], changes: list[str]) -> dict[str, Any]:
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
-    """The raw settings of `--set key=value …`. Raises Mistake for one that cannot be read."""
+    """The raw settings of `--set key=value …`. Raises UserError for one that cannot be read."""
     return dict(map(_parse_change, changes))
 
 
@@ -144,7 +144,7 @@ def _parse_change(text: str) -> tuple[str, Any]:
     """Key and value of `key=value`. A value is YAML, except for settings that are text: `run_name=007` is no number."""
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals:
-        raise Mistake("set", f"--set {shown(text)} must be written as key=value.")
+        raise UserError("set", f"--set {quote(text)} must be written as key=value.")
     if key in SETTINGS and SETTINGS[key].kind in TEXTS:
         return key, value
-    return key, parse_yaml(value, f"--set {shown(text)}", key)
+    return key, parse_yaml(value, f"--set {quote(text)}", key)

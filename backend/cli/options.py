@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import user_path
 
 
@@ -15,7 +15,7 @@ def _folder(path: Path | None) -> Path | None:
     """The folder of an option, with ~ expanded. Raises typer's own mistake, because options are read before the verb begins."""
     try:
         return None if path is None else user_path(str(path), "runs_dir")
-    except Mistake as mistake:
+    except UserError as mistake:
         raise typer.BadParameter(mistake.faults[0].sentence) from None
 
 
@@ -29,5 +29,5 @@ Hosts = Annotated[
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Run reward files of this run that were never allowed on this machine.")
 ]
-Stream = Annotated[bool, typer.Option("--stream", help="Repeat the diary on stdout, one JSON object a line.")]
+Stream = Annotated[bool, typer.Option("--stream", help="Repeat the event log on stdout, one JSON object a line.")]
 Live = Annotated[bool | None, typer.Option("--progress/--no-progress", help="A live display (default on a terminal).")]

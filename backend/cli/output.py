@@ -38,7 +38,7 @@ def tell_file(text: str) -> None:
     print(visible(text) if sys.stdout.isatty() else text, end="")
 
 
-def take_every_character() -> None:
+def force_utf8() -> None:
     """Have stdout and stderr escape what their encoding has no place for, where they would raise (half a character, an ellipsis in Latin-1), and
     stdin take bytes that are no text."""
     for stream in (sys.stdout, sys.stderr):

@@ -1,4 +1,4 @@
-"""The terminal's view of a run: a live display, or a line every few steps. Both get every event of the diary."""
+"""The terminal's view of a run: a live display, or a line every few steps. Both get every event of the event log."""
 
 from __future__ import annotations
 

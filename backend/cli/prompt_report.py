@@ -8,7 +8,7 @@ from backend.config.config import Config
 from backend.data.prompt_preview import SAMPLE, PromptLengths, preview_order, tokenizer_for
 from backend.data.prompt_variety import prompt_variety
 from backend.data.row_views import Rows
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 PERCENTILES = (5, 50, 95)
 
@@ -33,7 +33,7 @@ def _lengths(rows: Rows, config: Config, source: str) -> tuple[str, str, str]:
     name, meaning = "Tokens", f"Lengths of up to {SAMPLE:,} prompts: percentiles, and the longest."
     try:
         tokenizer = tokenizer_for(config)
-    except Mistake as mistake:
+    except UserError as mistake:
         return name, mistake.faults[0].sentence, meaning
     lengths = PromptLengths(rows, config, source)
     lengths.measure(list(islice(preview_order(len(rows)), SAMPLE)), tokenizer)

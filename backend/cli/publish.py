@@ -30,7 +30,7 @@ from backend.export.publish.prepared import PreparedUpload
 from backend.export.publish.upload import Uploaded
 from backend.export.publish_run import prepare_upload, send
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 EVERY_S = 0.2
 """Least time between two lines of progress in bytes."""
@@ -76,11 +76,11 @@ def publish(run: RunFolder, what: Publication, progress: BuildProgress, *, as_js
 
 
 def full_repo_id(run: RunFolder, repo: str, account: dict[str, Any] | None) -> str:
-    """owner/name; without an owner the account's, without a name the run's. Raises Mistake where no owner is known."""
+    """owner/name; without an owner the account's, without a name the run's. Raises UserError where no owner is known."""
     if "/" in repo:
         return repo
     if account is None:
-        raise Mistake("repo", "Whose repository? Write owner/name, or log in first with `hub login`.")
+        raise UserError("repo", "Whose repository? Write owner/name, or log in first with `hub login`.")
     return f"{account['name']}/{repo or re.sub(r'[^A-Za-z0-9._-]+', '-', run.name).strip('-.')}"
 
 
@@ -91,7 +91,7 @@ def _account() -> tuple[dict[str, Any] | None, str]:
         return None, "You are not logged in to Hugging Face."
     try:
         return asdict(whose(token)), ""
-    except Mistake as mistake:
+    except UserError as mistake:
         return None, mistake.faults[0].sentence
 
 

@@ -12,7 +12,7 @@ from backend.cli import help_page
 from backend.cli.completions import changes as changes_offered
 from backend.cli.completions import run_names
 from backend.cli.exit_codes import STOPPED, verb
-from backend.cli.lost_terminal import outlives_terminal
+from backend.cli.lost_terminal import ignore_sighup
 from backend.cli.options import AllowCode, AsJson, ExistingRunsDir, NewRunsDir
 from backend.cli.output import tell, tell_json
 
@@ -62,12 +62,12 @@ def add(
     from backend.rewards.catalogue.allowed_code import require_allowed
     from backend.runs.run_folder import find_run
     from backend.runs.steering import run_config
-    from backend.utils.errors import Mistake
+    from backend.utils.errors import UserError
     from backend.utils.files import exists, is_folder
 
     if is_folder(config) or (not exists(config) and is_folder(_queue_of(runs_dir).folder / config)):
         if name or changes:
-            raise Mistake("config", "--set and --name go with a YAML file; a run folder is as it is.")
+            raise UserError("config", "--set and --name go with a YAML file; a run folder is as it is.")
         run = find_run(config, runs_dir)
         require_allowed(read(run.config), run.path, allow=allow_code)
         require_hosts(run_config(run).hosts)
@@ -85,14 +85,14 @@ def add(
 @verb
 def remove(run: WaitingRun, runs_dir: ExistingRunsDir = None) -> None:
     """Take a run out of the queue. Its folder is deleted if it holds nothing but settings."""
-    from backend.utils.text import shown
+    from backend.utils.text import quote
 
     file = _queue_of(runs_dir)
     folder = _waiting_run(file, run)
     file.remove(folder)
     others = sorted(path.name for path in folder.path.iterdir() if path.name not in REMOVED)
     if others:
-        tell(f"{folder.name} is out of the queue. Its folder stays, as it holds {shown(', '.join(others))}.")
+        tell(f"{folder.name} is out of the queue. Its folder stays, as it holds {quote(', '.join(others))}.")
         return
     shutil.rmtree(folder.path)
     tell(f"{folder.name} is out of the queue, and its settings are deleted.")
@@ -113,16 +113,16 @@ def move(
 
 @queue.command("run")
 @verb
-@outlives_terminal
+@ignore_sighup
 def run_queue(runs_dir: ExistingRunsDir = None) -> None:
     """Train what waits, one after the other, until the queue is empty. A run that trains already is waited for."""
     from backend.runs.queue_runner import QueueRunner
     from backend.trainer.stop_signals import StopRequested, raising_stop
-    from backend.utils.errors import Mistake
+    from backend.utils.errors import UserError
 
     file = _queue_of(runs_dir)
     if file.read().is_paused:
-        raise Mistake("queue", "The queue is paused; `queue resume` lets it go on.")
+        raise UserError("queue", "The queue is paused; `queue resume` lets it go on.")
     try:
         with raising_stop():
             reason = QueueRunner(file, lambda sentence: tell(sentence, flush=True)).run()

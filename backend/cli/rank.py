@@ -12,12 +12,12 @@ from typing import Annotated
 import typer
 
 from backend.cli.exit_codes import verb
-from backend.cli.lost_terminal import outlives_terminal
+from backend.cli.lost_terminal import ignore_sighup
 from backend.cli.options import Live, Stream
 
 
 @verb
-@outlives_terminal
+@ignore_sighup
 def rank(
     run: Annotated[Path, typer.Option("--run", help="The run's folder, on the machine of rank 0.")],
     stream: Stream = False,

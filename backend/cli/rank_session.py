@@ -25,7 +25,7 @@ from backend.rewards.catalogue.allowed_code import require_allowed
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_format import check_format
 from backend.utils.command import shell_line
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 if TYPE_CHECKING:
     from backend.distributed.channel import LeaderChannel, WorkerChannel
@@ -53,8 +53,10 @@ def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
             kernel_folder.use_own_folder()
             leave_stops_to_leader()
         channel = open_channel(collectives)
-    except (Mistake, OSError) as error:
-        mistake = error if isinstance(error, Mistake) else Mistake("hosts", f"The ranks cannot be connected: {error}.")
+    except (UserError, OSError) as error:
+        mistake = (
+            error if isinstance(error, UserError) else UserError("hosts", f"The ranks cannot be connected: {error}.")
+        )
         print_faults(mistake)
         if collectives is not None and collectives.rank == 0:
             write_late_ending(RunFolder(run), "failed", str(mistake))
@@ -69,7 +71,7 @@ def _told(folder: OrdersFolder | None, work: Callable[[], int]) -> int:
     code = BUG
     try:
         code = work()
-    except Mistake as mistake:
+    except UserError as mistake:
         print_faults(mistake)
         code = MISTAKE
     except Exception:
@@ -103,7 +105,7 @@ def _lead(
         channel.close()
 
 
-def _tell_lost(folder: OrdersFolder, failure: Mistake) -> None:
+def _tell_lost(folder: OrdersFolder, failure: UserError) -> None:
     if isinstance(failure, LostRank):
         with suppress(OSError):
             folder.tell_lost(failure.rank, failure.faults[0].sentence)
@@ -118,9 +120,9 @@ def _train(run: Path, orders: Orders, stream: bool, progress: bool | None, share
 
 
 def _prepared(path: Path, orders: Orders) -> PreparedRun:
-    """The run, from its checkpoint if it has one; checked here where no launcher has done it. Raises Mistake."""
+    """The run, from its checkpoint if it has one; checked here where no launcher has done it. Raises UserError."""
     run = RunFolder(path)
-    if not orders.is_checked and not run.has_diary:
+    if not orders.is_checked and not run.has_event_log:
         return prepared_run(path)
     check_format(run)
     if not orders.is_checked:
@@ -136,6 +138,6 @@ def _work(channel: WorkerChannel, collectives: MlxCollectives) -> int:
     except BaseException as error:
         traceback.print_exception(error)
         channel.fault(error)
-        return MISTAKE if isinstance(error, Mistake) else BUG
+        return MISTAKE if isinstance(error, UserError) else BUG
     channel.close()
     return FINISHED

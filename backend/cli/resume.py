@@ -12,7 +12,7 @@ from backend.cli.completions import changes as changes_offered
 from backend.cli.completions import checkpoints, run_names
 from backend.cli.exit_codes import verb
 from backend.cli.launch_session import hosts_setting
-from backend.cli.lost_terminal import outlives_terminal
+from backend.cli.lost_terminal import ignore_sighup
 from backend.cli.new_run import PreparedRun, parse_changes
 from backend.cli.options import AllowCode, Hosts, Live, NewRunsDir, Stream
 from backend.cli.output import tell
@@ -27,11 +27,11 @@ from backend.runs.run_format import check_format
 from backend.runs.saved_weights import find_checkpoint
 from backend.runs.sweeps.sweep_results import find_sweep
 from backend.trainer.machine.gpu_timeout import relax_gpu_timeout
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 
 @verb
-@outlives_terminal
+@ignore_sighup
 def resume(
     run: Annotated[str, typer.Argument(help="A run or a sweep: its folder or its name.", autocompletion=run_names)],
     runs_dir: NewRunsDir = None,
@@ -59,11 +59,11 @@ def resume(
     """
     if find_sweep(run, runs_dir) is not None:
         if hosts:
-            raise Mistake("hosts", "A sweep trains on this machine alone.")
+            raise UserError("hosts", "A sweep trains on this machine alone.")
         if changes:
-            raise Mistake("set", "The settings of a sweep are those of its file; change those of a single run.")
+            raise UserError("set", "The settings of a sweep are those of its file; change those of a single run.")
         if step is not None:
-            raise Mistake("step", "The runs of a sweep go on together; go back in a clone of a single one.")
+            raise UserError("step", "The runs of a sweep go on together; go back in a clone of a single one.")
         return sweep.resume_sweep(run, runs_dir, allow_code=allow_code)
     folder = find_run(run, runs_dir)
     check_format(folder)  # before its settings, of which a newer version may have others
@@ -80,14 +80,14 @@ def resume(
     require_no_program(settings)
     own_updates.require_no_program(settings)
     if is_over and not translate(asked)[0].keys() & LENGTHENING:
-        raise Mistake("iters", f"The run {folder.name} has finished; give it more steps as well, with --set iters=N.")
+        raise UserError("iters", f"The run {folder.name} has finished; give it more steps as well, with --set iters=N.")
     relax_gpu_timeout(settings)
     warnings = () if step is None else _taken_back(folder, step, yes=yes)
     train_and_exit(PreparedRun(folder, settings, changes=asked, warnings=warnings), stream, progress)
 
 
 def _taken_back(run: RunFolder, which: str, *, yes: bool) -> tuple[str, ...]:
-    """Go back to a checkpoint, if that was meant. → the sentence for the diary; none where there is nothing after it. Raises Mistake."""
+    """Go back to a checkpoint, if that was meant. → the sentence for the event log; none where there is nothing after it. Raises UserError."""
     from backend.runs.checkpoints.checkpoint_integrity import go_back, last_step
 
     chosen, last = find_checkpoint(run, which).step, last_step(run)
@@ -96,7 +96,7 @@ def _taken_back(run: RunFolder, which: str, *, yes: bool) -> tuple[str, ...]:
     taken = f"step {last}" if last == chosen + 1 else f"steps {chosen + 1} to {last}"
     sentence = f"Going on from step {chosen} deletes {taken} of this run for good"
     if not yes and not sys.stdin.isatty():
-        raise Mistake("step", f"{sentence}; add --yes, or keep both: clone {run.name} --step {chosen} --start.")
+        raise UserError("step", f"{sentence}; add --yes, or keep both: clone {run.name} --step {chosen} --start.")
     if not yes:
         typer.confirm(f"{sentence} (a clone would keep both). Go on?", abort=True)
     return (go_back(run, which),)

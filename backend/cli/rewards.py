@@ -14,7 +14,7 @@ from backend.cli.exit_codes import MISTAKE, verb
 from backend.cli.options import AsJson
 from backend.cli.output import tell, tell_json
 from backend.config.config import Config
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 
 rewards = typer.Typer(help="List reward functions, or score completions with them.", no_args_is_help=True)
 
@@ -93,14 +93,14 @@ def rerun_cases(
     from backend.rewards.catalogue.catalog import locate_reward_file
     from backend.rewards.sandbox.client import SandboxClient
     from backend.utils.files import is_folder
-    from backend.utils.text import shown
+    from backend.utils.text import quote
 
     path = locate_reward_file(file).resolve()
     if is_folder(path):
-        raise Mistake("file", f"{shown(path)} is a folder, not a reward file.")
+        raise UserError("file", f"{quote(path)} is a folder, not a reward file.")
     cases = read_cases(path)
     if not cases:
-        raise Mistake("cases", f"No cases are kept in {cases_file(path)}.")
+        raise UserError("cases", f"No cases are kept in {cases_file(path)}.")
     sandbox = SandboxClient()
     try:
         results = rerun(sandbox, path, cases, float(SETTINGS["reward_timeout"].default))
@@ -122,7 +122,7 @@ def rerun_cases(
 
 
 def _score(settings: Config, lines: Sequence[Any]) -> dict[str, Any]:
-    """The result of `score_lines`. Raises Mistake where a function fails, because a run would stop there."""
+    """The result of `score_lines`. Raises UserError where a function fails, because a run would stop there."""
     from backend.rewards.sandbox.client import SandboxClient
     from backend.rewards.trial_scoring import ScoringSettings, score_lines
 
@@ -133,7 +133,7 @@ def _score(settings: Config, lines: Sequence[Any]) -> dict[str, Any]:
         sandbox.close()
     errors = [function["error"]["sentence"] for function in scored["functions"] if function["error"]]
     if errors:
-        raise Mistake([Fault("reward_functions", sentence) for sentence in errors])
+        raise UserError([ConfigProblem("reward_functions", sentence) for sentence in errors])
     return scored
 
 
@@ -180,7 +180,7 @@ def _reward_settings(raw: dict[str, Any], faults: list[Any]) -> Config:
     # A misspelt key is in no table, so whatever begins with "reward" counts too.
     relevant = [fault for fault in faults if fault.setting in keys or fault.setting.startswith("reward")]
     if relevant:
-        raise Mistake(relevant)
+        raise UserError(relevant)
     from backend.config.other_programs.translation import translate
 
     used = {key: value for key, value in translate(raw)[0].items() if key in keys}

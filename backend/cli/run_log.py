@@ -1,7 +1,7 @@
 """What a training process prints: on its terminal and in log.txt, neither of which may break the other.
 
 A terminal that is closed, or a pipe that nobody reads any more, ends no run. A log that cannot be written does, with a sentence, as every file of
-a run does; but not in the middle of whatever has just printed something: the fault is raised where the diary's events are shown.
+a run does; but not in the middle of whatever has just printed something: the fault is raised where the event log's events are shown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from backend.cli.output import tell
 from backend.runs.events import write_all
 from backend.runs.run_folder import RunFolder
-from backend.utils.disk_faults import DiskFault, writing
+from backend.utils.disk_faults import DiskError, writing
 from backend.utils.regular_file import append_regular, require_plain_files
 
 IS_LOG_VARIABLE = "GRPO_STUDIO_STDOUT_IS_LOG"
@@ -27,10 +27,10 @@ class RunLog:
     """log.txt, appended to without a buffer: Python's would keep what failed, and fail again as the process ends."""
 
     def __init__(self, run: RunFolder) -> None:
-        """Raises DiskFault, and Mistake for a folder that holds links or pipes."""
+        """Raises DiskError, and UserError for a folder that holds links or pipes."""
         require_plain_files(run.path)  # this is the first file of a run that is written, before its lock is held
         self._path = run.log
-        self._fault: DiskFault | None = None
+        self._fault: DiskError | None = None
         with writing(run.log):
             self._file: RawIOBase = append_regular(run.log)
 
@@ -39,11 +39,11 @@ class RunLog:
         try:
             with writing(self._path):
                 write_all(self._file, text.encode(errors="backslashreplace"))
-        except DiskFault as fault:
+        except DiskError as fault:
             self._fault = self._fault or fault
 
     def checked(self, show: Callable[[Any], None]) -> Callable[[Any], None]:
-        """`show` for an event of the diary, which then raises the fault of this log, once."""
+        """`show` for an event of the event log, which then raises the fault of this log, once."""
         is_told = False
 
         def show_and_check(event: Any) -> None:
@@ -114,7 +114,7 @@ def say(text: str, stream: Any) -> None:
 @contextlib.contextmanager
 def logging_to(folder: RunFolder) -> Generator[RunLog]:
     """Copy stdout and stderr to log.txt; where stdout is that file already, as the window starts a trainer, write to it alone. Raises
-    DiskFault where it cannot be opened."""
+    DiskError where it cannot be opened."""
     is_log = stdout_is_log(folder)
     streams = sys.stdout, sys.stderr
     log = RunLog(folder)

@@ -56,10 +56,10 @@ def train_or_exit(
 
     After a GPU error the process may turn into another, which goes on with the run: `go_on_with` is its verb and arguments, `resume` on
     this run by default. `shared`: of rank 0 of several machines, which leaves that to its launcher. `command`: what was typed, for the
-    diary; this process's own by default.
+    event log; this process's own by default.
     """
     from backend.engine.cpu import blas
-    from backend.runs.start_progress import progress_told_to
+    from backend.runs.start_progress import progress_listener
     from backend.trainer.ending import RESTART
     from backend.trainer.run_process import train
 
@@ -70,7 +70,7 @@ def train_or_exit(
         with (
             logging_to(run.folder) as log,
             display(stream, progress, quiet, run.settings.steps_per_report) as echo,
-            progress_told_to(lambda sentence: say(sentence, sys.stderr)),
+            progress_listener(lambda sentence: say(sentence, sys.stderr)),
         ):
             tell(blas.prepare(), file=sys.stderr, flush=True)
             ending = train(
@@ -100,7 +100,7 @@ def train_or_exit(
 
 @contextmanager
 def display(stream: bool, progress: bool | None, quiet: bool, steps_per_line: int) -> Iterator[Callable[[Any], None]]:
-    """Takes every event of the diary: a live display, lines of text, or the events as JSON on stdout."""
+    """Takes every event of the event log: a live display, lines of text, or the events as JSON on stdout."""
     from backend.cli.consoles import new_console
     from backend.cli.progress import LineDisplay, LiveDisplay
 

@@ -22,7 +22,7 @@ def runs(
     from backend.runs.run_folder import all_runs
     from backend.runs.run_record import read_record
     from backend.runs.run_search import all_keys, asks_for_archived, search
-    from backend.utils.text import shown
+    from backend.utils.text import quote
 
     records = [read_record(run) for run in all_runs(runs_dir)]
     passes = search(query, all_keys(records))
@@ -39,9 +39,9 @@ def runs(
     for record in found:
         run = record.summary
         reward = "–" if run.reward is None else f"{run.reward:.3g}"
-        name = shown(f"{run.name} ({record.notes.title})" if record.notes.title else run.name)
+        name = quote(f"{run.name} ({record.notes.title})" if record.notes.title else run.name)
         star = "★ " if record.notes.favourite else ""
         steps = f"{run.step or 0}/{run.iterations or '–'}"
-        table.add_row(star + name, run.state, steps, reward, shown(run.model), shown(" ".join(record.notes.tags)))
+        table.add_row(star + name, run.state, steps, reward, quote(run.model), quote(" ".join(record.notes.tags)))
     nothing = "No run matches." if records else "There are no runs yet."
     new_console().print(table if found else nothing)

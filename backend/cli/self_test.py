@@ -8,17 +8,17 @@ from pathlib import Path
 
 from backend.cli.exit_codes import BUG, FINISHED, verb
 from backend.cli.output import tell
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 
 @verb
 def run(is_requested: bool, report_file: Path | None, subcommand: str | None) -> int:
-    """Returns the exit code: 0 where no check failed, 1 otherwise. Raises Mistake where the options contradict each other, or the report
+    """Returns the exit code: 0 where no check failed, 1 otherwise. Raises UserError where the options contradict each other, or the report
     cannot be written."""
     if not is_requested:
-        raise Mistake("report", "--report belongs to --selftest; give both, or a verb (--help lists them).")
+        raise UserError("report", "--report belongs to --selftest; give both, or a verb (--help lists them).")
     if subcommand:
-        raise Mistake("selftest", f"--selftest stands alone; leave out {subcommand}.")
+        raise UserError("selftest", f"--selftest stands alone; leave out {subcommand}.")
     if report_file is not None:
         _check_report(report_file)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is asked of the network, before anything imports its client
@@ -44,6 +44,8 @@ def run(is_requested: bool, report_file: Path | None, subcommand: str | None) ->
 
 def _check_report(path: Path) -> None:
     if path.is_dir() or not path.parent.is_dir():
-        raise Mistake("report", f"The report cannot be written to {path}: name a file in a folder that exists.")
+        raise UserError("report", f"The report cannot be written to {path}: name a file in a folder that exists.")
     if path.suffix == ".txt":
-        raise Mistake("report", f"{path.name} would hold JSON, and the text goes beside it: name it {path.stem}.json.")
+        raise UserError(
+            "report", f"{path.name} would hold JSON, and the text goes beside it: name it {path.stem}.json."
+        )

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from backend.cli.consoles import new_console
 from backend.cli.exit_codes import verb
-from backend.cli.lost_terminal import outlives_terminal
+from backend.cli.lost_terminal import ignore_sighup
 from backend.cli.options import AllowCode, AsJson, NewRunsDir
 from backend.cli.output import tell, tell_json
 from backend.cli.restart import restart
@@ -37,7 +37,7 @@ from backend.runs.sweeps.sweep_results import (
 from backend.trainer.machine.gpu_timeout import relax_gpu_timeout
 from backend.trainer.stop_signals import handlers_restored
 from backend.utils.command import shell_line
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 if TYPE_CHECKING:
     from backend.runs.sweeps.inputs import SweepInputs
@@ -83,7 +83,7 @@ def print_results(results: SweepResults, console: Console | None = None) -> None
 
 
 @verb
-@outlives_terminal
+@ignore_sighup
 def sweep(
     file: Annotated[str, typer.Argument(help="The sweep, a YAML file; with --resume its folder or name.")],
     runs_dir: NewRunsDir = None,
@@ -96,7 +96,7 @@ def sweep(
     """Train a grid or a random search of settings, with several seeds."""
     if resume:
         if name or plan_only:
-            raise Mistake("resume", "--name and --plan go with a new sweep; one that is resumed is as it is.")
+            raise UserError("resume", "--name and --plan go with a new sweep; one that is resumed is as it is.")
         return resume_sweep(file, runs_dir, allow_code=allow_code, as_json=as_json)
     plan = load_sweep(file)
     plan = replace(plan, name=name) if name else plan
@@ -115,7 +115,7 @@ def resume_sweep(name: str, runs_dir: Path | None, *, allow_code: bool = False, 
     """Go on with a sweep, or begin one that the window has made: a folder with sweep.yaml and no runs yet."""
     folder = find_sweep(name, runs_dir)
     if folder is None:
-        raise Mistake("sweep", f"There is no sweep {name}: neither a sweep's folder nor the name of one.")
+        raise UserError("sweep", f"There is no sweep {name}: neither a sweep's folder nor the name of one.")
     plan, results = load_sweep(folder.plan), read_results(folder)
     if results is not None and results.state == "finished":
         tell(f"The sweep {folder.name} has finished; there is nothing to resume.")
@@ -125,14 +125,14 @@ def resume_sweep(name: str, runs_dir: Path | None, *, allow_code: bool = False, 
             require_allowed(raw, allow=allow_code)
         inputs = _checked(plan)
         make_runs(plan, folder)
-    except Mistake as mistake:
+    except UserError as mistake:
         _write_failure(folder, plan, mistake)
         raise
     _train(plan, folder, inputs, as_json)
 
 
 def _checked(plan: SweepPlan) -> SweepInputs:
-    """What the runs read before their model. Raises Mistake with every fault of what the settings point to."""
+    """What the runs read before their model. Raises UserError with every fault of what the settings point to."""
     base = parse(plan.base)
     relax_gpu_timeout(base)  # before the imports below, which import mlx
     from backend.distributed.check.machine_check import require_one_machine
@@ -145,7 +145,7 @@ def _checked(plan: SweepPlan) -> SweepInputs:
     return inputs
 
 
-def _write_failure(folder: SweepFolder, plan: SweepPlan, mistake: Mistake) -> None:
+def _write_failure(folder: SweepFolder, plan: SweepPlan, mistake: UserError) -> None:
     """For the window, which sees nothing but the folder."""
     results = read_results(folder) or fresh_results(plan)
     results.state, results.sentence = "failed", " ".join(fault.sentence for fault in mistake.faults)

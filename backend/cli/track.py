@@ -31,13 +31,13 @@ def track(
     from backend.runs.run_folder import find_run
     from backend.trainer.trackers.follow import track as follow
     from backend.trainer.trackers.targets import TRACKERS
-    from backend.utils.errors import Mistake
-    from backend.utils.text import shown
+    from backend.utils.errors import UserError
+    from backend.utils.text import quote
 
     if to not in TRACKERS:
-        raise Mistake("to", f"There is no tracker {shown(to, 40)}; there are {', '.join(TRACKERS)}.")
+        raise UserError("to", f"There is no tracker {quote(to, 40)}; there are {', '.join(TRACKERS)}.")
     if upload and to != "wandb":
-        raise Mistake("upload", f"{to} uploads nothing; --upload goes with wandb.")
+        raise UserError("upload", f"{to} uploads nothing; --upload goes with wandb.")
     folder = find_run(run, runs_dir)
     with _ending_with_threads(folder.trackers / to):
         follow(folder, to, may_upload=upload, say=print)

@@ -9,7 +9,7 @@ import typer
 from backend.cli.exit_codes import verb
 from backend.cli.options import AsJson
 from backend.cli.output import tell, tell_json
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 
 @verb
@@ -24,7 +24,7 @@ def where(
     from backend.utils import stored
 
     if yes and not remove:
-        raise Mistake("yes", "--yes goes with --remove settings or --remove kernels.")
+        raise UserError("yes", "--yes goes with --remove settings or --remove kernels.")
     if remove:
         files = stored.remove(remove) if yes else stored.removable_files(remove)
         if as_json:

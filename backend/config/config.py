@@ -37,10 +37,10 @@ from backend.config.settings.trackers import TrackerFields
 from backend.config.stages import validated_stages
 from backend.rewards.catalogue.catalog import nearest, split_names, with_absolute_file
 from backend.sampling.output_grammar import is_schema
-from backend.utils.documents import read_yaml, unusable
-from backend.utils.errors import Fault, Mistake
+from backend.utils.documents import read_yaml, validation_error
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import exists, user_path
-from backend.utils.text import SENTENCE, shown
+from backend.utils.text import SENTENCE, quote
 
 SECTIONS: dict[str, str] = {
     "algorithm": "Algorithm",
@@ -133,7 +133,7 @@ def needs_reference(raw: Mapping[str, Any]) -> bool:
 
 
 def _valid_or_default(key: str, value: Any) -> Any:
-    if value is None or unusable(value):
+    if value is None or validation_error(value):
         return SETTINGS[key].default
     valid, sentence = _validated(SETTINGS[key], value)
     return SETTINGS[key].default if sentence else valid
@@ -144,7 +144,7 @@ def sections() -> dict[str, list[Setting]]:
     return {section: [about for about in SETTINGS.values() if about.section == section] for section in SECTIONS}
 
 
-def problems(raw: Mapping[str, Any]) -> list[Fault]:
+def problems(raw: Mapping[str, Any]) -> list[ConfigProblem]:
     """Every fault in raw settings (a YAML mapping or the form's values), in the order of the form.
 
     Each field is validated by itself, and each cross-check runs if the settings it reads are valid. Nothing on disk is read.
@@ -153,25 +153,25 @@ def problems(raw: Mapping[str, Any]) -> list[Fault]:
 
 
 def parse(raw: Mapping[str, Any]) -> Config:
-    """The settings of a raw mapping. Raises Mistake with every fault."""
+    """The settings of a raw mapping. Raises UserError with every fault."""
     values, faults = _validate(raw)
     if faults:
-        raise Mistake(faults)
+        raise UserError(faults)
     return Config(**values)
 
 
 def load(path: str | Path) -> Config:
-    """The settings of a YAML file; paths in it are relative to the file. Raises Mistake."""
+    """The settings of a YAML file; paths in it are relative to the file. Raises UserError."""
     return parse(read(path))
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """The raw mapping of a YAML file, with relative paths made absolute where they exist. Raises Mistake."""
+    """The raw mapping of a YAML file, with relative paths made absolute where they exist. Raises UserError."""
     path = user_path(str(path), "config")
     raw = read_yaml(path, "config")
     if not isinstance(raw, dict):
-        raise Mistake("config", f"{shown(path)} must hold settings as “key: value” lines, but it holds {_what(raw)}.")
-    return beside(path.parent, cast("dict[str, Any]", raw))
+        raise UserError("config", f"{quote(path)} must hold settings as “key: value” lines, but it holds {_what(raw)}.")
+    return resolve_paths(path.parent, cast("dict[str, Any]", raw))
 
 
 PATHS = (
@@ -181,7 +181,7 @@ PATHS = (
 """Keys whose value may be a path, relative to the file that it stands in."""
 
 
-def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_paths(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Raw settings with relative paths that exist in `folder` made absolute. Ids, absolute paths and ~ stay as they are."""
     resolved = dict(raw) | _paths_beside(folder, raw, (*PATHS, *(word for word in raw if NAMES.get(word) in PATHS)))
     if isinstance(sets := raw.get("eval_data"), dict):
@@ -200,8 +200,8 @@ def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
 def _set_beside(folder: Path, about: Any) -> Any:
     """An entry of `eval_data`, a name or a mapping with one, with its file made absolute."""
     if isinstance(about, dict):
-        return beside(folder, cast("dict[str, Any]", about))
-    return beside(folder, {"data": about})["data"]
+        return resolve_paths(folder, cast("dict[str, Any]", about))
+    return resolve_paths(folder, {"data": about})["data"]
 
 
 def _stage_beside(folder: Path, stage: Any) -> Any:
@@ -268,16 +268,16 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def valid_value(key: str, value: Any) -> Any:
-    """The value of one setting as a run has it, whatever the others are. Raises Mistake."""
-    if why := unusable(value):
-        raise Mistake(key, f"{SETTINGS[key].label} {why}.")
+    """The value of one setting as a run has it, whatever the others are. Raises UserError."""
+    if why := validation_error(value):
+        raise UserError(key, f"{SETTINGS[key].label} {why}.")
     valid, sentence = _validated(SETTINGS[key], value)
     if sentence:
-        raise Mistake(key, sentence)
+        raise UserError(key, sentence)
     return valid
 
 
-def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
+def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigProblem]]:
     """(valid values by key, faults)."""
     raw, faults = _without_unusable(raw)
     translated, untranslatable = translate(raw)
@@ -286,7 +286,7 @@ def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
     values: dict[str, Any] = {}
     for key in translated:
         if key not in SETTINGS:
-            faults.append(Fault(key, _unknown(key)))
+            faults.append(ConfigProblem(key, _unknown(key)))
     for key, about in SETTINGS.items():
         if key in untranslated:
             continue
@@ -295,7 +295,7 @@ def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
             continue
         value, sentence = _validated(about, translated[key])
         if sentence:
-            faults.append(Fault(key, sentence))
+            faults.append(ConfigProblem(key, sentence))
         else:
             values[key] = value
     if values.get("stages"):
@@ -306,15 +306,15 @@ def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
     return values, sorted(faults, key=lambda fault: order.index(fault.setting) if fault.setting in order else -1)
 
 
-def _without_unusable(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Fault]]:
+def _without_unusable(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[ConfigProblem]]:
     """(`raw` without the values that nothing can work with, their faults)."""
-    faults: list[Fault] = []
+    faults: list[ConfigProblem] = []
     usable: dict[str, Any] = {}
     for key, value in raw.items():
-        if unusable(key):
-            faults.append(Fault(shown(key), f"There is no setting {shown(key, 40)}."))
-        elif why := unusable(value):
-            faults.append(Fault(key, f"{SETTINGS[key].label if key in SETTINGS else shown(key, 40)} {why}."))
+        if validation_error(key):
+            faults.append(ConfigProblem(quote(key), f"There is no setting {quote(key, 40)}."))
+        elif why := validation_error(value):
+            faults.append(ConfigProblem(key, f"{SETTINGS[key].label if key in SETTINGS else quote(key, 40)} {why}."))
         else:
             usable[key] = value
     return usable, faults
@@ -343,7 +343,7 @@ def _validated(about: Setting, value: Any) -> tuple[Any, str]:
             f"{about.label} cannot be {_quoted(value)}; it is one of ",
             f". Did you mean {near}?" if near else ".",
         )
-        return None, f"{begin}{shown(', '.join(known), SENTENCE - len(begin) - len(end))}{end}"
+        return None, f"{begin}{quote(', '.join(known), SENTENCE - len(begin) - len(end))}{end}"
     return value, ""
 
 
@@ -370,14 +370,14 @@ def _sentence(about: Setting, error: Any, value: Any) -> str:
 
 def _quoted(value: Any) -> str:
     """A value in a sentence, text in quotes."""
-    return f"'{shown(value, 60)}'" if isinstance(value, str) else shown(value, 60)
+    return f"'{quote(value, 60)}'" if isinstance(value, str) else quote(value, 60)
 
 
 def _unknown(key: str) -> str:
     if key in NOT_BUILT:
         return f"{NOT_BUILT[key]} ({key}) is not built yet; take the key out to run without it."
     near = nearest(key, [*SETTINGS, *FOREIGN_WORDS])
-    return f"There is no setting {shown(key, 40)}." + (f" Did you mean {near}?" if near else "")
+    return f"There is no setting {quote(key, 40)}." + (f" Did you mean {near}?" if near else "")
 
 
 def _what(raw: Any) -> str:

@@ -1,4 +1,4 @@
-"""Notes on a valid configuration: combinations that are allowed and probably not meant. The trainer writes them to the diary
+"""Notes on a valid configuration: combinations that are allowed and probably not meant. The trainer writes them to the event log
 when a run starts. Invalid combinations are faults: see `backend.config.checks`.
 """
 

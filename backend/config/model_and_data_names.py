@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from backend.config.config import Config
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import exists, is_file, is_folder, user_path
-from backend.utils.text import shown, shown_path
+from backend.utils.text import quote, shown_path
 
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 """The endings of a dataset's files, in the order in which a folder is searched for them."""
@@ -21,14 +21,14 @@ _ID = re.compile(r"(?:[A-Za-z0-9_](?:[\w.-]*\w)?/)?[A-Za-z0-9_](?:[\w.-]{0,94}\w
 
 
 def model_source(name: str, setting: str) -> str:
-    """`name` as mlx-lm takes it: an existing folder, or an id on Hugging Face. Raises Mistake for a missing folder."""
+    """`name` as mlx-lm takes it: an existing folder, or an id on Hugging Face. Raises UserError for a missing folder."""
     path = user_path(name, setting)
     if is_folder(path):
         if not is_file(path / "config.json"):
-            raise Mistake(setting, f"The folder {shown(path)} holds no model: config.json is missing.")
+            raise UserError(setting, f"The folder {quote(path)} holds no model: config.json is missing.")
         return str(path)
     if exists(path) or name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise Mistake(
+        raise UserError(
             setting,
             f"There is no model {shown_path(name, 110)}: it is neither a folder nor an owner/name id on Hugging Face.",
         )
@@ -37,23 +37,23 @@ def model_source(name: str, setting: str) -> str:
 
 
 def check_weights(source: str, setting: str) -> None:
-    """Raises Mistake if `source` is a folder without weights."""
+    """Raises UserError if `source` is a folder without weights."""
     folder = Path(source)
     if is_folder(folder) and not any(folder.glob("model*.safetensors")):
-        raise Mistake(setting, f"The folder {shown(folder)} holds no weights: model*.safetensors is missing.")
+        raise UserError(setting, f"The folder {quote(folder)} holds no weights: model*.safetensors is missing.")
 
 
 def check_reference(name: str, setting: str = "reference_model_path") -> None:
-    """Check a reference: another model, or a folder with an adapter of the base model. Raises Mistake."""
+    """Check a reference: another model, or a folder with an adapter of the base model. Raises UserError."""
     folder = user_path(name, setting)
     if not is_file(folder / "adapter_config.json"):
         check_weights(model_source(name, setting), setting)
     elif not is_file(folder / "adapters.safetensors"):
-        raise Mistake(setting, f"The adapter {shown(folder)} has no adapters.safetensors.")
+        raise UserError(setting, f"The adapter {quote(folder)} has no adapters.safetensors.")
 
 
 def check_data(name: str, setting: str = "data") -> None:
-    """Raises Mistake if `name` is neither a file of a known type, nor a folder, nor a possible id."""
+    """Raises UserError if `name` is neither a file of a known type, nor a folder, nor a possible id."""
     path = user_path(name, setting)
     if is_folder(path):
         return
@@ -61,40 +61,40 @@ def check_data(name: str, setting: str = "data") -> None:
         if path.suffix.lower() not in DATA_SUFFIXES:
             raise of_no_known_type(path, setting)
     elif name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(DATA_SUFFIXES):
-        raise Mistake(setting, f"There is no file or folder {shown_path(name)}.")
+        raise UserError(setting, f"There is no file or folder {shown_path(name)}.")
     elif exists(path):
-        raise Mistake(setting, f"{shown(path)} is neither a file nor a folder.")
+        raise UserError(setting, f"{quote(path)} is neither a file nor a folder.")
     else:
         _check_id(name, setting)
 
 
-def of_no_known_type(path: Path, setting: str = "data") -> Mistake:
+def of_no_known_type(path: Path, setting: str = "data") -> UserError:
     """A file of rows whose name says no type that can be read."""
-    return Mistake(setting, f"{shown(path)} must end in {', '.join(DATA_SUFFIXES[:-1])} or {DATA_SUFFIXES[-1]}.")
+    return UserError(setting, f"{quote(path)} must end in {', '.join(DATA_SUFFIXES[:-1])} or {DATA_SUFFIXES[-1]}.")
 
 
 def _check_id(name: str, setting: str) -> None:
-    """Raises Mistake for what is no id on Hugging Face: parts of letters, digits, ., - and _, as huggingface_hub checks them too."""
+    """Raises UserError for what is no id on Hugging Face: parts of letters, digits, ., - and _, as huggingface_hub checks them too."""
     if not _ID.fullmatch(name) or ".." in name or "--" in name or name.endswith(".git"):
-        raise Mistake(setting, f"There is no file or folder {shown(name)}, and no id on Hugging Face is written so.")
+        raise UserError(setting, f"There is no file or folder {quote(name)}, and no id on Hugging Face is written so.")
 
 
 def _check_model(name: str) -> None:
     check_weights(model_source(name, "model"), "model")
 
 
-def source_faults(config: Config) -> list[Fault]:
+def source_faults(config: Config) -> list[ConfigProblem]:
     """Faults in the names of model, dataset and reference policy. Empty names are not checked here, nor is a reference that
     the run does not need."""
     checks: dict[str, Callable[[str], None]] = {"model": _check_model, "data": check_data}
     if config.needs_reference:
         checks["reference_model_path"] = check_reference
-    faults: list[Fault] = []
+    faults: list[ConfigProblem] = []
     for key, check in checks.items():
         name = str(getattr(config, key)).strip()
         try:
             if name:
                 check(name)
-        except Mistake as mistake:
+        except UserError as mistake:
             faults += mistake.faults
     return faults

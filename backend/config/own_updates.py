@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from backend.config.settings.optimizer import OWN
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 
 OF_THE_RATE = ("learning_rate", "lr_final")
 """Settings of the learning rate that may change during a run, and have no effect on a schedule of one's own."""
@@ -24,20 +24,20 @@ class UpdateSettings(Protocol):
     def lr_schedule(self) -> str: ...
 
 
-def without_program_faults(config: UpdateSettings) -> list[Fault]:
+def without_program_faults(config: UpdateSettings) -> list[ConfigProblem]:
     """Why these settings cannot be trained by anything but the program that has their objects; none where they can."""
-    faults: list[Fault] = []
+    faults: list[ConfigProblem] = []
     if config.optimizer == OWN:
         sentence = "The optimizer is an object of the program that called train(): train there, or go on with backend.resume(run, optimizer=…)."
-        faults.append(Fault("optimizer", sentence))
+        faults.append(ConfigProblem("optimizer", sentence))
     if config.lr_schedule == OWN:
         asked = "optimizer=…" if config.optimizer == OWN else "schedule=…"
         sentence = f"The learning rate is an object of the program that called train(): train there, or go on with backend.resume(run, {asked})."
-        faults.append(Fault("lr_schedule", sentence))
+        faults.append(ConfigProblem("lr_schedule", sentence))
     return faults
 
 
 def require_no_program(config: UpdateSettings) -> None:
-    """Raise Mistake for a run whose optimizer or learning rate is an object of a program, before anything of it is touched."""
+    """Raise UserError for a run whose optimizer or learning rate is an object of a program, before anything of it is touched."""
     if faults := without_program_faults(config):
-        raise Mistake(faults)
+        raise UserError(faults)

@@ -7,9 +7,9 @@ import string
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
-from backend.utils.text import excess, shown
+from backend.utils.text import excess, quote
 
 DATASET_KEYS = (
     *("data", "dataset_config", "train_split", "valid_split", "test_split", "prompt_feature", "answer_feature", "type_feature"),
@@ -22,7 +22,7 @@ TAKEN_NAMES = ("train", "valid", "test", "rewards", "completions", "time", "samp
 
 
 def template_columns(template: str) -> list[str]:
-    """The columns that a prompt template names, in order. Raises Mistake for a text that is no template."""
+    """The columns that a prompt template names, in order. Raises UserError for a text that is no template."""
     columns: list[str] = []
     try:
         for _, column, form, conversion in string.Formatter().parse(template):
@@ -34,49 +34,51 @@ def template_columns(template: str) -> list[str]:
                 raise ValueError("a place is empty; write the name of a column in it")
             columns.append(column)
     except ValueError as error:
-        raise Mistake(
+        raise UserError(
             "prompt_template",
-            f"The prompt template cannot be read: {shown(error, 90)}. Write {{{{ and }}}} for braces.",
+            f"The prompt template cannot be read: {quote(error, 90)}. Write {{{{ and }}}} for braces.",
         ) from None
     return list(dict.fromkeys(columns))
 
 
-def template_faults(template: str) -> Iterator[Fault]:
+def template_faults(template: str) -> Iterator[ConfigProblem]:
     if not template:
         return
     try:
         if not template_columns(template):
-            yield Fault(
+            yield ConfigProblem(
                 "prompt_template",
                 "The prompt template names no column, so every prompt would be the same; write {column}.",
             )
-    except Mistake as mistake:
+    except UserError as mistake:
         yield from mistake.faults
 
 
-def pattern_faults(pattern: str) -> Iterator[Fault]:
+def pattern_faults(pattern: str) -> Iterator[ConfigProblem]:
     if not pattern:
         return
     if sentence := excess(pattern):
-        yield Fault("answer_pattern", sentence)
+        yield ConfigProblem("answer_pattern", sentence)
         return
     try:
         groups = re.compile(pattern).groups
     except (re.error, OverflowError, RecursionError) as error:
-        yield Fault("answer_pattern", f"{shown(pattern, 60)} is no regular expression: {shown(error, 80)}.")
+        yield ConfigProblem("answer_pattern", f"{quote(pattern, 60)} is no regular expression: {quote(error, 80)}.")
         return
     if groups != 1:
         has = "no group" if not groups else f"{groups} groups"
-        yield Fault(
+        yield ConfigProblem(
             "answer_pattern",
-            f"{shown(pattern, 60)} has {has}; put the answer, and nothing else, in round brackets: (…), with (?:…) for others.",
+            f"{quote(pattern, 60)} has {has}; put the answer, and nothing else, in round brackets: (…), with (?:…) for others.",
         )
 
 
-def map_function_faults(function: str, file: str) -> Iterator[Fault]:
+def map_function_faults(function: str, file: str) -> Iterator[ConfigProblem]:
     if function and not file:
-        name = shown(function, 40)
-        yield Fault("map_function", f"{name} is to map the rows, but no reward functions file is given that has it.")
+        name = quote(function, 40)
+        yield ConfigProblem(
+            "map_function", f"{name} is to map the rows, but no reward functions file is given that has it."
+        )
 
 
 def evaluation_sets(eval_data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -88,35 +90,35 @@ def evaluation_sets(eval_data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def evaluation_set_faults(eval_data: Mapping[str, Any]) -> Iterator[Fault]:
+def evaluation_set_faults(eval_data: Mapping[str, Any]) -> Iterator[ConfigProblem]:
     for name, about in evaluation_sets(eval_data).items():
         if sentence := _set_fault(name, about):
-            yield Fault("eval_data", sentence)
+            yield ConfigProblem("eval_data", sentence)
         else:
             for fault in (
                 *template_faults(about.get("prompt_template", "")),
                 *pattern_faults(about.get("answer_pattern", "")),
             ):
-                yield Fault("eval_data", fault.sentence)
+                yield ConfigProblem("eval_data", fault.sentence)
 
 
 def _set_fault(name: str, about: Mapping[str, Any]) -> str:
     """What is wrong with one evaluation set; "" for nothing."""
     if not _NAME.fullmatch(name):
-        return f"{shown(name, 40)} cannot name an evaluation set: take letters, digits, dots, - and _, at most 40."
+        return f"{quote(name, 40)} cannot name an evaluation set: take letters, digits, dots, - and _, at most 40."
     if name in TAKEN_NAMES:
         return f"{name} cannot name an evaluation set: it has a meaning already; take another name."
     strange = [key for key in about if key not in DATASET_KEYS]
     if strange:
-        return f"The evaluation set {name} has {shown(strange[0], 40)}; it may have data and {', '.join(DATASET_KEYS[1:3])}, … of a dataset."
+        return f"The evaluation set {name} has {quote(strange[0], 40)}; it may have data and {', '.join(DATASET_KEYS[1:3])}, … of a dataset."
     wrong = next((key for key, value in about.items() if not isinstance(value, str)), None)
     if wrong is not None:
-        return f"{shown(wrong, 40)} of the evaluation set {name} must be text, not {shown(about[wrong], 40)}."
+        return f"{quote(wrong, 40)} of the evaluation set {name} must be text, not {quote(about[wrong], 40)}."
     if not about.get("data", "").strip():
         return f"The evaluation set {name} names no data: give a file, a folder or an id on Hugging Face."
     try:
         user_path(about["data"], "eval_data")
-    except Mistake as mistake:
+    except UserError as mistake:
         return mistake.faults[0].sentence
     return ""
 

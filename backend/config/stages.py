@@ -12,8 +12,8 @@ from typing import Any
 from backend.config.checks import cross_setting_faults, reference_is_needed
 from backend.config.other_programs.translation import translate
 from backend.runs.changeable import STAGE_DATA, STAGE_OWN, STAGE_SETTINGS
-from backend.utils.errors import Fault
-from backend.utils.text import SENTENCE, shown
+from backend.utils.errors import ConfigProblem
+from backend.utils.text import SENTENCE, quote
 
 Stages = Sequence[Mapping[str, Any]]
 Validate = Callable[[str, Any], tuple[Any, str]]
@@ -95,9 +95,9 @@ def scoring_of(values: Mapping[str, Any], index: int) -> dict[str, Any]:
 # ── what they must satisfy ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def validated_stages(values: Mapping[str, Any], validate: Validate) -> tuple[list[dict[str, Any]], list[Fault]]:
+def validated_stages(values: Mapping[str, Any], validate: Validate) -> tuple[list[dict[str, Any]], list[ConfigProblem]]:
     """(the stages of a run in our keys and values, their faults). `values`: valid settings by key; those that are not are missing."""
-    stages, faults = list[dict[str, Any]](), list[Fault]()
+    stages, faults = list[dict[str, Any]](), list[ConfigProblem]()
     for number, stage in enumerate(values["stages"], 1):
         valid, sentences = _validated_stage(stage, validate)
         stages.append(valid)
@@ -121,7 +121,7 @@ def _validated_stage(stage: Mapping[str, Any], validate: Validate) -> tuple[dict
     return own, sentences
 
 
-def _cross_faults(values: Mapping[str, Any]) -> Iterator[Fault]:
+def _cross_faults(values: Mapping[str, Any]) -> Iterator[ConfigProblem]:
     """Faults of the settings that each stage has, and of what changes from one to the next."""
     of_run = cross_setting_faults(values)
     before: Mapping[str, Any] | None = None
@@ -139,16 +139,16 @@ def _cross_faults(values: Mapping[str, Any]) -> Iterator[Fault]:
         before = of_stage
 
 
-def fault_of_stage(number: int, sentence: str) -> Fault:
+def fault_of_stage(number: int, sentence: str) -> ConfigProblem:
     """A sentence about a stage, counted from 1, as a fault of the stages."""
     prefix = f"Stage {number}: "
-    return Fault("stages", prefix + shown(sentence, SENTENCE - len(prefix)))
+    return ConfigProblem("stages", prefix + quote(sentence, SENTENCE - len(prefix)))
 
 
-def faults_in_course(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Fault]:
+def faults_in_course(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[ConfigProblem]:
     """Faults of a change from one step to the next, of settings that would be sound in a new run."""
     if after.get("steps_per_eval") and not before.get("steps_per_eval"):
-        yield Fault(
+        yield ConfigProblem(
             "steps_per_eval",
             "This run began without evaluations and has read no held-out prompts; clone it to add them.",
         )
@@ -158,7 +158,7 @@ def faults_in_course(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
         had, has = (reference_is_needed(*(values[key] for key in keys)) for values in (before, after))
         if has and not had:
             how = "under full fine-tuning its weights" if is_full else "its Modules to save"
-            yield Fault(
+            yield ConfigProblem(
                 "beta",
                 f"This run began with Beta (KL weight) 0, so it keeps no reference model, and {how} are overwritten; "
                 "clone the run to add one.",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from backend.config.config import Config
-from backend.utils.errors import Fault
+from backend.utils.errors import ConfigProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +54,18 @@ USUAL: dict[str, UsualRange] = {
 """Setting → its range."""
 
 
-def unusual(config: Config) -> list[Fault]:
+def unusual(config: Config) -> list[ConfigProblem]:
     """A sentence for each setting of a valid config that applies and is far from the usual."""
     return list(_unusual(config))
 
 
-def _unusual(config: Config) -> Iterator[Fault]:
+def _unusual(config: Config) -> Iterator[ConfigProblem]:
     values = config.model_dump()
     for key, usual in USUAL.items():
         value = float(values[key])
         if not usual.low <= value <= usual.high and usual.applies(config) and not _is_overruled(key, config):
             size = "small" if value < usual.low else "large"
-            yield Fault(key, f"This is unusually {size}: {usual.usual}.")
+            yield ConfigProblem(key, f"This is unusually {size}: {usual.usual}.")
 
 
 def _is_overruled(key: str, config: Config) -> bool:

@@ -15,9 +15,9 @@ from typing import Any
 from jinja2 import TemplateError
 
 from backend.data.files import first_line
-from backend.models.time_limit import TimeIsUp, time_limit
+from backend.models.time_limit import TimeLimitError, time_limit
 from backend.models.tokenizers import is_panic
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 # How few tokens a text can have, from its length alone.
 
@@ -127,12 +127,12 @@ def characters(messages: Messages) -> int:
 
 
 def check_unicode(messages: Messages, where: str) -> None:
-    """Raises Mistake for a lone surrogate, which JSON can carry and no tokenizer takes."""
+    """Raises UserError for a lone surrogate, which JSON can carry and no tokenizer takes."""
     try:
         for message in messages:
             (message["role"] + message["content"]).encode()
     except UnicodeEncodeError:
-        raise Mistake("prompt_feature", f"The text of {where} is broken: it holds half a character.") from None
+        raise UserError("prompt_feature", f"The text of {where} is broken: it holds half a character.") from None
 
 
 def apply_chat_template(messages: Messages, tokenizer: Any, variables: Mapping[str, Any]) -> list[int]:
@@ -143,7 +143,7 @@ def apply_chat_template(messages: Messages, tokenizer: Any, variables: Mapping[s
 
 
 def tokenize(messages: Messages, tokenizer: Any, variables: Mapping[str, Any], where: str) -> list[int]:
-    """`apply_chat_template`, with a Mistake that names the row where the text or the template makes that impossible."""
+    """`apply_chat_template`, with a UserError that names the row where the text or the template makes that impossible."""
     tokens = tokenize_if_fits(messages, tokenizer, variables, where, None)
     assert not isinstance(tokens, TooLong)
     return tokens
@@ -163,17 +163,17 @@ def tokenize_if_fits(
             return TooLong(least)
         # Rendered once more, and tokenised without a limit on time, which would count that of the tokenizer too.
         return apply_chat_template(messages, tokenizer, variables)
-    except TimeIsUp:
-        raise Mistake("prompt_feature", f"The model's chat template does not end for {where}; it is stopped after "
+    except TimeLimitError:
+        raise UserError("prompt_feature", f"The model's chat template does not end for {where}; it is stopped after "
                       f"{CHAT_S:g} seconds.") from None  # fmt: skip
     except TemplateError as error:  # templates call raise_exception: no system message, turns that do not alternate
-        raise Mistake("prompt_feature", f"The model's chat template refuses {where}: {first_line(error)}") from None
+        raise UserError("prompt_feature", f"The model's chat template refuses {where}: {first_line(error)}") from None
     except Exception as error:  # of any kind: a template divides by zero, recurses, adds text to a number
-        raise Mistake("prompt_feature", f"The model's chat template fails for {where}: {first_line(error)}") from None
+        raise UserError("prompt_feature", f"The model's chat template fails for {where}: {first_line(error)}") from None
     except BaseException as error:
         if not is_panic(error):
             raise
-        raise Mistake("prompt_feature", f"The model's tokenizer fails for {where}: {first_line(error)}") from None
+        raise UserError("prompt_feature", f"The model's tokenizer fails for {where}: {first_line(error)}") from None
 
 
 def _has_template(tokenizer: Any) -> bool:
@@ -204,7 +204,7 @@ def cut_left(
     messages: Messages, tokenizer: Any, variables: Mapping[str, Any], where: str, most: int
 ) -> tuple[Messages, list[int]] | None:
     """The chat with as much of the end of its last user message as fits into `most` tokens, with its tokens; None where not even one
-    character of it does, or there is no user message. Raises Mistake naming the row."""
+    character of it does, or there is no user message. Raises UserError naming the row."""
     place = next((i for i in reversed(range(len(messages))) if messages[i]["role"] == "user"), None)
     if place is None or most < 1:
         return None

@@ -20,10 +20,10 @@ from typing import Any, Literal, TextIO
 from backend.config.model_and_data_names import of_no_known_type
 from backend.runs.start_progress import telling
 from backend.utils import loose_json
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import reason
 from backend.utils.machine import machine_bytes
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 Row = dict[str, Any]
 
@@ -42,18 +42,18 @@ CELL_BYTES = 64
 
 
 def kind_of_path(path: Path, setting: str = "data") -> Literal["file", "folder", ""]:
-    """What is at `path`; "" for nothing. Raises Mistake for what cannot be read as rows: a pipe, a device, a circle of links, a folder that
+    """What is at `path`; "" for nothing. Raises UserError for what cannot be read as rows: a pipe, a device, a circle of links, a folder that
     may not be entered."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
             return ""
-        raise Mistake(setting, f"{shown(path, PATH)} cannot be read: {reason(error)}.") from None
+        raise UserError(setting, f"{quote(path, PATH)} cannot be read: {reason(error)}.") from None
     if stat.S_ISDIR(mode):
         return "folder"
     if not stat.S_ISREG(mode):
-        raise Mistake(setting, f"{shown(path, PATH)} is no file with rows, but a pipe, a socket or a device.")
+        raise UserError(setting, f"{quote(path, PATH)} is no file with rows, but a pipe, a socket or a device.")
     return "file"
 
 
@@ -75,7 +75,7 @@ class Head:
 
 def read_head(path: Path, streamed: bool = False) -> Head | None:
     """The first rows of a large file; None for a file that is not large, or of a kind that only opens as a whole. A parquet file that is `streamed`
-    is large where its rows are, however few bytes they pack to. Raises Mistake."""
+    is large where its rows are, however few bytes they pack to. Raises UserError."""
     kind = path.suffix.lower()
     try:
         size = path.stat().st_size
@@ -87,9 +87,9 @@ def read_head(path: Path, streamed: bool = False) -> Head | None:
             head = _head_of_parquet(path)
             return head if len(head.rows) < head.about else None
     except UnicodeDecodeError:
-        raise Mistake("data", f"{shown(path, PATH)} is not UTF-8 text.") from None
+        raise UserError("data", f"{quote(path, PATH)} is not UTF-8 text.") from None
     except OSError as error:
-        raise Mistake("data", f"{shown(path, PATH)} cannot be read: {reason(error)}.") from None
+        raise UserError("data", f"{quote(path, PATH)} cannot be read: {reason(error)}.") from None
     return None
 
 
@@ -134,10 +134,10 @@ def _head_of_parquet(path: Path) -> Head:
             if len(rows) >= HEAD_ROWS or size > HEAD_BYTES:
                 break
         return Head(rows[:HEAD_ROWS], file.metadata.num_rows)
-    except (MemoryError, Mistake):
+    except (MemoryError, UserError):
         raise
     except Exception as error:  # as in `_read_parquet`
-        raise Mistake("data", f"{shown(path, PATH)} cannot be read as parquet: {first_line(error)}") from None
+        raise UserError("data", f"{quote(path, PATH)} cannot be read as parquet: {first_line(error)}") from None
 
 
 def largest_file() -> int:
@@ -146,26 +146,26 @@ def largest_file() -> int:
 
 
 def read_file(path: Path) -> list[Row]:
-    """Rows of one file by its ending. Raises Mistake naming file and line."""
+    """Rows of one file by its ending. Raises UserError naming file and line."""
     if path.suffix.lower() not in READERS:
         raise of_no_known_type(path)
     try:
         return READERS[path.suffix.lower()](path)
     except UnicodeDecodeError:
-        raise Mistake("data", f"{shown(path, PATH)} is not UTF-8 text.") from None
+        raise UserError("data", f"{quote(path, PATH)} is not UTF-8 text.") from None
     except OSError as error:
-        raise Mistake("data", f"{shown(path, PATH)} cannot be read: {reason(error)}.") from None
+        raise UserError("data", f"{quote(path, PATH)} cannot be read: {reason(error)}.") from None
     except MemoryError:
-        raise Mistake("data", f"{shown(path, PATH)} is larger than the memory that is free.") from None
+        raise UserError("data", f"{quote(path, PATH)} is larger than the memory that is free.") from None
 
 
 # ── text ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _lines(path: Path, newline: str | None = None, *, whole: bool = True) -> Iterator[str]:
-    """The lines of a text file, each of a limited length. `whole`: all of them will be kept in memory. Raises Mistake."""
+    """The lines of a text file, each of a limited length. `whole`: all of them will be kept in memory. Raises UserError."""
     if whole and path.stat().st_size > (limit := largest_file()):
-        raise Mistake("data", f"{shown(path, PATH)} is larger than the {limit / 2**30:.3g} GB that can be read here.")
+        raise UserError("data", f"{quote(path, PATH)} is larger than the {limit / 2**30:.3g} GB that can be read here.")
     # Not blocking: since it was looked at, a pipe may have taken the file's place.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with open(descriptor, encoding="utf-8-sig", newline=newline) as file:
@@ -177,12 +177,12 @@ def _lines(path: Path, newline: str | None = None, *, whole: bool = True) -> Ite
 
 
 def _limited(file: TextIO, path: Path) -> Iterator[str]:
-    """The lines of an open file. Raises Mistake for one that is too long."""
+    """The lines of an open file. Raises UserError for one that is too long."""
     number = 0
     while line := file.readline(LINE_LIMIT):
         number += 1
         if len(line) == LINE_LIMIT:
-            raise Mistake("data", f"Line {number:,} of {shown(path, PATH)} is longer than {LINE_LIMIT:,} characters.")
+            raise UserError("data", f"Line {number:,} of {quote(path, PATH)} is longer than {LINE_LIMIT:,} characters.")
         yield line
 
 
@@ -193,17 +193,17 @@ def _read_jsonl(path: Path) -> list[Row]:
 def _jsonl_rows(lines: Iterable[str], path: Path) -> Iterator[Row]:
     for number, line in enumerate(lines, 1):
         if line.strip():
-            yield json_object(line, f"line {number} of {shown(path, PATH)}")
+            yield json_object(line, f"line {number} of {quote(path, PATH)}")
 
 
 def json_object(text: str, where: str) -> Row:
-    """A row of a JSONL file; `where` names it. Raises Mistake."""
+    """A row of a JSONL file; `where` names it. Raises UserError."""
     try:
         value = loose_json.parse(text)
     except loose_json.BrokenJson as error:
-        raise Mistake("data", f"The JSON in {where} is broken: {error.why}.") from None
+        raise UserError("data", f"The JSON in {where} is broken: {error.why}.") from None
     if not isinstance(value, dict):
-        raise Mistake("data", f"The JSON in {where} must be an object with columns.")
+        raise UserError("data", f"The JSON in {where} must be an object with columns.")
     return value
 
 
@@ -213,9 +213,9 @@ def _read_json(path: Path) -> list[Row]:
         value = loose_json.parse(text)
     except loose_json.BrokenJson as error:
         line = f" at line {error.line}" if error.line else ""
-        raise Mistake("data", f"The JSON in {shown(path, PATH)} is broken{line}: {error.why}.") from None
+        raise UserError("data", f"The JSON in {quote(path, PATH)} is broken{line}: {error.why}.") from None
     if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
-        raise Mistake("data", f"{shown(path, PATH)} must hold a list of objects.")
+        raise UserError("data", f"{quote(path, PATH)} must hold a list of objects.")
     return value
 
 
@@ -235,7 +235,7 @@ def _csv_rows(lines: Iterable[str], path: Path) -> Iterator[Row]:
             yield dict(row)
     except csv.Error as error:
         line = reader.reader.line_num
-        raise Mistake("data", f"The CSV in line {line} of {shown(path, PATH)} is broken: {shown(error)}.") from None
+        raise UserError("data", f"The CSV in line {line} of {quote(path, PATH)} is broken: {quote(error)}.") from None
 
 
 def ragged() -> csv.Error:
@@ -244,10 +244,10 @@ def ragged() -> csv.Error:
 
 
 def refuse_equal_columns(names: Sequence[str], path: Path) -> None:
-    """Raise Mistake for a name that two columns have: of their values, all but the last column's would be lost."""
+    """Raise UserError for a name that two columns have: of their values, all but the last column's would be lost."""
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise Mistake("data", f"{shown(path, PATH)} has two columns called {shown(twice, 40)}; rename one of them.")
+        raise UserError("data", f"{quote(path, PATH)} has two columns called {quote(twice, 40)}; rename one of them.")
 
 
 # ── parquet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -258,13 +258,13 @@ def _read_parquet(path: Path) -> list[Row]:
     import pyarrow.parquet
 
     if not path.stat().st_size:
-        raise Mistake("data", f"{shown(path, PATH)} cannot be read as parquet: it is empty.")
+        raise UserError("data", f"{quote(path, PATH)} cannot be read as parquet: it is empty.")
     try:
         return _unpacked(pyarrow.parquet.ParquetFile(path), path)
-    except (MemoryError, Mistake):
+    except (MemoryError, UserError):
         raise
     except Exception as error:  # of any kind: dates out of Python's range, unknown time zones, broken text and pages
-        raise Mistake("data", f"{shown(path, PATH)} cannot be read as parquet: {first_line(error)}") from None
+        raise UserError("data", f"{quote(path, PATH)} cannot be read as parquet: {first_line(error)}") from None
 
 
 def _unpacked(file: Any, path: Path) -> list[Row]:
@@ -286,8 +286,8 @@ def _unpacked(file: Any, path: Path) -> list[Row]:
     for part in chain.from_iterable(map(unpacked_parts, batches)):
         size += sum(map(_bytes, part))
         if size > limit:
-            raise Mistake(
-                "data", f"{shown(path, PATH)} unpacks to more than {UNPACKED:,} times its size; it is not read."
+            raise UserError(
+                "data", f"{quote(path, PATH)} unpacks to more than {UNPACKED:,} times its size; it is not read."
             )
         rows += part
     return rows
@@ -315,7 +315,7 @@ def _bytes(value: Any) -> int:
 def first_line(error: BaseException) -> str:
     """The first line of an exception's text as a sentence; its class where it has no text."""
     lines = _text_of(error).strip().splitlines() or [type(error).__name__]
-    return f"{shown(lines[0].rstrip('.'), 90)}."
+    return f"{quote(lines[0].rstrip('.'), 90)}."
 
 
 def _text_of(error: BaseException) -> str:
@@ -328,4 +328,4 @@ def _text_of(error: BaseException) -> str:
 READERS: dict[str, Callable[[Path], list[Row]]] = {
     ".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet,
 }  # fmt: skip
-"""Ending → what reads such a file. Each raises Mistake, UnicodeDecodeError or OSError."""
+"""Ending → what reads such a file. Each raises UserError, UnicodeDecodeError or OSError."""

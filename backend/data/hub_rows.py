@@ -21,10 +21,10 @@ from fsspec.registry import known_implementations, register_implementation
 from backend.models import inventory
 from backend.models.hub_search import check_reachable
 from backend.runs.start_progress import tell
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.hub_cache import is_dataset_cached, local_folder
 from backend.utils.own_files import is_own
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 # Which addresses the `datasets` library may open: those of the Hub, and of this disk.
 
@@ -90,7 +90,7 @@ def own_addresses_only() -> Iterator[None]:
 
 
 def load(repo_id: str, config_name: str | None, setting: str) -> Any:
-    """The splits of a dataset by its id: `datasets.DatasetDict`. Raises Mistake where neither the Hub nor the cache has it and where its files
+    """The splits of a dataset by its id: `datasets.DatasetDict`. Raises UserError where neither the Hub nor the cache has it and where its files
     are not its own, and any exception of `datasets` for rows that it cannot read."""
     import datasets
 
@@ -105,12 +105,12 @@ def _loaded(repo_id: str, config_name: str | None, setting: str) -> Any:
 
     try:
         check_reachable(repo_id, "dataset")
-    except Mistake:
+    except UserError:
         if folder := _cached_snapshot(repo_id):
             return _of_snapshot(folder, config_name, repo_id, setting)
         if not is_dataset_cached(repo_id):
             raise
-    tell(f"{'Opening' if is_dataset_cached(repo_id) else 'Fetching'} the dataset {shown(repo_id, 60)}")
+    tell(f"{'Opening' if is_dataset_cached(repo_id) else 'Fetching'} the dataset {quote(repo_id, 60)}")
     return datasets.load_dataset(repo_id, config_name)
 
 
@@ -122,9 +122,9 @@ def _of_snapshot(folder: Path, config_name: str | None, repo_id: str, setting: s
     by_split = cast("Mapping[str, list[str]]", builder.config.data_files or {})
     for name in (name for names in by_split.values() for name in names):
         if not is_own(Path(name), folder):
-            raise Mistake(
+            raise UserError(
                 setting,
-                f"The dataset {shown(repo_id, 50)} names {shown(Path(name), 60)} as a file of its own, and it is none.",
+                f"The dataset {quote(repo_id, 50)} names {quote(Path(name), 60)} as a file of its own, and it is none.",
             )
     builder.download_and_prepare()
     return builder.as_dataset()

@@ -22,7 +22,7 @@ from backend.data.files import Row, kind_of_path
 from backend.data.row_steps import MapRows
 from backend.data.row_views import Rows, column_names, missing_columns
 from backend.data.rows import SPLITS, Splits, check_columns, read_splits
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
 from backend.utils.hub_cache import is_dataset_cached
 
@@ -71,7 +71,7 @@ _reading = threading.Lock()
 
 def open_dataset(config: Config, map_rows: MapRows | None = None) -> LoadedDataset:
     """The rows of all splits, of large files the first ones; read again only when the settings or the files have changed. `map_rows`: as in
-    `read_splits`. Raises Mistake."""
+    `read_splits`. Raises UserError."""
     global _opened
     with _reading:
         files = [user_path(name, "data") for name in (config.data, config.valid_data, config.test_data) if name]
@@ -107,7 +107,7 @@ def form_of(data: str) -> str:
     try:
         kind = kind_of_path(user_path(data, "data"))
         check_data(data)
-    except Mistake:
+    except UserError:
         return "file"
     return kind or "hub"
 
@@ -190,7 +190,7 @@ def likely(columns: Sequence[Mapping[str, str]], config: ColumnSettings) -> dict
 # ── what is wrong, what is missing ───────────────────────────────────────────────────────────────────────────────────
 
 
-def column_faults(opened: LoadedDataset, config: Config) -> list[Fault]:
+def column_faults(opened: LoadedDataset, config: Config) -> list[ConfigProblem]:
     """The faults that `check` finds in the columns: those of the first split that has any."""
     by_split = (check_columns(opened.rows(split), config, opened.source(split, config))
                 for split in SPLITS if opened.rows(split))  # fmt: skip
@@ -228,7 +228,7 @@ def overview(config: Config, map_rows: MapRows | None = None) -> dict[str, Any]:
     try:
         known["written"] = _written(user_path(config.data, "data"))
         opened = open_dataset(config, map_rows)
-    except Mistake as mistake:
+    except UserError as mistake:
         return known | {"faults": [fault.to_dict() for fault in mistake.faults]}
     present = [split for split in SPLITS if opened.rows(split)]
     columns = columns_of([opened.rows(split) for split in present])

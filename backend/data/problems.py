@@ -20,8 +20,8 @@ from backend.data.row_views import LazyRows, Rows
 from backend.data.rows import check_columns, row_name, shown_source
 from backend.runs.start_progress import telling
 from backend.types import Problem
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class PromptFormat:
 def messages_of(row: Row, prompt_format: PromptFormat, where: str) -> Messages:
     """The chat of one row: its prompt (text or messages) after its own system message or the common one.
 
-    Raises Mistake on `prompt_feature` for a cell that is neither; `where` names the row in the sentence.
+    Raises UserError on `prompt_feature` for a cell that is neither; `where` names the row in the sentence.
     """
     prompt = row.get(prompt_format.prompt_column)
     if isinstance(prompt, str) and prompt.strip():
@@ -73,7 +73,7 @@ def messages_of(row: Row, prompt_format: PromptFormat, where: str) -> Messages:
     elif isinstance(prompt, list) and prompt and all(_is_message(item) for item in prompt):
         messages = [{"role": message["role"], "content": message["content"]} for message in prompt]
     else:
-        raise Mistake("prompt_feature", f"The column {shown(prompt_format.prompt_column, 24)} of {where} must hold text or a list "
+        raise UserError("prompt_feature", f"The column {quote(prompt_format.prompt_column, 24)} of {where} must hold text or a list "
                       f"of messages with role and content, and may not be empty.")  # fmt: skip
     system = _text(row.get(prompt_format.system_column)) or prompt_format.system_prompt
     if system and messages[0]["role"] != "system":
@@ -105,7 +105,7 @@ def problem_of(index: int, row: Row, messages: Messages, tokens: list[int], prom
 
 
 def fitting_problem(index: int, row: Row, tokenizer: Any, prompt_format: PromptFormat, source: str) -> Problem | None:
-    """Row `index` as a Problem; None where its prompt leaves no room for a completion. Raises Mistake naming the row."""
+    """Row `index` as a Problem; None where its prompt leaves no room for a completion. Raises UserError naming the row."""
     where = row_name(index, source)
     messages = messages_of(row, prompt_format, where)
     chat, tokens = fitted(messages, tokenizer, prompt_format, where)
@@ -115,7 +115,7 @@ def fitting_problem(index: int, row: Row, tokenizer: Any, prompt_format: PromptF
 def fitted(
     messages: Messages, tokenizer: Any, prompt_format: PromptFormat, where: str
 ) -> tuple[Messages, list[int] | TooLong]:
-    """A chat that fits with its tokens: as it is, or cut where the format says so. TooLong for one that does not fit. Raises Mistake."""
+    """A chat that fits with its tokens: as it is, or cut where the format says so. TooLong for one that does not fit. Raises UserError."""
     variables, most = prompt_format.template_variables, prompt_format.max_tokens
     tokens = tokenize_if_fits(messages, tokenizer, variables, where, most)
     if isinstance(tokens, list) and len(tokens) <= most:
@@ -139,12 +139,12 @@ class Prepared:
 
 
 def prepare(rows: Rows, tokenizer: Any, config: PromptSettings, source: str) -> Prepared:
-    """Every row as a Problem, tokenised one after the other. Raises Mistake naming the column or the row.
+    """Every row as a Problem, tokenised one after the other. Raises UserError naming the column or the row.
 
     Training does not wait for rows that it does not sample: it uses `backend.data.prompts`, which gives the same problems.
     """
     if rows and (faults := check_columns(rows, config, source)):
-        raise Mistake(faults)
+        raise UserError(faults)
     prompt_format = PromptFormat.of(config)
     prepared = Prepared([])
     for index, row in enumerate(rows):
@@ -159,7 +159,7 @@ def prepare(rows: Rows, tokenizer: Any, config: PromptSettings, source: str) -> 
 
 
 def check_prompts(rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
-    """Raises the Mistake of a row that is no chat, or `max_seq_length` when no prompt leaves room for a completion.
+    """Raises the UserError of a row that is no chat, or `max_seq_length` when no prompt leaves room for a completion.
 
     Builds every row's chat, which is quick, and tokenises only until one prompt fits.
     """
@@ -172,22 +172,22 @@ def check_prompts(rows: Rows, tokenizer: Any, prompt_format: PromptFormat, sourc
     raise no_prompt_fits(prompt_format, "Every prompt")
 
 
-def no_prompt_fits(prompt_format: PromptFormat, prompts: str) -> Mistake:
+def no_prompt_fits(prompt_format: PromptFormat, prompts: str) -> UserError:
     """Of a split without a prompt that fits; `prompts` begins the sentence."""
     most = prompt_format.max_tokens
     if prompt_format.has_own_limit:
-        return Mistake(
+        return UserError(
             "max_prompt_length",
             f"{prompts} is longer than Max prompt ({most} tokens); raise it, or cut prompts on the left.",
         )
-    return Mistake(
+    return UserError(
         "max_seq_length",
         f"{prompts} is longer than the {most} token{'s' if most != 1 else ''} that Max Seq leaves beside the completion; raise Max Seq or lower Completion.",
     )
 
 
 def chat_sizes(rows: Rows, prompt_format: PromptFormat, source: str) -> Sequence[int]:
-    """Characters of every row's chat. Builds every chat, and raises the Mistake of the first row that is none.
+    """Characters of every row's chat. Builds every chat, and raises the UserError of the first row that is none.
 
     Of lazy rows it is remembered: going through them takes its time.
     """

@@ -25,7 +25,7 @@ from backend.data.rows import row_name
 from backend.models.own_tokenizer import tokenizer_folder
 from backend.models.tokenizers import load_tokenizer
 from backend.types import Problem
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 
 SAMPLE = 1000
 """Rows, spread evenly over the dataset, that are measured first: the distribution of lengths shows after a moment."""
@@ -41,7 +41,7 @@ _loading = threading.Lock()
 
 
 def tokenizer_for(config: Config) -> Any:
-    """The run's tokenizer, its own or the model's, cached until its files change. Raises Mistake where this machine has none."""
+    """The run's tokenizer, its own or the model's, cached until its files change. Raises UserError where this machine has none."""
     global _loaded
     folder = _folder_of(config)
     with _loading:
@@ -56,24 +56,24 @@ def is_warm(config: Config) -> bool:
     """Whether the tokenizer is loaded already, so that `tokenizer_for` returns without delay."""
     try:
         return _loaded is not None and _loaded[0][0] == str(_folder_of(config))
-    except Mistake:
+    except UserError:
         return False
 
 
 def _folder_of(config: Config) -> Path:
-    """The folder with the tokenizer's files. Raises Mistake."""
+    """The folder with the tokenizer's files. Raises UserError."""
     return tokenizer_folder(config.tokenizer) if config.tokenizer else _folder(config.model)
 
 
 def _folder(model: str) -> Path:
-    """The folder with the tokenizer's files of a model. Raises Mistake."""
+    """The folder with the tokenizer's files of a model. Raises UserError."""
     if not model.strip():
-        raise Mistake("model", "No model is chosen yet, so there are no tokens to show.")
+        raise UserError("model", "No model is chosen yet, so there are no tokens to show.")
     path = Path(model_source(model, "model"))
     if not path.is_dir():
         return _cached(model)
     if not (path / "tokenizer_config.json").is_file():
-        raise Mistake("model", f"The folder {path} holds no tokenizer: tokenizer_config.json is missing.")
+        raise UserError("model", f"The folder {path} holds no tokenizer: tokenizer_config.json is missing.")
     return path
 
 
@@ -85,7 +85,7 @@ def _cached(model: str) -> Path:
     except ValueError:  # the name cannot be an id
         path = None
     if not isinstance(path, str):
-        raise Mistake("model", f"The model {model} is not on this machine yet, so there are no tokens to show.")
+        raise UserError("model", f"The model {model} is not on this machine yet, so there are no tokens to show.")
     return Path(path).parent
 
 
@@ -100,7 +100,7 @@ def preview_problem(index: int, row: Row, tokenizer: Any, config: PromptSettings
     """The problem that training makes of a row whose prompt it does not cut, and the number of its tokens; without a tokenizer it has none,
     and neither has one that is so long that its tokens were only estimated from below (`backend.data.chat_tokens`).
 
-    Raises Mistake for a row that training would refuse.
+    Raises UserError for a row that training would refuse.
     """
     where, prompt_format = row_name(index, source), PromptFormat.of(config)
     messages = messages_of(row, prompt_format, where)
@@ -116,7 +116,7 @@ def preview_problem(index: int, row: Row, tokenizer: Any, config: PromptSettings
 
 
 def cut_problem(problem: Problem, tokens: int, tokenizer: Any, config: PromptSettings, source: str) -> Problem:
-    """The problem as it is trained on: its prompt of so many `tokens` cut, where the settings say so and it is too long. Raises Mistake."""
+    """The problem as it is trained on: its prompt of so many `tokens` cut, where the settings say so and it is too long. Raises UserError."""
     prompt_format = PromptFormat.of(config)
     most, variables = prompt_format.max_tokens, prompt_format.template_variables
     if not prompt_format.cuts or tokens <= most:
@@ -175,7 +175,7 @@ class PromptLengths:
     lengths: array[int] = field(init=False)
     by_length: Counter[int] = field(default_factory=Counter)
     refused: int = 0
-    fault: tuple[int, Fault] | None = None
+    fault: tuple[int, ConfigProblem] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -195,7 +195,7 @@ class PromptLengths:
     def _length(self, index: int, tokenizer: Any) -> int:
         try:
             _, tokens = preview_problem(index, self.rows[index], tokenizer, self.config, self.source)
-        except Mistake as mistake:
+        except UserError as mistake:
             self.refused += 1
             if self.fault is None or index < self.fault[0]:
                 self.fault = (index, mistake.faults[0])

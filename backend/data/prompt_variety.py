@@ -22,8 +22,8 @@ from backend.data.problems import PromptFormat, messages_of
 from backend.data.row_views import Rows
 from backend.data.rows import shown_source
 from backend.training.distinct_ngrams import distinct_ngrams
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 # Which texts nearly repeat an earlier one.
 
@@ -159,11 +159,11 @@ def prompt_variety(rows: Rows, config: PromptSettings, source: str) -> PromptVar
     for index in drawn.sample(range(len(rows)), min(SAMPLE, len(rows))):
         try:
             text = _text(row := rows[index], prompt_format, f"row {index + 1} of {named}")
-        except Mistake:
+        except UserError:
             continue
         texts.append((text, words_of(text[:LONGEST])))
         answer = row.get(prompt_format.answer_column)
-        answers.append("" if answer is None else shown(answer, LONGEST_ANSWER))
+        answers.append("" if answer is None else quote(answer, LONGEST_ANSWER))
         words += len(texts[-1][1])
         if words > MOST_WORDS:
             break
@@ -235,7 +235,7 @@ def verdict(variety: PromptVariety) -> tuple[str, str]:
         return "poor", (f"There {'is one prompt' if of.different == 1 else f'are {of.different} different prompts'}: a model learns so few by "
                         f"heart. Add more, some hundreds at least.")  # fmt: skip
     if of.answers and of.answer_share >= ONE_ANSWER:
-        return "poor", (f"{of.answer_share:.0%} of the answers are {shown(of.answer, 24)}: a model that always says so is right that often. "
+        return "poor", (f"{of.answer_share:.0%} of the answers are {quote(of.answer, 24)}: a model that always says so is right that often. "
                         f"Add rows with other answers.")  # fmt: skip
     if of.pattern_share >= ONE_PATTERN:
         return "note", (f"{of.pattern_share:.0%} of the prompts have one wording with other numbers: the model learns this task. "
@@ -274,4 +274,4 @@ def _share(share: float) -> str:
 
 
 def _quoted(share: float, text: str) -> str:
-    return f"{_share(share)} “{shown(text, 40)}”" if text else "–"
+    return f"{_share(share)} “{quote(text, 40)}”" if text else "–"

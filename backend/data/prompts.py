@@ -30,7 +30,7 @@ from backend.data.files import Row, first_line
 from backend.data.problems import PromptFormat, chat_sizes, fitted, messages_of, no_prompt_fits, problem_of
 from backend.data.row_views import INDEX, Rows
 from backend.data.rows import row_name
-from backend.models.time_limit import TimeIsUp, time_limit
+from backend.models.time_limit import TimeLimitError, time_limit
 from backend.types import Problem
 
 FIRST_ROWS = 512
@@ -55,7 +55,7 @@ _tokenizer_lock = threading.Lock()
 class TokenizedPrompts(Sequence[Problem | None]):
     """The rows of one split as problems, tokenised on access; None where a prompt leaves no room for the completion.
 
-    The constructor raises Mistake for a row that is no chat; access raises it for a row that the chat template refuses.
+    The constructor raises UserError for a row that is no chat; access raises it for a row that the chat template refuses.
     """
 
     def __init__(self, rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
@@ -130,7 +130,7 @@ class TokenizedPrompts(Sequence[Problem | None]):
         ]
 
     def _fitted(self, indices: Sequence[int], rows: Sequence[Row]) -> list[tuple[Messages, list[int] | TooLong]]:
-        """These rows' chats, cut where the format says so, with their tokens. Raises Mistake naming the row that the template refuses."""
+        """These rows' chats, cut where the format says so, with their tokens. Raises UserError naming the row that the template refuses."""
         chats = [self._chat(index, row) for index, row in zip(indices, rows, strict=True)]
         with _tokenizer_lock:
             batch = self._tokenize_batch(chats, sum(self._characters[index] for index in indices)) or [None] * len(
@@ -158,7 +158,7 @@ class TokenizedPrompts(Sequence[Problem | None]):
         try:
             with time_limit(CHAT_S):
                 return self._apply_to_batch(chats)
-        except (Exception, TimeIsUp):
+        except (Exception, TimeLimitError):
             return None  # chat by chat, the error names the row at fault
 
     def _apply_to_batch(self, chats: list[Messages]) -> list[list[int]]:
@@ -185,7 +185,7 @@ class TokenizedPrompts(Sequence[Problem | None]):
             reason = "given several chats at once, the tokenizer answers otherwise than chat by chat."
         except Exception as error:  # of any kind; where the row is at fault, tokenising it alone says so
             reason = first_line(error)
-        except TimeIsUp:
+        except TimeLimitError:
             reason = "its chat template takes long."
         self.slow_paths.append(f"Prompts are tokenised one at a time, which takes longer: {reason}")
         return False
@@ -201,7 +201,7 @@ def _chunks(indices: Iterable[int]) -> Iterator[list[int]]:
 
 
 def measure_first_rows(prompts: TokenizedPrompts, split: str, *, all_rows: bool = False) -> None:
-    """Tokenise enough rows to begin with, or all. Raises Mistake when none of them leaves room for a completion."""
+    """Tokenise enough rows to begin with, or all. Raises UserError when none of them leaves room for a completion."""
     prompts.measure(range(len(prompts) if all_rows else min(FIRST_ROWS, len(prompts))))
     if not prompts.fitting:
         for chunk in _chunks(prompts.unmeasured()):
@@ -227,7 +227,7 @@ class BackgroundTokenizer:
         self._thread.start()
 
     def new_notes(self) -> list[str]:
-        """Sentences about the splits finished since the last call. Raises the exception that ended the thread: Mistake
+        """Sentences about the splits finished since the last call. Raises the exception that ended the thread: UserError
         for a row that the template refuses."""
         if self._error is not None:
             raise self._error

@@ -14,8 +14,8 @@ from typing import Any
 from backend.config.row_settings import template_columns
 from backend.config.setting_groups import DatasetSettings
 from backend.data.files import Row
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 MATCH_S = 1.0
 """Seconds that the answer pattern may take on one answer: some patterns take exponential time."""
@@ -23,7 +23,7 @@ CHUNK = 256
 """Rows that are handed to the map function at once."""
 
 MapRows = Callable[[str, Sequence[Row], Callable[[int], str]], Sequence[Row | None]]
-"""(name of a map function, rows, what sentences call the i-th of them) → one row for each, None to leave it out. Raises Mistake."""
+"""(name of a map function, rows, what sentences call the i-th of them) → one row for each, None to leave it out. Raises UserError."""
 Where = Callable[[int], str]
 """What sentences call the i-th row."""
 
@@ -55,7 +55,7 @@ class RowSteps:
         return bool(self.map_function or self.template or self.pattern)
 
     def apply(self, rows: Sequence[Row], where: Where) -> list[Row | None]:
-        """One row for each, None for those that are left out. Raises Mistake naming the row."""
+        """One row for each, None for those that are left out. Raises UserError naming the row."""
         mapped: Sequence[Row | None] = rows
         if self.map_function:
             assert self.map_rows is not None
@@ -77,7 +77,7 @@ class RowSteps:
     def left_out_words(self) -> str:
         """Why rows are left out, as the end of a sentence."""
         reasons = (
-            [f"the map function {shown(self.map_function, 40)} returned None for them"] if self.map_function else []
+            [f"the map function {quote(self.map_function, 40)} returned None for them"] if self.map_function else []
         )
         if self.pattern:
             reasons.append("the answer pattern matches nothing in their answers")
@@ -85,20 +85,20 @@ class RowSteps:
 
 
 def fill_template(template: str, row: Row, where: Callable[[], str]) -> str:
-    """The template with the row's cells in its places. Raises Mistake for a column that the row lacks, or that is no text or number."""
+    """The template with the row's cells in its places. Raises UserError for a column that the row lacks, or that is no text or number."""
     cells: dict[str, str] = {}
     for column in template_columns(template):
         if column not in row:
-            there = shown(", ".join(row), 50)
-            raise Mistake(
+            there = quote(", ".join(row), 50)
+            raise UserError(
                 "prompt_template",
-                f"The prompt template names {shown(column, 24)}, which {where()} does not have; it has {there}.",
+                f"The prompt template names {quote(column, 24)}, which {where()} does not have; it has {there}.",
             )
         cell = row[column]
         if isinstance(cell, (list, dict, bytes)):
-            raise Mistake(
+            raise UserError(
                 "prompt_template",
-                f"The prompt template names {shown(column, 24)}, which is neither text nor a number in {where()}.",
+                f"The prompt template names {quote(column, 24)}, which is neither text nor a number in {where()}.",
             )
         cells[column] = "" if cell is None else str(cell)
     return _filled(template, cells)
@@ -110,7 +110,7 @@ def _filled(template: str, cells: dict[str, str]) -> str:
 
 
 def find_answer(pattern: str, answer: Any, where: Callable[[], str]) -> str | None:
-    """What the pattern's group matches in an answer, without white space around it; None where it matches nothing. Raises Mistake."""
+    """What the pattern's group matches in an answer, without white space around it; None where it matches nothing. Raises UserError."""
     import regex
 
     if answer is None:
@@ -118,10 +118,10 @@ def find_answer(pattern: str, answer: Any, where: Callable[[], str]) -> str | No
     try:
         found = regex.search(pattern, str(answer), timeout=MATCH_S)
     except TimeoutError:
-        raise Mistake(
+        raise UserError(
             "answer_pattern",
             f"The answer pattern takes more than {MATCH_S:g} s on the answer of {where()}; write a simpler one.",
         ) from None
     except regex.error as error:  # Python's own re took it, see `backend.config.row_settings`
-        raise Mistake("answer_pattern", f"The answer pattern is no regular expression: {shown(error, 80)}.") from None
+        raise UserError("answer_pattern", f"The answer pattern is no regular expression: {quote(error, 80)}.") from None
     return None if found is None or found[1] is None else found[1].strip()

@@ -10,7 +10,7 @@ from typing import Any, overload
 from backend.data.files import Row
 from backend.data.row_steps import CHUNK, RowSteps, Where
 from backend.runs.start_progress import telling
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 Rows = Sequence[Row]
 """The rows of a split: a list, or lazy rows. What reads them asks for one at a time, or goes through them once in order."""
@@ -92,7 +92,7 @@ class SteppedRows(LazyRows):
     """What the steps make of lazy rows, made anew at every access: only the numbers of the rows that are left are kept."""
 
     def __init__(self, rows: Rows, steps: RowSteps, where: Where, source: str) -> None:
-        """Goes through all rows of `source` once. Raises Mistake naming the first row that a step refuses."""
+        """Goes through all rows of `source` once. Raises UserError naming the first row that a step refuses."""
         self._rows, self._steps, self._where = rows, steps, where
         self._numbers = array(INDEX)
         columns: dict[str, None] = {}
@@ -110,7 +110,7 @@ class SteppedRows(LazyRows):
         number = self._numbers[index]
         (row,) = self._steps.apply([self._rows[number]], lambda _: self._where(number))
         if row is None:
-            raise Mistake(
+            raise UserError(
                 "map_function",
                 f"The map function kept {self._where(number)} at first and left it out now; it must not depend on chance.",
             )
@@ -118,7 +118,7 @@ class SteppedRows(LazyRows):
 
 
 def applied(rows: Rows, steps: RowSteps, where: Where) -> Iterator[tuple[int, Row | None]]:
-    """(number, what the steps make of the row) of every row, in order. Raises Mistake."""
+    """(number, what the steps make of the row) of every row, in order. Raises UserError."""
     rest, first = iter(rows), 0
     while chunk := list(islice(rest, CHUNK)):
         made = steps.apply(chunk, lambda index, first=first: where(first + index))

@@ -31,9 +31,9 @@ from backend.data.sources import Check, Found, Names, Reading, find_splits
 from backend.rewards.catalogue.catalog import COMPARING_REWARDS, metric_name
 from backend.rewards.catalogue.entry import CODE_TESTS, without_tests
 from backend.runs.start_progress import telling
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 SOURCE = 50
 """Characters of a file's path, or of a dataset's name, in a sentence that names a row or columns."""
@@ -79,7 +79,7 @@ def read_splits(config: DatasetSettings, map_rows: MapRows | None = None, *, hea
     """Rows of all splits of `config.data`, a file (all of it is train), a folder, or a Hub id, and of the datasets beside it.
 
     `map_rows` calls the map function of the settings; without it that function is left undone. `head`: of large files only the first rows, for
-    a preview. Raises Mistake.
+    a preview. Raises UserError.
     """
     reading = Reading(config.streaming, head)
     splits = Splits([])
@@ -91,21 +91,21 @@ def read_splits(config: DatasetSettings, map_rows: MapRows | None = None, *, hea
         if each.about is not None:
             splits.about[split] = each.about
     if not splits.train:
-        raise Mistake("data", f"The dataset {shown_source(config.data)} has no rows to train on.")
+        raise UserError("data", f"The dataset {shown_source(config.data)} has no rows to train on.")
     splits.evals = _evaluation_rows(config, map_rows, reading, splits.notes)
     return hold_out(splits, config)
 
 
 def found_splits(config: DatasetSettings, reading: Reading) -> dict[str, Found]:
     """The rows of each split as they are stored, before any step; those of another dataset where one takes a split's place. Raises
-    Mistake."""
+    UserError."""
     return own_splits(config, reading) | {
         split: split_elsewhere(config, split, reading) for split in splits_elsewhere(config)
     }
 
 
 def own_splits(config: DatasetSettings, reading: Reading) -> dict[str, Found]:
-    """Those of the run's own dataset. Raises Mistake."""
+    """Those of the run's own dataset. Raises UserError."""
     return find_splits(config.data, config.dataset_config, "data", names_by_split(config), reading, _checked(config))
 
 
@@ -127,29 +127,29 @@ def names_by_split(config: DatasetSettings) -> dict[str, tuple[str, ...]]:
 
 
 def _checked(config: DatasetSettings) -> Check:
-    """A check that raises Mistake for a missing training split, or a missing split that the user named. Others under their default name may
+    """A check that raises UserError for a missing training split, or a missing split that the user named. Others under their default name may
     be absent."""
 
     def check(available: Mapping[str, Any], existing: str) -> None:
-        name = shown(config.data, 50)
-        folder = f"The folder {shown(user_path(config.data, 'data'), PATH)}"
+        name = quote(config.data, 50)
+        folder = f"The folder {quote(user_path(config.data, 'data'), PATH)}"
         if available["train"] is None and existing:
-            raise Mistake("train_split", f"{name} has no split {shown(config.train_split, 40)}; it has {existing}.")
+            raise UserError("train_split", f"{name} has no split {quote(config.train_split, 40)}; it has {existing}.")
         if available["train"] is None:
-            expected = ", ".join(shown(config.train_split, 20) + suffix for suffix in SUFFIXES)
-            raise Mistake("data", f"{folder} has none of {expected}.")
+            expected = ", ".join(quote(config.train_split, 20) + suffix for suffix in SUFFIXES)
+            raise UserError("data", f"{folder} has none of {expected}.")
         why = f"{name} has {existing}." if existing else f"{folder} has no file of that name."
         for key in ("valid_split", "test_split"):
             split, named = key.removesuffix("_split"), getattr(config, key)
             if split in available and named != split and available[split] is None:
-                raise Mistake(key, f"There is no split {shown(named, 40)}. {why}")
+                raise UserError(key, f"There is no split {quote(named, 40)}. {why}")
 
     return check
 
 
 def split_elsewhere(config: DatasetSettings, split: str, reading: Reading) -> Found:
     """The rows of the other dataset that takes a split's place: of a folder or a Hub id the split for that use, else another that is not for
-    training, else the training split. Raises Mistake."""
+    training, else the training split. Raises UserError."""
     name = splits_elsewhere(config)[split]
     # A configuration is one of a dataset; another dataset has it only where it is the same one.
     of_same = config.dataset_config if name == config.data else ""
@@ -165,15 +165,17 @@ def names_elsewhere(config: DatasetSettings, use: str) -> tuple[str, ...]:
 
 
 def _single(name: str, config_name: str, setting: str, names: Names, reading: Reading) -> Found:
-    """Raises Mistake for a dataset without rows."""
+    """Raises UserError for a dataset without rows."""
 
     def check(available: Mapping[str, Any], existing: str) -> None:
         if available[WHOLE] is None:
-            raise Mistake(setting, f"{shown_source(name)} has none of the splits {shown(', '.join(names[WHOLE]), 60)}.")
+            raise UserError(
+                setting, f"{shown_source(name)} has none of the splits {quote(', '.join(names[WHOLE]), 60)}."
+            )
 
     found = find_splits(name, config_name, setting, names, reading, check)[WHOLE]
     if not found.rows:
-        raise Mistake(setting, f"The dataset {shown_source(name)} has no rows.")
+        raise UserError(setting, f"The dataset {shown_source(name)} has no rows.")
     return found
 
 
@@ -190,7 +192,7 @@ def _evaluation_rows(
 
 
 def found_evaluation_set(about: Mapping[str, Any], reading: Reading) -> Found:
-    """The rows of one of `evaluation_sets` as they are stored. Raises Mistake."""
+    """The rows of one of `evaluation_sets` as they are stored. Raises UserError."""
     names = {WHOLE: names_of_evaluation_set(about)}
     return _single(about["data"], about.get("dataset_config", ""), "eval_data", names, reading)
 
@@ -203,7 +205,7 @@ def names_of_evaluation_set(about: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def stepped(found: Found, steps: RowSteps, split: str, notes: list[str]) -> Rows:
-    """What the steps make of rows, with a note on those that they leave out. Raises Mistake where they leave out all."""
+    """What the steps make of rows, with a note on those that they leave out. Raises UserError where they leave out all."""
     if not steps or not found.rows:
         return found.rows
 
@@ -218,7 +220,7 @@ def stepped(found: Found, steps: RowSteps, split: str, notes: list[str]) -> Rows
     left_out = len(found.rows) - len(rows)
     if not rows:
         setting = "answer_pattern" if steps.pattern else "map_function"
-        raise Mistake(setting, f"No row of {shown_source(found.source)} is left: {steps.left_out_words()}.")
+        raise UserError(setting, f"No row of {shown_source(found.source)} is left: {steps.left_out_words()}.")
     if left_out:
         notes.append(f"{left_out:,} of {len(found.rows):,} rows of {split} are left out: {steps.left_out_words()}.")
     return rows
@@ -230,7 +232,7 @@ def hold_out(splits: Splits, config: DatasetSettings) -> Splits:
         return splits
     count = max(1, round(len(splits.train) * config.validation_split))
     if count >= len(splits.train):
-        raise Mistake("validation_split", f"Holding out {count} of {len(splits.train)} rows leaves none to train on.")
+        raise UserError("validation_split", f"Holding out {count} of {len(splits.train)} rows leaves none to train on.")
     rows = splits.train
     held_out = _drawn(len(rows), count, f"hold-out {data_seed(config)}")
     stays = bytearray(b"\1") * len(rows)
@@ -276,10 +278,10 @@ NAMES_LISTED = 60
 
 def shown_source(source: str) -> str:
     """The name of a split in a sentence: a path with its middle left out, or a dataset of Hugging Face with its split."""
-    return shown(Path(source), SOURCE)
+    return quote(Path(source), SOURCE)
 
 
-def check_columns(rows: Rows, config: ColumnSettings, source: str) -> list[Fault]:
+def check_columns(rows: Rows, config: ColumnSettings, source: str) -> list[ConfigProblem]:
     """Faults in the columns of `rows` (at least one row); the sentences name the columns that exist."""
     optional = {"type_feature": "type", "system_feature": "system"}
     wanted = ["prompt_feature", *(["answer_feature"] if _needs_answer(config) else [])]
@@ -291,15 +293,15 @@ def check_columns(rows: Rows, config: ColumnSettings, source: str) -> list[Fault
         return []
     existing = f"{shown_source(source)} has the columns {_listed(column_names(rows))}"
     faults = [
-        Fault(key, f"There is no column {shown(getattr(config, key), 24)}; {existing}.")
+        ConfigProblem(key, f"There is no column {quote(getattr(config, key), 24)}; {existing}.")
         for key in wanted
         if getattr(config, key) in missing
     ]
     for name in tests:
         sentence = (
-            f"code_tests finds no column {shown(name, 24)} with tests; {existing}. Name it: code_tests(column=…)."
+            f"code_tests finds no column {quote(name, 24)} with tests; {existing}. Name it: code_tests(column=…)."
         )
-        faults.append(Fault("reward_functions", sentence))
+        faults.append(ConfigProblem("reward_functions", sentence))
     return faults
 
 
@@ -307,7 +309,7 @@ def _listed(names: Sequence[str]) -> str:
     """As many of the names as a sentence holds, and how many more there are."""
     kept: list[str] = []
     for name in names:
-        kept.append(shown(name, 24))
+        kept.append(quote(name, 24))
         if sum(map(len, kept)) + 2 * len(kept) > NAMES_LISTED:
             break
     rest = len(names) - len(kept)

@@ -38,10 +38,10 @@ from backend.data.files import (
 )
 from backend.data.row_views import LazyRows, Rows
 from backend.runs.start_progress import LOOKED, telling
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import reason, user_path
 from backend.utils.regular_file import open_regular
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 # Rows of files that stay on the disk: read when they are asked for, by an index that is made in one pass.
 
@@ -58,7 +58,7 @@ class LineRows(LazyRows):
     """Rows that each begin at some place of a text file. Threads may read at once."""
 
     def __init__(self, path: Path) -> None:
-        """Raises Mistake, OSError and UnicodeDecodeError, as reading all of it does."""
+        """Raises UserError, OSError and UnicodeDecodeError, as reading all of it does."""
         self._path = path
         self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         weakref.finalize(self, os.close, self._file)
@@ -76,13 +76,13 @@ class LineRows(LazyRows):
         return _Sizes(self._starts)
 
     def row(self, index: int) -> Row:
-        """Raises Mistake where the file has been written since."""
+        """Raises UserError where the file has been written since."""
         self._check_unchanged()
         start = self._starts[index]
         return self._decoded(os.pread(self._file, self._starts[index + 1] - start, start), index)
 
     def __iter__(self) -> Iterator[Row]:
-        """All rows in one pass over the file, which takes half the time of asking for each. Raises Mistake, as `row` does."""
+        """All rows in one pass over the file, which takes half the time of asking for each. Raises UserError, as `row` does."""
         with open_regular(self._path, READ_AT_ONCE) as file:
             file.seek(self._starts[0])
             for index in range(len(self)):
@@ -93,8 +93,8 @@ class LineRows(LazyRows):
 
     def _check_unchanged(self) -> None:
         if self._written() != self._stamp:
-            raise Mistake(
-                "data", f"{shown(self._path, PATH)} has been changed since its rows were counted; start again."
+            raise UserError(
+                "data", f"{quote(self._path, PATH)} has been changed since its rows were counted; start again."
             )
 
     def _decoded(self, text: bytes, index: int) -> Row:
@@ -145,8 +145,8 @@ class JsonlRows(LineRows):
         line = text.replace("\r", "\n").partition("\n")[0]  # blank lines may follow
         try:
             return json_object(line, "")
-        except Mistake:
-            return json_object(line, f"line {self._line_number(index)} of {shown(self._path, PATH)}")
+        except UserError:
+            return json_object(line, f"line {self._line_number(index)} of {quote(self._path, PATH)}")
 
     def _line_number(self, index: int) -> int:
         with open_regular(self._path) as file:
@@ -177,8 +177,8 @@ class CsvRows(LineRows):
                         raise ragged()
                 start = lines.end
         except csv.Error as error:
-            raise Mistake(
-                "data", f"The CSV in line {reader.line_num} of {shown(self._path, PATH)} is broken: {shown(error)}."
+            raise UserError(
+                "data", f"The CSV in line {reader.line_num} of {quote(self._path, PATH)} is broken: {quote(error)}."
             ) from None
         return dict.fromkeys(self._columns)
 
@@ -204,7 +204,7 @@ class _CountedLines:
 
 
 def lines_of(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
-    r"""(place, line with its end) of every line; lines end in \n, \r\n or \r, as Python reads text. Raises Mistake for a line that is too
+    r"""(place, line with its end) of every line; lines end in \n, \r\n or \r, as Python reads text. Raises UserError for a line that is too
     long."""
     start = len(BOM) if file.read(len(BOM)) == BOM else 0
     file.seek(start)
@@ -212,7 +212,7 @@ def lines_of(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
     while line := file.readline(LINE_LIMIT):
         number += 1
         if len(line) == LINE_LIMIT:
-            raise Mistake("data", f"Line {number:,} of {shown(path, PATH)} is longer than {LINE_LIMIT:,} bytes.")
+            raise UserError("data", f"Line {number:,} of {quote(path, PATH)} is longer than {LINE_LIMIT:,} bytes.")
         for part in _AFTER_A_RETURN.split(line) if b"\r" in line else (line,):
             if part:
                 yield start, part
@@ -227,12 +227,12 @@ class ParquetRows(LazyRows):
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises Mistake."""
+        """Raises UserError."""
         import pyarrow.parquet
 
         self._path, self._lock = path, threading.Lock()
         if not path.stat().st_size:
-            raise Mistake("data", f"{shown(path, PATH)} cannot be read as parquet: it is empty.")
+            raise UserError("data", f"{quote(path, PATH)} cannot be read as parquet: it is empty.")
         try:
             self._file = pyarrow.parquet.ParquetFile(path)
             groups = self._file.metadata
@@ -262,7 +262,7 @@ class ParquetRows(LazyRows):
                 raise _unreadable(self._path, error) from None
 
     def __iter__(self) -> Iterator[Row]:
-        """All rows in one pass, which takes a fraction of the time of asking for each. Raises Mistake, as `row` does."""
+        """All rows in one pass, which takes a fraction of the time of asking for each. Raises UserError, as `row` does."""
         batches = self._file.iter_batches(BATCH_ROWS, use_threads=False)
         while (batch := self._next_of(batches)) is not None:
             parts = unpacked_parts(batch)
@@ -291,31 +291,31 @@ class ParquetRows(LazyRows):
             self._first, self._after = self._after, self._after + self._batch.num_rows
 
 
-def _no_text(path: Path) -> Mistake:
-    return Mistake("data", f"{shown(path, PATH)} is not UTF-8 text.")
+def _no_text(path: Path) -> UserError:
+    return UserError("data", f"{quote(path, PATH)} is not UTF-8 text.")
 
 
-def _unreadable(path: Path, error: BaseException) -> Mistake:
-    return Mistake("data", f"{shown(path, PATH)} cannot be read as parquet: {first_line(error)}")
+def _unreadable(path: Path, error: BaseException) -> UserError:
+    return UserError("data", f"{quote(path, PATH)} cannot be read as parquet: {first_line(error)}")
 
 
 KINDS = {".jsonl": JsonlRows, ".csv": CsvRows, ".parquet": ParquetRows}
 
 
 def stream_file(path: Path) -> LazyRows:
-    """The rows of one file, left on the disk. Raises Mistake naming file and line."""
+    """The rows of one file, left on the disk. Raises UserError naming file and line."""
     kind = KINDS.get(path.suffix.lower())
     if kind is None:
-        raise Mistake(
+        raise UserError(
             "streaming",
-            f"{shown(path, PATH)} cannot be streamed: only {', '.join(KINDS)} files can; make it one of them.",
+            f"{quote(path, PATH)} cannot be streamed: only {', '.join(KINDS)} files can; make it one of them.",
         )
     try:
         return kind(path)
     except UnicodeDecodeError:
         raise _no_text(path) from None
     except OSError as error:
-        raise Mistake("data", f"{shown(path, PATH)} cannot be read: {reason(error)}.") from None
+        raise UserError("data", f"{quote(path, PATH)} cannot be read: {reason(error)}.") from None
 
 
 # ── sources ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -338,7 +338,7 @@ class Reading:
     head: bool = False
 
     def file(self, path: Path) -> Found:
-        """The rows of a file. Raises Mistake."""
+        """The rows of a file. Raises UserError."""
         if self.head and (part := read_head(path, self.streamed)) is not None:
             return Found(part.rows, str(path), part.about)
         return Found(stream_file(path) if self.streamed else read_file(path), str(path))
@@ -365,24 +365,24 @@ class HubRows(LazyRows):
         return len(self._dataset)
 
     def row(self, index: int) -> Row:
-        """Raises Mistake for a row that `datasets` cannot read."""
+        """Raises UserError for a row that `datasets` cannot read."""
         try:
             return dict(self._dataset[index])
         except Exception as error:  # `datasets` raises anything at all
-            raise Mistake("data", f"Row {index + 1:,} of the dataset cannot be read: {first_line(error)}") from error
+            raise UserError("data", f"Row {index + 1:,} of the dataset cannot be read: {first_line(error)}") from error
 
 
 Names = Mapping[str, Sequence[str]]
 """Split → the names that it may have in the dataset, the likeliest first."""
 Check = Callable[[Mapping[str, Any], str], None]
-"""Called with what there is by split (None where there is none), and the splits that a dataset of the Hub has, "" for a folder. Raises Mistake
+"""Called with what there is by split (None where there is none), and the splits that a dataset of the Hub has, "" for a folder. Raises UserError
 for what must be there."""
 
 
 def find_splits(
     name: str, config_name: str, setting: str, names: Names, reading: Reading, check: Check
 ) -> dict[str, Found]:
-    """The splits of a dataset. A file has one, the first of `names`. Raises Mistake, on `setting` where the dataset cannot be read."""
+    """The splits of a dataset. A file has one, the first of `names`. Raises UserError, on `setting` where the dataset cannot be read."""
     path = user_path(name, setting)
     kind = kind_of_path(path, setting)
     if kind == "file":
@@ -411,7 +411,7 @@ def split_file(folder: Path, names: Sequence[str]) -> Path | None:
 def _of_hub(
     repo: str, config_name: str, setting: str, names: Names, reading: Reading, check: Check
 ) -> dict[str, Found]:
-    """A dataset on Hugging Face through `datasets`. Raises Mistake where it cannot be reached or does not exist."""
+    """A dataset on Hugging Face through `datasets`. Raises UserError where it cannot be reached or does not exist."""
     check_data(repo, setting)
     from backend.data import hub_rows
 
@@ -419,12 +419,12 @@ def _of_hub(
         dataset = hub_rows.load(repo, config_name or None, setting)
         available = {str(split): split for split in dataset}
         chosen = {split: next((name for name in each if name in available), None) for split, each in names.items()}
-        check(chosen, shown(", ".join(available), 60))
+        check(chosen, quote(", ".join(available), 60))
         return {
             split: reading.split(dataset[available[name]], f"{repo}, {name}") for split, name in chosen.items() if name
         }
-    except Mistake:
+    except UserError:
         raise
     except Exception as error:  # `datasets` raises anything at all for rows it cannot read
-        raise Mistake(setting, f"There is no file or folder {shown(repo, 50)}, and Hugging Face's dataset of that name "
-                      f"cannot be loaded: {shown(first_line(error).rstrip('.'), 60)}.") from error  # fmt: skip
+        raise UserError(setting, f"There is no file or folder {quote(repo, 50)}, and Hugging Face's dataset of that name "
+                      f"cannot be loaded: {quote(first_line(error).rstrip('.'), 60)}.") from error  # fmt: skip

@@ -9,7 +9,7 @@ from backend.models.policy import load_policy
 from backend.rewards.functions.r1 import extract_answer
 from backend.runs.checkpoints.checkpoint import newest
 from backend.runs.run_folder import RunFolder
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.trainer.evaluation.evaluate import greedy_accuracy
 from backend.types import Group
 
@@ -22,7 +22,7 @@ def test_accuracy(config: Config, run: RunFolder | None) -> float:
         policy.assign(saved.weights())
     splits = read_splits(config)
     problems = prepare(splits.test, policy.tokenizer, config, splits.source["test"]).problems
-    return greedy_accuracy(Rollout(policy, config.max_completion_length), problems, is_correct)
+    return greedy_accuracy(Sampler(policy, config.max_completion_length), problems, is_correct)
 
 
 def is_correct(groups: list[Group]) -> list[bool]:

@@ -15,9 +15,9 @@ from typing import Any, cast
 
 from backend.distributed.hosts_file import HOSTS_LIMIT, Host, HostsFile, read_hosts
 from backend.rewards.trust_record import TrustRecord
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import read_bytes, resolved, user_path
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 _ENTRY = "hosts"
 """The key in the record that holds all hosts files; a reward file's key is an absolute path."""
@@ -50,7 +50,7 @@ class AllowedHosts:
         the run says why."""
         try:
             asked = _read(name) if name.strip() else None
-        except Mistake:
+        except UserError:
             return None
         if asked is None or (known := self._fingerprints().get(str(asked.path))) == asked.fingerprint:
             return None
@@ -75,15 +75,15 @@ def allow_hosts(name: str) -> None:
 
 
 def require_hosts(name: str) -> None:
-    """Raise Mistake for the hosts file of a run folder that was never allowed here.
+    """Raise UserError for the hosts file of a run folder that was never allowed here.
 
     As with reward files, on the command line one that was allowed once may have been edited since; the window asks again.
     """
     asked = AllowedHosts().missing(name)
     if asked is not None and not asked.changed:
-        raise Mistake(
+        raise UserError(
             "hosts",
-            f"The hosts file {shown(asked.path, 66)} was never allowed on this machine. Read it; the verb machines checks "
+            f"The hosts file {quote(asked.path, 66)} was never allowed on this machine. Read it; the verb machines checks "
             "and allows it, and --hosts none trains here alone.",
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from backend.distributed.hosts_file import HostsFile
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 AUTO = "auto"
 WANTED = (AUTO, "ring", "mpi", "jaccl", "nccl")
@@ -23,13 +23,13 @@ class BackendChoice:
     backend: str
     """One of `backend.distributed.hosts_file.BACKENDS`."""
     why: str
-    """A sentence for the diary."""
+    """A sentence for the event log."""
 
 
 def choose_backend(hosts: HostsFile, wanted: str = AUTO, *, has_mpi: bool, has_cuda: bool = False) -> BackendChoice:
     """The backend for these machines. `wanted`: the setting `distributed_backend`; `auto` takes what the file names, or what suits it.
 
-    Raises Mistake("distributed_backend", …) where the file, or this machine, lacks what the backend needs.
+    Raises UserError("distributed_backend", …) where the file, or this machine, lacks what the backend needs.
     """
     if wanted != AUTO:
         choice = BackendChoice(wanted, f"The machines communicate over {wanted}, as the settings say.")
@@ -56,7 +56,7 @@ def _suited(hosts: HostsFile, has_mpi: bool, has_cuda: bool) -> BackendChoice:
     if has_mpi:
         why = f"The machines communicate over mpi: with {count} ranks some of the ring's sums never end (mlx#4475)."
         return BackendChoice("mpi", why)
-    raise Mistake(
+    raise UserError(
         "distributed_backend",
         f"{count} ranks need MPI, since with more than two some of the ring's sums never end (mlx#4475), and mpirun is not "
         "installed here. Install Open MPI, or choose ring.",
@@ -99,4 +99,4 @@ def _without_device(hosts: HostsFile, ring: bool = False) -> list[tuple[int, int
 
 
 def _refuse(sentence: str) -> None:
-    raise Mistake("distributed_backend", sentence)
+    raise UserError("distributed_backend", sentence)

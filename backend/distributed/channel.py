@@ -30,7 +30,7 @@ from backend.distributed.handshake import Listeners, connect
 from backend.distributed.rank_info import RankInfo
 from backend.distributed.rank_process import own_info
 from backend.trainer.machine.gpu_retries import gpu_error
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 # Sums over the ranks that never end: who is to blame where every rank answers and a sum is none the less not done.
 
@@ -252,7 +252,7 @@ class LeaderChannel:
             self.check()
             if silent:
                 raise LostRank(silent[0], "a machine", "did not introduce itself")
-        except Mistake:
+        except UserError:
             self.close()
             raise
 
@@ -403,7 +403,7 @@ class WorkerChannel:
 
 def _told(error: BaseException) -> dict[str, Any]:
     """An exception of a worker as the leader is told it."""
-    if isinstance(error, Mistake):
+    if isinstance(error, UserError):
         return {"sentence": " ".join(fault.sentence for fault in error.faults), "exit_code": 2}
     if (gpu := gpu_error(error)) is not None:
         return {"sentence": f"{gpu.happened} {gpu.advice}", "exit_code": 2, "gpu_text": str(error)}

@@ -24,7 +24,7 @@ import mlx.core as mx
 import numpy as np
 
 from backend.training.collectives import Collectives
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 POLL_S = 0.1
 """Seconds between two calls of `check` while a collective is under way."""
@@ -170,7 +170,7 @@ class MlxCollectives(FlatCollectives):
         while time.monotonic() < ends:
             self.check()
             time.sleep(POLL_S)
-        return Mistake("hosts", f"The ranks' link has failed: {error}")
+        return UserError("hosts", f"The ranks' link has failed: {error}")
 
     def _communicate(self) -> None:
         while True:
@@ -190,9 +190,9 @@ class MlxCollectives(FlatCollectives):
 
 
 def init_collectives(backend: str) -> MlxCollectives:
-    """Join the other ranks, which the environment names (`MLX_RANK` and `MLX_HOSTFILE`, or those of MPI, JACCL or NCCL). Raises Mistake."""
+    """Join the other ranks, which the environment names (`MLX_RANK` and `MLX_HOSTFILE`, or those of MPI, JACCL or NCCL). Raises UserError."""
     try:
         group = mx.distributed.init(strict=True, backend=backend)
     except (RuntimeError, ValueError) as error:
-        raise Mistake("distributed_backend", f"The ranks cannot be joined over {backend}: {error}") from error
+        raise UserError("distributed_backend", f"The ranks cannot be joined over {backend}: {error}") from error
     return MlxCollectives(group, mx.gpu if backend == "nccl" else mx.cpu)

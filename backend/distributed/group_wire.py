@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from backend.types import Completion, Group, Problem
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 TYPE, VALUE = "\0type", "\0value"
 """Keys of a mapping that stands for a value of another type. No column of a dataset has a name that begins with a zero byte."""
@@ -29,7 +29,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def packed_problems(problems: Sequence[Problem]) -> list[dict[str, Any]]:
-    """Raises Mistake for a row with a value that cannot be sent."""
+    """Raises UserError for a row with a value that cannot be sent."""
     return [asdict(problem) | {"row": _packed_row(problem.row)} for problem in problems]
 
 
@@ -43,8 +43,8 @@ def _packed_row(row: dict[str, Any]) -> dict[str, Any]:
         try:
             packed[column] = _packed(value)
         except TypeError as error:
-            raise Mistake(
-                "data", f"The column {shown(column, 40)} holds {error}, which cannot be sent to other machines."
+            raise UserError(
+                "data", f"The column {quote(column, 40)} holds {error}, which cannot be sent to other machines."
             ) from None
     return packed
 

@@ -84,7 +84,7 @@ def _fitted(rounds: Sequence[tuple[int, float]]) -> Pace:
     return Pace(fixed, slope) if slope > 0 and fixed > 0 else Pace(0.0, mean_s / mean_n)
 
 
-class HandOut:
+class PromptScheduler:
     """The prompts of one step, of which each is handed out once. `take` is asked for every rank that is free, and again later for one that
     got nothing."""
 

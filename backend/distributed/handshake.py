@@ -34,7 +34,7 @@ ANSWER = RANK.size + CHALLENGE + CHALLENGE
 """Bytes of a worker's answer: its rank, its challenge, its proof."""
 
 
-class NoProof(Exception):
+class HandshakeError(Exception):
     """The other side does not know the secret, or hung up."""
 
 
@@ -93,7 +93,7 @@ class Listeners:
                     elif connection in waiting:
                         try:
                             rank = waiting[connection].read(secret, ranks - proven.keys())
-                        except (OSError, NoProof):
+                        except (OSError, HandshakeError):
                             drop(connection)
                             continue
                         if rank is not None:
@@ -137,32 +137,32 @@ class Stranger:
         connection.sendall(self._challenge)
 
     def read(self, secret: bytes, ranks: Set[int]) -> int | None:
-        """Read what has come. → the rank at the other end, one of `ranks`, once it is proven. Raises NoProof or OSError."""
+        """Read what has come. → the rank at the other end, one of `ranks`, once it is proven. Raises HandshakeError or OSError."""
         piece = self.connection.recv(ANSWER - len(self._answer))
         if not piece:
-            raise NoProof
+            raise HandshakeError
         self._answer += piece
         if len(self._answer) < ANSWER:
             return None
         answer = bytes(self._answer)
         rank, theirs, proof = answer[: RANK.size], answer[RANK.size : -CHALLENGE], answer[-CHALLENGE:]
         if not hmac.compare_digest(proof, _proof(secret, b"worker", self._challenge, theirs, rank)):
-            raise NoProof
+            raise HandshakeError
         if (number := RANK.unpack(rank)[0]) not in ranks:
-            raise NoProof
+            raise HandshakeError
         self.connection.sendall(_proof(secret, b"leader", theirs, self._challenge, rank))
         return number
 
 
 def introduce(connection: socket.socket, secret: bytes, rank: int) -> None:
-    """A worker's side. Raises NoProof where rank 0 does not know the secret, or OSError."""
+    """A worker's side. Raises HandshakeError where rank 0 does not know the secret, or OSError."""
     ends = time.monotonic() + PROOF_PATIENCE_S
     mine, own_rank = secrets.token_bytes(CHALLENGE), RANK.pack(rank)
     theirs = _read_exactly(connection, CHALLENGE, ends)
     connection.sendall(own_rank + mine + _proof(secret, b"worker", theirs, mine, own_rank))
     proof = _read_exactly(connection, CHALLENGE, ends)
     if not hmac.compare_digest(proof, _proof(secret, b"leader", mine, theirs, own_rank)):
-        raise NoProof
+        raise HandshakeError
 
 
 def connect(addresses: Sequence[Address], secret: bytes, rank: int, deadline: float) -> socket.socket:
@@ -179,7 +179,10 @@ def connect(addresses: Sequence[Address], secret: bytes, rank: int, deadline: fl
                 continue
             try:
                 introduce(connection, secret, rank)
-            except (OSError, NoProof) as error:  # another program's port, or an address that several machines have
+            except (
+                OSError,
+                HandshakeError,
+            ) as error:  # another program's port, or an address that several machines have
                 connection.close()
                 why = error
                 continue
@@ -191,7 +194,7 @@ def connect(addresses: Sequence[Address], secret: bytes, rank: int, deadline: fl
 
 
 def _read_exactly(connection: socket.socket, count: int, ends: float) -> bytes:
-    """That many bytes, all of them by `ends` (monotonic). Raises OSError after that, and NoProof where the other side hangs up."""
+    """That many bytes, all of them by `ends` (monotonic). Raises OSError after that, and HandshakeError where the other side hangs up."""
     data = bytearray()
     while len(data) < count:
         if (left := ends - time.monotonic()) <= 0:
@@ -199,7 +202,7 @@ def _read_exactly(connection: socket.socket, count: int, ends: float) -> bytes:
         connection.settimeout(left)
         piece = connection.recv(count - len(data))
         if not piece:
-            raise NoProof
+            raise HandshakeError
         data += piece
     return bytes(data)
 

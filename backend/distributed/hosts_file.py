@@ -27,10 +27,10 @@ from typing import Any, cast
 from backend.rewards.catalogue.catalog import nearest
 from backend.utils.command import BUNDLED_PROGRAM, backend_command, is_bundled
 from backend.utils.documents import parse_json
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import read_text, user_path
 from backend.utils.places import project_root
-from backend.utils.text import shown
+from backend.utils.text import quote
 from backend.utils.whole_file import save_as
 
 HOSTS_LIMIT = 2**18
@@ -98,7 +98,7 @@ class HostsFile:
     def label(self, rank: int) -> str:
         """A machine's name in a sentence."""
         ssh = self.hosts[rank].ssh
-        name = "this machine" if self.is_here(rank) else shown(ssh, 40)
+        name = "this machine" if self.is_here(rank) else quote(ssh, 40)
         shared = sum(host.ssh == ssh for host in self.hosts) > 1
         return f"{name} (rank {rank})" if shared else name
 
@@ -110,40 +110,40 @@ class HostsFile:
 
 
 def read_hosts(path: str | Path, setting: str = "hosts") -> HostsFile:
-    """The machines of a file. Raises Mistake with every fault, each naming the file and the entry."""
+    """The machines of a file. Raises UserError with every fault, each naming the file and the entry."""
     file = user_path(str(path), setting)
-    return parse_hosts(parse_json(read_text(file, setting, HOSTS_LIMIT), shown(file), setting), file.name, setting)
+    return parse_hosts(parse_json(read_text(file, setting, HOSTS_LIMIT), quote(file), setting), file.name, setting)
 
 
 def parse_hosts(raw: object, what: str, setting: str = "hosts") -> HostsFile:
-    """The machines of a JSON value; `what` names it in sentences. Raises Mistake with every fault."""
-    return _Reader(shown(what, 40), setting).read(raw)
+    """The machines of a JSON value; `what` names it in sentences. Raises UserError with every fault."""
+    return _Reader(quote(what, 40), setting).read(raw)
 
 
 def write_hosts(path: Path, hosts: HostsFile) -> None:
-    """Write the file anew, for `mlx.launch` too. Raises DiskFault; the old content stays then."""
+    """Write the file anew, for `mlx.launch` too. Raises DiskError; the old content stays then."""
     save_as(path, json.dumps(hosts.to_json(), indent=2, ensure_ascii=False) + "\n")
 
 
-def fault_of_first(hosts: HostsFile, what: str, setting: str = "hosts") -> Fault | None:
+def fault_of_first(hosts: HostsFile, what: str, setting: str = "hosts") -> ConfigProblem | None:
     """The fault of a file whose first entry is another machine than this one, as far as its addresses tell."""
     first = hosts.hosts[0]
     if not first.ips or first.ssh in HERE or any(_is_own_address(address) for address in first.ips):
         return None
-    return Fault(
+    return ConfigProblem(
         setting,
-        f"{shown(what, 40)}: the first host must be this machine, where the run folder is, and {shown(first.ips[0])} "
+        f"{quote(what, 40)}: the first host must be this machine, where the run folder is, and {quote(first.ips[0])} "
         "is not an address of it.",
     )
 
 
-def hosts_faults(path: str) -> list[Fault]:
+def hosts_faults(path: str) -> list[ConfigProblem]:
     """Everything that keeps a run from using the hosts file of its settings, as far as this machine alone can tell; none for no file."""
     if not path.strip():
         return []
     try:
         hosts = read_hosts(path)
-    except Mistake as mistake:
+    except UserError as mistake:
         return mistake.faults
     fault = fault_of_first(hosts, Path(path).name)
     return [fault] if fault is not None else []
@@ -161,7 +161,7 @@ class _Reader:
     """Reads one file; collects its faults."""
 
     def __init__(self, what: str, setting: str) -> None:
-        self._what, self._setting, self._faults = what, setting, list[Fault]()
+        self._what, self._setting, self._faults = what, setting, list[ConfigProblem]()
 
     def read(self, raw: object) -> HostsFile:
         values = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {"hosts": raw}
@@ -171,30 +171,30 @@ class _Reader:
         elif len(cast("list[Any]", entries)) > MOST_HOSTS:
             self._fault(f"it lists {len(cast('list[Any]', entries)):,} hosts; at most {MOST_HOSTS} can train one run")
         if self._faults:
-            raise Mistake(self._faults)
+            raise UserError(self._faults)
         self._unknown_keys(values, _FILE_KEYS, "")
         items = cast("list[Any]", entries)
         hosts = tuple(self._host(item, number, len(items)) for number, item in enumerate(items, 1))
         self._no_program_here(hosts)
         file = HostsFile(hosts, self._backend(values.get("backend")), self._variables(values.get("envs")))
         if self._faults:
-            raise Mistake(self._faults)
+            raise UserError(self._faults)
         return file
 
     def _host(self, raw: object, number: int, count: int) -> Host:
         where = f"host {number}"
         if not isinstance(raw, Mapping):
-            self._fault(f'{where} must be a mapping such as {{"ssh": "mac-b"}}, not {shown(raw, 40)}')
+            self._fault(f'{where} must be a mapping such as {{"ssh": "mac-b"}}, not {quote(raw, 40)}')
             return Host("")
         entry = cast("Mapping[str, Any]", raw)
         self._unknown_keys(entry, _HOST_KEYS, f"{where}: ")
         ssh = entry.get("ssh")
         if not isinstance(ssh, str) or not _SSH_NAME.fullmatch(ssh):
-            problem = "has no ssh" if ssh in (None, "") else f"has {shown(ssh, 40)} as ssh"
+            problem = "has no ssh" if ssh in (None, "") else f"has {quote(ssh, 40)} as ssh"
             self._fault(f"{where} {problem}, which must be a machine's name or address as ssh takes it")
             ssh = ""
         elif count > 1 or entry.get("ips"):
-            where = f"host {number} ({shown(ssh, 40)})"
+            where = f"host {number} ({quote(ssh, 40)})"
         return Host(
             ssh, self._addresses(entry.get("ips"), ssh, where), self._devices(entry.get("rdma"), number, count, where),
             self._text(entry.get("program"), f"program of {where}"), self._text(entry.get("folder"), f"folder of {where}"),
@@ -213,7 +213,7 @@ class _Reader:
         addresses = self._words(raw, f"the ips of {where}", MOST_ADDRESSES)
         for address in addresses:
             if not _is_ipv4(address):
-                self._fault(f"the ips of {where} must be IPv4 addresses such as 192.168.0.2, not {shown(address, 40)}")
+                self._fault(f"the ips of {where} must be IPv4 addresses such as 192.168.0.2, not {quote(address, 40)}")
         return addresses
 
     def _devices(self, raw: object, number: int, count: int, where: str) -> tuple[str | tuple[str, ...] | None, ...]:
@@ -231,14 +231,14 @@ class _Reader:
         names = self._words([raw] if isinstance(raw, str) else raw, f"an rdma entry of {where}", MOST_ADDRESSES)
         for name in names:
             if not _DEVICE.fullmatch(name):
-                self._fault(f"the rdma of {where} must name devices such as rdma_en2, not {shown(name, 40)}")
+                self._fault(f"the rdma of {where} must name devices such as rdma_en2, not {quote(name, 40)}")
         return names[0] if isinstance(raw, str) and names else names
 
     def _backend(self, raw: object) -> str:
         if raw in (None, ""):
             return ""
         if raw not in BACKENDS:
-            self._fault(f"the backend must be one of {', '.join(BACKENDS)}, not {shown(raw, 40)}")
+            self._fault(f"the backend must be one of {', '.join(BACKENDS)}, not {quote(raw, 40)}")
             return ""
         return str(raw)
 
@@ -247,10 +247,10 @@ class _Reader:
         for variable in variables:
             name = variable.partition("=")[0]  # without its value, which may be a secret
             if not _VARIABLE.fullmatch(variable):
-                self._fault(f"envs must have entries such as NAME=value, on one line, not {shown(name, 40)}")
+                self._fault(f"envs must have entries such as NAME=value, on one line, not {quote(name, 40)}")
             elif not _SETTABLE.fullmatch(name):
                 self._fault(
-                    f"envs cannot set {shown(name, 40)}, only how MLX, NCCL and Open MPI communicate, and where models are"
+                    f"envs cannot set {quote(name, 40)}, only how MLX, NCCL and Open MPI communicate, and where models are"
                 )
         return variables
 
@@ -259,7 +259,7 @@ class _Reader:
         words = cast("list[Any]", raw) if isinstance(raw, list) else []
         texts = tuple(word for word in words if isinstance(word, str) and 0 < len(word) <= LONGEST_WORD)
         if not texts or len(texts) < len(words):
-            self._fault(f"{of} must be a list of texts, not {shown(cast('object', raw), 40)}")
+            self._fault(f"{of} must be a list of texts, not {quote(cast('object', raw), 40)}")
             return ()
         if len(texts) > most:
             self._fault(f"{of} has {len(texts):,} entries; at most {most} are read")
@@ -270,7 +270,7 @@ class _Reader:
         if raw in (None, ""):
             return ""
         if not isinstance(raw, str) or len(raw) > LONGEST_WORD or not raw.isprintable():
-            self._fault(f"the {of} must be a path, not {shown(raw, 40)}")
+            self._fault(f"the {of} must be a path, not {quote(raw, 40)}")
             return ""
         return raw
 
@@ -279,10 +279,12 @@ class _Reader:
             if key not in known:
                 near = nearest(str(key), list(known))
                 hint = f"; did you mean {near}?" if near else f"; the keys are {', '.join(known)}"
-                self._fault(f"{where}there is no key {shown(key, 40)}{hint}")
+                self._fault(f"{where}there is no key {quote(key, 40)}{hint}")
 
     def _fault(self, sentence: str) -> None:
-        self._faults.append(Fault(self._setting, f"{self._what}: {sentence}{'' if sentence.endswith('?') else '.'}"))
+        self._faults.append(
+            ConfigProblem(self._setting, f"{self._what}: {sentence}{'' if sentence.endswith('?') else '.'}")
+        )
 
 
 def _is_ipv4(text: str) -> bool:

@@ -15,7 +15,7 @@ from backend.trainer.step_parts import StepParts
 
 
 @dataclass(frozen=True, slots=True)
-class KeptState:
+class StepSnapshot:
     """The trained arrays, moments, moving reference and place in the run of parts between two steps."""
 
     trained: dict[str, mx.array]
@@ -25,7 +25,7 @@ class KeptState:
     algorithm: list[float | None]
 
     @classmethod
-    def of(cls, parts: StepParts, config: Config) -> KeptState:
+    def of(cls, parts: StepParts, config: Config) -> StepSnapshot:
         learner = parts.learner
         reference = parts.policy.reference_arrays() if config.sync_ref_model else {}
         return cls(

@@ -1,6 +1,6 @@
 """Rank 0 of a run on several ranks: the ordinary trainer, with parts that share their work with the workers (`worker`).
 
-It alone has the dataset, the run's folder and the diary. Every decision is made here, between two polls, as in a run of one process. The
+It alone has the dataset, the run's folder and the event log. Every decision is made here, between two polls, as in a run of one process. The
 workers do what messages say, in their order, so all ranks are at the same step with the same settings.
 """
 
@@ -18,8 +18,8 @@ import mlx.core as mx
 from backend.config.config import Config
 from backend.distributed import group_wire, reward_code
 from backend.distributed.collectives import FlatCollectives, MlxCollectives, do_nothing
-from backend.distributed.hand_out import HandOut, RankPaces
-from backend.distributed.kept_state import KeptState
+from backend.distributed.hand_out import PromptScheduler, RankPaces
+from backend.distributed.kept_state import StepSnapshot
 from backend.distributed.sharded.leading import LeadingEngine, ShardedParts, load_sharded_parts
 from backend.distributed.step_shares import (
     LearningReport,
@@ -59,7 +59,7 @@ def limit_s(usual_s: float, *, is_seen: bool = True) -> float:
     return LEAST_S + (TIMES if is_seen else UNSEEN_TIMES) * usual_s
 
 
-class LearningPatience:
+class HangDetector:
     """Of the updates of a step, or of a measurement without them. Before the first nothing is usual, and there is no limit."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class SharedSampling:
         self._parts, self._workers, self._paces, self._problems, self._order = parts, workers, paces, problems, order
         self._notes, self._scoring_limit_s, self._clock = notes, scoring_limit_s, clock
         size = len(workers.machines)
-        self._hand_out = HandOut(len(problems), order.group_size, paces, size)
+        self._hand_out = PromptScheduler(len(problems), order.group_size, paces, size)
         self._idle = set(range(1, size))
         self._given: dict[int, tuple[int, float]] = {}
         """Rank → (completions of the round that it works on, when it got them)."""
@@ -199,15 +199,15 @@ WAIT_S = 1.0
 
 @dataclass(slots=True)
 class Leader:
-    """What rank 0 has beside the parts of a run. `backend`: over what the ranks add up, for the diary."""
+    """What rank 0 has beside the parts of a run. `backend`: over what the ranks add up, for the event log."""
 
     workers: Workers
     ranks: FlatCollectives
     backend: str
     paces: RankPaces = field(init=False)
     shares: StepShares = field(init=False)
-    learning: LearningPatience = field(default_factory=LearningPatience)
-    measuring: LearningPatience = field(default_factory=LearningPatience)
+    learning: HangDetector = field(default_factory=HangDetector)
+    measuring: HangDetector = field(default_factory=HangDetector)
 
     def __post_init__(self) -> None:
         self.paces, self.shares = RankPaces(self.ranks.size), StepShares(self.ranks.size)
@@ -221,7 +221,7 @@ class Leader:
         shared: SharedParts | None = None,
         stages: Sequence[Config] = (),
     ) -> LeaderParts | ShardedParts:
-        """As `backend.trainer.parts.load_parts`, while the workers load theirs. Raises Mistake, and what the channel raises."""
+        """As `backend.trainer.parts.load_parts`, while the workers load theirs. Raises UserError, and what the channel raises."""
         assert shared is None, "runs that share a process have no ranks of their own"
         stages = stages or stage_configs(config)
         if config.parallelism == "tensor":
@@ -242,7 +242,7 @@ class Leader:
         )
 
     @contextmanager
-    def hung_are_given_up(self, patience: LearningPatience) -> Generator[None]:
+    def detect_hangs(self, patience: HangDetector) -> Generator[None]:
         """Raise LostRank for a worker that answers, and that the others wait for in a collective many times as long as such work took."""
 
         def look(waited_s: float) -> None:
@@ -279,7 +279,7 @@ class LeaderParts(RunParts):
     """The settings that the workers have."""
     notes: list[str] = field(default_factory=list)
     """Sentences of workers for the user, not told yet."""
-    kept: KeptState | None = None
+    kept: StepSnapshot | None = None
     """What the step that is being learned from began with."""
 
     def begin(self) -> None:
@@ -346,7 +346,7 @@ class LeaderParts(RunParts):
 
     def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
         leader, forward = self.leader, self.learner.forward
-        self.kept = KeptState.of(self, config)
+        self.kept = StepSnapshot.of(self, config)
         forward.speeds = leader.shares.speeds(leader.paces.speeds())
         self._send_groups("learn", groups, {"speeds": forward.speeds})
 
@@ -362,7 +362,7 @@ class LeaderParts(RunParts):
             keep_together(self, config, leader.ranks)
             return super(LeaderParts, self).learn(groups, config, timed_poll)
 
-        with leader.hung_are_given_up(leader.learning):
+        with leader.detect_hangs(leader.learning):
             metrics, own = timed_learning(self, leader.ranks, learn)
             leader.shares.add_learning(0, own)
             reports = leader.learned_by_workers()
@@ -378,7 +378,7 @@ class LeaderParts(RunParts):
     def held_out_metrics(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
         self._send_groups("measure", groups, {"speeds": self.learner.forward.speeds})
         began = time.perf_counter()
-        with self.leader.hung_are_given_up(self.leader.measuring):
+        with self.leader.detect_hangs(self.leader.measuring):
             metrics = super(LeaderParts, self).held_out_metrics(groups, config, poll)
         self.leader.measuring.observe(time.perf_counter() - began)
         return metrics

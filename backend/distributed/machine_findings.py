@@ -20,7 +20,7 @@ from backend.distributed.machine_report import (
 )
 from backend.trainer.memory.estimate import format_bytes
 from backend.utils.disk_faults import gigabytes
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 SLOW_SUM_S = 2.0
 """Seconds of such a sum from which the connection is called slow."""
@@ -60,7 +60,7 @@ def _versions(report: MachineReport) -> Iterator[MachineFinding]:
     for here, machine, there in _compared(report):
         name = machine.label
         if there.grpo_studio != here.grpo_studio:
-            versions = f"{shown(there.grpo_studio, 20)}, here is {here.grpo_studio}"
+            versions = f"{quote(there.grpo_studio, 20)}, here is {here.grpo_studio}"
             sentence = f"{name} has GRPO Studio {versions}. Install the same version on both."
             yield MachineFinding("refuse", machine.rank, sentence)
         elif there.code and here.code and there.code != here.code:
@@ -70,14 +70,14 @@ def _versions(report: MachineReport) -> Iterator[MachineFinding]:
             yield MachineFinding("warn", machine.rank, sentence)
         for title, ours, theirs in (("mlx", here.mlx, there.mlx), ("mlx-lm", here.mlx_lm, there.mlx_lm)):
             if ours != theirs:
-                sentence = f"{name} has {title} {shown(theirs, 20)}, here is {ours}: results of the two may differ in their last digits."
+                sentence = f"{name} has {title} {quote(theirs, 20)}, here is {ours}: results of the two may differ in their last digits."
                 yield MachineFinding("warn", machine.rank, sentence)
         if _minor(here.python) != _minor(there.python):
             yield MachineFinding(
-                "info", machine.rank, f"{name} has Python {shown(there.python, 20)}, here is {here.python}."
+                "info", machine.rank, f"{name} has Python {quote(there.python, 20)}, here is {here.python}."
             )
         if here.system != there.system:
-            sentence = f"{name} runs {shown(there.system, 40)}, this machine {here.system}."
+            sentence = f"{name} runs {quote(there.system, 40)}, this machine {here.system}."
             yield MachineFinding("info", machine.rank, sentence)
 
 
@@ -88,7 +88,7 @@ def _models(report: MachineReport, model: str, is_hub_id: bool) -> Iterator[Mach
             yield MachineFinding("info", machine.rank, sentence)
         if not model or not here.model or there.model == here.model:
             continue
-        name, size = shown(model, 60), gigabytes(here.model_bytes)
+        name, size = quote(model, 60), gigabytes(here.model_bytes)
         needed = here.model_bytes + RESERVE
         if there.disk_free is not None and there.disk_free < needed:
             sentence = f"{machine.label} lacks the model and the room for it: {gigabytes(there.disk_free)} are free, {gigabytes(needed)} needed."
@@ -118,10 +118,10 @@ def _hardware(report: MachineReport) -> Iterator[MachineFinding]:
     for here, machine, there in _compared(report):
         name = machine.label
         if here.device != there.device:
-            sentence = f"{name} computes on the {shown(there.device.upper(), 10)}, this machine on the {here.device.upper()}: it will get a small share of the work."
+            sentence = f"{name} computes on the {quote(there.device.upper(), 10)}, this machine on the {here.device.upper()}: it will get a small share of the work."
             yield MachineFinding("warn", machine.rank, sentence)
         elif here.chip != there.chip:
-            sentence = f"{name} has another chip ({shown(there.chip, 40)}, here {shown(here.chip, 40)}); each gets work by its measured speed."
+            sentence = f"{name} has another chip ({quote(there.chip, 40)}, here {quote(here.chip, 40)}); each gets work by its measured speed."
             yield MachineFinding("info", machine.rank, sentence)
         if abs(here.memory - there.memory) > 0.05 * here.memory:
             smaller, name_of_smaller = (there, name) if there.memory < here.memory else (here, "this machine")
@@ -145,7 +145,7 @@ def _shared(report: MachineReport) -> Iterator[MachineFinding]:
     for name in dict.fromkeys(names):
         if (count := names.count(name)) > 1:
             rank = names.index(name)
-            label = "This machine" if report.machines[rank].is_here else shown(name, 40)
+            label = "This machine" if report.machines[rank].is_here else quote(name, 40)
             sentence = f"{label} is listed {count} times: its ranks share its processor, and each holds a model of its own in its memory."
             yield MachineFinding("info", rank, sentence)
 

@@ -20,7 +20,7 @@ WATCH_VARIABLE = "GRPO_STUDIO_WATCH_STDIN"
 """Environment variable that tells a rank to end itself at the end of its stdin, which its launcher holds open."""
 
 RESTART_RANKS = 75
-"""The exit code of a rank 0 that asks to have all ranks started anew; its run is saved and its diary has no ending."""
+"""The exit code of a rank 0 that asks to have all ranks started anew; its run is saved and its event log has no ending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +28,15 @@ class Orders:
     """What rank 0 is to know beside its run folder."""
 
     command: str
-    """The command line of the launcher, for the diary."""
+    """The command line of the launcher, for the event log."""
     is_checked: bool = False
     """Whether settings and files were checked already."""
     goes_on: bool = False
     """Whether the ranks are started again without one that was lost: then its loss does not end the run."""
     notes: list[str] = field(default_factory=list)
-    """Sentences for the diary."""
+    """Sentences for the event log."""
     warnings: list[str] = field(default_factory=list)
-    """Sentences for the diary, as warnings."""
+    """Sentences for the event log, as warnings."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """A rank as it introduces itself, and as the diary's `started` tells it."""
+    """A rank as it introduces itself, and as the event log's `started` tells it."""
 
     rank: int
     machine: str

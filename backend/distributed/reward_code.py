@@ -13,7 +13,7 @@ from backend.utils.files import read_bytes
 
 
 def code_of(config: Config) -> dict[str, str]:
-    """Path, as `located` has it → text of every file that the run executes. Raises Mistake for one that cannot be read."""
+    """Path, as `located` has it → text of every file that the run executes. Raises UserError for one that cannot be read."""
     source = reward_source(config)
     files = {*source.files, *([source.file.resolve()] if source.file else [])}
     return {str(path): read_bytes(path, "reward_functions_file").decode(errors="surrogateescape") for path in files}

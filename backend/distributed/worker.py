@@ -35,8 +35,8 @@ from backend.training.collectives import Collectives
 from backend.training.not_finite import NotFinite
 from backend.training.optimizers.state import restore
 from backend.types import Group
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 # That every rank has the same weights, moments and reference: brought from the leader at the start, and compared
 # before every step.
@@ -72,7 +72,7 @@ def keep_together(parts: StepParts, config: Config, ranks: Collectives) -> bool:
 
 
 def check_same_base(parts: StepParts, config: Config, ranks: Collectives, machines: list[RankInfo]) -> None:
-    """Raise Mistake where a rank has loaded other weights than the leader. `machines`: the ranks' own, on the leader; empty elsewhere."""
+    """Raise UserError where a rank has loaded other weights than the leader. `machines`: the ranks' own, on the leader; empty elsewhere."""
     trained = parts.policy.trainable()
     everything: list[tuple[str, mx.array]] = tree_flatten(parts.policy.model.parameters())  # pyright: ignore[reportAssignmentType]: of arrays alone
     frozen = {name: x for name, x in everything if name not in trained}
@@ -90,10 +90,10 @@ def check_same_base(parts: StepParts, config: Config, ranks: Collectives, machin
             for a, b in zip(own["sizes"], other["sizes"], strict=True)
         )
         if other["arrays"] != own["arrays"] or other["bits"] != own["bits"] or not close:
-            name = shown(machines[rank].machine, 40)
-            raise Mistake(
+            name = quote(machines[rank].machine, 40)
+            raise UserError(
                 "model",
-                f"The model {shown(config.model, 60)} on {name} (rank {rank}) has other weights than here; copy it there, or name a revision.",
+                f"The model {quote(config.model, 60)} on {name} (rank {rank}) has other weights than here; copy it there, or name a revision.",
             )
 
 

@@ -10,7 +10,7 @@ import platform
 
 import mlx.core as mx
 
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.machine import treats_cpu_as_gpu
 
 OWN = mx.default_device()
@@ -18,15 +18,15 @@ OWN = mx.default_device()
 
 
 def use(choice: str) -> None:
-    """Have mlx compute on what the setting `device` says, from now on. Raises Mistake where there is no such device."""
+    """Have mlx compute on what the setting `device` says, from now on. Raises UserError where there is no such device."""
     check(choice)
     mx.set_default_device({"auto": OWN, "gpu": mx.gpu, "cpu": mx.cpu}[choice])  # pyright: ignore[reportArgumentType]
 
 
 def check(choice: str) -> None:
-    """Raise Mistake for a device that mlx does not have here."""
+    """Raise UserError for a device that mlx does not have here."""
     if choice == "gpu" and not mx.is_available(mx.gpu):
-        raise Mistake("device", "MLX has no GPU on this machine; choose Automatic or CPU.")
+        raise UserError("device", "MLX has no GPU on this machine; choose Automatic or CPU.")
 
 
 def on_gpu() -> bool:

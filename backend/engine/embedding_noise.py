@@ -22,7 +22,7 @@ from mlx_lm.tuner.dora import DoRAEmbedding
 from mlx_lm.tuner.lora import LoRAEmbedding
 
 from backend.engine.output_layer import PROBE
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding, LoRAEmbedding, DoRAEmbedding)
 
@@ -70,7 +70,7 @@ class EmbeddingNoise:
 
 
 def input_embedding(model: nn.Module) -> nn.Module:
-    """The layer that turns the tokens of a row into what the model computes with: the first embedding that a pass calls. Raises Mistake
+    """The layer that turns the tokens of a row into what the model computes with: the first embedding that a pass calls. Raises UserError
     where the model's code calls none."""
     called: list[nn.Module] = []
     kinds = {id(module): (module, type(module)) for module in model.modules() if type(module) in EMBEDDINGS}
@@ -88,5 +88,7 @@ def input_embedding(model: nn.Module) -> nn.Module:
         for module, kind in kinds.values():
             module.__class__ = kind
     if not called:
-        raise Mistake("neftune_noise_alpha", "This model's code has no embedding layer of mlx, so none can get noise.")
+        raise UserError(
+            "neftune_noise_alpha", "This model's code has no embedding layer of mlx, so none can get noise."
+        )
     return called[0]

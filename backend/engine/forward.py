@@ -18,7 +18,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from backend.engine.gathers import put_distinct, take_distinct, take_repeated
+from backend.engine.gathers import gather_with_repeats, scatter_unique, take_distinct
 from backend.engine.lm_head import TokenScores, token_logps
 from backend.engine.output_layer import SplitModel
 from backend.engine.penalties import CompletionHistory, Penalties, distinct_tokens
@@ -130,7 +130,7 @@ def completion_logps(
     )  # fmt: skip
     if rows.full:
         return TokenScores(*(x.reshape(B, T) for x in scored))
-    return TokenScores(*(put_distinct((B * T,), rows.active_N, x).reshape(B, T) for x in scored))
+    return TokenScores(*(scatter_unique((B * T,), rows.active_N, x).reshape(B, T) for x in scored))
 
 
 def whole_row_states(split_model: SplitModel, rows: SequenceRows) -> mx.array:
@@ -170,7 +170,7 @@ def shared_prompt_states(
     """As `whole_row_states`, with each prompt prefilled once. Its gradient is summed over the rows that attend to it."""
     T, (P, K) = rows.completion_BT.shape[1], rows.prompt_PK.shape
     prompts = prefilled or prefill_prompts(split_model, rows.prompt_PK, rows.prompt_length_P)
-    last_BH = take_repeated(prompts.last_PH, rows.prompt_B)
+    last_BH = gather_with_repeats(prompts.last_PH, rows.prompt_B)
     # Completions of one token: the prompt predicts it, and there is nothing to run the model on.
     if T == 1:
         return last_BH[:, None]

@@ -25,17 +25,17 @@ BLOCK = 1024
 
 def take_distinct(source: mx.array, index_N: mx.array) -> mx.array:
     """source[index_N], [N, …], for indices that are all different: its gradient is written instead of added."""
-    return _gathered(source, index_N, lambda d_out: put_distinct(source.shape, index_N, d_out))
+    return _gathered(source, index_N, lambda d_out: scatter_unique(source.shape, index_N, d_out))
 
 
-def put_distinct(shape: tuple[int, ...], index_N: mx.array, rows: mx.array) -> mx.array:
+def scatter_unique(shape: tuple[int, ...], index_N: mx.array, rows: mx.array) -> mx.array:
     """Zeros of this shape [S, …] with rows [N, …] at indices that are all different."""
     blank = mx.zeros(shape, rows.dtype)
     blank[index_N] = rows
     return blank
 
 
-def take_repeated(source: mx.array, index_N: mx.array) -> mx.array:
+def gather_with_repeats(source: mx.array, index_N: mx.array) -> mx.array:
     """source[index_N], [N, …], for any indices and a source of few rows: its gradient is a product with [S, N] zeros and ones."""
 
     def gradient(d_out: mx.array) -> mx.array:

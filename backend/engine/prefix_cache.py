@@ -23,7 +23,7 @@ import mlx.core as mx
 from mlx_lm.models.base import create_attention_mask
 
 from backend.engine.attention import PromptKV
-from backend.engine.gathers import take_repeated
+from backend.engine.gathers import gather_with_repeats
 
 
 class AttentionInputs(NamedTuple):
@@ -96,7 +96,9 @@ class PrefixMask:
         if self.rows_per_prompt == 1:
             return x_P
         return (
-            mx.repeat(x_P, self.rows_per_prompt, axis=0) if self.rows_per_prompt else take_repeated(x_P, self.prompt_B)
+            mx.repeat(x_P, self.rows_per_prompt, axis=0)
+            if self.rows_per_prompt
+            else gather_with_repeats(x_P, self.prompt_B)
         )
 
     def prompts(self, keys: mx.array, values: mx.array) -> PromptKV:

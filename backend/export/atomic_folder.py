@@ -15,8 +15,8 @@ from pathlib import Path
 
 from backend.utils import file_lock
 from backend.utils.disk_faults import LONGEST_PLACE, gigabytes
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 from backend.utils.whole_file import sync, sync_tree
 
 
@@ -25,7 +25,7 @@ def staging_folder(parent: Path, target: Path, made_by: str = "export") -> Itera
     """An empty hidden folder in `parent` to build `target` in, deleted on exit.
 
     Its name follows from the target, and the lock on it (flock) ends with its process: the next export clears what a killed one
-    left, and two exports of one model cannot run at the same time. Raises Mistake on `made_by`, the verb, when they would, or when
+    left, and two exports of one model cannot run at the same time. Raises UserError on `made_by`, the verb, when they would, or when
     `parent` cannot be written.
     """
     folder = parent / f".grpo-studio-{target.name}"
@@ -59,9 +59,9 @@ def _locked_folder(folder: Path, target: Path, made_by: str) -> int:
         except FileNotFoundError:
             if folder.parent.is_dir():
                 continue  # deleted after `mkdir`
-            raise Mistake(made_by, f"The folder {folder.parent} is not there any more.") from None
+            raise UserError(made_by, f"The folder {folder.parent} is not there any more.") from None
         except OSError as error:
-            raise Mistake(made_by, f"The folder {folder.parent} cannot be written: {error.strerror}.") from None
+            raise UserError(made_by, f"The folder {folder.parent} cannot be written: {error.strerror}.") from None
         try:
             _lock(lock, target, made_by)
             if file_lock.leads_to(folder, lock):
@@ -75,7 +75,7 @@ def _locked_folder(folder: Path, target: Path, made_by: str) -> int:
 def _lock(lock: int, target: Path, made_by: str) -> None:
     # Without waiting: an export takes minutes, so a message is more use than a silent wait.
     if not file_lock.take(lock):
-        raise Mistake(made_by, f"{target} is being written by another process; wait for that one.")
+        raise UserError(made_by, f"{target} is being written by another process; wait for that one.")
 
 
 def _clear_staging(folder: Path, target: Path) -> None:
@@ -92,7 +92,7 @@ def _clear_staging(folder: Path, target: Path) -> None:
 
 
 def move_into_place(new: Path, target: Path, *, overwrite: bool) -> None:
-    """Move the finished folder `new`, which is in a staging folder, to `target`. Raises Mistake as `check_target`.
+    """Move the finished folder `new`, which is in a staging folder, to `target`. Raises UserError as `check_target`.
 
     One rename if both are on one disk; otherwise a copy into a staging folder on the target's disk, then a rename.
     """
@@ -147,13 +147,15 @@ def drop_hidden_files(folder: Path) -> None:
 
 
 def check_target(target: Path, *, overwrite: bool) -> None:
-    """Raise Mistake when `target` exists, unless it is a model and may be overwritten."""
+    """Raise UserError when `target` exists, unless it is a model and may be overwritten."""
     if not os.path.lexists(target):
         return
     if not overwrite:
-        raise Mistake("overwrite", f"There is a model at {target} already; choose another name, or overwrite it.")
+        raise UserError("overwrite", f"There is a model at {target} already; choose another name, or overwrite it.")
     if not any((target / name).is_file() for name in ("config.json", "adapter_config.json", "model.gguf")):
-        raise Mistake("overwrite", f"{target} is there and holds no model, so it is not replaced; choose another name.")
+        raise UserError(
+            "overwrite", f"{target} is there and holds no model, so it is not replaced; choose another name."
+        )
 
 
 def staging_parent(target: Path, candidates: Sequence[Path]) -> Path:
@@ -165,12 +167,12 @@ def staging_parent(target: Path, candidates: Sequence[Path]) -> Path:
 
 
 def check_free_space(folder: Path, needed: int) -> None:
-    """Raise Mistake unless the disk of `folder` has `needed` bytes free."""
+    """Raise UserError unless the disk of `folder` has `needed` bytes free."""
     free = shutil.disk_usage(nearest_existing(folder)).free
     if needed > free:
-        raise Mistake(
+        raise UserError(
             "export",
-            f"The model needs {gigabytes(needed)} and the disk of {shown(folder, LONGEST_PLACE)} has {gigabytes(free)} free.",
+            f"The model needs {gigabytes(needed)} and the disk of {quote(folder, LONGEST_PLACE)} has {gigabytes(free)} free.",
         )
 
 

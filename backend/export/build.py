@@ -43,7 +43,7 @@ from backend.models.peft.reading import ARRAYS, CONFIG, PREFIX, PeftLayer, merge
 from backend.models.peft.settings import is_tied, tidy
 from backend.trainer.memory.model_shape import shape_of
 from backend.utils.disk_faults import cause, disk_errors_of
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 # LoRA or DoRA adapters in the files of Hugging Face's peft: adapter_config.json and adapter_model.safetensors.
 
@@ -54,7 +54,7 @@ MERGE_INSTEAD = "choose another format, which merges the adapter into the weight
 
 
 def write_peft_adapter(trained: TrainedWeights, original: OriginalFiles, to: Path) -> None:
-    """Write the adapters into a new folder, with a README. Raises Mistake for a layer that peft has no adapter for."""
+    """Write the adapters into a new folder, with a README. Raises UserError for a layer that peft has no adapter for."""
     learned, traced = trained_rows(trained), trace(original)
     _check_names(original, learned, traced)
     layers = dict(_layers(original, learned, traced))
@@ -83,21 +83,21 @@ def _check_names(original: OriginalFiles, learned: TrainedRows, traced: Trace) -
     for array, adapter in sorted(learned.adapters.items()):
         layer = array.removesuffix(".weight")
         if array not in traced:
-            raise Mistake(
+            raise UserError(
                 "format",
                 f"Which of the original weights {layer} comes from could not be found out; choose mlx-lm's adapter.",
             )
         if not adapter.is_linear:
-            raise Mistake(
+            raise UserError(
                 "format", f"{layer} is no plain linear layer, and peft's adapters would not do; {MERGE_INSTEAD}."
             )
         for run in traced[array]:
             module = run.original.removesuffix(".weight")
             # transformers 5 holds experts, and the layer that chooses among them, as parameters of their own.
             if any(name.startswith(f"{module.rpartition('.')[0]}.experts.") for name in names):
-                raise Mistake("format", f"transformers has no linear layer {module} for an adapter; {MERGE_INSTEAD}.")
+                raise UserError("format", f"transformers has no linear layer {module} for an adapter; {MERGE_INSTEAD}.")
             if module.startswith("language_model."):
-                raise Mistake("format", f"transformers renames {module} when it loads this model; {MERGE_INSTEAD}.")
+                raise UserError("format", f"transformers renames {module} when it loads this model; {MERGE_INSTEAD}.")
 
 
 # ── layers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -112,9 +112,9 @@ def _layers(original: OriginalFiles, learned: TrainedRows, traced: Trace) -> Ite
 
 
 def _whole_tensors(original: OriginalFiles, learned: TrainedRows, traced: Trace) -> dict[str, mx.array]:
-    """The original tensors, float32, of the modules that were trained as a whole. Raises Mistake where one cannot be found."""
+    """The original tensors, float32, of the modules that were trained as a whole. Raises UserError where one cannot be found."""
     if lost := sorted(learned.arrays.keys() - traced.keys()):
-        raise Mistake(
+        raise UserError(
             "format", f"Which of the original weights {lost[0]} comes from could not be found out; {MERGE_INSTEAD}."
         )
     tensors = original.arrays()
@@ -230,7 +230,7 @@ def build(
     """Export trained weights. `also` is called with the weights and the finished, verified folder before that is moved. `fetch` downloads
     original weights that are not on this disk; None refuses them.
 
-    Raises Mistake for a model that cannot be used, an existing target or too little disk space; RuntimeError when the written model's
+    Raises UserError for a model that cannot be used, an existing target or too little disk space; RuntimeError when the written model's
     logits differ from the trained one's. In every case, and when `also` raises, nothing new is left behind and an existing model stays.
     """
     check_kind(trained, format_)
@@ -272,9 +272,9 @@ def _notes(asked: TrainedWeights, written: TrainedWeights) -> tuple[str, ...]:
 
 
 def check_kind(trained: TrainedWeights, format_: ExportFormat) -> None:
-    """Raise Mistake for weights that a format cannot have, and for a base whose files cannot go along."""
+    """Raise UserError for weights that a format cannot have, and for a base whose files cannot go along."""
     if format_.kind == "adapter" and trained.adapters is None:
-        raise Mistake(
+        raise UserError(
             "format", "Full fine-tuning changed every weight, so there is no adapter to export; choose another format."
         )
     if format_.kind != "adapter":
@@ -296,7 +296,7 @@ def needed_bytes(trained: TrainedWeights, format_: ExportFormat, samples: int) -
 
 
 def write_in_format(trained: TrainedWeights, format_: ExportFormat, to: Path, progress: Progress = silent) -> None:
-    """Write trained weights in a format into a new folder. Raises Mistake when that cannot be done."""
+    """Write trained weights in a format into a new folder. Raises UserError when that cannot be done."""
     try:
         if format_.kind == "adapter":
             progress("Writing the adapter.")
@@ -319,7 +319,7 @@ def write_in_format(trained: TrainedWeights, format_: ExportFormat, to: Path, pr
         model, config = merging.in_format(*trained.open_with_config(), format_)
         model_files.write_model(model, config, trained.tokenizer, to, lambda done: progress(doing, done))
     except OSError as error:
-        raise Mistake("export", f"The model cannot be written to {to.parent}: {cause(error)}.") from error
+        raise UserError("export", f"The model cannot be written to {to.parent}: {cause(error)}.") from error
     finally:
         # mlx modules are in reference cycles, hence the explicit collection: the written model is loaded next.
         gc.collect()
@@ -353,7 +353,7 @@ def _verified(trained: TrainedWeights, format_: ExportFormat, built: Path, refer
     except Unanswerable:
         if format_.dtype != "float16":
             raise
-        raise Mistake(
+        raise UserError(
             "format", "Numbers of this model are beyond the range of float16 (65,504); choose bf16, or full precision."
         ) from None
 

@@ -17,7 +17,7 @@ from backend.export.exports import PUBLISHER
 from backend.export.gguf.ollama import ollama_model
 from backend.runs.run_folder import RunFolder
 from backend.utils import places
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import resolved
 
 
@@ -35,7 +35,7 @@ class Destination(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise Mistake for what stands in the way, before minutes of work."""
+        """Raise UserError for what stands in the way, before minutes of work."""
         ...
 
     def deliver(self, built: Path) -> str:
@@ -76,7 +76,7 @@ class OnDisk:
 
 
 def in_lm_studio(place: Place) -> Destination:
-    """`grpo-studio`/name in LM Studio's models folder. Raises Mistake for a name that no folder can have, or without LM Studio."""
+    """`grpo-studio`/name in LM Studio's models folder. Raises UserError for a name that no folder can have, or without LM Studio."""
     root = lm_studio_root()
     # Built outside LM Studio's models folder, which it watches, but on the same disk, so that the last step is a rename:
     # usually beside the models folder, else in the run. If the models have a disk of their own, neither is on it, and
@@ -86,7 +86,7 @@ def in_lm_studio(place: Place) -> Destination:
 
 
 def in_folder(place: Place) -> Destination:
-    """`folder`/name; without a folder the run's own fused/. Raises Mistake for a name that no folder can have."""
+    """`folder`/name; without a folder the run's own fused/. Raises UserError for a name that no folder can have."""
     target = resolved(place.folder.expanduser()) / safe_name(place.name) if place.folder else place.run.fused
     return OnDisk(target, atomic_folder.nearest_existing(target.parent), place.overwrite)
 
@@ -110,25 +110,25 @@ DESTINATIONS: dict[str, Callable[[Place], Destination]] = {
 
 
 def safe_name(name: str) -> str:
-    """`name` without surrounding spaces. Raises Mistake when it is empty or cannot name a folder."""
+    """`name` without surrounding spaces. Raises UserError when it is empty or cannot name a folder."""
     name = name.strip()
     if not name:
-        raise Mistake("lm_studio_name", "Give the exported model a name.")
+        raise UserError("lm_studio_name", "Give the exported model a name.")
     faults = cross_setting_faults({"lm_studio_name": name})
     if faults:
-        raise Mistake(faults)
+        raise UserError(faults)
     return name
 
 
 def lm_studio_root() -> Path:
-    """LM Studio's models folder. Raises Mistake when LM Studio was never started, or its disk is not attached.
+    """LM Studio's models folder. Raises UserError when LM Studio was never started, or its disk is not attached.
 
     Only an empty `models` folder in an existing home is ever created for it.
     """
     root, home = places.lm_studio_models(), places.lm_studio_home()
     if root.is_dir() or (root == home / "models" and home.is_dir()):
         return resolved(root)
-    raise Mistake(
+    raise UserError(
         "lm_studio",
         f"LM Studio was not found: there is no folder {root}; start LM Studio once, attach the disk that holds its "
         "models, or export to a folder.",

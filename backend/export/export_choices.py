@@ -16,7 +16,7 @@ from backend.runs.events import first_and_last_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import SavedWeights, best_of, find_checkpoint, has_end, saved_weights
 from backend.runs.steering import run_config
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
 from backend.utils.places import lm_studio_models
 
@@ -58,7 +58,7 @@ def export_size(run: RunFolder, format_: ExportFormat, checkpoint: str) -> int |
 def _adapter_file(run: RunFolder, checkpoint: str) -> Path:
     try:
         return find_checkpoint(run, checkpoint).arrays if checkpoint else run.adapters / "adapters.safetensors"
-    except Mistake:  # deleted since it was listed
+    except UserError:  # deleted since it was listed
         return run.adapters / "adapters.safetensors"
 
 
@@ -78,7 +78,7 @@ def has_held_out_prompts(run: RunFolder) -> bool:
 
 def settings_of(run: RunFolder) -> Config:
     """The settings that an export for TRL is made of: those that the run ended with; of one in stages, which no program else has, those that
-    hold outside of them. Raises Mistake."""
+    hold outside of them. Raises UserError."""
     begun = load(run.config)
     return begun if begun.stages else run_config(run)
 

@@ -32,14 +32,14 @@ from backend.runs.completion_rows import parse_group_row
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import find_checkpoint, has_end, saved_weights
 from backend.runs.steering import run_config
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.trainer.evaluation.evaluate import held_out_rewards
 from backend.trainer.run_inputs import RunInputs, read_inputs
 from backend.trainer.scoring_stages import ScoringStages
 from backend.trainer.trial_sampling import SMALLEST_MODEL, WITHOUT_REFERENCE
 from backend.types import Group, Problem
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
 from backend.utils.regular_file import open_regular, require_plain_files
 
@@ -74,16 +74,16 @@ class HeldOutComparison:
     """Prompts and reward functions of a run, read before an export begins. Call `compare` once the model is written."""
 
     def __init__(self, config: Config, inputs: RunInputs, count: int) -> None:
-        """Raises Mistake without a split that the run did not train on, or for `count` below 1."""
+        """Raises UserError without a split that the run did not train on, or for `count` below 1."""
         if count < 1:
-            raise Mistake("held_out", f"The number of held-out prompts must be at least 1, not {count}.")
+            raise UserError("held_out", f"The number of held-out prompts must be at least 1, not {count}.")
         self.config, self.count = config, count
         self.split = held_out_split(inputs.splits)
         if not self.split:
-            raise Mistake("held_out", f"{config.data} has no valid or test split, so there are no held-out prompts.")
+            raise UserError("held_out", f"{config.data} has no valid or test split, so there are no held-out prompts.")
         self._rows, self._source = inputs.splits.rows(self.split), inputs.splits.source.get(self.split, config.data)
         if faults := check_columns(self._rows, config, self._source):
-            raise Mistake(faults)
+            raise UserError(faults)
         self._scoring = ScoringStages(config, inputs.scorer, config.iters)
 
     def compare(self, trained: TrainedWeights, exported: Path, poll: Poll = lambda done: None) -> HeldOutDifference:
@@ -91,7 +91,7 @@ class HeldOutComparison:
         after = self._rewards(lambda: _exported_policy(self.config, exported), lambda done: poll((1 + done) / 2))
         pairs = [pair for pair in zip(before, after, strict=True) if not any(map(math.isnan, pair))]
         if not pairs:
-            raise Mistake("held_out", "No reward function had an opinion on any held-out completion.")
+            raise UserError("held_out", "No reward function had an opinion on any held-out completion.")
         differences = [b - a for a, b in pairs]
         error = stdev(differences) / math.sqrt(len(pairs)) if len(pairs) > 1 else None
         mean_before, mean_after = (fmean(rewards) for rewards in zip(*pairs, strict=True))
@@ -113,7 +113,7 @@ class HeldOutComparison:
             )
 
         held_out_rewards(
-            Rollout(policy, config.max_completion_length, stop=config.stop), problems, score, stage.names,
+            Sampler(policy, config.max_completion_length, stop=config.stop), problems, score, stage.names,
             stage.weights.at(step), sampling=Sampling.of(config),
             group_size=1, batch_size=BATCH, count=-1, poll=poll, overlap_scoring=False,
         )  # fmt: skip
@@ -131,7 +131,7 @@ def held_out_split(splits: Splits) -> str:
 def _problems(rows: Rows, policy: Policy, config: Config, source: str, count: int) -> list[Problem]:
     problems = TokenizedPrompts(rows, policy.tokenizer, PromptFormat.of(config), source).first(count)
     if not problems:
-        raise Mistake("max_seq_length", f"No prompt of {source} leaves room for a completion.")
+        raise UserError("max_seq_length", f"No prompt of {source} leaves room for a completion.")
     return problems
 
 
@@ -159,7 +159,7 @@ READ_BYTES = 1 << 20
 
 
 def run_weights(run: RunFolder, config: Config, checkpoint: str = "") -> TrainedWeights:
-    """The weights at the end of a run, or of a `checkpoint`: "best", "last" or a step. Raises Mistake when there are none, or when the
+    """The weights at the end of a run, or of a `checkpoint`: "best", "last" or a step. Raises UserError when there are none, or when the
     base model is not on this disk."""
     if config.train_type == "full" and not checkpoint:
         _check_has_end(run)
@@ -173,7 +173,7 @@ def run_weights(run: RunFolder, config: Config, checkpoint: str = "") -> Trained
         _check_has_end(run)
     base = local_folder(config.model)
     if base is None:
-        raise Mistake("model", f"The base model {config.model} is not on this disk any more, and an export needs it.")
+        raise UserError("model", f"The base model {config.model} is not on this disk any more, and an export needs it.")
     tokenizer, is_own = (tokenizer_folder(config.tokenizer), True) if config.tokenizer else (base, False)
     if config.train_type == "full":
         return TrainedWeights(
@@ -190,7 +190,7 @@ def _check_has_end(run: RunFolder) -> None:
     if has_end(run):
         return
     instead = " of its end; name a checkpoint" if saved_weights(run) else " yet, so there is nothing to export"
-    raise Mistake("run", f"The run {run.name} has no trained weights{instead}.")
+    raise UserError("run", f"The run {run.name} has no trained weights{instead}.")
 
 
 def run_samples(run: RunFolder, config: Config) -> list[AnsweredPrompt]:
@@ -328,7 +328,7 @@ class ExportedModel:
 
 
 def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> ExportedModel:
-    """Export a run's weights. Raises Mistake for anything that the user can mend: settings, target, disk, model; RuntimeError when the
+    """Export a run's weights. Raises UserError for anything that the user can mend: settings, target, disk, model; RuntimeError when the
     written model does not answer as the trained one does. In either case nothing new is left behind, and an existing model stays."""
     format_ = format_named(export.format)
     target_for(export.to, format_)
@@ -338,7 +338,7 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
     trained = run_weights(run, config, export.checkpoint)
     check_kind(trained, format_)
     if export.held_out and format_.kind == "gguf":
-        raise Mistake("held_out", "mlx does not run GGUF files, so their rewards are not compared here.")
+        raise UserError("held_out", "mlx does not run GGUF files, so their rewards are not compared here.")
     destination.check()
     comparison = HeldOutComparison(config, read_inputs(config), export.held_out) if export.held_out else None
 

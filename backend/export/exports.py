@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from backend.trainer.memory.model_shape import Linear, ModelShape, packed_width, shape_of
 from backend.trainer.memory.phases import QUANTIZED
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 Kind = Literal["adapter", "model", "gguf"]
 """Adapters to be loaded beside their base, a folder that is a model complete in itself, or one file that is."""
@@ -165,18 +165,18 @@ TARGETS: dict[str, ExportTarget] = {
 
 
 def format_named(key: str) -> ExportFormat:
-    """Raises Mistake for a word that names no format."""
+    """Raises UserError for a word that names no format."""
     if key not in FORMATS:
-        raise Mistake("format", f"There is no format {key}; there are {', '.join(FORMATS)}.")
+        raise UserError("format", f"There is no format {key}; there are {', '.join(FORMATS)}.")
     return FORMATS[key]
 
 
 def target_for(key: str, format_: ExportFormat) -> ExportTarget:
-    """Raises Mistake for a word that names no target, or a target that cannot take this format."""
+    """Raises UserError for a word that names no target, or a target that cannot take this format."""
     if key not in TARGETS:
-        raise Mistake("to", f"There is no target {key}; there are {', '.join(TARGETS)}.")
+        raise UserError("to", f"There is no target {key}; there are {', '.join(TARGETS)}.")
     if format_.kind not in TARGETS[key].kinds:
-        raise Mistake("format", TARGETS[key].refusal)
+        raise UserError("format", TARGETS[key].refusal)
     return TARGETS[key]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from backend.config.config import Config
 from backend.export.export_run import Export, export_run, fuse_run
-from backend.runs.events import Diary
+from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 
 def fuses(config: Config) -> bool:
@@ -19,7 +19,7 @@ def exports(config: Config) -> bool:
     return fuses(config) or bool(config.lm_studio_name)
 
 
-def export_finished(config: Config, run: RunFolder, diary: Diary) -> None:
+def export_finished(config: Config, run: RunFolder, event_log: EventLog) -> None:
     """Export a finished run as its settings say. A fault of LM Studio's is a note, not a failure: the run has trained well and its
     model is saved."""
     if fuses(config):
@@ -28,9 +28,9 @@ def export_finished(config: Config, run: RunFolder, diary: Diary) -> None:
         return
     try:
         exported = export_run(run, Export("lmstudio", config.lm_studio_name, keeps_equal=True))
-    except Mistake as mistake:
+    except UserError as mistake:
         sentence = " ".join(fault.sentence for fault in mistake.faults)
-        diary.write("note", level="warning", sentence=f"The model was not put into LM Studio. {sentence}")
+        event_log.write("note", level="warning", sentence=f"The model was not put into LM Studio. {sentence}")
     else:
         sentence = f"The model is in LM Studio as {config.lm_studio_name} ({exported.path})."
-        diary.write("note", level="info", sentence=sentence)
+        event_log.write("note", level="info", sentence=sentence)

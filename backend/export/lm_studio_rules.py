@@ -12,7 +12,7 @@ from typing import Any
 
 from backend.models.model_folder import read_object
 from backend.utils import places
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import resolved
 from backend.utils.safetensors import BrokenFile, read_header_and_metadata
 
@@ -22,89 +22,97 @@ VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json
 SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 
 
-def faults(folder: Path) -> list[Fault]:
+def faults(folder: Path) -> list[ConfigProblem]:
     """What is wrong with a model folder, file by file; [] where nothing is."""
     if not folder.is_dir():
-        return [Fault(str(folder), "This is no folder.")]
+        return [ConfigProblem(str(folder), "This is no folder.")]
     return [*_layout(folder), *_config(folder), *_weights(folder), *_tokenizer(folder), *_strays(folder)]
 
 
-def warnings(folder: Path) -> list[Fault]:
+def warnings(folder: Path) -> list[ConfigProblem]:
     """What is missing without being wrong."""
     has_template = any(folder.glob("chat_template.*")) or _object(folder / "tokenizer_config.json").get("chat_template")
     if has_template:
         return []
-    return [Fault("chat_template", "The model has no chat template, so LM Studio guesses how a question is put to it.")]
+    return [
+        ConfigProblem(
+            "chat_template", "The model has no chat template, so LM Studio guesses how a question is put to it."
+        )
+    ]
 
 
 # ── where it lies ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _layout(folder: Path) -> Iterator[Fault]:
+def _layout(folder: Path) -> Iterator[ConfigProblem]:
     """Inside LM Studio's models folder: <publisher>/<model>, no deeper, no hidden name."""
     root, folder = resolved(places.lm_studio_models()), resolved(folder)
     if not folder.is_relative_to(root):
         return
     parts = folder.relative_to(root).parts
     if len(parts) != 2:
-        yield Fault(
+        yield ConfigProblem(
             str(folder), f"LM Studio reads {root}/<publisher>/<model>, and this folder is {len(parts)} below it."
         )
     if any(part.startswith(".") for part in parts):
-        yield Fault(str(folder), "LM Studio does not look into hidden folders.")
+        yield ConfigProblem(str(folder), "LM Studio does not look into hidden folders.")
 
 
-def _strays(folder: Path) -> Iterator[Fault]:
+def _strays(folder: Path) -> Iterator[ConfigProblem]:
     for file in sorted(folder.iterdir()):
         is_known_weight = file.name == "model.safetensors" or SHARD.fullmatch(file.name)
         if file.is_dir():
-            yield Fault(file.name, "A folder is no part of a model.")
+            yield ConfigProblem(file.name, "A folder is no part of a model.")
         elif file.name.startswith(".") and file.name != ".DS_Store":
-            yield Fault(file.name, "A hidden file is no part of a model; some programs take ._ files for weights.")
+            yield ConfigProblem(
+                file.name, "A hidden file is no part of a model; some programs take ._ files for weights."
+            )
         elif file.name.startswith("adapter"):
-            yield Fault(file.name, "Adapters are no part of a complete model; LM Studio does not load them.")
+            yield ConfigProblem(file.name, "Adapters are no part of a complete model; LM Studio does not load them.")
         elif file.suffix == ".safetensors" and not is_known_weight:
-            yield Fault(file.name, "A weight file is called model.safetensors, or model-00001-of-00002.safetensors.")
+            yield ConfigProblem(
+                file.name, "A weight file is called model.safetensors, or model-00001-of-00002.safetensors."
+            )
 
 
 # ── its files ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _config(folder: Path) -> Iterator[Fault]:
+def _config(folder: Path) -> Iterator[ConfigProblem]:
     config = _object(folder / "config.json")
     if not config:
-        yield Fault("config.json", "The file is missing, or holds no JSON object.")
+        yield ConfigProblem("config.json", "The file is missing, or holds no JSON object.")
     elif not isinstance(config.get("model_type"), str):
-        yield Fault("config.json", "It does not name a model_type.")
+        yield ConfigProblem("config.json", "It does not name a model_type.")
 
 
-def _tokenizer(folder: Path) -> Iterator[Fault]:
+def _tokenizer(folder: Path) -> Iterator[ConfigProblem]:
     if not _object(folder / "tokenizer_config.json"):
-        yield Fault("tokenizer_config.json", "The file is missing, or holds no JSON object.")
+        yield ConfigProblem("tokenizer_config.json", "The file is missing, or holds no JSON object.")
     if not any(any(folder.glob(pattern)) for pattern in VOCABULARIES):
-        yield Fault("tokenizer.json", "There is no vocabulary: neither tokenizer.json nor an older form of it.")
+        yield ConfigProblem("tokenizer.json", "There is no vocabulary: neither tokenizer.json nor an older form of it.")
 
 
-def _weights(folder: Path) -> Iterator[Fault]:
+def _weights(folder: Path) -> Iterator[ConfigProblem]:
     files = sorted(file for file in folder.glob("model*.safetensors") if file.is_file())
     if not files:
-        yield Fault("model.safetensors", "There are no weights.")
+        yield ConfigProblem("model.safetensors", "There are no weights.")
         return
     arrays: dict[str, str] = {}
     for file in files:
         try:
             header, metadata = read_header_and_metadata(file)
         except BrokenFile as error:
-            yield Fault(file.name, f"The file {error}.")
+            yield ConfigProblem(file.name, f"The file {error}.")
             continue
         if metadata is None:
-            yield Fault(file.name, "Its header has no metadata object, and LM Studio refuses such a file.")
+            yield ConfigProblem(file.name, "Its header has no metadata object, and LM Studio refuses such a file.")
         arrays |= dict.fromkeys(header, file.name)
     yield from _index(folder, files, arrays)
     is_quantised = "quantization" in (config := _object(folder / "config.json")) or "quantization_config" in config
     if any(name.endswith(".scales") for name in arrays) != is_quantised and not _quantised_within(config):
         word = "does not say" if not is_quantised else "says"
-        yield Fault("config.json", f"It {word} that the weights are quantised, and the weight files differ.")
+        yield ConfigProblem("config.json", f"It {word} that the weights are quantised, and the weight files differ.")
 
 
 def _quantised_within(config: dict[str, Any]) -> bool:
@@ -112,24 +120,26 @@ def _quantised_within(config: dict[str, Any]) -> bool:
     return isinstance(inner, dict) and "quantization_config" in inner
 
 
-def _index(folder: Path, files: list[Path], arrays: dict[str, str]) -> Iterator[Fault]:
+def _index(folder: Path, files: list[Path], arrays: dict[str, str]) -> Iterator[ConfigProblem]:
     """Shards are numbered without gaps, and their index names every array and its file."""
     numbered = [match for file in files if (match := SHARD.fullmatch(file.name))]
     if not numbered:
         if len(files) > 1:
-            yield Fault(files[1].name, "There is more than one weight file, and they are not numbered as shards.")
+            yield ConfigProblem(
+                files[1].name, "There is more than one weight file, and they are not numbered as shards."
+            )
         return
     counts = {int(match[2]) for match in numbered}
     if counts != {len(files)} or {int(match[1]) for match in numbered} != set(range(1, len(files) + 1)):
-        yield Fault(files[0].name, f"Of {max(counts)} shards {len(files)} are here.")
+        yield ConfigProblem(files[0].name, f"Of {max(counts)} shards {len(files)} are here.")
     listed = _object(folder / INDEX).get("weight_map")
     if listed != arrays:
-        yield Fault(INDEX, "The index of the shards is missing, or does not say where each array is.")
+        yield ConfigProblem(INDEX, "The index of the shards is missing, or does not say where each array is.")
 
 
 def _object(file: Path) -> dict[str, Any]:
     """The JSON object in a file; {} where there is none."""
     try:
         return read_object(file, file.name)
-    except Mistake:
+    except UserError:
         return {}

@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten, tree_map_with_path, tree_unflatten
 from backend.export.exports import ExportFormat
 from backend.export.forward_pass import in_float32
 from backend.models import policy
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 PACKING = ("bits", "group_size", "mode")
 
@@ -28,7 +28,7 @@ BLOCK = 1 << 22
 def in_format(model: nn.Module, config: dict[str, Any], format_: ExportFormat) -> tuple[nn.Module, dict[str, Any]]:
     """(the model without adapters and in this format, its config.json). Changes `model`.
 
-    Raises Mistake for a quantised layer that mlx-lm cannot unpack.
+    Raises UserError for a quantised layer that mlx-lm cannot unpack.
     """
     keeps_bits = format_.keeps_bits
     dtype = float_type(model)
@@ -111,10 +111,10 @@ def _is_packed(module: nn.Module) -> bool:
 
 
 def _check_unpacked(model: nn.Module) -> None:
-    """Raise Mistake where a layer is still quantised: mlx-lm skips layer classes that it does not know."""
+    """Raise UserError where a layer is still quantised: mlx-lm skips layer classes that it does not know."""
     packed = [name for name, module in model.named_modules() if _is_packed(module)]
     if packed:
-        raise Mistake(
+        raise UserError(
             "model", f"mlx-lm cannot unpack the quantised layer {packed[0]} of this model, so it cannot be fused."
         )
 

@@ -42,7 +42,7 @@ def write_model(
 ) -> None:
     """Write weights, config.json and the base's tokenizer files into an empty folder. Takes the arrays out of the model.
 
-    Raises Mistake as `kept_files`.
+    Raises UserError as `kept_files`.
     """
     to.mkdir(parents=True, exist_ok=True)
     # By default mlx-lm drops `vision_config`, which a model that keeps its vision tower needs for loading.
@@ -56,7 +56,7 @@ def write_model(
 
 
 def kept_files(base: Path) -> list[Path]:
-    """KEPT_FILES of a base model, or of a tokenizer's folder. Raises Mistake for one that is a link out of its folder: it could be any file
+    """KEPT_FILES of a base model, or of a tokenizer's folder. Raises UserError for one that is a link out of its folder: it could be any file
     of this machine, and exports are published."""
     return [own_file(file, base, "model") for pattern in KEPT_FILES for file in base.glob(pattern)]
 

@@ -46,7 +46,7 @@ def prepare_upload(run: RunFolder, repo_id: str, export: Export, progress: Progr
 def send(
     prepared: PreparedUpload, token: HubToken, progress: ByteProgress, *, private: bool, overwrite: bool
 ) -> Uploaded:
-    """Upload a prepared folder, and delete it here once it is there. Raises Mistake; the folder then stays, and sending it again goes
+    """Upload a prepared folder, and delete it here once it is there. Raises UserError; the folder then stays, and sending it again goes
     on where this one ended."""
     refuse_leaks(prepared.folder, token.value)  # a person may have edited the card
     done = upload(Upload(prepared.repo_id, prepared.folder, private, overwrite), token.value, progress)

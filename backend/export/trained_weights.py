@@ -22,7 +22,7 @@ from backend.models.loading import open_weights
 from backend.models.own_tokenizer import with_end_tokens
 from backend.models.saved_modules import array_names
 from backend.models.tokenizers import load_tokenizer
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 ADAPTER_LEAVES = ("lora_a", "lora_b", "m")
 """The names of an adapter's arrays in mlx-lm; `m` is DoRA's magnitude."""
@@ -72,7 +72,7 @@ class TrainedWeights:
     """Whether `tokenizer` is one that the run chose in place of the base's, so that config.json has to name its end tokens."""
 
     def open(self) -> nn.Module:
-        """The trained model, adapters attached. Raises Mistake where it cannot be loaded or the arrays do not fit it."""
+        """The trained model, adapters attached. Raises UserError where it cannot be loaded or the arrays do not fit it."""
         return self.open_with_config()[0]
 
     def open_with_config(self) -> tuple[nn.Module, dict[str, Any]]:
@@ -109,17 +109,17 @@ class TrainedWeights:
 
 
 def open_model(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """(model, its config.json), nothing read but headers. Raises Mistake for a model that mlx-lm cannot load."""
+    """(model, its config.json), nothing read but headers. Raises UserError for a model that mlx-lm cannot load."""
     return open_weights(folder, str(folder), "model")
 
 
 def open_tokenizer(folder: Path) -> Any:
-    """The tokenizer with mlx-lm's wrapper. Raises Mistake."""
+    """The tokenizer with mlx-lm's wrapper. Raises UserError."""
     return load_tokenizer(folder)
 
 
 def _attach(model: nn.Module, files: AdapterFiles) -> None:
-    """Attach saved adapters. Raises Mistake unless every array has its place and every place its array: mlx-lm leaves those that are
+    """Attach saved adapters. Raises UserError unless every array has its place and every place its array: mlx-lm leaves those that are
     missing at random."""
     config = json.loads(files.config.read_text(encoding="utf-8"))
     is_dora = config.get("fine_tune_type") == "dora"
@@ -130,7 +130,7 @@ def _attach(model: nn.Module, files: AdapterFiles) -> None:
     whole = array_names(model, config.get("modules_to_save") or [])
     own |= whole
     if missing := sorted(own - saved.keys()):
-        raise Mistake("run", f"{files.arrays} lacks {len(missing)} of the model's adapters, {missing[0]} among them.")
+        raise UserError("run", f"{files.arrays} lacks {len(missing)} of the model's adapters, {missing[0]} among them.")
     types = {name: array.dtype for name, array in tree_flatten(model.parameters()) if name in whole}
     # What was trained as a whole was kept in 32 bits, and has the type of the model in it.
     typed = {name: array.astype(types.get(name, array.dtype)) for name, array in saved.items()}
@@ -138,7 +138,7 @@ def _attach(model: nn.Module, files: AdapterFiles) -> None:
 
 
 def _replace_arrays(model: nn.Module, file: Path) -> None:
-    """Put trained arrays in the place of the model's own, in the type that the model came in. Raises Mistake where they do not fit."""
+    """Put trained arrays in the place of the model's own, in the type that the model came in. Raises UserError where they do not fit."""
     own = dict(tree_flatten(model.parameters()))
     saved: Any = mx.load(str(file))
     typed = {name: array.astype(own[name].dtype) if name in own else array for name, array in saved.items()}
@@ -148,5 +148,5 @@ def _replace_arrays(model: nn.Module, file: Path) -> None:
 def _load(model: nn.Module, saved: dict[str, mx.array], own: set[str], file: Path) -> None:
     shapes = {name: array.shape for name, array in tree_flatten(model.parameters()) if name in own}
     if wrong := [name for name, array in saved.items() if shapes.get(name) != array.shape]:
-        raise Mistake("run", f"{file} does not belong to this model: {wrong[0]} has no place in it.")
+        raise UserError("run", f"{file} does not belong to this model: {wrong[0]} has no place in it.")
     model.load_weights(list(saved.items()), strict=False)

@@ -18,7 +18,7 @@ from backend.export import lm_studio_rules
 from backend.export.forward_pass import OpenModel, logits_at
 from backend.export.trained_weights import TrainedWeights
 from backend.models.saving import save_arrays
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.1}
 """Most that a written model's logits may differ at a typical position, as a share of their spread, by the precision of
@@ -112,12 +112,12 @@ def kept_bytes(vocabulary: int, samples: int) -> int:
 def make_reference(
     trained: TrainedWeights, tokenizer: Any, samples: list[AnsweredPrompt], tolerance: float | None, folder: Path
 ) -> Reference:
-    """Compute the trained model's logits, and what training changed in them. Raises Mistake where they are not finite."""
+    """Compute the trained model's logits, and what training changed in them. Raises UserError where they are not finite."""
     tokens = tokenize_samples(tokenizer, samples)
     folder.mkdir()
     for index, logits in enumerate(answer_logits(trained.open, tokens)):
         if not mx.all(mx.isfinite(logits)).item():
-            raise Mistake("run", "The trained model gives no finite numbers, so there is nothing worth writing.")
+            raise UserError("run", "The trained model gives no finite numbers, so there is nothing worth writing.")
         save_arrays(_logits_file(folder, index), {"logits": logits})
     reference = Reference(samples, tokens, folder, None, tolerance)
     if trained.untrained is not None:

@@ -18,8 +18,8 @@ from backend.config.setting_groups import AdapterSettings
 from backend.engine.model_probe import tracing_error
 from backend.models.adapter_types import ALL_LINEAR, adapter_scale, is_named
 from backend.models.saved_modules import whole_modules, without_whole
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 ADAPTABLE_LAYERS = (
     *(nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding),
@@ -34,7 +34,7 @@ def attach_adapters(
     model: nn.Module, config: AdapterSettings, note: Callable[[str], None] = lambda sentence: None
 ) -> list[str]:
     """Freeze the base and attach LoRA or DoRA to its last `num_layers` layers, initialised from `seed`. → the names of the layers
-    that take part, [] where it is every layer that can. Raises Mistake."""
+    that take part, [] where it is every layer that can. Raises UserError."""
     model.freeze()
     layers, adapted_layers = len(model.layers), adapted_layer_count(model, config.num_layers)  # pyright: ignore
     if config.num_layers > layers:
@@ -46,24 +46,24 @@ def attach_adapters(
         keys = without_whole(keys, whole)
         reason = _attach(model, config, keys)
     if reason:
-        raise Mistake("train_type", f"This model cannot take {config.train_type.upper()} adapters: {reason}.")
+        raise UserError("train_type", f"This model cannot take {config.train_type.upper()} adapters: {reason}.")
     if not tree_flatten(model.trainable_parameters()):
         last = f"None of the model's last {adapted_layers} layers has"
         if config.lora_keys:
-            raise Mistake("lora_keys", f"{last} {shown(' or '.join(config.lora_keys))}.")
-        raise Mistake("train_type", f"{last} anything that takes adapters; choose Full, or another model.")
+            raise UserError("lora_keys", f"{last} {quote(' or '.join(config.lora_keys))}.")
+        raise UserError("train_type", f"{last} anything that takes adapters; choose Full, or another model.")
     for module in whole.values():
         module.unfreeze()
     return keys
 
 
 def _keys_beside(model: nn.Module, keys: list[str], whole: Mapping[str, nn.Module]) -> list[str]:
-    """`keys` without layers in modules that are trained as a whole, which need no adapter. Raises Mistake where they were asked for."""
+    """`keys` without layers in modules that are trained as a whole, which need no adapter. Raises UserError where they were asked for."""
     inside = sorted({name for layer in model.layers for name in adaptable_names(layer)})  # pyright: ignore
     beside = without_whole(keys or inside, whole)
     if both := [key for key in keys if key not in beside]:
-        sentence = f"{shown(both[0], 60)} would get an adapter and be trained as a whole; name it in one of the two."
-        raise Mistake("modules_to_save", sentence)
+        sentence = f"{quote(both[0], 60)} would get an adapter and be trained as a whole; name it in one of the two."
+        raise UserError("modules_to_save", sentence)
     return beside if keys or len(beside) < len(inside) else []
 
 
@@ -82,7 +82,7 @@ def without_adapters(model: nn.Module) -> nn.Module:
 
 
 def _attach(model: nn.Module, config: AdapterSettings, keys: list[str]) -> str:
-    """Attach adapters to the layers called `keys`, [] for all. → what the model's code raises with them, or "". Raises Mistake where
+    """Attach adapters to the layers called `keys`, [] for all. → what the model's code raises with them, or "". Raises UserError where
     mlx-lm has no such adapter for a layer."""
     parameters, is_dora = lora_parameters(config, keys), config.train_type == "dora"
     mx.random.seed(config.seed)
@@ -90,7 +90,7 @@ def _attach(model: nn.Module, config: AdapterSettings, keys: list[str]) -> str:
         linear_to_lora_layers(model, adapted_layer_count(model, config.num_layers), parameters, use_dora=is_dora)
     except ValueError as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise Mistake(
+        raise UserError(
             "train_type", f"This model cannot take {config.train_type.upper()} adapters: {reason}."
         ) from error
     return tracing_error(model)
@@ -117,7 +117,7 @@ def _keys_whose_adapters_run(
 
 def layer_names(model: nn.Module, keys: list[str]) -> list[str]:
     """The names within a layer (or within the model, outside its layers) of the layers that `keys` mean; [] where they are all that can
-    take adapters. Raises Mistake for a key that fits no layer; mlx-lm ignores it silently."""
+    take adapters. Raises UserError for a key that fits no layer; mlx-lm ignores it silently."""
     inside = {name for layer in model.layers for name in adaptable_names(layer)}  # pyright: ignore
     everywhere = adaptable_names(model)
     outside = {name for name in everywhere if "layers." not in name}
@@ -137,8 +137,8 @@ def layer_names(model: nn.Module, keys: list[str]) -> list[str]:
         listed = ", ".join(
             sorted(inside | outside, key=lambda name: (not any(key in name for key in unknown if key), name))
         )
-        sentence = f"No layer of this model is called {shown(', '.join(unknown), 60) or 'nothing'}; there are "
-        raise Mistake("lora_keys", f"{sentence}{shown(listed, SENTENCE - len(sentence) - 1)}.")
+        sentence = f"No layer of this model is called {quote(', '.join(unknown), 60) or 'nothing'}; there are "
+        raise UserError("lora_keys", f"{sentence}{quote(listed, SENTENCE - len(sentence) - 1)}.")
     return [] if ALL_LINEAR in keys and names.keys() == inside else list(names)
 
 

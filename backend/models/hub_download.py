@@ -26,7 +26,7 @@ from huggingface_hub.utils import build_hf_headers, disable_progress_bars, get_s
 
 from backend.models import hub_search
 from backend.models.hub_errors import SETTING, host, hub_errors_as_mistakes
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.hub_cache import RepoType
 
 PARALLEL = 4
@@ -55,7 +55,7 @@ class DownloadListener(Protocol):
 def download(repo_id: str, repo_type: RepoType, listener: DownloadListener) -> Path:
     """Download a model or dataset into the cache and return its snapshot folder. Progress: {done, total, phase}, in bytes.
 
-    A cancelled download keeps its partial files, and the next one resumes them. Raises Mistake with one sentence for errors of the
+    A cancelled download keeps its partial files, and the next one resumes them. Raises UserError with one sentence for errors of the
     network, the Hub, the token and the disk; whatever is raised, no incomplete file has a complete one's name.
     """
     disable_progress_bars()
@@ -70,7 +70,7 @@ def discard(repo_id: str, repo_type: RepoType) -> int:
     writing stays."""
     blobs, freed = _blobs(repo_id, repo_type), 0
     for partial in blobs.glob("*.incomplete"):
-        with contextlib.suppress(Mistake), _locked(partial, repo_id, repo_type):
+        with contextlib.suppress(UserError), _locked(partial, repo_id, repo_type):
             freed += _size(partial)
             partial.unlink()
     if not any(path.is_file() for path in blobs.parent.rglob("*")):
@@ -144,7 +144,7 @@ class _Download:
         """The Hub's ETag of this file, by which its blob is named."""
         etag = get_hf_file_metadata(self._url(name), timeout=hub_search.TIMEOUT_S).etag
         if not etag or "/" in etag:
-            raise Mistake(
+            raise UserError(
                 SETTING[self.plan.repo_type], f"{host()} gives no checksum for {name}, so it is not downloaded."
             )
         blob = self.blobs / etag
@@ -175,7 +175,7 @@ class _Download:
             tries = 0 if file.tell() > offset else tries
             if tries == len(RETRIES_S):
                 done, total = sum(self._arrived.values()), self._total
-                raise Mistake(
+                raise UserError(
                     SETTING[self.plan.repo_type],
                     f"The connection to {host()} broke off at {_gigabytes(done)} of {_gigabytes(total)}; what has arrived "
                     f"is kept, so resume when it is back.",
@@ -205,7 +205,7 @@ class _Download:
         return None
 
     def _refuse_damage(self, name: str, etag: str, file: BinaryIO) -> None:
-        """Delete a large file whose content does not match its SHA-256, which is its ETag, and raise Mistake."""
+        """Delete a large file whose content does not match its SHA-256, which is its ETag, and raise UserError."""
         if len(etag) != 64:  # the etag of a small file, kept in git, is a git hash
             return
         self._report("checking", now=True)
@@ -214,7 +214,7 @@ class _Download:
             is_intact = hashlib.file_digest(again, "sha256").hexdigest() == etag
         if not is_intact:
             os.unlink(file.name)
-            raise Mistake(
+            raise UserError(
                 SETTING[self.plan.repo_type],
                 f"{name} of {self.plan.repo_id} arrived damaged and was thrown away; download it again.",
             )
@@ -236,12 +236,12 @@ class _Download:
         self.listener.report({"done": done, "total": self._total, "phase": phase})
 
     def _refuse_full_disk(self) -> None:
-        """Raise Mistake where the disk has too little space for the rest of the download."""
+        """Raise UserError where the disk has too little space for the rest of the download."""
         self._report("downloading", now=True)
         missing = self._total - sum(self._arrived.values())
         free = shutil.disk_usage(self.blobs).free
         if missing and missing + SPARE > free:
-            raise Mistake(
+            raise UserError(
                 SETTING[self.plan.repo_type],
                 f"{self.plan.repo_id} needs {_gigabytes(missing)} more, and the disk that holds "
                 f"{constants.HF_HUB_CACHE} has {_gigabytes(free)} free.",
@@ -254,7 +254,7 @@ class _Stopped(Exception):
 
 @contextlib.contextmanager
 def _locked(path: Path, repo_id: str, repo_type: str) -> Iterator[BinaryIO]:
-    """The partial file, locked. Raises Mistake if another process holds it for longer than LOCK_TIMEOUT_S: a download that was just
+    """The partial file, locked. Raises UserError if another process holds it for longer than LOCK_TIMEOUT_S: a download that was just
     cancelled needs a moment to end."""
     # flock rather than a lock file: the kernel releases it with the process. "ab" creates the file but never truncates it, for
     # until the lock is held it may be another's. Its end is sought once the lock is held, because the other may have appended.
@@ -262,7 +262,7 @@ def _locked(path: Path, repo_id: str, repo_type: str) -> Iterator[BinaryIO]:
         until = time.monotonic() + LOCK_TIMEOUT_S
         while not _try_lock(file):
             if time.monotonic() > until:
-                raise Mistake(
+                raise UserError(
                     SETTING[repo_type], f"{repo_id} is being downloaded already, by another process or window."
                 )
             time.sleep(0.05)

@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.hub_cache import ENDPOINT_VARIABLE
 
 SETTING = {"model": "model", "dataset": "data"}
@@ -44,7 +44,7 @@ def hub_errors_as_mistakes(repo_id: str, repo_type: str, setting: str = "") -> I
     try:
         yield
     except (HTTPError, OSError, HFValidationError) as error:
-        raise Mistake(setting or SETTING[repo_type], explain(error, repo_id, repo_type)) from error
+        raise UserError(setting or SETTING[repo_type], explain(error, repo_id, repo_type)) from error
 
 
 def explain(error: Exception, repo_id: str, repo_type: str) -> str:

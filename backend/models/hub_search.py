@@ -59,7 +59,7 @@ def search(words: str, repo_type: RepoType) -> list[dict[str, Any]]:
     """Repositories that match, the most downloaded first; models in MLX form come before others.
 
     Each is {id, size, kind, precision, changed, downloads, gated, refusal}: bytes, unix seconds, None for the unknown.
-    Raises Mistake.
+    Raises UserError.
     """
     filters = ("mlx", "") if repo_type == "model" else ("",)
     with hub_errors_as_mistakes("", repo_type):
@@ -139,7 +139,7 @@ def _seconds(moment: str | None) -> float | None:
 
 
 def plan(repo_id: str, repo_type: RepoType) -> DownloadPlan:
-    """The plan of a download of a repository at its newest revision. Raises Mistake."""
+    """The plan of a download of a repository at its newest revision. Raises UserError."""
     with hub_errors_as_mistakes(repo_id, repo_type):
         info = HfApi().repo_info(repo_id, repo_type=repo_type, files_metadata=True, timeout=TIMEOUT_S)
     sizes = {file.rfilename: int(file.size or 0) for file in info.siblings or ()}
@@ -150,13 +150,13 @@ def plan(repo_id: str, repo_type: RepoType) -> DownloadPlan:
 
 
 def check_reachable(repo_id: str, repo_type: RepoType, setting: str = "") -> None:
-    """Raise Mistake within seconds where a repository cannot be fetched; the libraries that fetch it try for longer."""
+    """Raise UserError within seconds where a repository cannot be fetched; the libraries that fetch it try for longer."""
     with hub_errors_as_mistakes(repo_id, repo_type, setting):
         HfApi().repo_info(repo_id, repo_type=repo_type, timeout=TIMEOUT_S)
 
 
 def config_file(repo_id: str, setting: str = "model") -> Path:
-    """A model's config.json: from the cache without a request, else from the Hub. Raises Mistake."""
+    """A model's config.json: from the cache without a request, else from the Hub. Raises UserError."""
     cached = try_to_load_from_cache(repo_id, "config.json")
     if isinstance(cached, str):
         return Path(cached)

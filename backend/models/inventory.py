@@ -16,7 +16,7 @@ from backend.models import supported_architectures
 from backend.models.model_config import model_type
 from backend.models.model_folder import read_object
 from backend.runs.run_folder import all_runs
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import possible_path, read_bytes
 from backend.utils.hub_cache import RepoType, hub_cache, snapshot_of
 from backend.utils.places import demo_folder, lm_studio_models
@@ -156,7 +156,7 @@ def _config(folder: Path) -> dict[str, Any] | None:
     """The content of config.json; None where there is none that can be read."""
     try:
         return read_object(folder / "config.json", "model")
-    except Mistake:
+    except UserError:
         return None
 
 
@@ -165,7 +165,7 @@ def _missing_shards(folder: Path, files: FileStats) -> str:
     try:
         named = read_object(folder / "model.safetensors.index.json", "model")["weight_map"]
         named = {str(name) for name in named.values()}
-    except (Mistake, KeyError, AttributeError):
+    except (UserError, KeyError, AttributeError):
         return ""
     missing = named - set(files)
     return f"{len(missing)} of its {len(named)} weight files are missing." if missing else ""
@@ -176,7 +176,7 @@ def _has_chat_template(folder: Path, files: FileStats) -> bool:
         return True
     try:
         return b'"chat_template"' in read_bytes(folder / "tokenizer_config.json", "model")
-    except Mistake:
+    except UserError:
         return False
 
 

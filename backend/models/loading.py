@@ -19,12 +19,12 @@ from backend.engine.cpu import compiler
 from backend.engine.model_probe import is_causal
 from backend.engine.output_layer import PROBE
 from backend.models.model_folder import check_arrays, check_config, check_kinds
-from backend.models.time_limit import TimeIsUp, time_limit
+from backend.models.time_limit import TimeLimitError, time_limit
 from backend.models.tokenizers import is_panic, load_tokenizer, reason_of
 from backend.runs.start_progress import tell, telling
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 BUILD_S = 15.0
 """Seconds for building a model without its weights. The largest in use take one or two."""
@@ -33,7 +33,7 @@ NAME = 50
 
 
 def load_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
-    """(model, tokenizer, its config.json) of a folder or Hub id, through mlx-lm. Raises Mistake naming `setting`."""
+    """(model, tokenizer, its config.json) of a folder or Hub id, through mlx-lm. Raises UserError naming `setting`."""
     model, tokenizer, config = open_model(name, setting)
     with loading(name, setting):
         _read_weights(model, name)
@@ -46,7 +46,7 @@ def open_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]
     compiler.prepare()  # mlx-lm's models call compiled functions
     source = model_source(name, setting)
     if local_folder(source) is None:
-        tell(f"Fetching the model {shown(source, 60)}")
+        tell(f"Fetching the model {quote(source, 60)}")
     with loading(name, setting):
         folder = mlx_lm_utils._download(source)  # the folder itself, or the Hub's files in the cache
     return _open(folder, name, setting)
@@ -66,17 +66,17 @@ def _read_weights(model: nn.Module, name: str) -> None:
 
 def open_weights(folder: Path, name: str, setting: str) -> tuple[nn.Module, dict[str, Any]]:
     """(model, its config.json), nothing read of the weights but headers: names and shapes of all arrays are those of the model that
-    config.json describes. Raises Mistake naming `setting`."""
+    config.json describes. Raises UserError naming `setting`."""
     check_kinds(folder, setting)
     check_arrays(folder, check_config(folder / "config.json", name, setting), setting)
     try:
         with loading(name, setting), time_limit(BUILD_S):
             return mlx_lm_utils.load_model(folder, lazy=True, trust_remote_code=False)
-    except TimeIsUp:
+    except TimeLimitError:
         sentence = (
-            f"The model {shown(Path(name), NAME)} cannot be built from its config.json within {BUILD_S:g} seconds."
+            f"The model {quote(Path(name), NAME)} cannot be built from its config.json within {BUILD_S:g} seconds."
         )
-        raise Mistake(setting, sentence) from None
+        raise UserError(setting, sentence) from None
 
 
 def _open(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
@@ -87,66 +87,66 @@ def _open(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[s
 
 
 def check_opens(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
-    """`load_model` of a folder, with arrays that are not read. Raises the Mistake that it would raise, as far as it shows without the weights."""
+    """`load_model` of a folder, with arrays that are not read. Raises the UserError that it would raise, as far as it shows without the weights."""
     compiler.prepare()
     model, tokenizer, config = _open(folder, name, setting)
     try:
         model.trainable_parameters()
         model(PROBE)  # not evaluated: shapes that do not fit each other raise here
     except Exception as error:  # of any kind: the code of any model runs here
-        raise Mistake(setting, _cannot_run(name, error)) from error
+        raise UserError(setting, _cannot_run(name, error)) from error
     return model, tokenizer, config
 
 
 @contextlib.contextmanager
 def loading(name: str, setting: str) -> Iterator[None]:
-    """Inside, whatever mlx-lm raises while it loads the model `name` becomes a Mistake, and what it prints is dropped."""
+    """Inside, whatever mlx-lm raises while it loads the model `name` becomes a UserError, and what it prints is dropped."""
     stdout = io.StringIO()
-    refused = f"The model {shown(Path(name), NAME)} cannot be loaded"
+    refused = f"The model {quote(Path(name), NAME)} cannot be loaded"
     try:
         with contextlib.redirect_stdout(stdout):
             yield
-    except Mistake:
+    except UserError:
         raise
     except SystemExit as end:  # some models' code prints a missing package and exits
-        raise Mistake(setting, f"{refused}: {reason_of(end, stdout.getvalue())}.") from end
+        raise UserError(setting, f"{refused}: {reason_of(end, stdout.getvalue())}.") from end
     except Exception as error:  # of any kind: mlx-lm, transformers, the Hub and the model's own code raise here
-        raise Mistake(setting, f"{refused}: {reason_of(error)}.") from error
+        raise UserError(setting, f"{refused}: {reason_of(error)}.") from error
     except BaseException as error:
         if not is_panic(error):
             raise
-        raise Mistake(setting, f"{refused}: its files are broken.") from error
+        raise UserError(setting, f"{refused}: its files are broken.") from error
 
 
 def _check_end_tokens(tokenizer: Any, name: str, setting: str) -> None:
-    """Raises Mistake where the ids of the end-of-sequence tokens, from config.json and the tokenizer, are no ids, or where there is no
+    """Raises UserError where the ids of the end-of-sequence tokens, from config.json and the tokenizer, are no ids, or where there is no
     token to fill rows with."""
     ends = set(tokenizer.eos_token_ids)
     if odd := [end for end in ends if type(end) is not int or end < 0]:
-        raise Mistake(
+        raise UserError(
             setting,
-            f"The model {shown(Path(name), NAME)} has {shown(odd[0], 40)} as the id of a token that ends a text.",
+            f"The model {quote(Path(name), NAME)} has {quote(odd[0], 40)} as the id of a token that ends a text.",
         )
     if not ends and getattr(tokenizer, "pad_token_id", None) is None:
-        raise Mistake(
+        raise UserError(
             setting,
-            f"The model {shown(Path(name), NAME)} has no token that ends a text, neither in config.json nor in its tokenizer.",
+            f"The model {quote(Path(name), NAME)} has no token that ends a text, neither in config.json nor in its tokenizer.",
         )
 
 
 def check_runs(model: nn.Module, name: str, setting: str) -> None:
-    """Run a few tokens forward: some models load and cannot run, for lack of a kernel or by a bug in their code. Raises Mistake."""
+    """Run a few tokens forward: some models load and cannot run, for lack of a kernel or by a bug in their code. Raises UserError."""
     try:
         model.trainable_parameters()
         causal = is_causal(model)
     except Exception as error:  # of any kind, as above
-        raise Mistake(setting, _cannot_run(name, error)) from error
+        raise UserError(setting, _cannot_run(name, error)) from error
     if not causal:
-        raise Mistake(
+        raise UserError(
             setting,
-            f"In mlx-lm's code of the model {shown(Path(name), NAME)} a token's logits change with the tokens after it.",
+            f"In mlx-lm's code of the model {quote(Path(name), NAME)} a token's logits change with the tokens after it.",
         )
 
 
 def _cannot_run(name: str, error: Exception) -> str:
-    return f"The model {shown(Path(name), NAME)} loads, but cannot run with this mlx-lm here: {shown(reason_of(error), 80)}."
+    return f"The model {quote(Path(name), NAME)} loads, but cannot run with this mlx-lm here: {quote(reason_of(error), 80)}."

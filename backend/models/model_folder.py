@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from backend.utils import loose_json
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import read_text
 from backend.utils.numbers import fits_a_float
 from backend.utils.safetensors import BrokenFile, StoredArray, read_header
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 CONFIG_LIMIT = 16 * 2**20
 """Bytes of config.json and of the index of the weights."""
@@ -30,64 +30,64 @@ _COUNT = re.compile(r"^(num|n)_.*(layer|block|expert|head|codebook|loop)|_layers
 
 
 def read_object(file: Path, setting: str) -> dict[str, Any]:
-    """The JSON object in a file of a model. Raises Mistake, naming the file."""
+    """The JSON object in a file of a model. Raises UserError, naming the file."""
     text = read_text(file, setting, CONFIG_LIMIT)
     try:
         value = loose_json.parse(text)
     except loose_json.BrokenJson as error:
         line = f" at line {error.line}" if error.line else ""
-        raise Mistake(setting, f"The JSON in {shown(file, PATH)} is broken{line}: {error.why}.") from None
+        raise UserError(setting, f"The JSON in {quote(file, PATH)} is broken{line}: {error.why}.") from None
     if not isinstance(value, dict):
-        raise Mistake(setting, f"{shown(file, PATH)} must hold a JSON object.")
+        raise UserError(setting, f"{quote(file, PATH)} must hold a JSON object.")
     return cast("dict[str, Any]", value)
 
 
 def check_kinds(folder: Path, setting: str) -> None:
-    """Raises Mistake where the folder holds a pipe or a device, which a library would wait for without end, or a text that is none."""
+    """Raises UserError where the folder holds a pipe or a device, which a library would wait for without end, or a text that is none."""
     for file in sorted(folder.iterdir()):
         try:
             about = file.stat()
         except OSError:  # a link to nothing, which counts as missing
             continue
         if not (stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode)):
-            raise Mistake(setting, f"{shown(file, PATH)} is no file, but a pipe, a socket or a device.")
+            raise UserError(setting, f"{quote(file, PATH)} is no file, but a pipe, a socket or a device.")
         if file.suffix in TEXTS and about.st_size > TEXT_LIMIT:
-            raise Mistake(
-                setting, f"{shown(file, PATH)} is larger than the {TEXT_LIMIT / 2**20:g} MB that a tokenizer may have."
+            raise UserError(
+                setting, f"{quote(file, PATH)} is larger than the {TEXT_LIMIT / 2**20:g} MB that a tokenizer may have."
             )
 
 
 def check_config(file: Path, name: str, setting: str) -> dict[str, Any]:
-    """The content of a model's config.json. Raises Mistake for a file that is none, or of a model that brings its own code."""
+    """The content of a model's config.json. Raises UserError for a file that is none, or of a model that brings its own code."""
     config = read_object(file, setting)
-    shown_name = shown(Path(name), 50)
+    shown_name = quote(Path(name), 50)
     if config.get("model_file"):
-        file_name = shown(config["model_file"], 40)
-        raise Mistake(setting, f"The model {shown_name} needs code of its own ({file_name}), which is not run.")
+        file_name = quote(config["model_file"], 40)
+        raise UserError(setting, f"The model {shown_name} needs code of its own ({file_name}), which is not run.")
     return config
 
 
 def check_arrays(folder: Path, config: Mapping[str, Any], setting: str) -> None:
-    """Raises Mistake where the weights in `folder` are not whole, or are of far fewer parts than config.json counts."""
+    """Raises UserError where the weights in `folder` are not whole, or are of far fewer parts than config.json counts."""
     arrays: dict[str, tuple[str, StoredArray]] = {}
     for file in sorted(folder.glob("model*.safetensors")):
         try:
             header = read_header(file)
         except BrokenFile as error:
-            raise Mistake(setting, f"{shown(file, PATH)} {error}.") from None
+            raise UserError(setting, f"{quote(file, PATH)} {error}.") from None
         if twice := next((name for name in header if name in arrays), None):
-            both = f"{shown(arrays[twice][0], 40)} and {shown(file.name, 40)}"
-            raise Mistake(setting, f"{shown(folder, 50)} has {shown(twice, 40)} in both {both}.")
+            both = f"{quote(arrays[twice][0], 40)} and {quote(file.name, 40)}"
+            raise UserError(setting, f"{quote(folder, 50)} has {quote(twice, 40)} in both {both}.")
         arrays |= {name: (file.name, array) for name, array in header.items()}
     if not arrays:
-        raise Mistake(
-            setting, f"The folder {shown(folder, PATH)} holds no weights: model*.safetensors is missing or empty."
+        raise UserError(
+            setting, f"The folder {quote(folder, PATH)} holds no weights: model*.safetensors is missing or empty."
         )
     _check_shards(folder, setting)
     # mlx-lm builds as many layers as config.json says before it looks at the weights.
     for key, count in _counts(config):
         if count > 1000 + 10 * len(arrays):
-            raise Mistake(setting, f"{shown(folder / 'config.json', PATH)} has {shown(key, 30)} {shown(count, 40)}, and the weights "
+            raise UserError(setting, f"{quote(folder / 'config.json', PATH)} has {quote(key, 30)} {quote(count, 40)}, and the weights "
                           f"are {len(arrays):,} arrays.")  # fmt: skip
 
 
@@ -101,19 +101,19 @@ def _counts(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _check_shards(folder: Path, setting: str) -> None:
-    """Raises Mistake where the index of the weights names files that are not in the folder. Nothing opens what it names."""
+    """Raises UserError where the index of the weights names files that are not in the folder. Nothing opens what it names."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return
     named = read_object(index, setting).get("weight_map")
     if not isinstance(named, dict):
-        raise Mistake(setting, f"{shown(index, PATH)} names no weights.")
+        raise UserError(setting, f"{quote(index, PATH)} names no weights.")
     there = {file.name for file in folder.glob("model*.safetensors")}
-    files = dict.fromkeys(shown(name, 40) for name in cast("dict[str, Any]", named).values())
+    files = dict.fromkeys(quote(name, 40) for name in cast("dict[str, Any]", named).values())
     if missing := [name for name in files if name not in there]:
-        raise Mistake(
+        raise UserError(
             setting,
-            f"{shown(index, PATH)} names {len(missing):,} weight files that are missing, {missing[0]} among them.",
+            f"{quote(index, PATH)} names {len(missing):,} weight files that are missing, {missing[0]} among them.",
         )
 
 
@@ -126,30 +126,30 @@ LARGEST_RANK = 2**16
 
 
 def check_adapter(folder: Path, setting: str) -> None:
-    """Raises Mistake where mlx-lm cannot load the adapter: its settings are of the wrong kind, or its arrays are not whole."""
+    """Raises UserError where mlx-lm cannot load the adapter: its settings are of the wrong kind, or its arrays are not whole."""
     check_adapter_config(folder / "adapter_config.json", setting)
     try:
         read_header(folder / "adapters.safetensors")
     except BrokenFile as error:
-        raise Mistake(setting, f"{shown(folder / 'adapters.safetensors', PATH)} {error}.") from None
+        raise UserError(setting, f"{quote(folder / 'adapters.safetensors', PATH)} {error}.") from None
 
 
 def check_adapter_config(file: Path, setting: str) -> None:
-    """Raises Mistake where an adapter_config.json has settings of the wrong kind."""
+    """Raises UserError where an adapter_config.json has settings of the wrong kind."""
     if wrong := _wrong_setting(read_object(file, setting)):
-        raise Mistake(setting, f"{shown(file, PATH)} is not mlx-lm's: {wrong}.")
+        raise UserError(setting, f"{quote(file, PATH)} is not mlx-lm's: {wrong}.")
 
 
 def _wrong_setting(config: dict[str, Any]) -> str:
     """What is wrong, as part of a sentence; "" for nothing."""
     kind = config.get("fine_tune_type", "lora")
     if kind not in ("lora", "dora", "full"):
-        return f"fine_tune_type is {shown(kind, 40)}"
+        return f"fine_tune_type is {quote(kind, 40)}"
     if kind == "full":
         return ""
     layers, parameters = config.get("num_layers"), config.get("lora_parameters")
     if type(layers) is not int:
-        return f"num_layers is {shown(layers, 40)}, not a whole number"
+        return f"num_layers is {quote(layers, 40)}, not a whole number"
     if not isinstance(parameters, dict):
         return "lora_parameters are missing"
     parameters = cast("dict[str, Any]", parameters)
@@ -157,11 +157,11 @@ def _wrong_setting(config: dict[str, Any]) -> str:
         parameters.get(key, default) for key, default in (("rank", 8), ("scale", 1.0), ("dropout", 0.0))
     )
     if type(rank) is not int or not 1 <= rank <= LARGEST_RANK:
-        return f"the rank is {shown(rank, 40)}"
+        return f"the rank is {quote(rank, 40)}"
     if not _is_number(scale):
-        return f"the scale is {shown(scale, 40)}"
+        return f"the scale is {quote(scale, 40)}"
     if not _is_number(dropout) or not 0 <= dropout < 1:
-        return f"the dropout is {shown(dropout, 40)}"
+        return f"the dropout is {quote(dropout, 40)}"
     keys = parameters.get("keys")
     if keys is not None and not (
         isinstance(keys, list) and all(isinstance(key, str) for key in cast("list[Any]", keys))

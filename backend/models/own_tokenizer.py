@@ -10,10 +10,10 @@ import mlx.nn as nn
 from backend.models.hub_errors import hub_errors_as_mistakes
 from backend.models.hub_search import check_reachable
 from backend.models.tokenizers import load_tokenizer
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import is_file, is_folder, user_path
 from backend.utils.hub_cache import local_folder
-from backend.utils.text import shown, shown_path
+from backend.utils.text import quote, shown_path
 
 SETTING = "tokenizer"
 FILES = (
@@ -25,7 +25,7 @@ FILES = (
 
 def tokenizer_folder(name: str) -> Path:
     """The folder with the tokenizer's files: `name` itself, or those of an id in the Hub's cache, fetched where they are missing. Raises
-    Mistake."""
+    UserError."""
     folder = user_path(name, SETTING)
     if is_folder(folder):
         return _checked(folder)
@@ -33,7 +33,7 @@ def tokenizer_folder(name: str) -> Path:
     if cached is not None and is_file(cached / "tokenizer_config.json"):
         return cached
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise Mistake(
+        raise UserError(
             SETTING,
             f"There is no tokenizer {shown_path(name, 90)}: it is neither a folder nor an owner/name id on Hugging Face.",
         )
@@ -46,25 +46,25 @@ def tokenizer_folder(name: str) -> Path:
 
 def _checked(folder: Path) -> Path:
     if not is_file(folder / "tokenizer_config.json"):
-        raise Mistake(SETTING, f"The folder {shown(folder)} holds no tokenizer: tokenizer_config.json is missing.")
+        raise UserError(SETTING, f"The folder {quote(folder)} holds no tokenizer: tokenizer_config.json is missing.")
     return folder
 
 
 def run_tokenizer(name: str, own: Any, model: nn.Module) -> Any:
-    """The tokenizer `name`, or the model's `own` where `name` is "". Raises Mistake for one that does not fit the model."""
+    """The tokenizer `name`, or the model's `own` where `name` is "". Raises UserError for one that does not fit the model."""
     if not name:
         return own
     folder = tokenizer_folder(name)
     tokenizer = load_tokenizer(folder, SETTING)
     largest, rows = max(tokenizer.get_vocab().values(), default=-1), vocabulary_rows(model)
     if rows is not None and largest >= rows:
-        raise Mistake(
+        raise UserError(
             SETTING,
-            f"The tokenizer {shown(Path(name), 50)} has tokens up to {largest:,}, and the model's vocabulary ends at {rows - 1:,}: it is another "
+            f"The tokenizer {quote(Path(name), 50)} has tokens up to {largest:,}, and the model's vocabulary ends at {rows - 1:,}: it is another "
             "model's.",
         )
     if not set(tokenizer.eos_token_ids):
-        raise Mistake(SETTING, f"The tokenizer {shown(Path(name), 50)} names no token that ends a text.")
+        raise UserError(SETTING, f"The tokenizer {quote(Path(name), 50)} names no token that ends a text.")
     return tokenizer
 
 

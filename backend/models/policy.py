@@ -33,9 +33,9 @@ from backend.models.model_folder import check_adapter
 from backend.models.own_tokenizer import run_tokenizer, with_end_tokens
 from backend.models.saved_modules import masters_of
 from backend.models.tokenizers import reason_of
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import user_path
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 QUANTIZATION = {
     "4": {"bits": 4, "group_size": 64, "mode": "affine"},
@@ -119,11 +119,11 @@ class Policy:
             raise ValueError("The saved weights do not belong to this model.")
         self.set_parameters(tree_map_with_path(lambda name, _: arrays[name], self.parameters()))
 
-    def whole_gradient(self, gradient: Any) -> Any:
+    def gather_gradient(self, gradient: Any) -> Any:
         """The gradient in `parameters()`, from that in the model's own arrays, where the model has parts of them (`ShardedPolicy`)."""
         return gradient
 
-    def agreed(self, arrays: Sequence[mx.array]) -> Sequence[mx.array]:
+    def broadcast_from_rank0(self, arrays: Sequence[mx.array]) -> Sequence[mx.array]:
         """What all ranks go on with of arrays that each of them has computed, where several compute one model (`ShardedPolicy`)."""
         return arrays
 
@@ -134,7 +134,7 @@ class Policy:
 
     def use_reference(self, config: ModelSettings) -> None:
         """Load or drop the reference as the settings have it now. Under full fine-tuning the base weights are gone, so that a reference
-        can be dropped there, but not taken up. Raises Mistake for a reference model that cannot be loaded."""
+        can be dropped there, but not taken up. Raises UserError for a reference model that cannot be loaded."""
         if config.needs_reference == (self.reference is not None):
             return
         reference = None
@@ -180,7 +180,7 @@ class Base:
 
 
 def load_base(config: ModelSettings, note: Callable[[str], None] = lambda sentence: None) -> Base:
-    """Load, quantise and cast the model of a run. Raises Mistake, naming the setting, where that cannot be done."""
+    """Load, quantise and cast the model of a run. Raises UserError, naming the setting, where that cannot be done."""
     device.use(config.device)
     model, tokenizer, model_config = load_model(config.model, "model")
     tokenizer = run_tokenizer(config.tokenizer, tokenizer, model)
@@ -196,7 +196,7 @@ def load_base(config: ModelSettings, note: Callable[[str], None] = lambda senten
 
 
 def check_learns(model: nn.Module, model_config: dict[str, Any], config: ModelSettings) -> None:
-    """Raise the Mistake that `load_policy` would raise, as far as it shows without the weights of `model`, which may be left unread; it is
+    """Raise the UserError that `load_policy` would raise, as far as it shows without the weights of `model`, which may be left unread; it is
     of no use afterwards."""
     model, _ = quantized_as(model, model_config, config)
     if config.needs_reference and (adapters := _reference_adapters(config)) is not None:
@@ -215,7 +215,7 @@ def load_policy(
     """Build the policy of a run, before its first step; `note` takes sentences for the user.
 
     `shared` is a base that other policies use too, of the same `model`, `quantization` and `dtype`: it stays as it is, and only adapters
-    can be trained on it. Raises Mistake, naming the setting, for a model that cannot be loaded, run, quantised or adapted.
+    can be trained on it. Raises UserError, naming the setting, for a model that cannot be loaded, run, quantised or adapted.
     """
     if sentence := compiler.prepare():
         note(sentence)
@@ -261,42 +261,42 @@ def cast(model: nn.Module, dtype: str, keep: bool = False) -> Any:
 
 
 def check_computes(model: nn.Module, config: ModelSettings) -> None:
-    """Raise Mistake where the model does not run in the type of the settings: some of mlx's operations take one type on a device, such
+    """Raise UserError where the model does not run in the type of the settings: some of mlx's operations take one type on a device, such
     as products with experts float32 on a CPU."""
     if config.dtype == "auto":  # as `check_runs` has run it
         return
     try:
         mx.eval(model(PROBE))
     except Exception as error:  # of any kind: the code of any model runs here
-        sentence = f"The model {shown(Path(config.model), 50)} does not run in {config.dtype} here: {reason_of(error)}."
-        raise Mistake("dtype", sentence) from error
+        sentence = f"The model {quote(Path(config.model), 50)} does not run in {config.dtype} here: {reason_of(error)}."
+        raise UserError("dtype", sentence) from error
 
 
 def check_can_learn(model: nn.Module, name: str) -> None:
-    """Raise Mistake for a model with an operation that has no gradient here, such as a Metal kernel that only runs forward."""
+    """Raise UserError for a model with an operation that has no gradient here, such as a Metal kernel that only runs forward."""
     if reason := gradient_error(model):
-        raise Mistake(
+        raise UserError(
             "model",
-            f"The model {shown(Path(name), 50)} cannot be trained here: an operation of its code has no gradient on this device "
-            f"({shown(reason, 50)}).",
+            f"The model {quote(Path(name), 50)} cannot be trained here: an operation of its code has no gradient on this device "
+            f"({quote(reason, 50)}).",
         )
 
 
 def quantized_as(
     model: nn.Module, model_config: dict[str, Any], config: ModelSettings
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """(model, config.json) in the setting Quantization, lazily. Raises Mistake where that cannot be done."""
+    """(model, config.json) in the setting Quantization, lazily. Raises UserError where that cannot be done."""
     if config.quantization == "none":
         return model, model_config
     if is_quantised(model):
-        raise Mistake("quantization", "The model is quantised already; choose None to train it as it comes.")
+        raise UserError("quantization", "The model is quantised already; choose None to train it as it comes.")
     how = QUANTIZATION[config.quantization]
     try:
         model, model_config = quantize(model, model_config, **how)
     except Exception as error:  # a model's code may ask for a group size of its own that its widths do not allow
-        raise Mistake("quantization", f"This model cannot be quantised: {reason_of(error)}; choose None.") from error
+        raise UserError("quantization", f"This model cannot be quantised: {reason_of(error)}; choose None.") from error
     if not is_quantised(model):
-        raise Mistake(
+        raise UserError(
             "quantization",
             f"No weight of this model can be quantised: none is a multiple of {how['group_size']} wide; choose None.",
         )
@@ -307,7 +307,7 @@ def quantize(
     model: nn.Module, model_config: dict[str, Any], *, bits: int, group_size: int, mode: str
 ) -> tuple[nn.Module, dict[str, Any]]:
     """(model, config.json) quantised by mlx-lm, lazily; layers whose width is no multiple of `group_size` stay."""
-    with contextlib.redirect_stdout(io.StringIO()):  # mlx-lm prints a line, and stdout may carry the diary
+    with contextlib.redirect_stdout(io.StringIO()):  # mlx-lm prints a line, and stdout may carry the event log
         return mlx_lm_utils.quantize_model(model, model_config, group_size, bits, mode=mode)
 
 
@@ -318,9 +318,9 @@ def is_quantised(model: nn.Module) -> bool:
 
 def _prepare_full_training(model: nn.Module, note: Callable[[str], None]) -> dict[str, mx.Dtype]:
     """Cast the model to float32: a 16-bit weight loses updates smaller than its rounding. → the types of the arrays that were cast,
-    by name. Raises Mistake for a quantised model."""
+    by name. Raises UserError for a quantised model."""
     if is_quantised(model):
-        raise Mistake(
+        raise UserError(
             "train_type",
             "Full fine-tuning has no gradient for quantised weights, and this model is quantised; choose LoRA.",
         )
@@ -365,11 +365,11 @@ def _reference_adapters(config: ModelSettings) -> Path | None:
 
 
 def check_same_tokens(of_reference: Any, of_model: Any, config: ModelSettings) -> None:
-    """Raise Mistake for a reference model whose log-probabilities are of other tokens."""
+    """Raise UserError for a reference model whose log-probabilities are of other tokens."""
     if of_reference.get_vocab() != of_model.get_vocab():
-        raise Mistake(
+        raise UserError(
             "reference_model_path",
-            f"The reference model {shown(Path(config.reference_model_path), 40)} has other tokens than {shown(Path(config.model), 40)}, so their "
+            f"The reference model {quote(Path(config.reference_model_path), 40)} has other tokens than {quote(Path(config.model), 40)}, so their "
             f"log-probabilities cannot be compared.",
         )
 
@@ -381,12 +381,12 @@ def frozen(model: nn.Module) -> nn.Module:
 
 
 def _with_adapters(model: nn.Module, adapters: Path) -> nn.Module:
-    """`model` with trained adapters loaded. Raises Mistake when they do not fit it."""
+    """`model` with trained adapters loaded. Raises UserError when they do not fit it."""
     check_adapter(adapters, "reference_model_path")
     try:
         return load_adapters(model, str(adapters))
     except Exception as error:
         first, _, rest = str(error).strip().partition("\n")
         reason = reason_of(error, rest if first.endswith(":") else first)
-        sentence = f"The adapter {shown(adapters, 50)} does not fit this model: {reason}."
-        raise Mistake("reference_model_path", sentence) from error
+        sentence = f"The adapter {quote(adapters, 50)} does not fit this model: {reason}."
+        raise UserError("reference_model_path", sentence) from error

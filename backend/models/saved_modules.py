@@ -15,8 +15,8 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
 
 from backend.models.adapter_types import is_named
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 SETTING = "modules_to_save"
 SENTENCE = 200
@@ -26,7 +26,7 @@ _WITHIN_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.\d+\.(.+)$")
 
 
 def whole_modules(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
-    """The modules that `names` mean, whole names or their ends, by their full names. Raises Mistake for a name that no module has, and for
+    """The modules that `names` mean, whole names or their ends, by their full names. Raises UserError for a name that no module has, and for
     a module with quantised weights, which have no gradient."""
     if not (names := list(names)):
         return {}
@@ -35,22 +35,22 @@ def whole_modules(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module
     for key in names:
         meant = {name: module for name, module in modules.items() if is_named(name, [key])}
         if not meant:
-            raise Mistake(SETTING, _unknown(key, modules))
+            raise UserError(SETTING, _unknown(key, modules))
         found |= meant
     for name, module in found.items():
         if any("scales" in part for part in module.modules()):
-            raise Mistake(
-                SETTING, f"{shown(name, 60)} is quantised, and quantised weights cannot be trained; take it out."
+            raise UserError(
+                SETTING, f"{quote(name, 60)} is quantised, and quantised weights cannot be trained; take it out."
             )
     return found
 
 
 def _unknown(key: str, modules: Iterable[str]) -> str:
     ends = sorted({_within_layer(name) for name in modules})
-    sentence = f"No module of this model is called {shown(key, 40) or 'nothing'}"
+    sentence = f"No module of this model is called {quote(key, 40) or 'nothing'}"
     if key.endswith("lm_head"):
         return f"{sentence}: its output layer is its embedding, which is trained by the name of that."
-    return f"{sentence}; there are {shown(', '.join(ends), SENTENCE - len(sentence) - 13)}."
+    return f"{sentence}; there are {quote(', '.join(ends), SENTENCE - len(sentence) - 13)}."
 
 
 def _within_layer(name: str) -> str:

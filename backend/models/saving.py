@@ -64,7 +64,7 @@ def save_arrays(path: Path, arrays: Arrays | HostArrays) -> None:
 def save_model(policy: Policy, config: ModelSettings, folder: Path) -> None:
     """Replace `folder` by the whole model as `mlx_lm.load` opens it, in the precision that it was loaded with.
 
-    The tokenizer's files are copied from the base model, or from the run's own tokenizer. Raises DiskFault; an older model in `folder`
+    The tokenizer's files are copied from the base model, or from the run's own tokenizer. Raises DiskError; an older model in `folder`
     stays then, and both are on the disk for a moment.
     """
 

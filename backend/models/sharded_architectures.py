@@ -12,7 +12,7 @@ from typing import Any
 
 from backend.models.model_config import model_type
 from backend.models.supported_architectures import module_of
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 WITHOUT_GRADIENT = {
     "deepseek_v2": "of its rotated keys each machine's gradient stays its own",
@@ -25,7 +25,7 @@ WITHOUT_GRADIENT = {
 
 def sharding_refusal(config: Mapping[str, Any]) -> str:
     """Why a model with this config.json cannot be trained divided among machines, in one sentence; "" where nothing is known against it."""
-    kind, module = shown(model_type(config), 40), module_of(config)
+    kind, module = quote(model_type(config), 40), module_of(config)
     if not divides(module):
         return (
             f"mlx-lm has no code that divides a model of the kind {kind}; each machine needs all of it: choose Prompts."

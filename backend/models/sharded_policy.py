@@ -28,8 +28,8 @@ from backend.models.adapters import attach_adapters
 from backend.models.loading import check_runs, loading, open_model
 from backend.models.own_tokenizer import run_tokenizer, with_end_tokens
 from backend.models.policy import Policy, cast, check_can_learn, check_computes, frozen, quantized_as
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 SETTING = "parallelism"
 
@@ -60,10 +60,10 @@ class ShardedPolicy(Policy):
         # By the thread that has made them: mlx ties graphs to threads, and the next one may be another.
         mx.eval(self.arrays())
 
-    def whole_gradient(self, gradient: Any) -> Any:
-        return self.adapters.whole_gradient(gradient, self._add_up)
+    def gather_gradient(self, gradient: Any) -> Any:
+        return self.adapters.gather_gradient(gradient, self._add_up)
 
-    def agreed(self, arrays: Sequence[mx.array]) -> list[mx.array]:
+    def broadcast_from_rank0(self, arrays: Sequence[mx.array]) -> list[mx.array]:
         """The first rank's values of these arrays of 32 bits and one shape: exact, since bits are added to zeros."""
         bits = mx.stack([array.view(mx.int32) for array in arrays])
         # A product, not zeros of their own: those would depend on nothing, and this sum would begin before those of the forward pass.
@@ -87,7 +87,7 @@ def load_sharded_policy(
     """As `load_policy`, this rank's part. Every rank of `group` must call it, having met at a barrier before: the trial passes in it are
     computed together. `add_up`: the sum of gradients over the ranks, where it is not a plain one over the group.
 
-    Raises Mistake, on every rank alike, for a model that cannot be dealt out to so many.
+    Raises UserError, on every rank alike, for a model that cannot be dealt out to so many.
     """
     device.use(config.device)
     if sentence := compiler.prepare():
@@ -118,7 +118,7 @@ def load_sharded_policy(
 
 
 def check_divides(model: nn.Module, config: ModelSettings, size: int) -> None:
-    """Raise the Mistake that `load_sharded_policy` would raise for so many ranks, as far as it shows without the weights of `model`, which
+    """Raise the UserError that `load_sharded_policy` would raise for so many ranks, as far as it shows without the weights of `model`, which
     may be left unread; it is of no use afterwards."""
     group: Any = AbsentGroup(size)
     adapted = copy_sharing_arrays(model)
@@ -159,6 +159,6 @@ def _adapted(
         raise _mistake(config, group, reason) from reason
 
 
-def _mistake(config: ModelSettings, group: mx.distributed.Group, reason: Unshardable) -> Mistake:
-    name = shown(Path(config.model), 50)
-    return Mistake(SETTING, f"The model {name} cannot be divided among {group.size()} machines: {shown(reason, 90)}.")
+def _mistake(config: ModelSettings, group: mx.distributed.Group, reason: Unshardable) -> UserError:
+    name = quote(Path(config.model), 50)
+    return UserError(SETTING, f"The model {name} cannot be divided among {group.size()} machines: {quote(reason, 90)}.")

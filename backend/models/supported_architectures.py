@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.models.model_config import is_quantized_by_mlx, language_model, model_type, quantization_of
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 WEIGHTS = "model*.safetensors"
 """Files that mlx-lm loads as a model's weights."""
@@ -52,10 +52,10 @@ def precision_of(config: Mapping[str, Any]) -> str:
     if quantization := quantization_of(config):
         mode, bits = quantization.get("mode") or "affine", quantization.get("bits")
         if mode != "affine":
-            return shown(mode, 20)
-        return f"{shown(bits, 20)}-bit" if bits else shown(quantization.get("quant_method") or "", 20)
+            return quote(mode, 20)
+        return f"{quote(bits, 20)}-bit" if bits else quote(quantization.get("quant_method") or "", 20)
     parts = (config, language_model(config))
-    dtypes = (shown(part.get(key) or "", 20) for part in parts for key in ("dtype", "torch_dtype"))
+    dtypes = (quote(part.get(key) or "", 20) for part in parts for key in ("dtype", "torch_dtype"))
     dtype = next(filter(None, dtypes), "").removeprefix("torch.")
     return _DTYPES.get(dtype, dtype)
 
@@ -68,7 +68,7 @@ def refusal(config: Mapping[str, Any] | None, names: Collection[str]) -> str:
     if config is None:
         return _without_config(names)
     if config.get("model_file"):
-        return f"It needs code of its own ({shown(config['model_file'], 40)}), which is not run."
+        return f"It needs code of its own ({quote(config['model_file'], 40)}), which is not run."
     return architecture_refusal(config) or _quantization_refusal(config) or _file_refusal(names)
 
 
@@ -86,7 +86,7 @@ def architecture_refusal(config: Mapping[str, Any]) -> str:
     if not kind:
         return "Its config.json names no model_type."
     if module_of(config) not in architectures():
-        return f"This version of mlx-lm knows no model of the kind {shown(kind, 40)}."
+        return f"This version of mlx-lm knows no model of the kind {quote(kind, 40)}."
     reason = UNTRAINABLE.get(module_of(config))
     return f"A model of the kind {kind} cannot be trained: {reason}." if reason else ""
 
@@ -97,10 +97,10 @@ def _quantization_refusal(config: Mapping[str, Any]) -> str:
         return ""
     method = str(theirs.get("quant_method") or "a way of its own")
     if method not in METHODS:
-        return f"It is quantised with {shown(method, 40)}, which mlx-lm cannot read."
+        return f"It is quantised with {quote(method, 40)}, which mlx-lm cannot read."
     format_ = theirs.get("format")
     if method == "compressed-tensors" and format_ not in PACKED:
-        return f"It is quantised with {method} in the format {shown(format_, 40)}, which mlx-lm cannot read."
+        return f"It is quantised with {method} in the format {quote(format_, 40)}, which mlx-lm cannot read."
     return ""
 
 

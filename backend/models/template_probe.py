@@ -20,7 +20,7 @@ from jinja2 import ext, nodes, sandbox
 from backend.models.template_limits import TIME_S, VERB
 from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 LONGEST = 2**20
 """Characters of a template. The longest in use have some 30,000."""
@@ -56,12 +56,12 @@ _PLAIN_CALLS = ("raise_exception",)
 
 
 def check_template(tokenizer: Any, setting: str, name: str) -> None:
-    """Raises Mistake where rendering a tokenizer's chat template takes too long or too much memory. `name` is the model's, in the
+    """Raises UserError where rendering a tokenizer's chat template takes too long or too much memory. `name` is the model's, in the
     sentence. Each template is tried once in a process."""
     template = getattr(tokenizer, "chat_template", None)
     for text in template.values() if isinstance(template, Mapping) else [template]:
         if isinstance(text, str) and (reason := _reason(text)):
-            raise Mistake(setting, f"The chat template of {name} {reason}, so it cannot be used.")
+            raise UserError(setting, f"The chat template of {name} {reason}, so it cannot be used.")
 
 
 @cache

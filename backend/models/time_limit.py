@@ -20,13 +20,13 @@ _ATTEMPTS = 3
 """How often a thread is interrupted, tick by tick: code that catches everything swallows the first."""
 
 
-class TimeIsUp(BaseException):
+class TimeLimitError(BaseException):
     """The work inside `time_limit` took too long. No Exception: an `except Exception` around a step of the work must not catch it."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeIsUp in this thread where the work inside takes longer, to about a quarter of a second. Does not nest."""
+    """Raises TimeLimitError in this thread where the work inside takes longer, to about a quarter of a second. Does not nest."""
     thread = threading.get_ident()
     _watchdog.watch(thread, max(1, round(seconds / TICK_S)) + 1)
     try:
@@ -76,7 +76,7 @@ class _Watchdog:
         for thread, left in self._ticks.items():
             self._ticks[thread] = left = left - 1 if left else -1
             if -_ATTEMPTS <= left < 0:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TimeIsUp))
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TimeLimitError))
 
 
 _watchdog = _Watchdog()

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from backend.utils import loose_json
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import read_bytes
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 GROWTH = 1000.0
 """Times as long as it was that a text may become."""
@@ -30,7 +30,7 @@ _MAY_BE_EMPTY = re.compile(r"[?*|^$]|\{0|\{,|\\[bBAzZG]")
 
 
 def check_growth(folder: Path, setting: str) -> None:
-    """Raises Mistake where the tokenizer.json of a folder makes texts more than GROWTH times as long. A file that is broken is left to
+    """Raises UserError where the tokenizer.json of a folder makes texts more than GROWTH times as long. A file that is broken is left to
     whoever loads it."""
     path = folder / "tokenizer.json"
     if not path.exists():
@@ -45,9 +45,9 @@ def check_growth(folder: Path, setting: str) -> None:
     for name in ("normalizer", "decoder") if isinstance(parts, dict) else ():
         growth = math.prod(map(_growth, _steps(cast("dict[str, Any]", parts).get(name))))
         if growth > GROWTH:
-            raise Mistake(
+            raise UserError(
                 setting,
-                f"The tokenizer in {shown(folder, 70)} makes texts {shown(f'{growth:,.0f}', 20)} times as long; no more than "
+                f"The tokenizer in {quote(folder, 70)} makes texts {quote(f'{growth:,.0f}', 20)} times as long; no more than "
                 f"{GROWTH:g} are allowed.",
             )
 

@@ -9,15 +9,15 @@ from backend.models.mlx_lm_import import import_mlx_lm
 from backend.models.model_folder import check_kinds
 from backend.models.template_probe import check_template
 from backend.models.tokenizer_limits import check_growth
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 NO_CODE = {"trust_remote_code": False}
 """Options of transformers. Left out, it asks on stdin whether to run what `auto_map` names, and stdin may be the window's pipe."""
 
 
 def load_tokenizer(folder: Path, setting: str = "model", eos_token_ids: Any = None) -> Any:
-    """The tokenizer in a model's folder, through mlx-lm, without the model; `eos_token_ids` as config.json has them. Raises Mistake on
+    """The tokenizer in a model's folder, through mlx-lm, without the model; `eos_token_ids` as config.json has them. Raises UserError on
     `setting`."""
     import_mlx_lm()
     from mlx_lm.utils import load_tokenizer as load
@@ -27,14 +27,16 @@ def load_tokenizer(folder: Path, setting: str = "model", eos_token_ids: Any = No
     try:
         tokenizer = load(folder, tokenizer_config_extra=NO_CODE, eos_token_ids=eos_token_ids)
     except Exception as error:  # transformers raises anything at all for files it cannot read
-        raise Mistake(setting, f"The tokenizer in {shown(folder, 70)} cannot be loaded: {reason_of(error)}.") from error
+        raise UserError(
+            setting, f"The tokenizer in {quote(folder, 70)} cannot be loaded: {reason_of(error)}."
+        ) from error
     except BaseException as error:
         if not is_panic(error):
             raise
-        raise Mistake(
-            setting, f"The tokenizer in {shown(folder, 70)} cannot be loaded: its files are broken."
+        raise UserError(
+            setting, f"The tokenizer in {quote(folder, 70)} cannot be loaded: its files are broken."
         ) from error
-    check_template(tokenizer, setting, shown(folder, 70))
+    check_template(tokenizer, setting, quote(folder, 70))
     return tokenizer
 
 
@@ -48,7 +50,7 @@ def reason_of(error: BaseException, text: str | None = None) -> str:
     a colon. `text` is in place of the message."""
     lines = (text or _message(error)).strip().splitlines() or [type(error).__name__]
     first = " ".join(line.strip() for line in lines[: 2 if lines[0].rstrip().endswith(":") else 1])
-    return shown(first.rstrip(".: "), 90)
+    return quote(first.rstrip(".: "), 90)
 
 
 def _message(error: BaseException) -> str:

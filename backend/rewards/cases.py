@@ -20,7 +20,7 @@ from backend.rewards.sandbox.client import SandboxClient, SandboxTask
 from backend.runs.completion_rows import token_ids
 from backend.utils import loose_json
 from backend.utils.disk_faults import writing
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import read_text
 from backend.utils.whole_file import save_as
 
@@ -53,7 +53,7 @@ def cases_file(reward_file: Path) -> Path:
 
 
 def read_cases(reward_file: Path) -> list[Case]:
-    """The cases in the order in which they were kept; none where there is no file. Raises Mistake on `cases`."""
+    """The cases in the order in which they were kept; none where there is no file. Raises UserError on `cases`."""
     path = cases_file(reward_file)
     if not path.exists():
         return []
@@ -65,13 +65,13 @@ def _case(line: str, where: str) -> Case:
     try:
         case = loose_json.parse(line)
     except loose_json.BrokenJson as error:
-        raise Mistake(_SETTING, f"{where} is not JSON that can be read: {error.why}.") from None
+        raise UserError(_SETTING, f"{where} is not JSON that can be read: {error.why}.") from None
     if (
         not isinstance(case, dict)
         or not isinstance(case.get("completion"), str)
         or not _is_expected(case.get("expected"))
     ):
-        raise Mistake(_SETTING, f"{where} needs a text under completion, and function: score under expected.")
+        raise UserError(_SETTING, f"{where} needs a text under completion, and function: score under expected.")
     return case
 
 
@@ -82,7 +82,7 @@ def _is_expected(value: Any) -> bool:
 
 
 def write_cases(reward_file: Path, cases: Sequence[Case]) -> None:
-    """Replace the file, or delete it where there are no cases. Raises DiskFault."""
+    """Replace the file, or delete it where there are no cases. Raises DiskError."""
     path = cases_file(reward_file)
     if cases:
         return save_as(path, "".join(json.dumps(case, ensure_ascii=False, default=str) + "\n" for case in cases))
@@ -117,7 +117,7 @@ def is_same(a: Case, b: Case) -> bool:
 def rerun(
     sandbox: SandboxClient, file: Path, cases: Sequence[Case], timeout_s: float, poll: Callable[[], None] = lambda: None
 ) -> list[CaseResult]:
-    """Score every case with the functions it names. Raises Mistake where the file cannot be loaded."""
+    """Score every case with the functions it names. Raises UserError where the file cannot be loaded."""
     entries = {name: (case.get("calls") or {}).get(name, name) for case in cases for name in case["expected"]}
     available = [entry for entry in entries.values() if _may_exist(entry, file)]
     if not available:
@@ -132,7 +132,7 @@ def _may_exist(entry: str, file: Path) -> bool:
     names = [function.name for function in (*builtin_rewards(), *rewards_in_file(file))]
     try:
         call = reward_call(entry, names)
-    except Mistake:
+    except UserError:
         return False
     return bool(call.file) or computes_names(file) or call.function in names
 

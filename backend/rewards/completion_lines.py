@@ -10,26 +10,26 @@ from typing import Any, TypeGuard
 from backend.runs.completion_rows import SampledRow, ScoringRow, token_ids
 from backend.types import Completion, Group, Problem
 from backend.utils import loose_json
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import read_text, user_path
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 MOST_BYTES = 2**31
 """Of a file of completions: it is read whole."""
 
 
 def read_groups(path: Path) -> list[Group]:
-    """One group a line. Raises Mistake on `completions` naming the line that cannot be read."""
+    """One group a line. Raises UserError on `completions` naming the line that cannot be read."""
     text = read_text(user_path(str(path), "completions"), "completions", MOST_BYTES)
-    return groups_in(text, shown(path))
+    return groups_in(text, quote(path))
 
 
 def groups_in(text: str, where: str) -> list[Group]:
-    """One group a line of `text`; `where` is its name in sentences. Raises Mistake on `completions`."""
+    """One group a line of `text`; `where` is its name in sentences. Raises UserError on `completions`."""
     lines = text.split("\n")
     groups = [_group(number, line, where) for number, line in enumerate(lines, 1) if line.strip()]
     if not groups:
-        raise Mistake("completions", f"{where} holds no completions.")
+        raise UserError("completions", f"{where} holds no completions.")
     return groups
 
 
@@ -38,15 +38,15 @@ def _group(number: int, line: str, where: str) -> Group:
     try:
         row = loose_json.parse(line)
     except loose_json.BrokenJson as error:
-        raise Mistake("completions", f"{where} is not JSON that can be read: {error.why}.") from None
+        raise UserError("completions", f"{where} is not JSON that can be read: {error.why}.") from None
     return group_of(row, number - 1, where)
 
 
 def group_of(row: Any, index: int, where: str) -> Group:
-    """The group of one line. Raises Mistake on `completions`, naming `where`, for a row without completions."""
+    """The group of one line. Raises UserError on `completions`, naming `where`, for a row without completions."""
     completions = _completions(row) if isinstance(row, dict) else []
     if not completions:
-        raise Mistake("completions", f"{where} has neither a text under completion nor a list under completions.")
+        raise UserError("completions", f"{where} has neither a text under completion nor a list under completions.")
     kind, prompt, columns = row.get("type"), row.get("prompt", ""), row.get("columns")
     messages = next((chat for chat in (prompt, row.get("messages")) if _is_chat(chat)), [])
     other_keys = {key: value for key, value in row.items() if key not in ("completion", "completions")}

@@ -24,7 +24,7 @@ from backend.rewards.catalogue.entry import RewardCall
 from backend.rewards.catalogue.parse import INPUTS, Parameter
 from backend.rewards.registry import REWARD_REGISTRY, RewardCallable
 from backend.rewards.user_files import RewardFile, load_plain_file, load_reward_file
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 
 # A reward function as the rest of the program knows it: what it is called, where it is, how it is called. Plain data.
 
@@ -140,7 +140,7 @@ def _function(
     try:
         arguments = Arguments.of(call, {*excluded, *entry.arguments})
     except (TypeError, ValueError) as error:
-        raise Mistake("reward_functions", f"{entry.name} is not a function whose arguments can be read.") from error
+        raise UserError("reward_functions", f"{entry.name} is not a function whose arguments can be read.") from error
     return RewardFunction(entry.name, call, arguments, user_file, dict(entry.arguments), dialect)
 
 
@@ -150,7 +150,7 @@ def resolve(
     """The functions behind these entries, in their order; the user's `file` is run first.
 
     A path before `::` is relative to the folder `base` (default: the working directory). `executed` holds the files that were
-    run already, by resolved path, and is filled: calls that share it run each file once. Raises Mistake on
+    run already, by resolved path, and is filled: calls that share it run each file once. Raises UserError on
     `reward_functions_file` if `file` fails, and on `reward_functions`, for all entries together, if there are none, one
     is unknown (the nearest is named), its arguments are wrong, its file fails, or two have the same name.
     """
@@ -161,17 +161,19 @@ def resolve(
         user_file = executed[path] = executed.get(path) or load_reward_file(file)
     available = _AvailableFunctions(user_file, base, executed)
     functions: list[RewardFunction] = []
-    faults: list[Fault] = [] if names else [Fault("reward_functions", "No reward function is chosen.")]
+    faults: list[ConfigProblem] = [] if names else [ConfigProblem("reward_functions", "No reward function is chosen.")]
     entries: list[RewardCall] = []
     for text in names:
         try:
             entries.append(reward_call(text, available.by_name))
             functions.append(available.function(entries[-1]))
-        except Mistake as mistake:
+        except UserError as mistake:
             faults += mistake.faults
-    faults += [Fault("reward_functions", sentence) for sentence in duplicate_sentences(entry.name for entry in entries)]
+    faults += [
+        ConfigProblem("reward_functions", sentence) for sentence in duplicate_sentences(entry.name for entry in entries)
+    ]
     if faults:
-        raise Mistake(faults)
+        raise UserError(faults)
     return functions
 
 
@@ -182,7 +184,7 @@ def resolve_stages(
     executed: dict[Path, RewardFile] | None = None,
 ) -> list[list[RewardFunction]]:
     """The functions of every stage; each reward file is executed once, however many stages name it, and `executed` is as in `resolve`.
-    Raises Mistake as `resolve`."""
+    Raises UserError as `resolve`."""
     executed = {} if executed is None else executed
     return [resolve(list(names), file, base, executed) for names in stages]
 
@@ -198,12 +200,12 @@ class _AvailableFunctions:
         self._files = files
 
     def function(self, entry: RewardCall) -> RewardFunction:
-        """Raises Mistake on `reward_functions`."""
+        """Raises UserError on `reward_functions`."""
         if entry.file:
             user_file = self._file(entry.file)
             return self._checked(entry, user_file.module_function(entry.function), user_file, "trl")
         if entry.function not in self.by_name:
-            raise Mistake("reward_functions", unknown_sentence(entry.function, self.by_name))
+            raise UserError("reward_functions", unknown_sentence(entry.function, self.by_name))
         user_file = self.user_file if entry.function in self.registered else None
         return self._checked(entry, self.by_name[entry.function], user_file, "ours")
 
@@ -221,7 +223,7 @@ class _AvailableFunctions:
         parameters = _parameters(call) if entry.arguments or is_shipped else []
         sentences = argument_sentences(entry, parameters, is_shipped)
         if sentences:
-            raise Mistake([Fault("reward_functions", sentence) for sentence in sentences])
+            raise UserError([ConfigProblem("reward_functions", sentence) for sentence in sentences])
         if is_shipped:
             _check_arguments(entry, call)
         # A column may have the name of a parameter. A user's function means the column by it, a shipped one never does.
@@ -252,4 +254,4 @@ def _check_arguments(entry: RewardCall, call: RewardCallable) -> None:
     try:
         call(prompts=[], completions=[], answer=[], **entry.arguments)
     except ValueError as error:
-        raise Mistake("reward_functions", f"{entry.text} cannot be used: {error}.") from error
+        raise UserError("reward_functions", f"{entry.text} cannot be used: {error}.") from error

@@ -35,7 +35,7 @@ class Scorer(Protocol):
     """The functions of a run, loaded once and kept until `close`."""
 
     def load(self) -> list[list[FunctionDescription]]:
-        """The functions of each stage. Raises Mistake for functions that cannot be used."""
+        """The functions of each stage. Raises UserError for functions that cannot be used."""
         ...
 
     def score(
@@ -54,7 +54,7 @@ class Scorer(Protocol):
     def map_rows(
         self, function: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str]
     ) -> list[dict[str, Any] | None]:
-        """What a map function of the reward functions file makes of each row; `where` names the i-th of them in sentences. Raises Mistake."""
+        """What a map function of the reward functions file makes of each row; `where` names the i-th of them in sentences. Raises UserError."""
         ...
 
     def notes(self) -> list[str]:

@@ -26,7 +26,7 @@ from backend.rewards.runner.score import total_reward
 from backend.rewards.sandbox.client import SandboxClient, SandboxResult, SandboxTask
 from backend.trainer.health.reward_rules import Finding
 from backend.training.advantages import advantage_values
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 # Rules over a scored sample of completions that find what is wrong with reward functions: one function per rule.
 
@@ -272,7 +272,7 @@ def required_texts(name: str, function: str, file: Path | None) -> tuple[str, ..
         return REQUIRED_TEXTS.get(function, REQUIRED_TEXTS.get(name, ()))
     try:
         tree = parse_reward_file(file)
-    except Mistake:
+    except UserError:
         return ()
     defined = next((node for node in functions(tree) if function in (node.name, *_strings(node.decorator_list))), None)
     body = defined.body[1:] if defined and ast.get_docstring(defined) else defined.body if defined else []
@@ -348,7 +348,7 @@ def score_lines(
     poll: Callable[[], None] = lambda: None,
     on_function: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Any]:
-    """Score groups in the sandbox; `poll` and `on_function` as in `SandboxClient.score`. Raises Mistake.
+    """Score groups in the sandbox; `poll` and `on_function` as in `SandboxClient.score`. Raises UserError.
 
     Returns {"scored": [{"rewards", "reward", "advantage", "logged"?} of each completion, by group], "functions":
     [{"name", "label", "weight", "seconds", "error", "printed"}], "findings": [Finding as a dict], "seconds"}.
@@ -481,7 +481,7 @@ class _DescribedFunctions:
         """Labels of the functions that the user's file registers, by name."""
         try:
             return {entry.name: entry.label for entry in rewards_in_file(self._file)} if self._file else {}
-        except Mistake:
+        except UserError:
             return {}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from backend.utils import places
-from backend.utils.disk_faults import DiskFault
+from backend.utils.disk_faults import DiskError
 from backend.utils.private_files import make_private_folder
 from backend.utils.whole_file import replace_file
 
@@ -38,7 +38,7 @@ class TrustRecord:
         """Keep these entries beside the others. Where the file cannot be written they are not kept, and a person is asked again."""
         if not new:
             return
-        with suppress(OSError, UnicodeError, DiskFault):
+        with suppress(OSError, UnicodeError, DiskError):
             make_private_folder(self.file.parent)
             text = json.dumps(self.read() | dict(new), indent=1, ensure_ascii=False)
             replace_file(self.file, text, mode=stat.S_IRUSR | stat.S_IWUSR)

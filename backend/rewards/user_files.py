@@ -22,8 +22,8 @@ from backend.rewards.catalogue.catalog import locate_reward_file, not_in_file, p
 from backend.rewards.mlx_lm_lora_shim import stand_in_library
 from backend.rewards.registry import REWARD_REGISTRY, RewardCallable
 from backend.rewards.runner.error_text import describe_error
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 DECORATORS = ("register_reward_function", "register_map_function")
 
@@ -39,12 +39,12 @@ class RewardFile:
     map_functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
     def module_function(self, name: str) -> RewardCallable:
-        """The module's global `name`, as TRL would import it. Raises Mistake on `reward_functions` if there is none."""
+        """The module's global `name`, as TRL would import it. Raises UserError on `reward_functions` if there is none."""
         if hasattr(self.module, name):
             return getattr(self.module, name)
         # Imported names are no suggestions for a misspelt one.
         defined = [key for key, value in vars(self.module).items() if _is_defined_in(value, self.module)]
-        raise Mistake("reward_functions", not_in_file(name, self.path, defined))
+        raise UserError("reward_functions", not_in_file(name, self.path, defined))
 
 
 def _is_defined_in(value: Any, module: ModuleType) -> bool:
@@ -55,7 +55,7 @@ def load_reward_file(path: str | Path, base: Path | None = None) -> RewardFile:
     """Run a .py or .txt file and collect the reward functions it registers; no module or table remains if that fails.
 
     `~` is expanded, and a relative path is relative to the folder `base` (default: the working directory). Raises
-    Mistake on `reward_functions_file` when the file is missing, is no Python, raises while it runs, or registers
+    UserError on `reward_functions_file` when the file is missing, is no Python, raises while it runs, or registers
     nothing.
     """
     return _load(locate_reward_file(path, base), "reward_functions_file", must_register=True)
@@ -64,7 +64,7 @@ def load_reward_file(path: str | Path, base: Path | None = None) -> RewardFile:
 def load_plain_file(path: str | Path, base: Path | None = None) -> RewardFile:
     """Run a file whose functions are named as `file.py::function`; it need not register any.
 
-    Paths as for `load_reward_file`. Raises Mistake on `reward_functions`.
+    Paths as for `load_reward_file`. Raises UserError on `reward_functions`.
     """
     return _load(locate_reward_file(path, base), "reward_functions", must_register=False)
 
@@ -77,7 +77,7 @@ def _load(path: Path, setting: str, must_register: bool) -> RewardFile:
         _run(tree, path, module, setting)
         if must_register and not functions and not maps:
             sentence = f'{path.name} registers no reward function: put @register_reward_function("name") above each.'
-            raise Mistake(setting, sentence)
+            raise UserError(setting, sentence)
     return RewardFile(path, functions, _notes(path, functions), module, maps)
 
 
@@ -108,8 +108,8 @@ def _run(tree: ast.Module, path: Path, module: ModuleType, setting: str) -> None
     try:
         exec(compile(tree, str(path), "exec", dont_inherit=True), vars(module))
     except BaseException as error:  # whatever a stranger's file raises, it is one that cannot be loaded
-        sentence = f"{shown(path.name, 40)} cannot be loaded: {describe_error(error, path)}."
-        raise Mistake(setting, sentence + _advice(error)) from error
+        sentence = f"{quote(path.name, 40)} cannot be loaded: {describe_error(error, path)}."
+        raise UserError(setting, sentence + _advice(error)) from error
 
 
 def _advice(error: BaseException) -> str:

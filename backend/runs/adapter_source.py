@@ -15,11 +15,11 @@ from backend.config.other_programs.translation import translate
 from backend.runs.run_folder import RunFolder, find_run
 from backend.runs.weight_choices import find_choice
 from backend.utils.documents import read_json
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import is_file, is_folder, resolved, user_path
 from backend.utils.hub_cache import hub_cache
 from backend.utils.places import runs_folder
-from backend.utils.text import shown, shown_path
+from backend.utils.text import quote, shown_path
 
 SETTING = "adapter"
 ARRAYS, ABOUT, PEFT = "adapters.safetensors", "adapter_config.json", "adapter_model.safetensors"
@@ -38,20 +38,20 @@ class AdapterSource:
     about: Path | None
 
     def described(self) -> dict[str, Any]:
-        """The content of adapter_config.json, {} without one. Raises Mistake."""
+        """The content of adapter_config.json, {} without one. Raises UserError."""
         content: Any = read_json(self.about, SETTING) if self.about is not None else {}
         if not isinstance(content, dict):
-            raise Mistake(SETTING, f"{shown(self.about, PATH)} must hold a JSON object.")
+            raise UserError(SETTING, f"{quote(self.about, PATH)} must hold a JSON object.")
         return cast("dict[str, Any]", content)
 
 
 def find_adapter(text: str, runs_dir: Path | None = None) -> AdapterSource:
-    """The adapters that `text` names: a folder, a file, `RUN`, `RUN@best` or `RUN@step`. Raises Mistake."""
+    """The adapters that `text` names: a folder, a file, `RUN`, `RUN@best` or `RUN@step`. Raises UserError."""
     path = user_path(text, SETTING)
     if (peft := peft_folder(text)) is not None:
-        raise Mistake(
+        raise UserError(
             SETTING,
-            f"{shown(peft, PATH)} is an adapter of peft; import it first, below the field or with the verb import.",
+            f"{quote(peft, PATH)} is an adapter of peft; import it first, below the field or with the verb import.",
         )
     if is_file(path):
         return AdapterSource(text, path, _about(path))
@@ -65,23 +65,23 @@ def peft_folder(text: str) -> Path | None:
     """The folder of an adapter of peft that `text` names, by itself or by its file of arrays; None where it names none."""
     try:
         path = user_path(text, SETTING)
-    except Mistake:
+    except UserError:
         return None
     folder = path.parent if path.name == PEFT else path
     return folder if is_file(folder / PEFT) and not is_file(folder / ARRAYS) else None
 
 
 def imported_folder(folder: Path) -> Path:
-    """Where an adapter of peft goes when it is imported and no other place is named: beside it. Raises Mistake inside Hugging Face's cache,
+    """Where an adapter of peft goes when it is imported and no other place is named: beside it. Raises UserError inside Hugging Face's cache,
     where a folder beside it would be taken for a newer revision, and for the root of a disk, which has nothing beside it."""
     folder = resolved(folder)
     if not folder.name:
-        raise Mistake(
-            "output", f"{shown(folder, PATH)} is the root of a disk, with no place beside it; name one with --output."
+        raise UserError(
+            "output", f"{quote(folder, PATH)} is the root of a disk, with no place beside it; name one with --output."
         )
     if folder.is_relative_to(resolved(hub_cache())):
-        sentence = f"{shown(folder, PATH)} lies in Hugging Face's cache; copy it, or name another place with --output."
-        raise Mistake("output", sentence)
+        sentence = f"{quote(folder, PATH)} lies in Hugging Face's cache; copy it, or name another place with --output."
+        raise UserError("output", sentence)
     return folder.with_name(f"{folder.name}-mlx")
 
 
@@ -90,10 +90,10 @@ def _run_of(text: str, runs_dir: Path | None) -> tuple[RunFolder, str]:
     for candidate, chosen in ((text, ""), *(((name, which),) if at else ())):
         try:
             return find_run(candidate, runs_dir), chosen
-        except Mistake:
+        except UserError:
             continue
-    where = shown(runs_dir or runs_folder(), PATH)
-    raise Mistake(
+    where = quote(runs_dir or runs_folder(), PATH)
+    raise UserError(
         SETTING, f"There is no adapter {shown_path(text, 50)}: no folder with {ARRAYS}, no file, and no run in {where}."
     )
 
@@ -101,11 +101,11 @@ def _run_of(text: str, runs_dir: Path | None) -> tuple[RunFolder, str]:
 def _of_run(run: RunFolder, which: str) -> AdapterSource:
     try:
         choice = find_choice(run, which or "end")
-    except Mistake as mistake:
-        raise Mistake(SETTING, mistake.faults[0].sentence) from None
+    except UserError as mistake:
+        raise UserError(SETTING, mistake.faults[0].sentence) from None
     if choice.path.name != ARRAYS:
-        sentence = f"The run {shown(run.name, 40)} trained every weight, so it has no adapter;"
-        raise Mistake(SETTING, f"{sentence} choose its model folder as the Base model.")
+        sentence = f"The run {quote(run.name, 40)} trained every weight, so it has no adapter;"
+        raise UserError(SETTING, f"{sentence} choose its model folder as the Base model.")
     step = "" if choice.step is None else f"@{choice.step}"
     about = run.adapters / ABOUT
     return AdapterSource(f"{run.path}{step}", choice.path, about if is_file(about) else None)
@@ -121,7 +121,7 @@ def _about(weights: Path) -> Path | None:
 
 
 def adapter_settings(source: AdapterSource) -> dict[str, Any]:
-    """The settings that the adapters were trained with, as far as adapter_config.json tells them. Raises Mistake."""
+    """The settings that the adapters were trained with, as far as adapter_config.json tells them. Raises UserError."""
     about = source.described()
     listed: Any = about.get("lora_parameters")
     parameters = cast("dict[str, Any]", listed if isinstance(listed, dict) else {})
@@ -146,7 +146,7 @@ def with_adapter(raw: Mapping[str, Any], runs_dir: Path | None = None) -> dict[s
     try:
         source = find_adapter(text, runs_dir)
         told = adapter_settings(source)
-    except Mistake:
+    except UserError:
         return dict(raw)
     given = translate(raw)[0]
     if given.get("lora_alpha") is not None:  # with the rank, it is the scale

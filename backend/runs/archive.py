@@ -1,4 +1,4 @@
-"""Summary of a run for the archive: state, step, reward, duration. Reads both ends of the diary only, however long it is."""
+"""Summary of a run for the archive: state, step, reward, duration. Reads both ends of the event log only, however long it is."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from backend.runs.run_folder import RunFolder, all_runs
 from backend.runs.steering import changed_values, read_changes
 from backend.runs.work_clock import WorkClock
 from backend.utils.documents import YAML_LIMIT, parse_yaml
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import read_text
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 State = Literal["queued", "starting", "running", "finished", "stopped", "failed", "crashed"]
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -50,7 +50,7 @@ class Summary:
     began: float | None = None
     worked_s: float | None = None
     metrics: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Of the newest step, as the diary has them."""
+    """Of the newest step, as the event log has them."""
     ranks: int | None = None
     """Processes that it trains on, by its newest start."""
     machines: list[str] = field(default_factory=list[str])
@@ -61,7 +61,7 @@ class Summary:
 
 
 def summary(run: RunFolder) -> Summary:
-    """Summarise a run from its lock, its settings and both ends of its diary."""
+    """Summarise a run from its lock, its settings and both ends of its event log."""
     locked = run.is_locked()  # before reading: a process that releases the lock has written everything
     first, last = first_and_last_events(run.events)
     events = _merge_ends(first, last)
@@ -97,20 +97,22 @@ def summary(run: RunFolder) -> Summary:
 
 
 def _machines(started: Event) -> list[str]:
-    """Names of the ranks' machines; none where a damaged diary tells none."""
+    """Names of the ranks' machines; none where a damaged event log tells none."""
     told = started.get("machines")
     entries = cast("list[Any]", told) if isinstance(told, list) else []
     names = [cast("dict[str, Any]", entry).get("machine") for entry in entries if isinstance(entry, dict)]
-    return [shown(name, 40) for name in names if name]
+    return [quote(name, 40) for name in names if name]
 
 
 def _iterations(run: RunFolder, starts: list[Event], ending: Event | None, settings: Any) -> int | None:
     """How long the run is: as the newest change of it says, else as its newest process began."""
-    with suppress(Mistake):  # a damaged list of changes is told where the run goes on
+    with suppress(UserError):  # a damaged list of changes is told where the run goes on
         changed = [change.settings["iters"][1] for change in read_changes(run) if "iters" in change.settings]
         if changed:
             return _int_or_none(changed[-1])
-    has_begun = bool(starts) and (ending or {}).get("reason") != "cloned"  # a clone's diary begins with its parent's
+    has_begun = (
+        bool(starts) and (ending or {}).get("reason") != "cloned"
+    )  # a clone's event log begins with its parent's
     return starts[-1].get("iterations") if has_begun else _int_or_none(settings.get("iters"))
 
 
@@ -141,9 +143,9 @@ def may_be_starting(run: RunFolder) -> bool:
 def state_of(
     ending: Event | None, *, is_locked: bool, has_started: bool, may_be_coming: bool, is_queued: bool = False
 ) -> State:
-    """The state of a run from its diary and its lock; no pid is trusted. The window's live state refines this one.
+    """The state of a run from its event log and its lock; no pid is trusted. The window's live state refines this one.
 
-    `ending`: the event that ended the run, if one did. `has_started`: the diary has a `started` event of the present process.
+    `ending`: the event that ended the run, if one did. `has_started`: the event log has a `started` event of the present process.
     `may_be_coming`: nothing holds the lock, but a process that was just launched may still be importing.
     `is_queued`: it has never begun, and waits its turn (`backend.runs.queue`).
     """
@@ -162,11 +164,11 @@ def training_run(folder: Path | None = None) -> RunFolder | None:
 
 
 def _was_just_launched(run: RunFolder) -> bool:
-    return not run.has_diary and may_be_starting(run) and not is_waiting(run)
+    return not run.has_event_log and may_be_starting(run) and not is_waiting(run)
 
 
 def _merge_ends(first: list[Event], last: list[Event]) -> list[Event]:
-    """Both ends as one list; those of a short diary overlap."""
+    """Both ends as one list; those of a short event log overlap."""
     overlap = next((index for index, event in enumerate(last) if event == first[-1]), -1) if first else -1
     return first + last[overlap + 1 :]
 
@@ -202,9 +204,9 @@ def raw_settings(run: RunFolder) -> dict[str, Any]:
         # libyaml has no limits: it reads what is plainly flat, as we write it.
         is_flat = "&" not in text and "!" not in text and sum(map(text.count, ("[", "{", "- -", "? ?"))) < 50
         raw = yaml.load(text, Loader=_SafeLoader) if is_flat else parse_yaml(text, run.name, "config")
-    except (Mistake, ValueError, OverflowError, yaml.YAMLError):
+    except (UserError, ValueError, OverflowError, yaml.YAMLError):
         return {}
     settings = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
-    with suppress(Mistake):  # a damaged list of changes is told where the run goes on
+    with suppress(UserError):  # a damaged list of changes is told where the run goes on
         settings |= changed_values(read_changes(run))
     return settings

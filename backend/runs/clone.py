@@ -1,6 +1,6 @@
 """A new run from a checkpoint of another, with some settings changed.
 
-*Warm*: the clone goes on. It has the parent's weights, optimizer, place in the data, step counter, diary and completions up to that
+*Warm*: the clone goes on. It has the parent's weights, optimizer, place in the data, step counter, event log and completions up to that
 step, so that a clone without changes continues as the parent would have, bit for bit. *Cold*: the clone starts at step 0 from the
 parent's weights, with a fresh optimizer and the prompts from the beginning. In both the reference is the one that the settings name,
 the base model by default; a cold clone may stay near the weights it starts from instead.
@@ -29,7 +29,7 @@ from backend.export.atomic_folder import staging_folder
 from backend.runs.changeable import STAGE_OWN
 from backend.runs.checkpoints import checkpoint
 from backend.runs.checkpoints.checkpoint import Checkpoint, TrainingState, write_state
-from backend.runs.events import Diary
+from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_format import check_format
 from backend.runs.run_record import Parent, write_parent
@@ -38,10 +38,10 @@ from backend.runs.steering import own_config, read_changes
 from backend.training.learner import optimizer_of
 from backend.training.optimizers.state import state_arrays
 from backend.utils.disk_faults import cause, is_of_mlx
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.private_files import restrict_to_user
 from backend.utils.regular_file import require_plain_files
-from backend.utils.text import shown
+from backend.utils.text import quote
 from backend.utils.whole_file import replace_file, sync, sync_tree
 
 Reference = Literal["base", "clone"]
@@ -69,13 +69,13 @@ COPIED_AT_ONCE = 16 << 20
 
 def clone_settings(parent: RunFolder, which: str, changes: Mapping[str, Any], *, warm: bool) -> tuple[Config, Config]:
     """The parent's settings at checkpoint `which` ("best", "last" or a step), and those of a clone with `changes`, raw settings of
-    which None means the default. Raises Mistake for changes that a clone cannot have."""
+    which None means the default. Raises UserError for changes that a clone cannot have."""
     step = find_checkpoint(parent, which).step
     before = own_config(load(parent.config), read_changes(parent), step)
     values, faults = translate(changes)
     emptied = {key: SETTINGS[key].default for key, value in changes.items() if value is None and key in SETTINGS}
     if faults:
-        raise Mistake(faults)
+        raise UserError(faults)
     # The clone's weights are the parent's, whatever the parent started from.
     after = parse(before.model_dump() | OF_THE_PARENT | emptied | values)
     if faults := [
@@ -83,18 +83,20 @@ def clone_settings(parent: RunFolder, which: str, changes: Mapping[str, Any], *,
         *_kept_faults(before, after, warm=warm),
         *_length_faults(before, after, step, warm=warm),
     ]:
-        raise Mistake(faults)
+        raise UserError(faults)
     return before, after
 
 
-def _kept_faults(before: Config, after: Config, *, warm: bool) -> list[Fault]:
+def _kept_faults(before: Config, after: Config, *, warm: bool) -> list[ConfigProblem]:
     faults = [
-        Fault(key, f"{SETTINGS[key].label} belongs to the weights that a clone starts from, and stays as it is.")
+        ConfigProblem(
+            key, f"{SETTINGS[key].label} belongs to the weights that a clone starts from, and stays as it is."
+        )
         for key in OF_THE_WEIGHTS
         if getattr(before, key) != getattr(after, key)
     ]
     return faults + [
-        Fault(
+        ConfigProblem(
             key, f"{SETTINGS[key].label} cannot change where a clone goes on (warm); a cold clone starts with another."
         )
         for key in OF_THE_STATE
@@ -102,20 +104,22 @@ def _kept_faults(before: Config, after: Config, *, warm: bool) -> list[Fault]:
     ]
 
 
-def _staged_faults(before: Config, values: Mapping[str, Any]) -> list[Fault]:
+def _staged_faults(before: Config, values: Mapping[str, Any]) -> list[ConfigProblem]:
     """Faults of changes that the stages would hide."""
     staged = {key for stage in before.stages for key in stage if key not in STAGE_OWN} if "stages" not in values else {}
     return [
-        Fault(key, f"The stages of this run have a {SETTINGS[key].label} of their own; change the stages instead.")
+        ConfigProblem(
+            key, f"The stages of this run have a {SETTINGS[key].label} of their own; change the stages instead."
+        )
         for key in values
         if key in staged
     ]
 
 
-def _length_faults(before: Config, after: Config, step: int, *, warm: bool) -> list[Fault]:
+def _length_faults(before: Config, after: Config, step: int, *, warm: bool) -> list[ConfigProblem]:
     if not warm or after.epochs or after.stages or after.iters > step:
         return []
-    return [Fault("iters", f"A clone that goes on after step {step} needs more than {after.iters} Iterations.")]
+    return [ConfigProblem("iters", f"A clone that goes on after step {step} needs more than {after.iters} Iterations.")]
 
 
 def clone(
@@ -128,12 +132,12 @@ def clone(
     runs_dir: Path | None = None,
     reference: Reference = "base",
 ) -> RunFolder:
-    """Make the folder of a clone; see above. `runs_dir`: where it goes, beside the parent by default. Raises Mistake."""
+    """Make the folder of a clone; see above. `runs_dir`: where it goes, beside the parent by default. Raises UserError."""
     check_format(parent)
     require_plain_files(parent.path)  # a copy would take what they lead to
     before, after = clone_settings(parent, which, changes or {}, warm=warm)
     if reference == "clone" and (warm or after.train_type == "full"):
-        raise Mistake("reference", "Only a cold clone of LoRA or DoRA can stay near the weights that it starts from.")
+        raise UserError("reference", "Only a cold clone of LoRA or DoRA can stay near the weights that it starts from.")
     path = find_checkpoint(parent, which).path
     saved = next(each for each in checkpoint.all_checkpoints(parent) if each.path == path)
     folder = _free_folder(runs_dir or parent.path.parent, name or f"{parent.name}-from-{saved.state.step}", bool(name))
@@ -155,26 +159,26 @@ def clone(
     except (OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not is_of_mlx(error):
             raise
-        raise Mistake(
-            "run", f"The run {shown(parent.name, 40)} cannot be cloned to {shown(folder.path)}: {cause(error)}."
+        raise UserError(
+            "run", f"The run {quote(parent.name, 40)} cannot be cloned to {quote(folder.path)}: {cause(error)}."
         ) from None
     return folder
 
 
 def _free_folder(runs_dir: Path, name: str, is_given: bool) -> RunFolder:
     """The folder that a clone will have: `name`, with a number where that is taken and was not `is_given`. An empty folder is free, since
-    a rename replaces it. Raises Mistake."""
+    a rename replaces it. Raises UserError."""
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Mistake("runs_dir", f"The runs folder {runs_dir} cannot be written: {error.strerror}.") from None
+        raise UserError("runs_dir", f"The runs folder {runs_dir} cannot be written: {error.strerror}.") from None
     for number in range(1, 1000):
         path = runs_dir / (name if number == 1 else f"{name}-{number}")
         if not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir())):
             return RunFolder(path)
         if is_given:
-            raise Mistake("run_name", f"There is a run {name} already; choose another name for the clone.")
-    raise Mistake("run_name", f"There are a thousand runs called {name}; choose another name.")
+            raise UserError("run_name", f"There is a run {name} already; choose another name for the clone.")
+    raise UserError("run_name", f"There are a thousand runs called {name}; choose another name.")
 
 
 def _changed(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
@@ -188,7 +192,7 @@ def _changed(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
 def _copy_warm(
     parent: RunFolder, saved: Checkpoint, after: Config, changed: Mapping[str, tuple[Any, Any]], draft: RunFolder
 ) -> None:
-    """The checkpoint, and diary and completions up to it; what was changed is the diary's next line."""
+    """The checkpoint, and event log and completions up to it; what was changed is the event log's next line."""
     state = saved.state
     target = draft.checkpoints / saved.path.name
     _copy_files(saved.path, target)
@@ -198,11 +202,11 @@ def _copy_warm(
         lines = parent.gpu_errors.read_bytes().splitlines(keepends=True)
         draft.gpu_errors.write_bytes(b"".join(lines[: state.gpu_errors_told]))
     _publish_adapters(parent, saved, draft)
-    diary = Diary(draft.events)
+    event_log = EventLog(draft.events)
     if changed:
-        diary.write("change", step=state.step + 1, settings=changed)
-    write_state(target, replace(_without_stale(state, changed), events_bytes=diary.size))
-    _end_diary(diary, f"Cloned from {parent.name} after step {state.step}, and not begun yet.", state.step)
+        event_log.write("change", step=state.step + 1, settings=changed)
+    write_state(target, replace(_without_stale(state, changed), events_bytes=event_log.size))
+    _end_event_log(event_log, f"Cloned from {parent.name} after step {state.step}, and not begun yet.", state.step)
 
 
 def _copy_files(source: Path, target: Path) -> None:
@@ -252,7 +256,7 @@ def _copy_cold(
     write_state(target, TrainingState())
     _publish_adapters(parent, saved, draft)
     of_step = f"the weights of {parent.name} after step {saved.state.step}"
-    _end_diary(Diary(draft.events), f"Cloned with {of_step}, and not begun yet.", 0)
+    _end_event_log(EventLog(draft.events), f"Cloned with {of_step}, and not begun yet.", 0)
 
 
 def _with_own_reference(
@@ -277,7 +281,7 @@ def _publish_adapters(parent: RunFolder, saved: Checkpoint, draft: RunFolder) ->
         shutil.copy2(about, draft.adapters)
 
 
-def _end_diary(diary: Diary, sentence: str, step: int) -> None:
+def _end_event_log(event_log: EventLog, sentence: str, step: int) -> None:
     """Mark the clone as a run that waits to be resumed; the line is cut off then."""
-    diary.write("stopped", step=step, reason="cloned", sentence=sentence)
-    diary.close()
+    event_log.write("stopped", step=step, reason="cloned", sentence=sentence)
+    event_log.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.runs.saved_weights import SavedWeights, best_of, saved_weights
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 OTHER = "other"
 PARTS = {
@@ -21,7 +21,7 @@ PARTS = {
     "model": "Model",
     "fused": "Fused model",
     "completions.jsonl": "Completions",
-    "events.jsonl": "Diary",
+    "events.jsonl": "EventLog",
     "evaluations": "Evaluations",
     "uploads": "Uploads",
     "log.txt": "Log",
@@ -73,7 +73,7 @@ def free_space(run: RunFolder) -> int:
     """Delete a run's checkpoints but the best and the newest; returns the bytes freed.
 
     The run is locked meanwhile, so no trainer can begin to read what is being deleted. A checkpoint is renamed to a name that is none
-    before its files are deleted, so none is ever half there. Raises Mistake for a run that is being trained or cannot be written.
+    before its files are deleted, so none is ever half there. Raises UserError for a run that is being trained or cannot be written.
     """
     handle = hold_lock(run)
     freed = 0
@@ -88,7 +88,7 @@ def free_space(run: RunFolder) -> int:
             shutil.rmtree(doomed)
             freed += size
     except OSError as error:
-        raise Mistake("run", f"A checkpoint of {run.name} cannot be deleted: {error.strerror}.") from None
+        raise UserError("run", f"A checkpoint of {run.name} cannot be deleted: {error.strerror}.") from None
     finally:
         os.close(handle)
     return freed

@@ -1,10 +1,10 @@
-"""The diary of a run, events.jsonl: one JSON object per line, one writer, any number of followers.
+"""The event log of a run, events.jsonl: one JSON object per line, one writer, any number of followers.
 
 Every line has `v`, `seq`, `t` (unix seconds), `mono` (seconds on its process's monotonic clock, which stands still while the machine
-sleeps; older diaries lack it) and `kind`. A line is written in one piece and flushed, so a process that is killed
+sleeps; older event logs lack it) and `kind`. A line is written in one piece and flushed, so a process that is killed
 leaves at most one line without its newline, which every reader ignores. Readers skip kinds they do not know.
 
-How a diary continues after a kill: each checkpoint's state.json records how many bytes events.jsonl and completions.jsonl had
+How a event log continues after a kill: each checkpoint's state.json records how many bytes events.jsonl and completions.jsonl had
 when its step was done (both files are fsynced first). On resume the trainer takes the newest complete checkpoint, truncates
 both files to those lengths and appends from there. Everything written after the checkpoint, a half line or an ending
 included, is removed and its steps are trained again, so each step appears once and `seq` has no gaps. With no checkpoint both files
@@ -28,14 +28,14 @@ from typing import Any, BinaryIO, TypeGuard, cast
 from pydantic_core import from_json
 
 from backend.runs.run_folder import RunFolder
-from backend.utils.disk_faults import DiskFault, writing
-from backend.utils.errors import Mistake
+from backend.utils.disk_faults import DiskError, writing
+from backend.utils.errors import UserError
 from backend.utils.files import reason
 from backend.utils.regular_file import open_regular
-from backend.utils.text import shown
+from backend.utils.text import quote
 from backend.utils.whole_file import replace_file
 
-# The shape of diary events: what a field must be for readers to meet it.
+# The shape of event log events: what a field must be for readers to meet it.
 
 LAST_TIME = 253_402_300_800
 MOST_STEPS = 2**53
@@ -116,7 +116,7 @@ _FIELDS: dict[str, Callable[[object], bool]] = {
 
 # ── json values ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-# Values as JSON can hold them. Apart from the diary, whose parser takes longer to import than the small helper
+# Values as JSON can hold them. Apart from the event log, whose parser takes longer to import than the small helper
 # processes need for all else.
 
 
@@ -140,7 +140,7 @@ def json_safe(value: Any) -> Any:
 VERSION = 1
 
 ENDINGS = ("finished", "stopped", "failed")
-"""Kinds that end a diary. On resume the file is truncated to the checkpoint, which removes the ending."""
+"""Kinds that end a event log. On resume the file is truncated to the checkpoint, which removes the ending."""
 
 KINDS = (
     "started", "phase", "command", "step", "eval", "checkpoint", "change", "health", "note", *ENDINGS,
@@ -157,12 +157,12 @@ LONGEST_LINE = 64 << 20
 class JsonLines:
     """Appends whole JSON lines to a file and counts its bytes in `size`. One writer at a time.
 
-    A line that cannot be written whole is not written: what the disk took of it is cut off again, `size` stays, and DiskFault is
+    A line that cannot be written whole is not written: what the disk took of it is cut off again, `size` stays, and DiskError is
     raised. The descriptor has no buffer, since Python's keeps bytes that failed and writes them after the next line, or on closing.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises DiskFault. Half a line at the end, of a process that was killed, is cut off."""
+        """Raises DiskError. Half a line at the end, of a process that was killed, is cut off."""
         self.path = path
         with writing(path):
             self._file = path.open("ab+", buffering=0)
@@ -170,7 +170,7 @@ class JsonLines:
             self._file.truncate(self.size)
         self._is_torn = False
         """Whether the file is longer than `size`: part of a line was written, and cutting it off failed too."""
-        self._lost: DiskFault | None = None
+        self._lost: DiskError | None = None
         """Why `sync` failed once."""
 
     def append(self, value: Mapping[str, Any]) -> None:
@@ -192,14 +192,14 @@ class JsonLines:
         self.size += len(line)
 
     def sync(self) -> None:
-        """fsync: put everything written so far on disk. Raises DiskFault, and once it has failed always: the kernel forgets what it could
+        """fsync: put everything written so far on disk. Raises DiskError, and once it has failed always: the kernel forgets what it could
         not write, so a second fsync that succeeds would prove nothing."""
         if self._lost is not None:
             raise self._lost
         try:
             with writing(self.path):
                 os.fsync(self._file.fileno())
-        except DiskFault as fault:
+        except DiskError as fault:
             self._lost = fault
             raise
 
@@ -210,8 +210,8 @@ class JsonLines:
         except OSError:
             return False
 
-    def take_name_back(self) -> None:
-        """Write every line anew under the file's name, and go on there. Raises DiskFault."""
+    def recreate(self) -> None:
+        """Write every line anew under the file's name, and go on there. Raises DiskError."""
         with writing(self.path):
             replace_file(self.path, self._blocks())
             old, self._file = self._file, self.path.open("ab+", buffering=0)
@@ -249,7 +249,7 @@ def write_all(file: RawIOBase, data: bytes) -> None:
         rest = rest[file.write(rest) or 0 :]
 
 
-class Diary(JsonLines):
+class EventLog(JsonLines):
     """Writes a run's events.jsonl. `echo` is called with each event (for `--stream` and the progress display)."""
 
     def __init__(self, path: Path, echo: Any = None) -> None:
@@ -258,12 +258,12 @@ class Diary(JsonLines):
         self._echo = echo
         self.followers: list[Callable[[Event], None]] = []
         """Called with each event once it is written; they may write events of their own."""
-        self._echo_fault: DiskFault | None = None
+        self._echo_fault: DiskError | None = None
 
     def write(self, kind: str, **fields: Any) -> Event:
         """Append one event of `kind`; returns it as written. A `t` among the fields is a made-up time, and stands without `mono`.
 
-        Raises DiskFault with nothing written. A fault of `echo` is raised by the next call: this event stands in the diary, and whoever
+        Raises DiskError with nothing written. A fault of `echo` is raised by the next call: this event stands in the event log, and whoever
         writes it has to count it, or a resume would write it twice.
         """
         if (fault := self.take_echo_fault()) is not None:
@@ -275,13 +275,13 @@ class Diary(JsonLines):
         if self._echo is not None:
             try:
                 self._echo(event)
-            except DiskFault as fault:
+            except DiskError as fault:
                 self._echo_fault = fault
         for follow in self.followers:
             follow(event)
         return event
 
-    def take_echo_fault(self) -> DiskFault | None:
+    def take_echo_fault(self) -> DiskError | None:
         """The fault of the last echo that no `write` has raised yet; once."""
         fault, self._echo_fault = self._echo_fault, None
         return fault
@@ -339,13 +339,13 @@ class Follower:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """Every complete event of a diary, from the start; none where there is no file. Raises Mistake for one that cannot be read."""
+    """Every complete event of a event log, from the start; none where there is no file. Raises UserError for one that cannot be read."""
     try:
         file = open_regular(path)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise Mistake("run", f"{shown(path)} cannot be read: {reason(error)}.") from None
+        raise UserError("run", f"{quote(path)} cannot be read: {reason(error)}.") from None
     with file:
         while line := file.readline(LONGEST_LINE):
             event = parse_line(line) if line.endswith(b"\n") else None
@@ -356,7 +356,7 @@ def read_events(path: Path) -> Iterator[Event]:
 def parse_line(line: bytes) -> Event | None:
     """The event of one line, with the fields that have their type; any other JSON object as it is; None for anything else."""
     try:
-        value = from_json(line)  # four times as fast as json, which counts in a diary of 150 MB
+        value = from_json(line)  # four times as fast as json, which counts in a event log of 150 MB
     except ValueError:
         return None
     if not isinstance(value, dict):
@@ -366,7 +366,7 @@ def parse_line(line: bytes) -> Event | None:
 
 
 def _next_seq(path: Path) -> int:
-    """The number after that of the last line; of a diary whose lines have none, how many there are."""
+    """The number after that of the last line; of a event log whose lines have none, how many there are."""
     seq = 0
     for event in read_events(path):
         number = event.get("seq")
@@ -375,7 +375,7 @@ def _next_seq(path: Path) -> int:
 
 
 def truncate_file(path: Path, size: int) -> None:
-    """Truncate a file to `size` bytes and fsync; one that is missing or already shorter is left alone. Raises DiskFault."""
+    """Truncate a file to `size` bytes and fsync; one that is missing or already shorter is left alone. Raises DiskError."""
     if not path.exists():
         return
     with writing(path), path.open("rb+") as file:
@@ -399,15 +399,15 @@ METRICS = {
 """Metrics of every step → their unit. For each reward function there are also `rewards/<function>/mean` and `/std`."""
 
 
-# ── diary ends ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── event log ends ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-# Both ends of a diary, read without what lies between: its first and its last events, and how the run ended.
+# Both ends of a event log, read without what lies between: its first and its last events, and how the run ended.
 
 TAIL_BYTES = 1 << 16
 
 
 def has_finished(run: RunFolder) -> bool:
-    """Whether the run has taken all of its steps: its diary ends so."""
+    """Whether the run has taken all of its steps: its event log ends so."""
     _, last = first_and_last_events(run.events)
     return bool(last) and last[-1]["kind"] == "finished"
 
@@ -420,7 +420,7 @@ def step_of_end(run: RunFolder) -> int | None:
 
 
 def first_and_last_events(path: Path) -> tuple[list[Event], list[Event]]:
-    """(events of the first TAIL_BYTES of a diary, events of its last TAIL_BYTES or of more until they include a `step`).
+    """(events of the first TAIL_BYTES of a event log, events of its last TAIL_BYTES or of more until they include a `step`).
 
     A step may be far from the end: a long rollout or evaluation writes thousands of `phase` events after it.
     """
@@ -434,7 +434,7 @@ def first_and_last_events(path: Path) -> tuple[list[Event], list[Event]]:
 
 
 def last_events(file: BinaryIO, size: int) -> list[Event]:
-    """Events at the end of the first `size` bytes of a diary: of TAIL_BYTES, or of more until they include a `step`."""
+    """Events at the end of the first `size` bytes of a event log: of TAIL_BYTES, or of more until they include a `step`."""
     reach = TAIL_BYTES
     last = _tail(file, size, reach)
     while reach < size and not any(event["kind"] == "step" for event in last):

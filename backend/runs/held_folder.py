@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from backend.runs.events import Diary, JsonLines
+from backend.runs.events import EventLog, JsonLines
 from backend.runs.run_folder import RunFolder
 from backend.trainer.control import Stopped
 from backend.utils import file_lock
@@ -35,12 +35,14 @@ class FolderPlace:
     path: Path
 
 
-class HeldFolder:
-    """`run` is a folder whose lock this process holds, `diary` the file that it alone appends to."""
+class RunFolderGuard:
+    """`run` is a folder whose lock this process holds, `event log` the file that it alone appends to."""
 
-    def __init__(self, run: RunFolder, diary: Diary, completions: JsonLines, warn: Callable[[str], None]) -> None:
-        self._run, self._diary, self._warn = run, diary, warn
-        self._logs = (diary, completions)
+    def __init__(
+        self, run: RunFolder, event_log: EventLog, completions: JsonLines, warn: Callable[[str], None]
+    ) -> None:
+        self._run, self._event_log, self._warn = run, event_log, warn
+        self._logs = (event_log, completions)
         self._settings = run.config.read_bytes() if run.config.is_file() else None
         self._folder = os.open(run.path, os.O_RDONLY)
         self._lock = _identity(run.lock)
@@ -49,7 +51,7 @@ class HeldFolder:
 
     def look(self) -> None:
         """Now and then look where the folder is, and whether what is appended to is still found by its name. Raises Stopped where the folder is
-        not as it was; `place` tells then. Raises DiskFault."""
+        not as it was; `place` tells then. Raises DiskError."""
         now = time.monotonic()
         if now - self._looked >= LOOK_EVERY_S:
             self._looked = now
@@ -60,7 +62,7 @@ class HeldFolder:
     def _put_back(self) -> None:
         for log in self._logs:
             if not log.has_its_name():
-                log.take_name_back()
+                log.recreate()
                 self._warn(
                     f"{log.path.name} was deleted or replaced while the run trains. It was written again as the run knows it."
                 )
@@ -89,7 +91,7 @@ class HeldFolder:
         if self._lock is None or _identity(self._run.lock) == self._lock:
             return False
         # Deleted or replaced: what holds this process's lock is a file without a name. Whoever came meanwhile holds the new file, or has
-        # ended again and left other lines in the diary.
+        # ended again and left other lines in the event log.
         handle = file_lock.try_hold(self._run.lock)
         if handle is None or self._has_other_lines():
             if handle is not None:
@@ -105,7 +107,7 @@ class HeldFolder:
 
     def _has_other_lines(self) -> bool:
         try:
-            return self._run.events.stat().st_size != self._diary.size
+            return self._run.events.stat().st_size != self._event_log.size
         except OSError:
             return False  # it was deleted too
 

@@ -1,6 +1,6 @@
 """Names of metrics: which there are here, and what TRL calls them, so that runs of both lie on one chart.
 
-The diary and the window have our names. Trackers and tables that leave this program have TRL's (`trl_metrics`, `prefixed`), and wherever a
+The event log and the window have our names. Trackers and tables that leave this program have TRL's (`trl_metrics`, `prefixed`), and wherever a
 user names a metric, TRL's name is taken for ours (`our_name`). A metric that no table lists has the same name in both, or TRL has none.
 """
 

@@ -1,7 +1,7 @@
 """The queue: runs that wait their turn, in the order of one small file, queue.json in the folder of runs.
 
 An entry is the name of a run folder: a run that has never begun, or one that has and is to be resumed (stopped, failed, crashed, or a
-clone). It waits as long as its diary is as it was when it joined. A folder that was deleted, or whose training has begun or gone on,
+clone). It waits as long as its event log is as it was when it joined. A folder that was deleted, or whose training has begun or gone on,
 counts no more, so nothing has to be undone when a process dies between two steps. The file is changed under a lock and
 replaced by rename: a reader never sees half of it. The runner (`backend.runs.queue_runner`) has a lock of its own, so that there is one.
 """
@@ -20,10 +20,10 @@ from backend.runs.events import has_finished
 from backend.runs.run_folder import RunFolder
 from backend.utils import file_lock, places
 from backend.utils.documents import read_json
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import is_folder_name, resolved
 from backend.utils.private_files import make_private_folder
-from backend.utils.text import about_path, shown
+from backend.utils.text import about_path, quote
 from backend.utils.whole_file import replace_file
 
 FILE, LOCK, RUNNER_LOCK, LOG = "queue.json", "queue.lock", "queue-runner.lock", "queue.log"
@@ -35,7 +35,7 @@ class Queue:
     """What queue.json says. `waiting`: the folders in their order. `is_paused`: no other run is started; one that trains goes on.
 
     `starting`: the run that the runner has started and that may have written nothing yet. It waits again if that runner dies.
-    `diaries`: of the runs that have begun before they joined, name → when their diary was last written, in ns of unix time.
+    `event logs`: of the runs that have begun before they joined, name → when their event log was last written, in ns of unix time.
     """
 
     waiting: tuple[RunFolder, ...] = ()
@@ -50,11 +50,11 @@ class Queue:
 
     def still_waits(self, run: RunFolder) -> bool:
         """Whether a listed run has not been deleted, begun or resumed since it joined."""
-        return run.config.is_file() and _diary_written(run) == self.diaries.get(run.name)
+        return run.config.is_file() and _event_log_written(run) == self.diaries.get(run.name)
 
 
 class QueueFile:
-    """The queue of one folder of runs. Every method that changes it raises Mistake for a file that cannot be read or written.
+    """The queue of one folder of runs. Every method that changes it raises UserError for a file that cannot be read or written.
 
     Attributes:
         folder – the folder of runs.
@@ -72,7 +72,7 @@ class QueueFile:
         return self.folder / LOG
 
     def read(self) -> Queue:
-        """The queue now. Raises Mistake for a file that is broken; it is left as it is, and so are the runs."""
+        """The queue now. Raises UserError for a file that is broken; it is left as it is, and so are the runs."""
         listed = self._read_listed()
         starting = listed.starting if listed.starting is not None and self.has_runner() else None
         waiting = (run for run in listed.waiting if run != starting and listed.still_waits(run) and not run.is_locked())
@@ -82,7 +82,7 @@ class QueueFile:
         """Whether this run waits. A broken file holds nothing."""
         try:
             return run in self.read().waiting
-        except Mistake:
+        except UserError:
             return False
 
     # ── changes ─────────────────────────────────────────────────────────────────────────────────
@@ -91,13 +91,13 @@ class QueueFile:
         """Let a run wait, at the end or `first`; returns its place, from 0. One that has begun before is resumed in its turn."""
         run = self._own(run)
         if not run.config.is_file():
-            raise Mistake("queue", f"The folder {shown(run.path)} holds no config.yaml.")
+            raise UserError("queue", f"The folder {quote(run.path)} holds no config.yaml.")
         if run.is_locked():
-            raise Mistake("queue", f"The run {shown(run.name)} is training; only a run that is not can wait.")
+            raise UserError("queue", f"The run {quote(run.name)} is training; only a run that is not can wait.")
         if has_finished(run):
-            raise Mistake("queue", f"The run {shown(run.name)} has finished; clone it to go on from its end.")
+            raise UserError("queue", f"The run {quote(run.name)} has finished; clone it to go on from its end.")
         with self._change() as change:
-            written = _diary_written(run)
+            written = _event_log_written(run)
             joined = {} if written is None else {run.name: written}
 
             def join(queue: Queue) -> Queue:
@@ -134,7 +134,7 @@ class QueueFile:
         """Replace a waiting run's config.yaml; refused once the run is being started, and for one that has begun before."""
         with self._change():  # under the lock no runner starts it between the look and the rename
             if not is_fresh(self._waiting(run)):
-                raise Mistake("queue", f"The run {run.name} has begun with its settings; clone it to change them.")
+                raise UserError("queue", f"The run {run.name} has begun with its settings; clone it to change them.")
             replace_file(run.config, text)
 
     # ── the runner ──────────────────────────────────────────────────────────────────────────────
@@ -144,11 +144,11 @@ class QueueFile:
         return file_lock.is_held(self.folder / RUNNER_LOCK)
 
     def hold_runner_lock(self) -> int:
-        """Be the runner until the returned handle is closed. Raises Mistake where another process is."""
+        """Be the runner until the returned handle is closed. Raises UserError where another process is."""
         with self._change() as change:
             handle = file_lock.try_hold(self.folder / RUNNER_LOCK)
             if handle is None:
-                raise Mistake("queue", "The queue is being run by another process already.")
+                raise UserError("queue", "The queue is being run by another process already.")
             change(lambda queue: replace(queue, starting=None))  # the runner that wrote it is dead
         return handle
 
@@ -183,12 +183,12 @@ class QueueFile:
 
     def _rewrite(self, change: Callable[[Queue], Queue]) -> Queue:
         listed = self._read_listed()
-        # A run that is just being started stays: should its process die before the diary's first line, it waits again.
+        # A run that is just being started stays: should its process die before the event log's first line, it waits again.
         queue = change(replace(listed, waiting=tuple(filter(listed.still_waits, listed.waiting))))
         names = [run.name for run in queue.waiting]
         content = {
             "runs": names,
-            "diaries": {name: queue.diaries[name] for name in names if name in queue.diaries},
+            "event logs": {name: queue.diaries[name] for name in names if name in queue.diaries},
             "starting": queue.starting.name if queue.starting is not None else None,
             "paused": queue.is_paused,
             "pause_after_failure": queue.pauses_after_failure,
@@ -202,7 +202,7 @@ class QueueFile:
             return Queue()
         raw = read_json(self.path, "queue", advice="mend or delete it, the runs keep their folders")
         content = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
-        names, starting, diaries = content.get("runs"), content.get("starting"), content.get("diaries", {})
+        names, starting, diaries = content.get("runs"), content.get("starting"), content.get("event logs", {})
         flags = [content.get(key, False) for key in ("paused", "pause_after_failure")]
         if not isinstance(names, list) or not all(map(is_folder_name, cast("list[Any]", names))):
             raise self._broken("runs is no list of names of folders")
@@ -213,7 +213,7 @@ class QueueFile:
         if not isinstance(diaries, dict) or not all(
             isinstance(t, int) for t in cast("dict[str, Any]", diaries).values()
         ):
-            raise self._broken("diaries is no list of times")
+            raise self._broken("event logs is no list of times")
         waiting = tuple(RunFolder(self.folder / name) for name in dict.fromkeys(cast("list[str]", names)))
         return Queue(
             waiting,
@@ -222,8 +222,8 @@ class QueueFile:
             diaries=cast("dict[str, int]", diaries),
         )
 
-    def _broken(self, why: str) -> Mistake:
-        return Mistake(
+    def _broken(self, why: str) -> UserError:
+        return UserError(
             "queue",
             about_path(self.path, f" is no queue ({why}); mend or delete it, the runs keep their folders."),
         )
@@ -235,25 +235,25 @@ class QueueFile:
         except OSError:
             writable = False
         if not writable:
-            raise Mistake("queue", f"The queue cannot be written in {shown(self.folder)}.")
+            raise UserError("queue", f"The queue cannot be written in {quote(self.folder)}.")
 
     def _own(self, run: RunFolder) -> RunFolder:
-        """The same run as an entry of this queue. Raises Mistake for a folder elsewhere."""
+        """The same run as an entry of this queue. Raises UserError for a folder elsewhere."""
         if resolved(run.path).parent != resolved(self.folder):
-            raise Mistake("queue", f"{shown(run.path, 80)} is not in the folder of runs, {shown(self.folder, 80)}.")
+            raise UserError("queue", f"{quote(run.path, 80)} is not in the folder of runs, {quote(self.folder, 80)}.")
         return RunFolder(self.folder / run.name)
 
     def _waiting(self, run: RunFolder) -> RunFolder:
-        """The run's entry. Raises Mistake for one that does not wait."""
+        """The run's entry. Raises UserError for one that does not wait."""
         entry = self._own(run)
         if entry not in self.read().waiting:
-            raise Mistake("queue", f"The run {shown(run.name)} does not wait in the queue.")
+            raise UserError("queue", f"The run {quote(run.name)} does not wait in the queue.")
         return entry
 
 
 def is_fresh(run: RunFolder) -> bool:
     """Whether a run has settings and has never begun."""
-    return run.config.is_file() and not run.has_diary
+    return run.config.is_file() and not run.has_event_log
 
 
 def is_waiting(run: RunFolder) -> bool:
@@ -261,8 +261,8 @@ def is_waiting(run: RunFolder) -> bool:
     return QueueFile(run.path.parent).holds(run)
 
 
-def _diary_written(run: RunFolder) -> int | None:
-    """When the diary was last written, in ns of unix time; None for a run that has never begun. A resume cuts the diary before it
+def _event_log_written(run: RunFolder) -> int | None:
+    """When the event log was last written, in ns of unix time; None for a run that has never begun. A resume cuts the event log before it
     writes, so the time changes with the first thing that a process does to the run."""
     try:
         status = run.events.stat()

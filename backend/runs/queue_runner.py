@@ -54,7 +54,7 @@ class QueueRunner:
         self._train = train
 
     def run(self) -> Reason:
-        """Train until the queue is empty or paused; returns which. Raises Mistake where another process runs the queue, or its file is
+        """Train until the queue is empty or paused; returns which. Raises UserError where another process runs the queue, or its file is
         broken."""
         lock: int | None = self.queue.hold_runner_lock()
         reason: Reason = "empty"

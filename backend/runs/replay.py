@@ -13,11 +13,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from backend.runs.events import Diary, Event, JsonLines, parse_line, read_events
+from backend.runs.events import Event, EventLog, JsonLines, parse_line, read_events
 from backend.runs.run_folder import RunFolder, make_run_folder
 from backend.runs.run_lock import hold_lock
 from backend.trainer.control import Control, Stopped
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import read_bytes
 from backend.utils.regular_file import open_regular, require_plain_files
 from backend.utils.whole_file import replace_file
@@ -32,13 +32,13 @@ LOG_LIMIT = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The recorded run. Raises Mistake, from `check`, where there is nothing to play."""
+    """The recorded run. Raises UserError, from `check`, where there is nothing to play."""
 
     run: RunFolder
 
     def check(self) -> None:
         if next(read_events(self.run.events), None) is None:
-            raise Mistake("run", f"The run {self.run.name} has no diary yet, so there is nothing to replay.")
+            raise UserError("run", f"The run {self.run.name} has no event log yet, so there is nothing to replay.")
 
     def waits(self) -> Iterator[tuple[float, Event]]:
         """(seconds since the event before, event). A clock that was put back counts as no time."""
@@ -53,7 +53,7 @@ class Recorded:
             yield wait, event
 
     def half_line(self) -> bytes:
-        """What stands after the last newline of the diary: a process that is killed while it writes leaves it."""
+        """What stands after the last newline of the event log: a process that is killed while it writes leaves it."""
         return _after_last_newline(self.run.events)
 
     def groups(self) -> Iterator[Event]:
@@ -70,22 +70,22 @@ class Replay:
         self.recorded = Recorded(source)
         self.folder = folder
         self.speed = speed
-        self.diary = Diary(folder.events)
-        self.control = Control(folder, self.diary)
+        self.event_log = EventLog(folder.events)
+        self.control = Control(folder, self.event_log)
         self._groups = self.recorded.groups()
         self._next_group = next(self._groups, None)
         self._is_marked = False
 
     def play(self) -> bool:
         """Play to the end. False where it was stopped before."""
-        with closing(self.diary), closing(JsonLines(self.folder.completions)) as completions:
+        with closing(self.event_log), closing(JsonLines(self.folder.completions)) as completions:
             try:
                 for wait, event in self.recorded.waits():
                     self._wait(wait)
                     self._write_groups(event, completions)
                     self._write(event)
             except Stopped:
-                self.diary.write("stopped", step=None, sentence="The replay was stopped.")
+                self.event_log.write("stopped", step=None, sentence="The replay was stopped.")
                 return False
         with self.folder.events.open("ab") as file:
             file.write(self.recorded.half_line())
@@ -111,20 +111,20 @@ class Replay:
         name = self.recorded.run.name
         if event["kind"] == "started":
             fields |= {"pid": os.getpid(), "command": f"replay of {name}: {event.get('command', '')}"}
-        self.diary.write(event["kind"], **fields)
+        self.event_log.write(event["kind"], **fields)
         if event["kind"] == "started" and not self._is_marked:
             pace = f"{self.speed:g} times as fast as it was" if self.speed else "at once"
-            self.diary.write(
+            self.event_log.write(
                 "note", level="info", sentence=f"A replay of the run {name}, {pace}. Nothing is trained here."
             )
             self._is_marked = True
 
 
 def replay(source: RunFolder, runs_dir: Path | None = None, name: str = "", speed: float = 1.0) -> Replay:
-    """Prepare a replay in a new folder of `runs_dir`. Raises Mistake where there is nothing to play, the speed is negative, the name is none,
+    """Prepare a replay in a new folder of `runs_dir`. Raises UserError where there is nothing to play, the speed is negative, the name is none,
     or the run's folder holds a link."""
     if speed < 0:
-        raise Mistake("speed", f"The speed is a number above 0, or 0 for at once, not {speed:g}.")
+        raise UserError("speed", f"The speed is a number above 0, or 0 for at once, not {speed:g}.")
     require_plain_files(source.path)  # a copy would take what they lead to
     Recorded(source).check()
     folder = make_run_folder(name or f"{source.name}-replay", runs_dir, reuse=bool(name))

@@ -14,7 +14,7 @@ from backend.runs.events import LONGEST_LINE, parse_line
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import EVALUATION, RunRecord, changed_settings, read_record
 from backend.runs.steering import read_changes
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.places import path_text
 from backend.utils.regular_file import open_regular
 
@@ -73,7 +73,7 @@ def settings_in_course(run: RunFolder) -> dict[str, Any]:
     course: dict[str, str] = {}
     try:
         changes = read_changes(run)
-    except Mistake:  # a damaged list is told where the run goes on
+    except UserError:  # a damaged list is told where the run goes on
         return settings
     for change in changes:
         for key, (old, new) in change.settings.items():
@@ -107,7 +107,7 @@ def result_of(
 
 
 def evaluations(run: RunFolder) -> list[tuple[int, float]]:
-    """(step, reward) of every evaluation on held-out prompts. Reads the whole diary, but parses only its evaluations."""
+    """(step, reward) of every evaluation on held-out prompts. Reads the whole event log, but parses only its evaluations."""
     found: list[tuple[int, float]] = []
     try:
         with open_regular(run.events) as file:

@@ -7,11 +7,11 @@ from backend.trainer.memory.model_shape import ModelShape
 from backend.trainer.memory.phases import MemoryModel
 
 RESERVE = 16 << 20
-"""Bytes that are kept free for the diary, the completions and the log."""
+"""Bytes that are kept free for the event log, the completions and the log."""
 
 
 def run_bytes(config: Config, shape: ModelShape) -> int:
-    """About the bytes of a run's checkpoints, adapters and model, the most that there are at once; the diary and its completions apart.
+    """About the bytes of a run's checkpoints, adapters and model, the most that there are at once; the event log and its completions apart.
 
     The newest `keep_checkpoints`, one that is being written beside them, and the best. A model at the end takes its size twice only where it
     replaces one, which a new run does not.

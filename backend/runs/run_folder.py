@@ -10,11 +10,11 @@ from datetime import datetime
 from pathlib import Path
 
 from backend.utils import file_lock
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import is_file, is_folder_name, user_path
 from backend.utils.places import runs_folder
 from backend.utils.private_files import make_private_folder, restrict_to_user
-from backend.utils.text import shown, shown_path
+from backend.utils.text import quote, shown_path
 from backend.utils.whole_file import replace_file
 
 
@@ -130,7 +130,7 @@ class RunFolder:
         return self.path / "uploads"
 
     @property
-    def has_diary(self) -> bool:
+    def has_event_log(self) -> bool:
         return self.events.exists() and self.events.stat().st_size > 0
 
     def is_locked(self) -> bool:
@@ -138,7 +138,7 @@ class RunFolder:
         return file_lock.is_held(self.lock) or file_lock.is_held(self.launch_lock)
 
     def say(self, word: str) -> None:
-        """Write a control word (pause, resume, save, stop, finish-step) for the trainer, atomically by rename. Raises DiskFault."""
+        """Write a control word (pause, resume, save, stop, finish-step) for the trainer, atomically by rename. Raises DiskError."""
         replace_file(self.control, word)
 
 
@@ -158,14 +158,14 @@ def _written(path: Path) -> float:
 
 
 def find_run(name: str | Path, folder: Path | None = None) -> RunFolder:
-    """A run by path, or by name inside the runs folder. Raises Mistake when there is none."""
+    """A run by path, or by name inside the runs folder. Raises UserError when there is none."""
     path = user_path(str(name), "run")
     for candidate in (path, (folder or runs_folder()) / name):
         if is_file(candidate / "config.yaml"):
             return RunFolder(candidate.resolve())
-    raise Mistake(
+    raise UserError(
         "run",
-        f"There is no run {shown_path(str(name), 40)}: neither a run folder at that path nor one in {shown(folder or runs_folder(), 80)}.",
+        f"There is no run {shown_path(str(name), 40)}: neither a run folder at that path nor one in {quote(folder or runs_folder(), 80)}.",
     )
 
 
@@ -180,25 +180,25 @@ def default_run_name(model: str, train_type: str, train_mode: str, now: datetime
 
 def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = False) -> RunFolder:
     """Make a fresh folder for a run. Without `reuse`, a number is added where the name is taken; with it, an existing
-    folder is used unless it holds a diary. Raises Mistake when that is so, for a name that leads elsewhere or that no folder can have, and
+    folder is used unless it holds a event log. Raises UserError when that is so, for a name that leads elsewhere or that no folder can have, and
     where nothing can be written."""
     parent = folder or runs_folder()
     if not is_folder_name(name):
-        raise Mistake("run_name", f"A run cannot be called {shown(name, 40)}: that is no name of a folder.")
+        raise UserError("run_name", f"A run cannot be called {quote(name, 40)}: that is no name of a folder.")
     for number in range(1, 1000):
         run = RunFolder(parent / (name if number == 1 else f"{name}-{number}"))
         try:
             make_private_folder(run.path, exist_ok=reuse)
         except FileExistsError:
             if reuse:
-                raise Mistake("run_name", f"{run.path} exists and is not a folder.") from None
+                raise UserError("run_name", f"{run.path} exists and is not a folder.") from None
             continue
         except OSError as error:
-            raise Mistake("runs_dir", f"The runs folder {parent} cannot be written: {error.strerror}.") from None
+            raise UserError("runs_dir", f"The runs folder {parent} cannot be written: {error.strerror}.") from None
         if not os.access(run.path, os.W_OK):
-            raise Mistake("runs_dir", f"The runs folder {parent} cannot be written: Permission denied.")
-        if run.has_diary or run.is_locked():
-            raise Mistake("run_name", f"The run {name} exists already; choose another name, or resume it.")
+            raise UserError("runs_dir", f"The runs folder {parent} cannot be written: Permission denied.")
+        if run.has_event_log or run.is_locked():
+            raise UserError("run_name", f"The run {name} exists already; choose another name, or resume it.")
         restrict_to_user(run.path)  # with `reuse` it may be a folder that was there
         return run
-    raise Mistake("run_name", f"There are a thousand runs called {name}; choose another name.")
+    raise UserError("run_name", f"There are a thousand runs called {name}; choose another name.")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from backend.runs.run_folder import RunFolder
 from backend.utils import file_lock
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.regular_file import require_plain_files
 
 LOCK_VARIABLE = "GRPO_STUDIO_LOCK"
@@ -35,7 +35,7 @@ NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.E
 def hold_lock(run: RunFolder) -> int:
     """Lock the run for this process, until the process ends or the returned handle is closed.
 
-    Raises Mistake when another process holds it or starts its ranks, the folder cannot be written, or there is a link in it.
+    Raises UserError when another process holds it or starts its ranks, the folder cannot be written, or there is a link in it.
     """
     handle = _held(run, run.lock)
     # This lock first, then a look at the other; `held_for_launch` has them the other way round, so that one of two sees the other.
@@ -48,7 +48,7 @@ def hold_lock(run: RunFolder) -> int:
 @contextmanager
 def held_for_launch(run: RunFolder) -> Generator[None]:
     """Let no process train the run but this one and those that it starts, one after the other: between two of them nobody holds the lock of
-    the run. Raises Mistake as `hold_lock`."""
+    the run. Raises UserError as `hold_lock`."""
     handle = _held(run, run.launch_lock)
     try:
         if file_lock.is_held(run.lock):
@@ -76,13 +76,13 @@ def _held(run: RunFolder, lock: Path) -> int:
                 f"The run folder {run.path} is on a file system without locks ({error.strerror}), so two trainings could write "
                 f"to it at once; choose a folder on another disk."
             )
-            raise Mistake("runs_dir", sentence) from None
-        raise Mistake("run", f"The run folder {run.path} cannot be written: {error.strerror}.") from None
+            raise UserError("runs_dir", sentence) from None
+        raise UserError("run", f"The run folder {run.path} cannot be written: {error.strerror}.") from None
     return handle
 
 
-def _is_trained(run: RunFolder) -> Mistake:
-    return Mistake("run", f"The run {run.name} is being trained by another process; stop that one first.")
+def _is_trained(run: RunFolder) -> UserError:
+    return UserError("run", f"The run {run.name} is being trained by another process; stop that one first.")
 
 
 def hand_on_lock(handle: int) -> None:

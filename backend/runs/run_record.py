@@ -24,11 +24,11 @@ from backend.runs.disk_use import disk_use
 from backend.runs.events import Event, parse_line
 from backend.runs.run_folder import RunFolder
 from backend.utils.documents import read_json
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import user_path
 from backend.utils.numbers import whole_number
 from backend.utils.regular_file import open_regular
-from backend.utils.text import about_path, shown, visible
+from backend.utils.text import about_path, quote, visible
 from backend.utils.whole_file import replace_file
 
 # What the user has noted about a run: title, note, tags, favourite, archived. Kept in the run folder's about.json.
@@ -46,7 +46,7 @@ class RunNotes:
 
 
 def read_notes(run: RunFolder) -> RunNotes:
-    """The notes of a run; empty ones where there are none. Raises Mistake for a file that holds something else."""
+    """The notes of a run; empty ones where there are none. Raises UserError for a file that holds something else."""
     return _notes(_content(run), run)
 
 
@@ -54,7 +54,7 @@ def change_notes(run: RunFolder, **changes: Any) -> RunNotes:
     """Change some fields and keep the others, those of a later version included; returns the notes as saved.
 
     The file is read again first, so two windows that change different fields lose nothing, and replaced by a rename.
-    Raises Mistake for a file that cannot be read, which then stays as it is, or cannot be written.
+    Raises UserError for a file that cannot be read, which then stays as it is, or cannot be written.
     """
     content = _content(run)
     notes = replace(_notes(content, run), **changes)
@@ -73,7 +73,7 @@ def _content(run: RunFolder) -> dict[str, Any]:
         return {}
     content = read_json(run.about, "about", advice="mend or delete it")
     if not isinstance(content, dict):
-        raise Mistake("about", about_path(run.about, " does not hold the notes of a run; mend or delete it."))
+        raise UserError("about", about_path(run.about, " does not hold the notes of a run; mend or delete it."))
     return cast("dict[str, Any]", content)
 
 
@@ -83,7 +83,7 @@ def _notes(content: dict[str, Any], run: RunFolder) -> RunNotes:
         known["tags"] = tuple(known["tags"])
     wrong = [name for name, value in known.items() if type(value) is not type(getattr(RunNotes(), name))]
     if wrong:
-        raise Mistake("about", about_path(run.about, f" has a value for {wrong[0]} that is none; mend or delete it."))
+        raise UserError("about", about_path(run.about, f" has a value for {wrong[0]} that is none; mend or delete it."))
     return RunNotes(**{name: _visible(value) for name, value in known.items()})
 
 
@@ -100,23 +100,23 @@ def _is_list_of_text(value: Any) -> bool:
 
 # ── reward curve ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-# A run's reward as a few points, for a sparkline: read from places spread evenly over the diary, however long it is.
+# A run's reward as a few points, for a sparkline: read from places spread evenly over the event log, however long it is.
 
 POINTS = 40
 WINDOW = 8 << 10
-"""Bytes read for one point of a long diary: a few steps, whose mean is the point."""
+"""Bytes read for one point of a long event log: a few steps, whose mean is the point."""
 EVALUATION = b'"kind": "eval"'
 REACH = 16 << 20
-"""How far from the end of the diary an evaluation is looked for: ten thousand steps."""
+"""How far from the end of the event log an evaluation is looked for: ten thousand steps."""
 
 
-def reward_curve(diary: Path, points: int = POINTS) -> tuple[float, ...]:
+def reward_curve(event_log: Path, points: int = POINTS) -> tuple[float, ...]:
     """At most `points` rewards in the order of the steps; empty before the first step.
 
-    Of a short diary every step is read. Of a long one each point is the mean over the steps in a window of WINDOW bytes.
+    Of a short event log every step is read. Of a long one each point is the mean over the steps in a window of WINDOW bytes.
     """
     try:
-        with open_regular(diary) as file:
+        with open_regular(event_log) as file:
             size = file.seek(0, 2)
             if size <= points * WINDOW:
                 file.seek(0)
@@ -127,10 +127,10 @@ def reward_curve(diary: Path, points: int = POINTS) -> tuple[float, ...]:
         return ()
 
 
-def newest_evaluation(diary: Path) -> Event | None:
-    """The last evaluation on held-out prompts in the last REACH bytes of a diary; that of the test split is none."""
+def newest_evaluation(event_log: Path) -> Event | None:
+    """The last evaluation on held-out prompts in the last REACH bytes of a event log; that of the test split is none."""
     try:
-        with open_regular(diary) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        with open_regular(event_log) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
             end, floor = len(text), max(0, len(text) - REACH)
             while (found := text.rfind(EVALUATION, floor, end)) >= 0:
                 start = text.rfind(b"\n", 0, found) + 1
@@ -198,7 +198,7 @@ class Parent:
 
 
 def read_parent(run: RunFolder) -> Parent | None:
-    """The parent of a clone; None for a run that is none. Raises Mistake for a file that cannot be read."""
+    """The parent of a clone; None for a run that is none. Raises UserError for a file that cannot be read."""
     if not os.path.lexists(run.parent):
         return None
     try:
@@ -207,15 +207,15 @@ def read_parent(run: RunFolder) -> Parent | None:
         path = user_path(str(kept["path"]), "run")
         name = str(user_path(str(kept["run"]), "run"))
         return Parent(name, path, whole_number(kept["step"], "step"), bool(kept["warm"]), changed)
-    except (ValueError, TypeError, KeyError, AttributeError, Mistake):
+    except (ValueError, TypeError, KeyError, AttributeError, UserError):
         sentence = about_path(
-            run.parent, f" does not tell the parent of the run {shown(run.name, 40)}; mend or delete it."
+            run.parent, f" does not tell the parent of the run {quote(run.name, 40)}; mend or delete it."
         )
-        raise Mistake("run", sentence) from None
+        raise UserError("run", sentence) from None
 
 
 def write_parent(run: RunFolder, parent: Parent) -> None:
-    """Raises DiskFault."""
+    """Raises DiskError."""
     replace_file(run.parent, json.dumps(parent.to_dict(), ensure_ascii=False, indent=1) + "\n")
 
 
@@ -233,7 +233,7 @@ def _is_child(candidate: RunFolder, run: RunFolder) -> bool:
 def _parent_or_none(run: RunFolder) -> Parent | None:
     try:
         return read_parent(run)
-    except Mistake:
+    except UserError:
         return None
 
 
@@ -280,7 +280,7 @@ def read_record(run: RunFolder) -> RunRecord:
     notes, problem = RunNotes(), ""
     try:
         notes = read_notes(run)
-    except Mistake as mistake:
+    except UserError as mistake:
         problem = mistake.faults[0].sentence
     evaluation = newest_evaluation(run.events) or {}
     held_out = evaluation.get("metrics")
@@ -350,6 +350,6 @@ def _size_and_time(path: os.PathLike[str]) -> tuple[int, int]:
 def _parent(run: RunFolder) -> str:
     try:
         parent = read_parent(run)
-    except Mistake:
+    except UserError:
         return ""
     return parent.run if parent is not None else ""

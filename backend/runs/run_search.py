@@ -21,7 +21,7 @@ from backend.rewards.catalogue.catalog import nearest
 from backend.runs.events import METRICS
 from backend.runs.metric_names import EVALUATION, our_name
 from backend.runs.run_record import RunRecord
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 # What can be shown, sorted and searched of a run, by name: one table for the window's columns, the search and the
 # command line.
@@ -135,7 +135,7 @@ _CONDITION = re.compile(r"(-?)([A-Za-z_][\w./-]*)(>=|<=|[:=<>])(.*)", re.DOTALL)
 def search(query: str, metrics: Collection[str] = tuple(METRICS)) -> Test:
     """The test of a query; an empty one passes every run. `metrics`: names that conditions may use beside fields and settings.
 
-    Raises Mistake for an unknown name, with the nearest one, and for a value that cannot be compared.
+    Raises UserError for an unknown name, with the nearest one, and for a value that cannot be compared.
     """
     tests = [_test(part, metrics) for part in _PART.findall(query)]
     return lambda record: all(test(record) for test in tests)
@@ -166,10 +166,12 @@ def _text(record: RunRecord) -> str:
 
 def _condition(name: str, sign: str, value: str, metrics: Collection[str]) -> Test:
     if not value:
-        raise Mistake("search", f"{name}{sign} needs a value after it.")
+        raise UserError("search", f"{name}{sign} needs a value after it.")
     if name.lower() == "is":
         if value.lower() not in FLAGS:
-            raise Mistake("search", f"is:{value} is not known; there are {', '.join(f'is:{flag}' for flag in FLAGS)}.")
+            raise UserError(
+                "search", f"is:{value} is not known; there are {', '.join(f'is:{flag}' for flag in FLAGS)}."
+            )
         return FLAGS[value.lower()]
     key = _key(name, sign, metrics)
     field = field_of(key)
@@ -178,7 +180,7 @@ def _condition(name: str, sign: str, value: str, metrics: Collection[str]) -> Te
     if sign in _COMPARISONS:
         bound, compare = _number(value), _COMPARISONS[sign]
         if bound is None:
-            raise Mistake("search", f"{name}{sign} needs a number, not {value}.")
+            raise UserError("search", f"{name}{sign} needs a number, not {value}.")
         return lambda record: _compares(compare, read(record), bound)
     return lambda record: _matches(read(record), value, whole=sign == "=")
 
@@ -193,7 +195,7 @@ def _key(name: str, sign: str, metrics: Collection[str]) -> str:
         if key in FIELDS or key in SETTINGS or key in metrics or (key.startswith(HELD_OUT) and key != HELD_OUT):
             return key
     near = nearest(lower, [*FIELDS, *SHORT_NAMES, *SETTINGS, *metrics])
-    raise Mistake("search", f"Runs have no {name}." + (f" Did you mean {near}?" if near else ""))
+    raise UserError("search", f"Runs have no {name}." + (f" Did you mean {near}?" if near else ""))
 
 
 def _reader(key: str, value_of: Callable[[RunRecord], Any]) -> Callable[[RunRecord], Any]:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from backend.runs.events import is_number, is_step
 from backend.runs.run_folder import RunFolder
 from backend.utils.documents import read_json
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 WEIGHT_FILES = ("adapters.safetensors", "model.safetensors")
 """A checkpoint's trained arrays: those of adapters, or of full fine-tuning."""
@@ -49,7 +49,7 @@ def saved_weights(run: RunFolder) -> list[SavedWeights]:
 def _read(folder: Path) -> SavedWeights | None:
     try:
         state = read_json(folder / "state.json", "checkpoint")
-    except Mistake:
+    except UserError:
         return None
     has_arrays = any((folder / name).exists() for name in WEIGHT_FILES)
     if not has_arrays or not isinstance(state, dict):
@@ -89,20 +89,22 @@ def best_of(checkpoints: Iterable[SavedWeights]) -> SavedWeights | None:
 
 
 def find_checkpoint(run: RunFolder, which: str) -> SavedWeights:
-    """The checkpoint that `which` names: "best", "last" or a step. Raises Mistake, with the steps that there are."""
+    """The checkpoint that `which` names: "best", "last" or a step. Raises UserError, with the steps that there are."""
     checkpoints = saved_weights(run)
     if not checkpoints:
-        raise Mistake("checkpoint", f"The run {run.name} has no checkpoint.")
+        raise UserError("checkpoint", f"The run {run.name} has no checkpoint.")
     if which == "last":
         return checkpoints[-1]
     if which == "best":
         if (best := best_of(checkpoints)) is None:
-            raise Mistake("checkpoint", f"No checkpoint of the run {run.name} has a score; name a step, or last.")
+            raise UserError("checkpoint", f"No checkpoint of the run {run.name} has a score; name a step, or last.")
         return best
     found = next((saved for saved in checkpoints if str(saved.step) == (which.strip().lstrip("0") or "0")), None)
     if found is None:
         steps = ", ".join(str(saved.step) for saved in checkpoints)
-        raise Mistake("checkpoint", f"The run {run.name} has no checkpoint {which}; there are {steps}, best and last.")
+        raise UserError(
+            "checkpoint", f"The run {run.name} has no checkpoint {which}; there are {steps}, best and last."
+        )
     return found
 
 

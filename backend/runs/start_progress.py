@@ -1,7 +1,7 @@
 """How far the work before a run's first step has come: going through a large dataset, fetching one, reading a model's weights.
 
 Whoever works says it after some seconds, and again every few, as one line; whoever wants to hear it says so for the time of a `with`. A run's
-process prints the lines, so that they are in its log, and the window reads the newest there: before the run holds a model there is no diary.
+process prints the lines, so that they are in its log, and the window reads the newest there: before the run holds a model there is no event log.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class StartProgress:
 
 
 @contextmanager
-def progress_told_to(listener: Callable[[str], None]) -> Generator[None]:
+def progress_listener(listener: Callable[[str], None]) -> Generator[None]:
     """Have the lines given to `listener`, in this thread."""
     token = _listener.set(listener)
     try:
@@ -69,7 +69,7 @@ def progress_told_to(listener: Callable[[str], None]) -> Generator[None]:
 
 
 @contextmanager
-def looking_on_the_way(look: Callable[[], None]) -> Generator[None]:
+def with_stop_check(look: Callable[[], None]) -> Generator[None]:
     """Have `look` called in this thread after each line too, so that what it raises ends the work."""
     listener = _listener.get()
 
@@ -78,7 +78,7 @@ def looking_on_the_way(look: Callable[[], None]) -> Generator[None]:
             listener(line)
         look()
 
-    with progress_told_to(hear):
+    with progress_listener(hear):
         yield
 
 
@@ -115,7 +115,7 @@ def telling(
         figure = amount(number)
         rate = figure / max(time.monotonic() - began, 1e-3)
         figures = f"{_figure(figure)} {unit}, {_figure(rate)} {unit}/s"
-        listener(StartProgress(f"{doing} {shown(Path(source).name, 60)}", done, figures).line)
+        listener(StartProgress(f"{doing} {quote(Path(source).name, 60)}", done, figures).line)
 
     number, was_said = 0, False
     for item in items:

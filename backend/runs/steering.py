@@ -24,8 +24,8 @@ from backend.runs.changeable import AT_RESUME, STAGE_KEYS, STEERABLE
 from backend.runs.events import first_and_last_events
 from backend.runs.run_folder import RunFolder
 from backend.utils.documents import read_json
-from backend.utils.errors import Fault, Mistake
-from backend.utils.text import about_path, shown
+from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.text import about_path, quote
 from backend.utils.whole_file import replace_file
 
 VERSION = 1
@@ -41,7 +41,7 @@ class Change:
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Change:
-        """The change that an entry of changes.json, or an event of the diary, tells. Raises KeyError, TypeError, ValueError or
+        """The change that an entry of changes.json, or an event of the event log, tells. Raises KeyError, TypeError, ValueError or
         AttributeError for what tells none."""
         pairs = {str(key): (old, new) for key, (old, new) in entry["settings"].items()}
         try:
@@ -77,29 +77,29 @@ def changed(
     """What the raw settings `asked` change in `config`: key → (old, new), without those that keep their value.
 
     `done`: steps that will have been done when the change begins to hold. `at_resume`: no trainer runs, so `AT_RESUME` may change too. A key with the value None goes back to its default. Raises
-    Mistake with every fault, in the words of the form.
+    UserError with every fault, in the words of the form.
     """
     values, faults = translate(asked)
     allowed = (*STEERABLE, *AT_RESUME) if at_resume else STEERABLE
     faults = [*faults, *_fixed_setting_faults([*values, *asked], allowed)]
     if faults:
-        raise Mistake(faults)
+        raise UserError(faults)
     emptied = {key: SETTINGS[key].default for key, value in asked.items() if value is None and key in SETTINGS}
     old = config.model_dump()
     raw = old | emptied | values
     if faults := problems(raw):
-        raise Mistake(faults)
+        raise UserError(faults)
     new = parse(raw)
     pairs = {key: (old[key], getattr(new, key)) for key in allowed if getattr(new, key) != old[key]}
     if faults := list(_faults_in_course(config, new, pairs, done)):
-        raise Mistake(faults)
+        raise UserError(faults)
     return pairs
 
 
-def _fixed_setting_faults(keys: Sequence[str], allowed: Sequence[str]) -> Iterator[Fault]:
+def _fixed_setting_faults(keys: Sequence[str], allowed: Sequence[str]) -> Iterator[ConfigProblem]:
     for key in dict.fromkeys(keys):
         if key in AT_RESUME and key not in allowed:
-            yield Fault(
+            yield ConfigProblem(
                 key,
                 f"{SETTINGS[key].label} is fixed while a run trains; stop the run, and resume it with another value.",
             )
@@ -107,25 +107,27 @@ def _fixed_setting_faults(keys: Sequence[str], allowed: Sequence[str]) -> Iterat
             sentence = (
                 f"{SETTINGS[key].label} is fixed once a run has begun; clone the run to go on with another value."
             )
-            yield Fault(key, sentence)
+            yield ConfigProblem(key, sentence)
         elif key not in SETTINGS and not translate({key: 1})[0].keys() & SETTINGS.keys():
             yield from problems({key: 1, "model": "-", "data": "-"})
 
 
-def _faults_in_course(config: Config, new: Config, changes: Mapping[str, Any], done: int) -> Iterator[Fault]:
+def _faults_in_course(config: Config, new: Config, changes: Mapping[str, Any], done: int) -> Iterator[ConfigProblem]:
     """Faults of changes that would be sound settings of a new run."""
     if "iters" in changes and (config.epochs or config.stages):
         what = "Epochs decides" if config.epochs else "The stages decide"
-        yield Fault("iters", f"{what} how long this run is, so Iterations cannot change it.")
+        yield ConfigProblem("iters", f"{what} how long this run is, so Iterations cannot change it.")
     elif "iters" in changes and new.iters < done:
-        yield Fault(
+        yield ConfigProblem(
             "iters", f"Iterations must be at least {done}, which are done when the change holds, not {new.iters}."
         )
     if config.lr_schedule == OWN and (of_rate := next((key for key in OF_THE_RATE if key in changes), None)):
         sentence = "The learning rate of this run is a program's schedule, which no setting changes; a new run may have another."
-        yield Fault(of_rate, sentence)
+        yield ConfigProblem(of_rate, sentence)
     if "reward_weights" in changes and config.stages:
-        yield Fault("reward_weights", "The stages of this run have their own weights; clone the run to change them.")
+        yield ConfigProblem(
+            "reward_weights", "The stages of this run have their own weights; clone the run to change them."
+        )
     yield from faults_in_course(config.model_dump(), new.model_dump())
 
 
@@ -133,7 +135,7 @@ def _faults_in_course(config: Config, new: Config, changes: Mapping[str, Any], d
 
 
 def read_changes(run: RunFolder) -> list[Change]:
-    """The changes of a run in the order of their steps; none where there is no file. Raises Mistake for a damaged file, without which
+    """The changes of a run in the order of their steps; none where there is no file. Raises UserError for a damaged file, without which
     the run cannot be repeated."""
     if not os.path.lexists(run.changes):
         return []
@@ -141,26 +143,26 @@ def read_changes(run: RunFolder) -> list[Change]:
     try:
         changes = [Change.from_dict(entry) for entry in kept["changes"]]
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise Mistake("run", about_path(run.changes, f" does not hold a list of changes; {_ADVICE}.")) from None
+        raise UserError("run", about_path(run.changes, f" does not hold a list of changes; {_ADVICE}.")) from None
     # No trainer writes another key. One from somebody else could name other weights, rows or reward files than config.yaml does.
     strange = next((key for change in changes for key in change.settings if key not in (*STEERABLE, *AT_RESUME)), None)
     if strange is not None:
-        raise Mistake(
+        raise UserError(
             "run",
-            about_path(run.changes, f" has {shown(strange, 30)}, which never changes during a run; {_ADVICE}."),
+            about_path(run.changes, f" has {quote(strange, 30)}, which never changes during a run; {_ADVICE}."),
         )
     return changes
 
 
 def write_changes(run: RunFolder, changes: Sequence[Change]) -> None:
-    """Replace the file of changes: it is on disk when this returns. Raises DiskFault."""
+    """Replace the file of changes: it is on disk when this returns. Raises DiskError."""
     kept = {"v": VERSION, "changes": [change.to_dict() for change in changes]}
     replace_file(run.changes, json.dumps(kept, ensure_ascii=False, indent=1) + "\n")
 
 
 def run_config(run: RunFolder, step: int | None = None) -> Config:
     """The settings that a run had at a step, or has at its end: whoever means the settings of a trained run reads these, and not
-    config.yaml, which has those that it began with. Raises Mistake."""
+    config.yaml, which has those that it began with. Raises UserError."""
     config, changes = load(run.config), read_changes(run)
     if step is None and config.stages:  # a run that ended before its last stage has never had its settings
         _, last = first_and_last_events(run.events)
@@ -170,7 +172,7 @@ def run_config(run: RunFolder, step: int | None = None) -> Config:
 
 def config_at(config: Config, changes: Sequence[Change], step: int | None = None) -> Config:
     """The settings of a step: those of config.yaml, `config`, with every change that holds by then, and those of its stage; without a
-    step with every change, in the last stage. Raises Mistake where they do not fit together, as after an edit of config.yaml."""
+    step with every change, in the last stage. Raises UserError where they do not fit together, as after an edit of config.yaml."""
     new = changed_values(changes, step)
     if config.stages:
         values, index = config.model_dump() | new, stage_at(config.stages, step)
@@ -233,7 +235,7 @@ def changed_values(changes: Sequence[Change], step: int | None = None) -> dict[s
 
 def request_change(run: RunFolder, asked: Mapping[str, Any]) -> None:
     """Ask the trainer of a run to change settings. The file is the request: the trainer takes it between two bursts of work, in a
-    pause too. A request that was not taken yet is added to. Raises Mistake where the folder cannot be written."""
+    pause too. A request that was not taken yet is added to. Raises UserError where the folder cannot be written."""
     waiting = read_request(run.change_request)
     replace_file(run.change_request, json.dumps({"settings": waiting | dict(asked)}, ensure_ascii=False))
 
@@ -255,6 +257,6 @@ def read_request(path: Path) -> dict[str, Any]:
     """The settings in a file of a request; {} where there is no such file, or it holds something else."""
     try:
         settings = read_json(path, "run")["settings"]
-    except (Mistake, TypeError, KeyError):
+    except (UserError, TypeError, KeyError):
         return {}
     return cast("dict[str, Any]", settings) if isinstance(settings, dict) else {}

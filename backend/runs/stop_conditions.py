@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from backend.runs.metric_names import EVALUATION, known_metrics, our_name
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 WINDOW = 5
 """Steps whose mean is compared."""
@@ -49,7 +49,7 @@ def parse_condition(text: str) -> StopCondition:
     except ValueError:
         limit = float("nan")
     if match is None or not abs(limit) < float("inf"):
-        raise ValueError(f"“{shown(text)}” is not a condition; write a metric, a sign and a number, such as kl > 0.8.")
+        raise ValueError(f"“{quote(text)}” is not a condition; write a metric, a sign and a number, such as kl > 0.8.")
     return StopCondition(match[1], match[2], limit)
 
 
@@ -85,4 +85,4 @@ def metric_fault(metric: str, rewards: Sequence[str], may_log_metrics: bool, set
     if bare in known or (may_log_metrics and not near):
         return ""
     prefix = EVALUATION if metric != bare else ""
-    return f"There is no metric {shown(metric, 60)}." + (f" Did you mean {prefix}{near[0]}?" if near else "")
+    return f"There is no metric {quote(metric, 60)}." + (f" Did you mean {prefix}{near[0]}?" if near else "")

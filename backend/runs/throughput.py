@@ -1,4 +1,4 @@
-"""Seconds per completion of a model on this machine, from the diaries of earlier runs.
+"""Seconds per completion of a model on this machine, from the event logs of earlier runs.
 
 Nothing is measured here. For a model that has not been trained yet there is no forecast.
 """
@@ -50,7 +50,7 @@ def _cost_settings(values: Mapping[str, Any]) -> list[Any]:
 
 
 def completion_time_of(run: RunFolder) -> CompletionTime | None:
-    """The median over a run's steps; None for fewer than LEAST_STEPS. Reads both ends of the diary, and the settings."""
+    """The median over a run's steps; None for fewer than LEAST_STEPS. Reads both ends of the event log, and the settings."""
     first, last = first_and_last_events(run.events)
     by_step = {event.get("step"): event for event in [*first, *last] if event.get("kind") == "step"}
     times = [_number(event.get("metrics"), "time/step") for event in by_step.values()]

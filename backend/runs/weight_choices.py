@@ -11,7 +11,7 @@ from pathlib import Path
 from backend.runs.events import step_of_end
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import WEIGHT_FILES, SavedWeights, best_of, saved_weights
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 END, BEST = "end", "best"
 
@@ -49,15 +49,15 @@ def choices(run: RunFolder) -> list[WeightChoice]:
 
 
 def find_choice(run: RunFolder, key: str = END) -> WeightChoice:
-    """The weights that `key` selects: end (also last), best, or the number of a step. Raises Mistake naming what there is."""
+    """The weights that `key` selects: end (also last), best, or the number of a step. Raises UserError naming what there is."""
     offered = choices(run)
     if not offered:
-        raise Mistake("run", f"The run {run.name} has no trained weights yet.")
+        raise UserError("run", f"The run {run.name} has no trained weights yet.")
     wanted = {"last": END}.get(key.strip().lower(), key.strip().lower().lstrip("0") or "0")
     found = next((choice for choice in offered if choice.key == wanted), None)
     if found is None:
         keys = ", ".join(choice.key for choice in offered)
-        raise Mistake("checkpoint", f"The run {run.name} has no checkpoint {key}; choose one of {keys}.")
+        raise UserError("checkpoint", f"The run {run.name} has no checkpoint {key}; choose one of {keys}.")
     return found
 
 

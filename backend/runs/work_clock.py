@@ -1,4 +1,4 @@
-"""Working time of a run from its diary: loading, pauses, the time between two processes and the machine's sleep do not count."""
+"""Working time of a run from its event log: loading, pauses, the time between two processes and the machine's sleep do not count."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ IDLE_PHASES = ("loading", "paused")
 
 
 class WorkClock:
-    """Sums working time over events: `take` them in order, all of a diary or those of its two ends.
+    """Sums working time over events: `take` them in order, all of a event log or those of its two ends.
 
     Attributes: seconds – of work up to the last event; last_t – that event's unix time, None before the first.
     """

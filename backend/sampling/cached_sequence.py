@@ -18,8 +18,8 @@ from mlx_lm.models.cache import can_trim_prompt_cache, trim_prompt_cache
 
 from backend.engine.output_layer import SplitModel
 from backend.engine.prompt_cache import new_prompt_cache
-from backend.sampling.drawing import Drawing
-from backend.sampling.grammar import HeldOutputs
+from backend.sampling.drawing import SamplingState
+from backend.sampling.grammar import GrammarState
 from backend.sampling.sampler import Sampling
 
 PREFILL_CHUNK = 512
@@ -62,7 +62,7 @@ class CachedSequence:
         sampling: Sampling,
         uniform_T: np.ndarray,
         check: Callable[[], None] = lambda: None,
-        held: HeldOutputs | None = None,
+        held: GrammarState | None = None,
     ) -> Generator[SampledToken]:
         """Up to as many tokens after `prompt` as there are uniforms. End-of-sequence ids are tokens like others: the caller stops.
 
@@ -73,7 +73,7 @@ class CachedSequence:
         try:
             logits_1V = self._prefill(prompt, check)
             T, first = len(uniform_T), np.zeros(1, np.int64)
-            drawing = Drawing(sampling, [list(prompt)], 1, T, held)
+            drawing = SamplingState(sampling, [list(prompt)], 1, T, held)
             ahead = drawing.first(first, logits_1V, _uniform(uniform_T[0])) if T else None
             for t in range(T):
                 current = ahead

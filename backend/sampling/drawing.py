@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from backend.engine.penalties import IN_COMPLETION, SeenTokens, distinct_tokens
-from backend.sampling.grammar import HeldOutputs
+from backend.sampling.grammar import GrammarState
 from backend.sampling.sampler import Sampled, SampledTokens, Sampling, sample_tokens
 
 Agree = Callable[[Sequence[mx.array]], Sequence[mx.array]]
@@ -58,7 +58,7 @@ class TokenHistory(NamedTuple):
         )
 
 
-class Drawing:
+class SamplingState:
     """Draws the tokens of completions that are numbered from 0, `group_size` for each prompt.
 
     A batch calls `first` for the completions that join it, behind its other rows, `keep` when rows leave, and for each step either
@@ -71,7 +71,7 @@ class Drawing:
         prompts: Sequence[list[int]] = (),
         group_size: int = 1,
         max_tokens: int = 0,
-        held: HeldOutputs | None = None,
+        held: GrammarState | None = None,
         agree: Agree = alone,
     ) -> None:
         self.sampling, self.held, self._agree = sampling, held, agree

@@ -22,8 +22,8 @@ import numpy as np
 from backend.config.config import Config
 from backend.sampling.output_grammar import schema_text
 from backend.sampling.text_stream import REPLACEMENT
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 # The bytes that each token of a tokenizer stands for inside a text, which a grammar is followed in.
 
@@ -131,7 +131,7 @@ class Grammar:
 
     @classmethod
     def of(cls, config: Config) -> Grammar | None:
-        """What a run with these settings is held to; None if to nothing. Raises Mistake for a schema that cannot be read."""
+        """What a run with these settings is held to; None if to nothing. Raises UserError for a schema that cannot be read."""
         if config.output_regex:
             return cls("regex", config.output_regex)
         return cls("schema", schema_text(config.output_schema)) if config.output_schema else None
@@ -145,7 +145,7 @@ class Grammar:
         return f"Output {self.kind}"
 
     def compiled(self) -> str:
-        """As llguidance takes it. Raises Mistake where it is not one."""
+        """As llguidance takes it. Raises UserError where it is not one."""
         from llguidance import LLMatcher, regex_to_lark
 
         if self.kind == "regex":
@@ -157,7 +157,7 @@ class Grammar:
         text = LLMatcher.grammar_from_lark(f"{EVERY_TOKEN}\nstart: {rule}")
         failed, messages = LLMatcher.validate_grammar_with_warnings(text)
         if failed:
-            raise Mistake(self.setting, f"{self.label} cannot be used: {_reason(messages[0])}.")
+            raise UserError(self.setting, f"{self.label} cannot be used: {_reason(messages[0])}.")
         return text
 
 
@@ -166,11 +166,11 @@ def _reason(message: str) -> str:
     lines = [line.strip() for line in message.splitlines()]
     lines[0] = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", lines[0])
     named = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
-    return shown((named or lines)[0].rstrip("."), 100)
+    return quote((named or lines)[0].rstrip("."), 100)
 
 
 class CompiledGrammar:
-    """A grammar over the tokens of a model, whose logits have `vocabulary` entries. Raises Mistake for one that cannot be used."""
+    """A grammar over the tokens of a model, whose logits have `vocabulary` entries. Raises UserError for one that cannot be used."""
 
     def __init__(self, grammar: Grammar, tokenizer: Any, eos_ids: Sequence[int], vocabulary: int) -> None:
         from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
@@ -182,7 +182,7 @@ class CompiledGrammar:
         tokens = LLTokenizer(table, n_vocab=vocabulary, eos_token=list(eos_ids))
         self._start = LLMatcher(tokens, grammar.compiled(), log_level=0)
         if self._start.is_error():
-            raise Mistake(grammar.setting, f"{grammar.label} cannot be used: {_reason(self._start.get_error())}.")
+            raise UserError(grammar.setting, f"{grammar.label} cannot be used: {_reason(self._start.get_error())}.")
 
     def matcher(self) -> Any:
         """A state at the beginning of an output."""
@@ -201,7 +201,7 @@ class CompiledGrammar:
         return matcher.try_consume_tokens(list(tokens)) == len(tokens) and matcher.is_accepting()
 
 
-class HeldOutputs:
+class GrammarState:
     """The states of the completions of one rollout, by number."""
 
     def __init__(self, compiled: CompiledGrammar) -> None:
@@ -241,7 +241,7 @@ class HeldOutputs:
 
 
 def check_grammar(config: Config, tokenizer: Any, vocabulary: int | None = None) -> None:
-    """Raises Mistake where a run could not hold its output as the settings say. `tokenizer`: the model's, None where it is not here."""
+    """Raises UserError where a run could not hold its output as the settings say. `tokenizer`: the model's, None where it is not here."""
     grammar = Grammar.of(config)
     if grammar is None:
         return
@@ -253,7 +253,7 @@ def check_grammar(config: Config, tokenizer: Any, vocabulary: int | None = None)
         grammar, tokenizer, eos_ids, vocabulary or max([len(tokenizer), *(i + 1 for i in eos_ids)])
     )
     if not _can_end(compiled):
-        raise Mistake(
+        raise UserError(
             grammar.setting,
             f"{grammar.label} asks for text that this model's tokenizer cannot write, so no completion could end.",
         )

@@ -37,7 +37,7 @@ class Prefilled:
 
 
 @dataclass(slots=True)
-class Admissions:
+class AdmittedRows:
     """Rows about to join the decode batch: the completion `index` of each, and the row of its prompt in `prefilled`."""
 
     prefilled: Prefilled
@@ -70,9 +70,9 @@ class WaitingQueue:
     def waiting(self) -> int:
         return len(self._prompts) * self._G - self._next
 
-    def admit(self, count: int) -> list[Admissions]:
-        """Take the next `count` completions, one `Admissions` for each prefill that they come from."""
-        admissions: list[Admissions] = []
+    def admit(self, count: int) -> list[AdmittedRows]:
+        """Take the next `count` completions, one `AdmittedRows` for each prefill that they come from."""
+        admissions: list[AdmittedRows] = []
         # A group that the previous call began has its prefill still; the rest of `count` may need a new one.
         while count:
             admitted = self._admit_from_one_prefill(count)
@@ -80,7 +80,7 @@ class WaitingQueue:
             count -= len(admitted.index)
         return admissions
 
-    def _admit_from_one_prefill(self, count: int) -> Admissions:
+    def _admit_from_one_prefill(self, count: int) -> AdmittedRows:
         first = self._next // self._G
         if first not in self._prefilled_prompts:
             # All prompts that this admission reaches in one pass: fewer, larger products than one by one.
@@ -91,7 +91,7 @@ class WaitingQueue:
         end = self._prefilled_prompts.stop * self._G
         index = np.arange(self._next, min(self._next + count, end))
         self._next += len(index)
-        admitted = Admissions(self._prefilled, index, index // self._G - self._prefilled_prompts.start)
+        admitted = AdmittedRows(self._prefilled, index, index // self._G - self._prefilled_prompts.start)
         if self._next == end:
             self._prefilled = None  # the last rows are admitted: free the arrays as soon as those are copied
         return admitted
@@ -137,7 +137,7 @@ class KVRows:
         """Columns on the left that are padding in all of these rows."""
         return int(self.pad[alive].min(initial=self.slot))
 
-    def compact(self, keep: np.ndarray, alive: int, admissions: Sequence[Admissions], free_columns: int) -> None:
+    def compact(self, keep: np.ndarray, alive: int, admissions: Sequence[AdmittedRows], free_columns: int) -> None:
         """Copy the rows `keep` and then the admitted ones into new arrays, right-aligned, with `free_columns` columns after them.
 
         `slot` becomes the length of the longest row among the first `alive` of `keep` and the admitted ones. The other rows of
@@ -174,7 +174,9 @@ class KVRows:
         self.keys, self.values = news if has_values else (*news, [])
         self._update_bookkeeping(keep, admissions, slot, columns)
 
-    def _update_bookkeeping(self, keep: np.ndarray, admissions: Sequence[Admissions], slot: int, columns: int) -> None:
+    def _update_bookkeeping(
+        self, keep: np.ndarray, admissions: Sequence[AdmittedRows], slot: int, columns: int
+    ) -> None:
         lengths = np.concatenate([self.lengths[keep], *(admitted.lengths for admitted in admissions)])
         self.index = np.concatenate([self.index[keep], *(admitted.index for admitted in admissions)])
         # An admitted row has one token already, sampled from the prefill's last logits.

@@ -9,21 +9,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from backend.utils.documents import parse_json
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import read_text, user_path
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 
 def schema_text(value: str) -> str:
     """The JSON schema that `output_schema` gives: itself where it begins with a brace, else the text of the file that it names.
-    Raises Mistake where it is no JSON object."""
+    Raises UserError where it is no JSON object."""
     text, what = value.strip(), "The text of Output schema"
     if not is_schema(text):
         path = user_path(text, "output_schema")
-        text, what = read_text(path, "output_schema"), shown(path, 70)
+        text, what = read_text(path, "output_schema"), quote(path, 70)
     schema: Any = parse_json(text, what, "output_schema")
     if not isinstance(schema, dict):
-        raise Mistake("output_schema", f"{what} must be a JSON schema, which is an object in braces.")
+        raise UserError("output_schema", f"{what} must be a JSON schema, which is an object in braces.")
     return text
 
 
@@ -32,12 +32,14 @@ def is_schema(value: str) -> bool:
     return value.lstrip().startswith("{")
 
 
-def held_output_faults(regex: str, schema: str, ratio_against: str) -> Iterator[Fault]:
+def held_output_faults(regex: str, schema: str, ratio_against: str) -> Iterator[ConfigProblem]:
     """What is wrong with these settings together."""
     if regex and schema:
-        yield Fault("output_schema", "Output is held to a regex or to a schema, not to both; clear one of the two.")
+        yield ConfigProblem(
+            "output_schema", "Output is held to a regex or to a schema, not to both; clear one of the two."
+        )
     if (regex or schema) and ratio_against == "reference":
-        yield Fault(
+        yield ConfigProblem(
             "ratio_against",
             "Held output is corrected for against the policy that sampled, but Ratio against is the reference model; turn one of the two "
             "back.",

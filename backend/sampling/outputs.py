@@ -11,7 +11,7 @@ from typing import Any, get_args
 import numpy as np
 
 from backend.runs.completion_rows import Stop
-from backend.sampling.grammar import HeldOutputs
+from backend.sampling.grammar import GrammarState
 from backend.types import Completion
 
 OPEN = -1
@@ -19,7 +19,7 @@ REASONS: tuple[Stop, ...] = get_args(Stop)
 EOS, LENGTH, STRING = (REASONS.index(reason) for reason in ("eos", "length", "string"))
 
 
-class Outputs:
+class CompletionBuffer:
     """`count` completions in progress, of at most `max_tokens` tokens each.
 
     `length` [count] holds their tokens so far, `stop` [count] an index into REASONS, or OPEN. `held`: the grammar's states, where output
@@ -30,7 +30,7 @@ class Outputs:
         self, count: int, max_tokens: int, tokenizer: Any, eos_ids: Sequence[int], stop: Sequence[str]
     ) -> None:
         self.max_tokens, self.tokenizer, self.stop_strings = max_tokens, tokenizer, tuple(stop)
-        self.held: HeldOutputs | None = None
+        self.held: GrammarState | None = None
         self._eos = np.array(eos_ids)
         self._stop_window = 8 + 2 * max((len(word.encode()) for word in stop), default=0)
         self._tokens = np.zeros((count, 0), np.int32)
@@ -106,7 +106,7 @@ class Outputs:
             return next((end for end in ends if self._ends_held(row, end, self.held)), None)
         return next((end for end in ends if self._has_stop_string(self._tokens[row, :end].tolist())), None)
 
-    def _ends_held(self, row: int, end: int, held: HeldOutputs) -> bool:
+    def _ends_held(self, row: int, end: int, held: GrammarState) -> bool:
         """Whether token `end` − 1 completes a stop string where the grammar is satisfied. One before that ends nothing, now or later."""
         tokens = self._tokens[row, :end].tolist()
         before, after = self._decode(tokens[:-1]), self._decode(tokens)

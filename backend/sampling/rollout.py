@@ -27,11 +27,11 @@ from backend.engine.memory import release_cached_buffers
 from backend.engine.model_probe import describe_error
 from backend.engine.prompt_cache import new_prompt_cache
 from backend.engine.slot_cache import PackedSlotCache, SlotCache, StepContext
-from backend.sampling.drawing import Agree, Drawing, alone, step_results
+from backend.sampling.drawing import Agree, SamplingState, alone, step_results
 from backend.sampling.fused_model import FusedModel
-from backend.sampling.grammar import CompiledGrammar, Grammar, HeldOutputs
+from backend.sampling.grammar import CompiledGrammar, Grammar, GrammarState
 from backend.sampling.kv_rows import Prefilled, WaitingQueue
-from backend.sampling.outputs import OPEN, Outputs
+from backend.sampling.outputs import OPEN, CompletionBuffer
 from backend.sampling.row_costs import RowCosts, row_costs
 from backend.sampling.sampler import GREEDY, Sampled, Sampling, keyed_uniforms, sample_tokens
 from backend.sampling.scheduler import DECODE_CHUNK, Scheduler, to_host
@@ -51,7 +51,7 @@ SHORT_OF_MEMORY = (
 STUCK = "{count} completions came to a place where no token of the tokenizer fits what the output is held to; they count as cut off."
 
 
-class Rollout:
+class Sampler:
     """Samples completions from a policy. Keeps its compiled decoding steps from one call to the next.
 
     `stop` strings end a completion as soon as its text contains one; the text keeps it. `rows`: the largest number of completions
@@ -81,7 +81,7 @@ class Rollout:
         self.fused = FusedModel(policy.model, policy.split_model, merge=merge, others=others, shared=shared)
         self.slow_paths = list(self.fused.slow_paths)
         """Sentences for the user: which fast path is not taken, and why. Empty where all are."""
-        self.row_costs = costs or own_row_costs(policy.model)
+        self.row_costs = costs or decode_costs(policy.model)
         self._notes: list[str] = []
         self._compiled_steps: dict[Sampling, Callable[..., Any]] = {}
         self._grammars: dict[Grammar, CompiledGrammar] = {}
@@ -111,7 +111,7 @@ class Rollout:
         """
         keys = [(first_number + p, g) for p in range(len(problems)) for g in range(group_size)]
         uniform_NT = keyed_uniforms(seed, keys, self.max_tokens)
-        outputs = Outputs(len(keys), self.max_tokens, self.policy.tokenizer, self.policy.eos_ids, self.stop)
+        outputs = CompletionBuffer(len(keys), self.max_tokens, self.policy.tokenizer, self.policy.eos_ids, self.stop)
         decode = self._decode_batch if self.has_continuous_batching else self._decode_by_group
         self.policy.model.eval()
         self.fused.refresh()
@@ -137,7 +137,13 @@ class Rollout:
     # ── caches of all keys and values: everything together ───────────────────────────────────────────────────────────
 
     def _decode_batch(
-        self, prompts: list[list[int]], G: int, sampling: Sampling, uniform_NT: np.ndarray, outputs: Outputs, poll: Poll
+        self,
+        prompts: list[list[int]],
+        G: int,
+        sampling: Sampling,
+        uniform_NT: np.ndarray,
+        outputs: CompletionBuffer,
+        poll: Poll,
     ) -> None:
         queue = WaitingQueue(prompts, G, self._prefill)
         drawing = self._drawing(sampling, prompts, G, outputs)
@@ -150,18 +156,20 @@ class Rollout:
             self.slow_paths.append(SHORT_OF_MEMORY)
             self._notes.append(SHORT_OF_MEMORY)
 
-    def _drawing(self, sampling: Sampling, prompts: list[list[int]], G: int, outputs: Outputs) -> Drawing:
+    def _drawing(
+        self, sampling: Sampling, prompts: list[list[int]], G: int, outputs: CompletionBuffer
+    ) -> SamplingState:
         held = None
         if sampling.grammar is not None:
             held = outputs.held = self._held_outputs(sampling.grammar)
-        return Drawing(sampling, prompts, G, self.max_tokens, held, self.agree)
+        return SamplingState(sampling, prompts, G, self.max_tokens, held, self.agree)
 
-    def _held_outputs(self, grammar: Grammar) -> HeldOutputs:
+    def _held_outputs(self, grammar: Grammar) -> GrammarState:
         """The states of one rollout's completions. The compiled grammar is kept from one rollout to the next."""
         if grammar not in self._grammars:
             size = self.policy.split_model.vocab_size
             self._grammars = {grammar: CompiledGrammar(grammar, self.policy.tokenizer, self.policy.eos_ids, size)}
-        return HeldOutputs(self._grammars[grammar])
+        return GrammarState(self._grammars[grammar])
 
     def new_notes(self) -> list[str]:
         """Sentences for the user since the last call."""
@@ -237,13 +245,13 @@ class Rollout:
         names = [(module, name) for module in self.fused.modules for name in module]
         # An adapter of several outputs keeps its arrays in a list, which a trace changes in place.
         before = [list(value) if isinstance(value := module[name], list) else value for module, name in names]
-        outputs = Outputs(3, 2, self.policy.tokenizer, [-1], ())  # no id is −1, so no row ends early
+        outputs = CompletionBuffer(3, 2, self.policy.tokenizer, [-1], ())  # no id is −1, so no row ends early
         try:
             queue = WaitingQueue(prompts, 1, self._prefill)
             # Three rows, whatever `rows` allows: decoded one at a time, no row would be padded.
             step, uniform_NT = self.compiled_step(GREEDY), np.zeros((3, 2), np.float32)
             scheduler = Scheduler(
-                queue, outputs, uniform_NT, Drawing(GREEDY, agree=self.agree), step, 3, self.row_costs
+                queue, outputs, uniform_NT, SamplingState(GREEDY, agree=self.agree), step, 3, self.row_costs
             )
             while scheduler.schedule():
                 scheduler.decode_chunk()
@@ -271,7 +279,13 @@ class Rollout:
     # ── other caches: a group at a time ──────────────────────────────────────────────────────────────────────────────
 
     def _decode_by_group(
-        self, prompts: list[list[int]], G: int, sampling: Sampling, uniform_NT: np.ndarray, outputs: Outputs, poll: Poll
+        self,
+        prompts: list[list[int]],
+        G: int,
+        sampling: Sampling,
+        uniform_NT: np.ndarray,
+        outputs: CompletionBuffer,
+        poll: Poll,
     ) -> None:
         """For sliding windows, state spaces and the like: rows of one prompt have one length and need no padding."""
         drawing = self._drawing(sampling, prompts, G, outputs)
@@ -283,7 +297,7 @@ class Rollout:
                 drawing.keep(index[:0])
 
     def _group_steps(
-        self, prompt: list[int], G: int, index: np.ndarray, drawing: Drawing, uniform_TB: mx.array
+        self, prompt: list[int], G: int, index: np.ndarray, drawing: SamplingState, uniform_TB: mx.array
     ) -> Iterator[Sampled]:
         """The sampled tokens of each step, for G rows of one prompt. Each step is submitted to the device before it is yielded."""
         split_model = self.fused.split_model
@@ -306,7 +320,7 @@ class Rollout:
             sampled = drawing.next(index, sampled.token_B, logits, uniform_TB[t])
             yield sampled
 
-    def _append_steps(self, steps: Iterator[Sampled], index: np.ndarray, outputs: Outputs, poll: Poll) -> None:
+    def _append_steps(self, steps: Iterator[Sampled], index: np.ndarray, outputs: CompletionBuffer, poll: Poll) -> None:
         """Read the steps a chunk at a time, until every row has ended."""
         unread: list[Sampled] = []
         for t, sampled in enumerate(steps, 1):
@@ -319,7 +333,7 @@ class Rollout:
                     break
 
 
-def own_row_costs(model: nn.Module) -> RowCosts:
+def decode_costs(model: nn.Module) -> RowCosts:
     """What a decoding step of the model costs on this machine by its number of rows."""
     is_quantized = any(isinstance(module, QUANTIZED) for module in model.modules())
     return row_costs(on_gpu(), is_quantized, chip())

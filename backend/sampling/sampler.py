@@ -146,7 +146,7 @@ class SampledTokens(NamedTuple):
     log_kept_B: mx.array
 
 
-class HeldTokens(NamedTuple):
+class ConstrainedTokens(NamedTuple):
     """Sampled tokens of held output; `log_held` is the log of the share of the policy's mass that the grammar allows, and `log_kept`
     includes it."""
 
@@ -156,7 +156,7 @@ class HeldTokens(NamedTuple):
     log_held_B: mx.array
 
 
-Sampled = SampledTokens | HeldTokens
+Sampled = SampledTokens | ConstrainedTokens
 
 
 def sample_tokens(
@@ -179,7 +179,7 @@ def sample_tokens(
     return _sample_held(logits_BV, uniform_B, sampling, mask_BM)
 
 
-def _sample_held(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling, mask_BM: mx.array) -> HeldTokens:
+def _sample_held(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling, mask_BM: mx.array) -> ConstrainedTokens:
     """A sample of what the grammar allows, by its own largest logit: against the policy's, all that is allowed may be 0 in float32."""
     logits_BV = logits_BV.astype(mx.float32)
     held_BV = mx.where(_allowed(mask_BM, logits_BV.shape[-1]), logits_BV, -mx.inf)
@@ -192,7 +192,7 @@ def _sample_held(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling, m
     policy_logp_B = logit_B - _tempered(peak_B1[:, 0], temperature) - total_B
     # Rounding may make the share of a grammar that allows everything larger than 1.
     log_held_B = mx.minimum(policy_logp_B - logp_B, 0.0)
-    return HeldTokens(token_B, policy_logp_B, log_kept_B + log_held_B, log_held_B)
+    return ConstrainedTokens(token_B, policy_logp_B, log_kept_B + log_held_B, log_held_B)
 
 
 def _allowed(mask_BM: mx.array, V: int) -> mx.array:

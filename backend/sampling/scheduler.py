@@ -30,9 +30,9 @@ import numpy as np
 
 from backend.engine.chunk_sizes import capacity
 from backend.engine.device import on_cpu
-from backend.sampling.drawing import Drawing
-from backend.sampling.kv_rows import Admissions, KVRows, WaitingQueue
-from backend.sampling.outputs import OPEN, Outputs
+from backend.sampling.drawing import SamplingState
+from backend.sampling.kv_rows import AdmittedRows, KVRows, WaitingQueue
+from backend.sampling.outputs import OPEN, CompletionBuffer
 from backend.sampling.row_costs import RowCosts
 from backend.sampling.sampler import Sampled
 
@@ -49,9 +49,9 @@ class Scheduler:
     def __init__(
         self,
         queue: WaitingQueue,
-        outputs: Outputs,
+        outputs: CompletionBuffer,
         uniform_NT: np.ndarray,
-        drawing: Drawing,
+        drawing: SamplingState,
         step: Callable[..., Any],
         max_rows: int,
         row_costs: RowCosts,
@@ -138,7 +138,7 @@ class Scheduler:
         needed = capacity(rows.slot - rows.unused_columns(alive) + steps)
         return rows.slot + steps > rows.capacity or 4 * needed <= 3 * rows.capacity
 
-    def _carry_over(self, keep: np.ndarray, admissions: Sequence[Admissions]) -> None:
+    def _carry_over(self, keep: np.ndarray, admissions: Sequence[AdmittedRows]) -> None:
         """Make `latest` fit the new rows: the last tokens of the kept rows, then the first tokens of the admitted ones."""
         pieces: list[Sampled] = []
         if self.latest is not None and len(keep):

@@ -70,7 +70,7 @@ def about() -> dict[str, Any]:
 
 
 def write(report: SelfTestReport, path: Path) -> Path:
-    """Write the report as JSON to `path` and as text beside it; returns the text's path. Raises DiskFault."""
+    """Write the report as JSON to `path` and as text beside it; returns the text's path. Raises DiskError."""
     text = path.with_suffix(".txt")
     save_as(path, json.dumps(report.to_dict(), indent=1, ensure_ascii=False) + "\n")
     save_as(text, report.text())

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from backend.serve.question_call import QuestionCall
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 if TYPE_CHECKING:
     from backend.sampling.chat.chat import Chat, ChatQuestion, Reply
@@ -69,7 +69,7 @@ def chat_reply(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]
 
 def _chat() -> Chat:
     if not _loaded:
-        raise Mistake("model", "No model is loaded.")
+        raise UserError("model", "No model is loaded.")
     return _loaded[0]
 
 

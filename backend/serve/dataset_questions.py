@@ -39,8 +39,8 @@ from backend.rewards.catalogue.allowed_code import AllowedCode
 from backend.rewards.catalogue.catalog import locate_reward_file
 from backend.rewards.scorer import begin_scorer
 from backend.serve.question_call import QuestionCall
-from backend.utils.errors import Fault, Mistake
-from backend.utils.text import shown
+from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.text import quote
 
 # Map functions for the dataset's preview: called in a confined process, and only where the user has allowed their
 # file to run.
@@ -50,13 +50,13 @@ _open: tuple[Any, Any] | None = None
 """What the process was started for, and its scorer."""
 
 
-def map_rows_of(config: Config) -> tuple[MapRows | None, list[Fault]]:
+def map_rows_of(config: Config) -> tuple[MapRows | None, list[ConfigProblem]]:
     """What calls the map function of these settings, None where there is none or its file may not run; and why it may not."""
     if not config.map_function:
         return None, []
     if not config.reward_functions_file:
         return None, [
-            Fault(
+            ConfigProblem(
                 "map_function",
                 "There is no reward functions file that has the map function, so rows are shown as they are.",
             )
@@ -68,9 +68,9 @@ def map_rows_of(config: Config) -> tuple[MapRows | None, list[Fault]]:
         {"reward_functions_file": own.reward_functions_file, "reward_network": own.reward_network}
     )
     if missing:
-        name = shown(missing[0].code.path.name, 40)
+        name = quote(missing[0].code.path.name, 40)
         return None, [
-            Fault(
+            ConfigProblem(
                 "map_function",
                 f"{name} has not been allowed to run yet; allow it above the rows, which are shown as they are.",
             )
@@ -160,7 +160,7 @@ def preview_row(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     opened = open_dataset(config, map_rows_of(config)[0])
     index, split = int(request["index"]), request["split"]
     if not 0 <= index < len(opened.rows(split)):
-        raise Mistake("data", f"{opened.source(split, config)} has no row {index + 1} any more.")
+        raise UserError("data", f"{opened.source(split, config)} has no row {index + 1} any more.")
     row = opened.rows(split)[index]
     answer: dict[str, Any] = {
         "cells": [{"name": name, "kind": kind_of(value), "text": cell_text(value, FULL_CELL)} for name, value in row.items()],
@@ -179,7 +179,7 @@ def _with_prompt(
     """`answer` with the row's prompt added, or with the faults that prevent one."""
     try:
         problem, tokens = preview_problem(index, row, tokenizer, config, source)
-    except Mistake as mistake:
+    except UserError as mistake:
         return answer | {"faults": [*answer["faults"], *(fault.to_dict() for fault in mistake.faults)]}
     if tokenizer is not None:
         problem = cut_problem(problem, tokens, tokenizer, config, source)
@@ -228,7 +228,7 @@ def _tokenizer(config: Config, answer: dict[str, Any]) -> Any:
     """The tokenizer, or None with the reason in "faults" of `answer`."""
     try:
         return tokenizer_for(config)
-    except Mistake as mistake:
+    except UserError as mistake:
         answer["faults"] = [fault.to_dict() for fault in mistake.faults]
         return None
 

@@ -26,7 +26,7 @@ from backend.serve.questions import QUESTIONS, Question
 from backend.trainer.machine.gpu_retries import fault_of_gpu
 from backend.utils.child_process import claim_stdout, json_line
 from backend.utils.disk_faults import fault_of
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 
 POOL_THREADS = 4
 """Threads for quick questions; most of them wait for a disk or the network."""
@@ -63,12 +63,12 @@ class Server:
             else:
                 self._ask(int(message["id"]), str(message["ask"]), dict(message.get("with") or {}))
         except (ValueError, TypeError, KeyError):
-            self._send({"id": None, "faults": [Fault("", "A line came in that is not a question.").to_dict()]})
+            self._send({"id": None, "faults": [ConfigProblem("", "A line came in that is not a question.").to_dict()]})
 
     def _ask(self, number: int, name: str, request: dict[str, Any]) -> None:
         question = self._questions.get(name)
         if question is None:
-            self._send({"id": number, "faults": [Fault("", f"There is no question {name}.").to_dict()]})
+            self._send({"id": number, "faults": [ConfigProblem("", f"There is no question {name}.").to_dict()]})
             return
         call = QuestionCall(lambda progress: self._send({"id": number, "progress": progress}))
         self._calls[number] = call
@@ -106,13 +106,13 @@ def _run_handler(question: Question, request: dict[str, Any], call: QuestionCall
         return {"answer": answer}
     except Cancelled:
         return {"cancelled": True}
-    except Mistake as mistake:
+    except UserError as mistake:
         return {"faults": [fault.to_dict() for fault in mistake.faults]}
     except Exception as error:
         if (fault := fault_of(error) or fault_of_gpu(error)) is not None:
             return {"faults": [each.to_dict() for each in fault.faults]}
         sentence = f"Something went wrong inside GRPO Studio ({type(error).__name__}: {error})."
-        return {"faults": [Fault("", sentence).to_dict()], "traceback": traceback.format_exc()}
+        return {"faults": [ConfigProblem("", sentence).to_dict()], "traceback": traceback.format_exc()}
 
 
 def run() -> None:

@@ -22,7 +22,7 @@ from backend.rewards.sandbox.client import SandboxClient
 from backend.rewards.trial_scoring import ScoringSettings, score_lines
 from backend.runs.completion_rows import GroupRow, ScoringRow, parse_group_row
 from backend.serve.question_call import QuestionCall
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 _sandbox = SandboxClient()
 atexit.register(_sandbox.close)
@@ -51,21 +51,21 @@ def score(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 
 def _scoring_settings(raw: Mapping[str, Any]) -> ScoringSettings:
-    """Raises Mistake for faults of the settings that scoring uses; faults of others are reported elsewhere."""
+    """Raises UserError for faults of the settings that scoring uses; faults of others are reported elsewhere."""
     used = {key: value for key, value in raw.items() if key in _FOR_SCORING}
     faults = [fault for fault in problems({"model": "-", "data": "-", **used}) if fault.setting in _FOR_SCORING]
     if faults:
-        raise Mistake(faults)
+        raise UserError(faults)
     return ScoringSettings.of(parse({"model": "-", "data": "-", **used}))
 
 
 def _require_trust(trusted: Mapping[str, str], settings: ScoringSettings) -> None:
-    """Raises Mistake for a file whose present content the user has not allowed to run. `trusted`: SHA-256 by path."""
+    """Raises UserError for a file whose present content the user has not allowed to run. `trusted`: SHA-256 by path."""
     names, file = list(settings.names), str(settings.file or "")
     for path in code_files({"reward_functions": names, "reward_functions_file": file}):
         if trusted.get(str(path)) != read_code(path).fingerprint:
             sentence = f"{path.name} has not been allowed to run as it is now."
-            raise Mistake("reward_functions_file", sentence)
+            raise UserError("reward_functions_file", sentence)
 
 
 # ── completions ──────────────────────────────────────────────────────────────────────────────────────
@@ -100,7 +100,7 @@ def run_completions(request: dict[str, Any], call: QuestionCall) -> dict[str, An
     for row in _rows_of(path, call):
         by_step.setdefault(row["step"], []).append(row)
     if not by_step:
-        raise Mistake("run", f"The run {path.parent.name} has no completions yet.")
+        raise UserError("run", f"The run {path.parent.name} has no completions yet.")
     last = request.get("step")
     step = max((step for step in by_step if last is None or step <= last), default=min(by_step))
     lines = [_line(row, index, f"Group {index + 1} of step {step}") for index, row in enumerate(by_step[step])]
@@ -118,7 +118,7 @@ def _rows_of(path: Path, call: QuestionCall) -> Iterator[GroupRow]:
                 if row is not None:
                     yield row
     except OSError:
-        raise Mistake("run", f"The run {path.parent.name} has no completions yet.") from None
+        raise UserError("run", f"The run {path.parent.name} has no completions yet.") from None
 
 
 def _line(row: GroupRow, index: int, where: str) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def _line(row: GroupRow, index: int, where: str) -> dict[str, Any]:
 
 def read_completions(request: dict[str, Any], call: QuestionCall) -> list[ScoringRow]:
     """{"path"} or {"text"}, rows {prompt, completion, answer, type?} → lines of groups; consecutive rows of one prompt
-    are one group. Raises Mistake on `completions` naming the line."""
+    are one group. Raises UserError on `completions` naming the line."""
     if "path" in request:
         groups = read_groups(Path(request["path"]))
     elif request["text"].lstrip().startswith("{"):

@@ -4,7 +4,7 @@ The protocol of the file. The window writes one word to a temporary file and ren
 seen half written; a second word replaces one that was not read yet. The trainer looks for the file between decode chunks,
 micro-batches and evaluation batches. It claims the word by renaming `control` to `control.taken` and reads it there: a rename
 succeeds for one reader only, and a word that the window writes in the meantime is a new file. The claimed file is deleted, the word
-is written to the diary as a `command` event, and obeyed. Files left by an earlier process are deleted before `started`.
+is written to the event log as a `command` event, and obeyed. Files left by an earlier process are deleted before `started`.
 
 A request to change settings is a file of its own, `change.json`, that needs no word: a word could be replaced by the next one, and the
 request be lost with it. It is the command `change`, looked for in the same places.
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from backend.runs.events import Diary
+from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
 from backend.trainer import stop_signals
 from backend.utils.regular_file import open_regular
@@ -80,7 +80,7 @@ class Control:
     def __init__(
         self,
         run: RunFolder,
-        diary: Diary,
+        event_log: EventLog,
         *,
         before_pause: Callable[[], None] = do_nothing,
         after_pause: Callable[[], None] = do_nothing,
@@ -89,7 +89,7 @@ class Control:
         keep_words: bool = False,
     ) -> None:
         self.run = run
-        self.diary = diary
+        self.event_log = event_log
         self._before_pause, self._after_pause = before_pause, after_pause
         self._take_change, self._looks = take_change, [look]
         self.save_requested = False
@@ -119,7 +119,7 @@ class Control:
         """At the run's end: answer a request that came too late to be taken."""
         if self.run.change_request.exists():
             sentence = "The change was not made: the run had come to its end."
-            self.diary.write("note", level="warning", sentence=sentence, answers="change")
+            self.event_log.write("note", level="warning", sentence=sentence, answers="change")
 
     def listen_to_signals(self) -> None:
         """Make the stop signals mean "save and stop". In a thread other than the main one they stay what the program has made of them, as
@@ -151,7 +151,7 @@ class Control:
             self.obey()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # Only note it. Python runs a handler between any two bytecodes of the main thread, so a write to the diary from here
+        # Only note it. Python runs a handler between any two bytecodes of the main thread, so a write to the event log from here
         # could land in the middle of another, and an exception could surface between two updates of the weights.
         self._signal = (
             self._signal or number
@@ -179,14 +179,14 @@ class Control:
             raise Stopped(self.reason)
 
     def _claim(self) -> str | None:
-        """The next command, written to the diary; None where there is none. A signal counts as "stop". A request for a change is
+        """The next command, written to the event log; None where there is none. A signal counts as "stop". A request for a change is
         passed on first."""
         if self.run.change_request.exists():
-            self.diary.write("command", word="change")
+            self.event_log.write("command", word="change")
             self._take_change()
         if self._signal is not None:
             name, self._signal = signal.Signals(self._signal).name, None
-            self.diary.write("command", word="stop", source=name)
+            self.event_log.write("command", word="stop", source=name)
             self.reason = f"{name} was received"
             return "stop"
         try:
@@ -196,11 +196,11 @@ class Control:
         except OSError:
             return None
         if word not in WORDS:
-            self.diary.write(
+            self.event_log.write(
                 "note", level="warning", sentence=f"The control word “{word[:40]}” is not known and was left out."
             )
             return None
-        self.diary.write("command", word=word)
+        self.event_log.write("command", word=word)
         self.reason = "it was asked to stop" if word == "stop" else self.reason
         return word
 
@@ -208,7 +208,7 @@ class Control:
         """Pause until `is_over`, which is asked about every PAUSE_POLL_S seconds, or until a command ends the pause. → whether it ended by
         itself. `why`: a sentence, where nobody asked for the pause. A stop is raised by the next `obey`."""
         self._before_pause()
-        self.diary.write("phase", phase="paused", **({"sentence": why} if why else {}))
+        self.event_log.write("phase", phase="paused", **({"sentence": why} if why else {}))
         began, word = time.monotonic(), None
         while not (is_past := is_over()) and (word := self._claim()) not in ("resume", "stop", "finish-step"):
             self._look()

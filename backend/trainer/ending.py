@@ -13,22 +13,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backend.distributed.faults import LostRank, WorkerFault
-from backend.runs.events import Diary
+from backend.runs.events import EventLog
 from backend.trainer.control import Stopped
 from backend.trainer.machine.gpu_retries import GpuError, gpu_error
-from backend.utils.disk_faults import DiskFault, fault_of
-from backend.utils.errors import Mistake
+from backend.utils.disk_faults import DiskError, fault_of
+from backend.utils.errors import UserError
 
 RESTART = "restart"
 """The kind of an ending that is none of the run's."""
 
 LAST_LINE_PATIENCE_S = 2.0
-"""How long the diary's last line is tried again on a disk that does not take it."""
+"""How long the event log's last line is tried again on a disk that does not take it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The diary's last kind, the step the run reached, a sentence, the traceback of a bug, and the GPU error if it was one."""
+    """The event log's last kind, the step the run reached, a sentence, the traceback of a bug, and the GPU error if it was one."""
 
     kind: str
     step: int
@@ -60,7 +60,7 @@ def ending_of(work: Callable[[], Ending], last_step: Callable[[], int]) -> Endin
         return Ending("failed", last_step(), str(lost), 2, lost_rank=lost.rank)
     except WorkerFault as fault:
         return _ending_of_worker(fault, last_step())
-    except Mistake as mistake:
+    except UserError as mistake:
         if mistake.traceback:
             write = getattr(sys.stderr, "write_to_log", sys.stderr.write)  # a terminal gets the sentence alone
             write(mistake.traceback)
@@ -87,8 +87,8 @@ def _ending_of_worker(fault: WorkerFault, step: int) -> Ending:
     )
 
 
-def write_ending(diary: Diary, ending: Ending) -> Ending:
-    """Write the diary's last line. → the ending, a failure if that line could not be written in LAST_LINE_PATIENCE_S seconds: the sentence then is
+def write_ending(event_log: EventLog, ending: Ending) -> Ending:
+    """Write the event log's last line. → the ending, a failure if that line could not be written in LAST_LINE_PATIENCE_S seconds: the sentence then is
     for stderr alone, and the run, to its readers, one that has crashed; it is resumed as such."""
     event: dict[str, Any] = {"step": ending.step, "reason": ending.reason or ending.kind, "sentence": ending.sentence}
     if ending.ends_with is not None:
@@ -97,20 +97,22 @@ def write_ending(diary: Diary, ending: Ending) -> Ending:
         event["lost_rank"] = ending.lost_rank
     if ending.traceback:
         event["traceback"] = ending.traceback
-    before, until = diary.seq, time.monotonic() + LAST_LINE_PATIENCE_S
+    before, until = event_log.seq, time.monotonic() + LAST_LINE_PATIENCE_S
     while True:
         try:
-            diary.write(ending.kind, **event)
-        except DiskFault as fault:
-            if diary.seq != before or time.monotonic() > until:  # written, and what follows it has failed; or given up
+            event_log.write(ending.kind, **event)
+        except DiskError as fault:
+            if (
+                event_log.seq != before or time.monotonic() > until
+            ):  # written, and what follows it has failed; or given up
                 return after_fault(ending, fault)
             time.sleep(LAST_LINE_PATIENCE_S / 10)
         else:
-            fault = diary.take_echo_fault()  # the log has failed after it
+            fault = event_log.take_echo_fault()  # the log has failed after it
             return after_fault(ending, fault) if fault else ending
 
 
-def after_fault(ending: Ending, fault: DiskFault) -> Ending:
+def after_fault(ending: Ending, fault: DiskError) -> Ending:
     """The failure that an ending becomes where the disk keeps it from being written down; its own sentence comes first, unless the run went well."""
     went_well = ending.exit_code in (0, 3)
     told = str(fault) in ending.sentence

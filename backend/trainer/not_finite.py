@@ -19,7 +19,7 @@ from backend.config.config import Config
 from backend.runs.run_folder import RunFolder
 from backend.training.not_finite import NotFinite, Quantity
 from backend.types import Group
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 HIGH_RATE = {"full": 1e-4}
 """Learning rates from which on the rate is the first suspect, by `train_type`."""
@@ -30,7 +30,7 @@ USUAL_BETA = 0.04
 
 @contextmanager
 def ends_run(config: Config, run: RunFolder, step: int, groups: Sequence[Group]) -> Iterator[None]:
-    """Inside, NotFinite becomes a Mistake, once the step's batch is written to the run's folder. `groups` may be filled meanwhile."""
+    """Inside, NotFinite becomes a UserError, once the step's batch is written to the run's folder. `groups` may be filled meanwhile."""
     try:
         yield
     except NotFinite as found:
@@ -44,14 +44,14 @@ def ends_run(config: Config, run: RunFolder, step: int, groups: Sequence[Group])
         except OSError:
             traceback.print_exc()  # in log.txt; the fault itself is told all the same
             where = ""
-        raise Mistake(setting, f"{happened}. {advice}{where}") from found
+        raise UserError(setting, f"{happened}. {advice}{where}") from found
 
 
-def weights_fault(config: Config, step: int, names: Sequence[str]) -> Mistake:
+def weights_fault(config: Config, step: int, names: Sequence[str]) -> UserError:
     """For weights or moments that a save refuses."""
     setting, advice = likely_cause(config, "weight", is_first=False)
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return Mistake(
+    return UserError(
         setting, f"The weights of step {step} are not finite ({names[0]}{more}), so they are not saved. {advice}"
     )
 

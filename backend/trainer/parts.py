@@ -40,7 +40,7 @@ from backend.training.batch import token_mask
 from backend.training.not_finite import check_sampled, check_scores
 from backend.training.token_records import TokenRecord
 from backend.types import Completion, Group, Problem
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 # The training prompts of each stage of a run, and which of them its steps take.
 
@@ -75,14 +75,14 @@ def tokenized_stages(
     config: Config, configs: Sequence[Config], rows: Sequence[StageRows], make: Callable[..., TokenizedPrompts]
 ) -> StagePrompts:
     """The prompts of every stage, their first rows tokenised. `configs`: the settings of each; `make(rows, format, source)` makes prompts.
-    Raises Mistake, naming the stage."""
+    Raises UserError, naming the stage."""
     prompts: list[TokenizedPrompts] = []
     for index, (of_stage, own) in enumerate(zip(configs, rows, strict=True)):
         prompt_format = PromptFormat.of(of_stage)
         known = (each for each in prompts if each.are_of(own.rows, prompt_format))
         try:
             prompts.append(next(known, None) or _tokenized(of_stage, own, prompt_format, make))
-        except Mistake as mistake:
+        except UserError as mistake:
             raise stage_mistake(index, mistake) from None
     return StagePrompts(config.stages, rows, prompts)
 
@@ -91,7 +91,7 @@ def _tokenized(
     config: Config, own: StageRows, prompt_format: PromptFormat, make: Callable[..., TokenizedPrompts]
 ) -> TokenizedPrompts:
     if faults := check_columns(own.rows, config, own.source):
-        raise Mistake(faults)
+        raise UserError(faults)
     prompts = make(own.rows, prompt_format, own.source)
     measure_first_rows(prompts, "train")
     prompts.measure(prompts.longest_texts())  # memory is planned for the longest prompt of all rows
@@ -154,7 +154,7 @@ class RunPrompts:
 def tokenized_prompts(
     config: Config, stages: Sequence[Config], inputs: RunInputs, tokenizer: Any, make: MakePrompts
 ) -> RunPrompts:
-    """The prompts of a run, their first rows tokenised. `stages`: the settings of each stage. Raises Mistake for rows that cannot be used."""
+    """The prompts of a run, their first rows tokenised. `stages`: the settings of each stage. Raises UserError for rows that cannot be used."""
     of_held_out = held_out_settings(config, stages)
     by_split = _by_split(inputs.splits, tokenizer, of_held_out, make)
     of_stages = None
@@ -174,7 +174,7 @@ def _by_split(splits: Splits, tokenizer: Any, config: Config, make: MakePrompts)
         if not (rows and used[split]):
             continue
         if faults := check_columns(rows, config, source):
-            raise Mistake(faults)
+            raise UserError(faults)
         by_split[split] = prompts = make(rows, tokenizer, PromptFormat.of(config), source)
         measure_first_rows(prompts, split, all_rows=split == "train" and config.epochs > 0)
         prompts.measure(prompts.longest_texts())  # memory is planned for the longest prompt of all rows
@@ -208,7 +208,7 @@ class RunParts(StepParts):
         """Go back to the weights before the updates of the step in flight, where they were kept."""
 
     def of_ranks(self) -> dict[str, Any]:
-        """What the diary's `started` says of the processes that the run is spread over."""
+        """What the event log's `started` says of the processes that the run is spread over."""
         return {"ranks": 1}
 
     def first_notes(self, config: Config) -> list[str]:
@@ -348,7 +348,7 @@ def load_parts(
     left of a step. `shared`: what this run has in common with others of the process. `stages`: the settings of each stage, where `config`
     has those of one. `engine`: what loads the model and computes with it.
 
-    `note` is called with each sentence for the user. Raises Mistake for settings or files that cannot be used.
+    `note` is called with each sentence for the user. Raises UserError for settings or files that cannot be used.
     """
     inputs = inputs or read_inputs(config)
     device.use(config.device)

@@ -30,7 +30,7 @@ class MetricWatch:
     """The metrics of the last steps and of the newest evaluation."""
 
     def __init__(self, events: Iterable[Mapping[str, Any]] = ()) -> None:
-        """`events`: the diary so far, of which steps and evaluations count."""
+        """`events`: the event log so far, of which steps and evaluations count."""
         self._steps: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
         self._evaluation: Mapping[str, Any] = {}
         self.seen: set[str] = set()
@@ -40,7 +40,7 @@ class MetricWatch:
             self.take(event)
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take an event of the diary."""
+        """Take an event of the event log."""
         metrics = event.get("metrics")
         if not isinstance(metrics, dict):
             return

@@ -43,20 +43,20 @@ from backend.trainer.run_inputs import RunInputs, StageRows, read_rows, read_sta
 from backend.trainer.scoring_stages import scoring_stages
 from backend.trainer.trackers.targets import chosen, missing_fault
 from backend.utils.disk_faults import require_room
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
 from backend.utils.machine import machine_bytes
 from backend.utils.places import runs_folder
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 T = TypeVar("T")
 
 
-def check(raw: Mapping[str, Any]) -> list[Fault]:
+def check(raw: Mapping[str, Any]) -> list[ConfigProblem]:
     """All faults of raw settings and of what they point to. Files are read only once the settings themselves are sound."""
     try:
         preflight(raw).scorer.close()
-    except Mistake as mistake:
+    except UserError as mistake:
         return mistake.faults
     return []
 
@@ -73,11 +73,11 @@ def preflight(
 
     Returns the rows and reward functions that were read. `processes`: those that are shared with other runs. `runs_dir`: where
     the run will be, the folder of runs by default; its disk must have room. `begin`: what makes the scorer, where functions are objects of a
-    program. `of_program`: whether the caller has the optimizer and schedule, where those are objects. Raises Mistake with all faults.
+    program. `of_program`: whether the caller has the optimizer and schedule, where those are objects. Raises UserError with all faults.
     A reward file is executed to see what it registers: naming it on the command line is consent.
     """
     if faults := problems(raw):
-        raise Mistake(faults)
+        raise UserError(faults)
     config = parse(raw)
     if not of_program:
         require_no_program(config)
@@ -91,8 +91,8 @@ def preflight(
 
 
 def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> tuple[Splits, tuple[StageRows, ...]]:
-    """Everything that the settings point to. → the rows, and those of each stage. Raises Mistake with all faults."""
-    faults: list[Fault] = []
+    """Everything that the settings point to. → the rows, and those of each stage. Raises UserError with all faults."""
+    faults: list[ConfigProblem] = []
     if config.hosts:
         _caught(faults, lambda: plan_machines(config))
     tokenizer = _check_models(config, runs_dir, faults)
@@ -107,12 +107,12 @@ def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> tuple[Splits
     _caught(faults, lambda: scoring_stages(config, scorer.load(), steps))
     faults += filter(None, map(missing_fault, chosen(config.report_to)))
     if faults:
-        raise Mistake(list(dict.fromkeys(faults)))
+        raise UserError(list(dict.fromkeys(faults)))
     assert splits is not None and stages is not None
     return splits, stages
 
 
-def _check_models(config: Config, runs_dir: Path, faults: list[Fault]) -> Any:
+def _check_models(config: Config, runs_dir: Path, faults: list[ConfigProblem]) -> Any:
     """Adds the faults of the model and its reference. → the model's tokenizer, None where it cannot be read."""
     _caught(faults, lambda: device.check(config.device))
     folder = _caught(faults, lambda: check_model(config.model, "model"))
@@ -133,7 +133,7 @@ def _check_models(config: Config, runs_dir: Path, faults: list[Fault]) -> Any:
     return tokenizer
 
 
-def _too_large(folder: Path, config: Config) -> list[Fault]:
+def _too_large(folder: Path, config: Config) -> list[ConfigProblem]:
     """The fault of a model that this machine cannot train even with the shortest prompts."""
     shape = shape_of(folder)
     if shape is None or not shape.is_transformer:
@@ -143,18 +143,18 @@ def _too_large(folder: Path, config: Config) -> list[Fault]:
 
 
 def _check_room(folder: Path, config: Config, runs_dir: Path) -> None:
-    """Raises DiskFault where the disk has no room for what the run will write."""
+    """Raises DiskError where the disk has no room for what the run will write."""
     if (shape := shape_of(folder)) is not None and shape.is_transformer:
         require_room(runs_dir, run_bytes(config, shape) + RESERVE, "The run")
 
 
 def _check_files_of_model(folder: Path, config: Config) -> None:
-    """Raises Mistake where the run writes a whole model, and files of the base cannot go along (`kept_files`)."""
+    """Raises UserError where the run writes a whole model, and files of the base cannot go along (`kept_files`)."""
     if config.train_type == "full" or exports(config):
         kept_files(tokenizer_folder(config.tokenizer) if config.tokenizer else folder)
 
 
-def _check_learns(folder: Path, config: Config, faults: list[Fault]) -> Any:
+def _check_learns(folder: Path, config: Config, faults: list[ConfigProblem]) -> Any:
     """Adds the faults of a model that cannot be loaded, quantised or adapted as the settings say. → its tokenizer, None without one."""
     opened = _caught(faults, lambda: _opened(folder, config.model, "model"))
     if opened is None:
@@ -171,9 +171,9 @@ def _check_learns(folder: Path, config: Config, faults: list[Fault]) -> Any:
 
 
 def check_division(model: nn.Module, model_config: dict[str, Any], config: Config) -> None:
-    """Raises Mistake for a model whose layers cannot be divided among the machines of the hosts file. `model` is of no use afterwards."""
+    """Raises UserError for a model whose layers cannot be divided among the machines of the hosts file. `model` is of no use afterwards."""
     if refusal := sharding_refusal(model_config):
-        raise Mistake("parallelism", refusal)
+        raise UserError("parallelism", refusal)
     size = len(read_hosts(config.hosts).hosts)
     if size > 1:
         check_divides(quantized_as(model, model_config, config)[0], config, size)
@@ -194,26 +194,26 @@ def _check_reference(config: Config) -> Any:
 
 
 def _opened(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]] | None:
-    """A model without its weights; None where only its config.json is on this machine. Raises Mistake for files that cannot be loaded."""
+    """A model without its weights; None where only its config.json is on this machine. Raises UserError for files that cannot be loaded."""
     return check_opens(folder, name, setting) if any(folder.glob("model*.safetensors")) else None
 
 
-def _caught(faults: list[Fault], check_part: Callable[[], T]) -> T | None:
-    """What `check_part` returns; None where it raises Mistake, whose faults are added to `faults`."""
+def _caught(faults: list[ConfigProblem], check_part: Callable[[], T]) -> T | None:
+    """What `check_part` returns; None where it raises UserError, whose faults are added to `faults`."""
     try:
         return check_part()
-    except Mistake as mistake:
+    except UserError as mistake:
         faults += mistake.faults
         return None
 
 
 def check_model(name: str, setting: str) -> Path:
-    """The folder with the model's config.json (from the Hub's cache or the Hub itself for an id). Raises Mistake for a
+    """The folder with the model's config.json (from the Hub's cache or the Hub itself for an id). Raises UserError for a
     model that does not exist, or that mlx-lm has no code for."""
     source = Path(model_source(name, setting))
     file = source / "config.json" if source.is_dir() else config_file(name, setting)
     if refusal := architecture_refusal(check_config(file, name, setting)):
-        raise Mistake(setting, f"The model {shown(Path(name), 50)} cannot be used. {shown(refusal, 120)}")
+        raise UserError(setting, f"The model {quote(Path(name), 50)} cannot be used. {quote(refusal, 120)}")
     check_weights(str(source), setting)
     return file.parent
 
@@ -223,9 +223,9 @@ def _check_quantised(folder: Path, config: Config) -> None:
     if not is_quantized_by_mlx(read_object(folder / "config.json", "model")):
         return
     if config.quantization != "none":
-        raise Mistake("quantization", f"{config.model} is quantised already; choose None to train it as it comes.")
+        raise UserError("quantization", f"{config.model} is quantised already; choose None to train it as it comes.")
     if config.train_type == "full":
-        raise Mistake(
+        raise UserError(
             "train_type", f"{config.model} is quantised, and packed weights cannot learn; choose LoRA or DoRA."
         )
 
@@ -238,7 +238,7 @@ def _read_and_check_data(config: Config, tokenizer: Any, scorer: Scorer) -> Spli
     checked = [split for split in SPLITS if splits.rows(split) and not (split == "train" and config.stages)]
     for split in checked:
         if faults := check_columns(splits.rows(split), of_held_out, splits.source.get(split, config.data)):
-            raise Mistake(faults)
+            raise UserError(faults)
     check_evaluation_sets(splits, of_held_out, tokenizer)
     check_held_out(splits, config)
     if tokenizer is not None:
@@ -250,14 +250,14 @@ def _read_and_check_data(config: Config, tokenizer: Any, scorer: Scorer) -> Spli
 
 
 def _check_stages(config: Config, splits: Splits, tokenizer: Any, scorer: Scorer) -> tuple[StageRows, ...]:
-    """The training rows of each stage, their columns and prompts checked. Raises Mistake, naming the stage."""
+    """The training rows of each stage, their columns and prompts checked. Raises UserError, naming the stage."""
     stages = read_stages(config, splits, scorer)
     for index, (own, of_stage) in enumerate(zip(stages, stage_configs(config) if stages else [], strict=True)):
         try:
             if faults := check_columns(own.rows, of_stage, own.source):
-                raise Mistake(faults)
+                raise UserError(faults)
             if tokenizer is not None:
                 check_prompts(own.rows, tokenizer, PromptFormat.of(of_stage), own.source)
-        except Mistake as mistake:
+        except UserError as mistake:
             raise stage_mistake(index, mistake) from None
     return stages

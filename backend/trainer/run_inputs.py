@@ -12,7 +12,7 @@ from backend.config.config import Config
 from backend.config.stages import fault_of_stage, stage_rows
 from backend.data.rows import Rows, Splits, read_splits
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class RunInputs:
 
 def read_inputs(config: Config, processes: SharedProcesses | None = None) -> RunInputs:
     """Read the dataset while the reward functions' process starts, and load them. `processes`: those that are shared with other runs.
-    Raises Mistake for either."""
+    Raises UserError for either."""
     scorer = begin_scorer(config, processes)
     try:
         splits = read_rows(config, scorer)
@@ -48,12 +48,12 @@ def read_inputs(config: Config, processes: SharedProcesses | None = None) -> Run
 
 def read_rows(config: Config, scorer: Scorer) -> Splits:
     """The rows of a run, or of a stage with a dataset of its own; their map function is called where the reward functions are. Raises
-    Mistake."""
+    UserError."""
     return read_splits(config, scorer.map_rows)
 
 
 def read_stages(config: Config, splits: Splits, scorer: Scorer) -> tuple[StageRows, ...]:
-    """The training rows of each stage; `splits`: the run's own. Raises Mistake, naming the stage."""
+    """The training rows of each stage; `splits`: the run's own. Raises UserError, naming the stage."""
     values, read = config.model_dump(), dict[str, StageRows]()
     own = StageRows(splits.train, splits.source.get("train", config.data))
     stages: list[StageRows] = []
@@ -63,13 +63,13 @@ def read_stages(config: Config, splits: Splits, scorer: Scorer) -> tuple[StageRo
         if of_stage and key not in read:
             try:
                 found = read_rows(config.model_copy(update=of_stage), scorer)
-            except Mistake as mistake:
+            except UserError as mistake:
                 raise stage_mistake(index, mistake) from None
             read[key] = StageRows(found.train, found.source.get("train", str(of_stage.get("data", config.data))))
         stages.append(read[key] if of_stage else own)
     return tuple(stages)
 
 
-def stage_mistake(index: int, mistake: Mistake) -> Mistake:
+def stage_mistake(index: int, mistake: UserError) -> UserError:
     """The faults of a stage's rows, as faults of the stages."""
-    return Mistake([fault_of_stage(index + 1, fault.sentence) for fault in mistake.faults])
+    return UserError([fault_of_stage(index + 1, fault.sentence) for fault in mistake.faults])

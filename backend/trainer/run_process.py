@@ -1,7 +1,7 @@
-"""One process of a run, from taking its lock to the diary's last line, whatever happens in between.
+"""One process of a run, from taking its lock to the event log's last line, whatever happens in between.
 
-A run is a folder and its diary. A run that ends early is saved at its last finished step; a fault the user can mend ends the
-diary with a sentence, a bug with a traceback too. After a GPU error the run does not end: this process saves it, leaves the diary
+A run is a folder and its event log. A run that ends early is saved at its last finished step; a fault the user can mend ends the
+event log with a sentence, a bug with a traceback too. After a GPU error the run does not end: this process saves it, leaves the event log
 without a last line and the lock held, and its caller execs a program that trains on with smaller micro-batches.
 """
 
@@ -24,7 +24,7 @@ from backend.runs.checkpoints import checkpoint
 from backend.runs.checkpoints.checkpoint import TrainingState
 from backend.runs.checkpoints.checkpoint_integrity import Damaged, DamagedCheckpoint, newest_whole, set_aside
 from backend.runs.completion_rows import parse_group_row
-from backend.runs.events import Diary, last_events, parse_line, truncate_file
+from backend.runs.events import EventLog, last_events, parse_line, truncate_file
 from backend.runs.held_folder import FolderPlace
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_format import check_format
@@ -37,10 +37,10 @@ from backend.trainer.run_inputs import RunInputs
 from backend.trainer.steering import Steering
 from backend.trainer.trackers.launch import RunTrackers
 from backend.trainer.trainer import Trainer
-from backend.utils.disk_faults import DiskFault
-from backend.utils.errors import Mistake
+from backend.utils.disk_faults import DiskError
+from backend.utils.errors import UserError
 
-# Cutting diary and completions back to a checkpoint, by the lengths that it recorded, or by their content where those
+# Cutting event log and completions back to a checkpoint, by the lengths that it recorded, or by their content where those
 # no longer fit.
 
 OF_THE_STEP = ("eval", "health", "note", "phase")
@@ -63,7 +63,7 @@ def cut_back(run: RunFolder, state: TrainingState) -> str:
 
 
 def _fits(path: Path, length: int, step: int | None) -> bool:
-    """Whether a file's first `length` bytes end with a line, and for the diary no other step's is the newest there."""
+    """Whether a file's first `length` bytes end with a line, and for the event log no other step's is the newest there."""
     try:
         with path.open("rb") as file:
             if length <= 0 or path.stat().st_size < length:
@@ -79,7 +79,7 @@ def _fits(path: Path, length: int, step: int | None) -> bool:
 
 
 def _end_of_step(path: Path, step: int) -> int:
-    """The length of a diary up to the end of a step; of all of it where it has no line of that step."""
+    """The length of a event log up to the end of a step; of all of it where it has no line of that step."""
     end = offset = 0
     is_behind = False
     with path.open("rb") as file:
@@ -126,17 +126,17 @@ def train(
     lock: int | None = None,
 ) -> Ending:
     """Train `config` in `run`, from its newest checkpoint if it has one. `inputs` are what `preflight` read, if it did. `changes`: raw
-    settings to change from the step after that checkpoint on. `warnings`: sentences for the diary. `look` is called wherever the run may
-    stop, and may raise Stopped or Mistake. `load`: what builds the run's parts, where other ranks share its work.
+    settings to change from the step after that checkpoint on. `warnings`: sentences for the event log. `look` is called wherever the run may
+    stop, and may raise Stopped or UserError. `load`: what builds the run's parts, where other ranks share its work.
     `goes_on`: whether the loss of one of them ends this process and not the run. `lock`: the handle of the run's lock, where the caller
     holds it already; it is closed here.
 
-    Errors of the run are written to the diary and returned in the Ending, never raised. Raises Mistake when another process
+    Errors of the run are written to the event log and returned in the Ending, never raised. Raises UserError when another process
     holds the run, its log of GPU errors or its changes are damaged, or the settings of `changes` cannot be. With `may_restart` the Ending may be a RESTART: the run stays locked, the stop signals stay blocked, and the caller
     has to exec a program that calls this again.
     """
     # An flock, which the kernel releases however this process ends. It is held before the checkpoint is read and the files
-    # are truncated, so that two processes never append to one diary.
+    # are truncated, so that two processes never append to one event log.
     inherited = inherited_lock(run)
     keep_words = inherited is not None or lock is not None  # commands that came since the run was locked
     if lock is None:
@@ -173,7 +173,7 @@ def train(
 
 
 def record_changes(config: Config, run: RunFolder, changes: Mapping[str, Any]) -> None:
-    """Record what `train` would be given as `changes`, for a run that another process is about to resume. Raises Mistake."""
+    """Record what `train` would be given as `changes`, for a run that another process is about to resume. Raises UserError."""
     if not changes:
         return
     lock = hold_lock(run)
@@ -192,7 +192,7 @@ def _trained(
 
     def work() -> Ending:
         try:
-            with broken_off_by_stops(trainer, trainer.control.obey_signal):
+            with stops_as_exceptions(trainer, trainer.control.obey_signal):
                 return trainer.run(saved, command, inputs)
         except DamagedCheckpoint as found:
             damaged.append(found.damaged)
@@ -203,7 +203,7 @@ def _trained(
 
 
 @contextlib.contextmanager
-def broken_off_by_stops(trainer: Trainer, obey_signal: Callable[[], None]) -> Iterator[None]:
+def stops_as_exceptions(trainer: Trainer, obey_signal: Callable[[], None]) -> Iterator[None]:
     """What a stop has broken off ends as that stop: a wait for reward functions, and the work of mlx's compiler, which Ctrl-C in a terminal
     ends too. `obey_signal` raises Stopped where a stop signal has come."""
     try:
@@ -234,8 +234,8 @@ def open_run(
 ) -> tuple[Trainer, checkpoint.Checkpoint | None]:
     """A trainer for a run whose lock this process holds, and the checkpoint to begin from, to which the run's files are cut back.
 
-    It is the newest that is as it was written; what is newer is set aside, and that is said in the diary, after the warnings `notes`.
-    `keep_words` as in `Control`, `changes` as in `train`; raises Mistake as it does, for a run of a newer version, and where no checkpoint is whole.
+    It is the newest that is as it was written; what is newer is set aside, and that is said in the event log, after the warnings `notes`.
+    `keep_words` as in `Control`, `changes` as in `train`; raises UserError as it does, for a run of a newer version, and where no checkpoint is whole.
     """
     check_format(run)
     saved, damaged = newest_whole(run)
@@ -248,7 +248,7 @@ def open_run(
         notes.append(sentence)
     settings = steering.config_at(saved.state.step if saved else 0)
     checkpoint.rotate(run, settings.keep_checkpoints)  # which a process that was killed may not have come to
-    trainer = Trainer(settings, run, Diary(run.events, echo), steering, keep_words=keep_words)
+    trainer = Trainer(settings, run, EventLog(run.events, echo), steering, keep_words=keep_words)
     trainer.shared = shared
     for sentence in notes:
         trainer.warn(sentence)
@@ -261,7 +261,7 @@ def open_run(
 
 
 def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: bool = False) -> Ending:
-    """Save what is not saved yet, write the diary's last line unless the run goes on, and close the files.
+    """Save what is not saved yet, write the event log's last line unless the run goes on, and close the files.
 
     → the ending as it became: `gpu_retries` is how often a GPU error may be answered by a RESTART, `goes_on` whether the loss of a rank is.
     """
@@ -269,7 +269,7 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: 
     if place.state in ("deleted", "out of reach", "taken"):
         return _without_folder(trainer, place)
     if place.state == "moved" and ending.kind != "finished":
-        with contextlib.suppress(Mistake):  # it was begun where the folder is no more
+        with contextlib.suppress(UserError):  # it was begun where the folder is no more
             trainer.saver.wait()
         trainer.move_to(RunFolder(place.path))
         sentence = (
@@ -283,7 +283,7 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: 
             ending = _save_before(trainer, ending)
         if ending.lost_rank is not None:
             ending = _after_lost_rank(trainer, ending, goes_on=goes_on)
-    except DiskFault as fault:
+    except DiskError as fault:
         ending = after_fault(ending, fault)
     if ending.kind != RESTART:
         ending = _write_end(trainer, ending)
@@ -292,10 +292,10 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: 
 
 
 def _write_end(trainer: Trainer, ending: Ending) -> Ending:
-    """Answer what was asked too late, write the diary's last line, and leave no command behind. → the ending as `write_ending` has it."""
-    with contextlib.suppress(DiskFault):  # which `write_ending` will tell
+    """Answer what was asked too late, write the event log's last line, and leave no command behind. → the ending as `write_ending` has it."""
+    with contextlib.suppress(DiskError):  # which `write_ending` will tell
         trainer.control.refuse_change()
-    ending = write_ending(trainer.diary, ending)
+    ending = write_ending(trainer.event_log, ending)
     with contextlib.suppress(OSError):  # deleted when the run is resumed
         trainer.control.discard_commands()
     return ending
@@ -323,7 +323,7 @@ def _save_before(trainer: Trainer, ending: Ending) -> Ending:
     """Save the last finished step before an early end. Returns `ending`, or a failure that says both if that fails."""
 
     def save_last_step() -> Ending:
-        with contextlib.suppress(Mistake):  # a checkpoint that could not be written is tried once more below
+        with contextlib.suppress(UserError):  # a checkpoint that could not be written is tried once more below
             trainer.saver.wait()
         take_back_updates(trainer)
         if trainer.saver.saved_step != trainer.state.step and trainer.has_whole_step:
@@ -360,10 +360,10 @@ def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries:
     log, step = trainer.gpu_errors, trainer.state.step
     try:
         logged = log.add(error, ending.gpu_text, step=step, in_use=trainer.step_size, retries=retries)
-    except DiskFault as full:  # without the log the next process would take the same large steps
+    except DiskError as full:  # without the log the next process would take the same large steps
         save_without_gpu(trainer)
         return replace(ending, sentence=f"{ending.sentence} It is not retried. {full.faults[0].sentence}")
-    if logged.is_retried:  # before saving, so that the checkpoint's length of the diary includes the note
+    if logged.is_retried:  # before saving, so that the checkpoint's length of the event log includes the note
         trainer.warn(logged.sentence)
         trainer.state.gpu_errors_told = len(log.errors)
     save_without_gpu(trainer)
@@ -382,12 +382,12 @@ def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries:
 def save_without_gpu(trainer: Trainer) -> None:
     """Save the last finished step if the weights are still its. What cannot be saved is trained again, from the newest checkpoint."""
     try:
-        with contextlib.suppress(Mistake):
+        with contextlib.suppress(UserError):
             trainer.saver.wait()
         take_back_updates(trainer)
         if trainer.saver.saved_step != trainer.state.step and trainer.has_whole_step:
             trainer.save_without_gpu()
-    except Mistake as mistake:
+    except UserError as mistake:
         sys.stderr.write(f"{mistake}\n")  # in log.txt; the run is not lost
     except (RuntimeError, MemoryError):
         traceback.print_exc()

@@ -18,7 +18,7 @@ from backend.rewards.scorer import Scorer
 from backend.rewards.weights import WeightSchedule
 from backend.training.advantages import advantages
 from backend.types import Group
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 MLX = re.compile(r"^\s*(?:import|from)\s+mlx(?!_lm_lora)", re.MULTILINE)
 """A line that imports mlx or a library built on it. `mlx_lm_lora` is our shim for its reward registry, without mlx."""
@@ -127,14 +127,14 @@ class ScoringStages:
         return [stage.weights.state() if stage.weights.kind == "adaptive" else {} for stage in self.stages]
 
     def restore(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Restore what `state` returned. Raises Mistake when the adaptive weights belong to other reward functions."""
+        """Restore what `state` returned. Raises UserError when the adaptive weights belong to other reward functions."""
         for stage, state in zip(self.stages, saved, strict=False):
             if stage.weights.kind != "adaptive" or not state:
                 continue
             try:
                 stage.weights.restore(state)
             except ValueError:
-                raise Mistake(
+                raise UserError(
                     "reward_functions",
                     "The checkpoint's adaptive weights are of other reward functions; resume with the same ones, or "
                     "start a new run.",
@@ -142,7 +142,7 @@ class ScoringStages:
 
 
 def scoring_stages(config: Config, functions: list[list[FunctionDescription]], steps: int) -> list[ScoringStage]:
-    """The run's stages; without `stages:` a single one of `steps`. Raises Mistake for weights that do not fit."""
+    """The run's stages; without `stages:` a single one of `steps`. Raises UserError for weights that do not fit."""
     if not config.stages:
         return [ScoringStage(steps, functions[0], _schedule(config, config.weights, functions[0], steps))]
     stages, last = [], 0
@@ -161,7 +161,7 @@ def _stage_weights(
     if not weights:
         weights = [1.0] * len(functions) if settings.get("reward_functions") else config.weights
     if len(weights) != len(functions):
-        raise Mistake(
+        raise UserError(
             "stages", f"Stage {number} has {len(weights)} reward weights for {len(functions)} reward functions."
         )
     return weights
@@ -173,7 +173,7 @@ def _schedule(config: Config, weights: list[float], functions: list[FunctionDesc
     try:
         return WeightSchedule(kind, weights, config.reward_weights_final or None, steps, names=names)
     except ValueError as error:
-        raise Mistake("reward_weight_schedule", f"{str(error)[0].upper()}{str(error)[1:]}.") from None
+        raise UserError("reward_weight_schedule", f"{str(error)[0].upper()}{str(error)[1:]}.") from None
 
 
 def imports_mlx(stages: Sequence[ScoringStage]) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from backend.config.config import Config
-from backend.runs.events import Diary
+from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import (
     Change,
@@ -21,32 +21,32 @@ from backend.runs.steering import (
     take_request,
     write_changes,
 )
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 
 class Steering:
-    """The changes of one run. `config`: the settings of config.yaml. Raises Mistake for a damaged changes.json."""
+    """The changes of one run. `config`: the settings of config.yaml. Raises UserError for a damaged changes.json."""
 
     def __init__(self, run: RunFolder, config: Config) -> None:
         self._run, self._config = run, config
         self.changes = read_changes(run)
-        self._in_diary: list[Any] = []
-        """Those that the diary tells after its last step, as it tells them."""
+        self._in_event_log: list[Any] = []
+        """Those that the event log tells after its last step, as it tells them."""
 
     def noting_changes(self, events: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        """Pass on the events of the diary so far, and keep in mind which changes of the coming step they tell. A checkpoint of the step
+        """Pass on the events of the event log so far, and keep in mind which changes of the coming step they tell. A checkpoint of the step
         before may have been saved after that, by a stop or at the run's end, and a resume from it takes the change up once more."""
         for event in events:
             if event.get("kind") == "step":
-                self._in_diary.clear()
+                self._in_event_log.clear()
             elif event.get("kind") == "change":
-                self._in_diary.append({key: event.get(key) for key in ("step", "settings")})
+                self._in_event_log.append({key: event.get(key) for key in ("step", "settings")})
             yield event
 
-    def tell(self, change: Change, diary: Diary) -> None:
-        """Write a change to the diary, where it does not stand yet."""
-        if change.to_dict() not in self._in_diary:
-            diary.write("change", **change.to_dict())
+    def tell(self, change: Change, event_log: EventLog) -> None:
+        """Write a change to the event log, where it does not stand yet."""
+        if change.to_dict() not in self._in_event_log:
+            event_log.write("change", **change.to_dict())
 
     def config_at(self, step: int) -> Config:
         """The settings of a step, counted from 1; those the run began with at 0."""
@@ -67,7 +67,7 @@ class Steering:
         answer."""
         try:
             change = self.record(take_request(self._run), begun)
-        except Mistake as mistake:
+        except UserError as mistake:
             return "warning", " ".join(["The change was not made.", *(fault.sentence for fault in mistake.faults)])
         return "info", change.sentence if change else "Nothing was changed: the settings have these values already."
 
@@ -76,7 +76,7 @@ class Steering:
         `backend.runs.steering.changed`.
 
         After a resume from an older checkpoint there may be changes of later steps: a new one then holds with the last of them, so that
-        they stay in the order in which they were made. Raises Mistake for settings that cannot be, and where the file cannot be written.
+        they stay in the order in which they were made. Raises UserError for settings that cannot be, and where the file cannot be written.
         """
         step = max([begun + 1, *(change.step for change in self.changes)])
         pairs = changed(self.config_at(step), asked, done=step - 1, at_resume=at_resume)

@@ -15,7 +15,7 @@ from backend.config.config import Config
 from backend.engine.memory import release_cached_buffers
 from backend.models.policy import Base, Policy, load_policy
 from backend.rewards.scorer import Scorer
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.trainer.machine.gpu_retries import StepSize
 from backend.trainer.machine.memory_plan import WHOLE_STEP, learner_limits, plan_memory, rollout_limits
@@ -36,7 +36,7 @@ class StepParts:
 
     policy: Policy
     learner: Learner
-    rollout: Rollout
+    rollout: Sampler
     scoring: ScoringStages
     sampling: Sampling
     steps: int
@@ -46,7 +46,7 @@ class StepParts:
         return self.steps if config.epochs or config.stages else config.iters
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
-        """Go on with the settings of `config` from `step` on, between two steps; `keys` names those that differ from before. Raises Mistake
+        """Go on with the settings of `config` from `step` on, between two steps; `keys` names those that differ from before. Raises UserError
         for a reference model that cannot be loaded."""
         self.policy.use_reference(config)
         self.scoring.change(config, self.steps_of(config))
@@ -103,9 +103,9 @@ class Engine:
     def load(self, config: Config, note: Callable[[str], None], base: Base | None = None) -> Policy:
         return load_policy(config, note, base)
 
-    def build(self, policy: Policy, config: Config, steps: int, limits: StepLimits) -> tuple[Learner, Rollout]:
+    def build(self, policy: Policy, config: Config, steps: int, limits: StepLimits) -> tuple[Learner, Sampler]:
         learner = LEARNERS[config.train_mode](policy, config, steps, own=self.own, **limits.learner)
-        return learner, Rollout(policy, config.max_completion_length, stop=config.stop, **limits.rollout)
+        return learner, Sampler(policy, config.max_completion_length, stop=config.stop, **limits.rollout)
 
 
 OWN_ENGINE = Engine()
@@ -124,7 +124,7 @@ def build_step_parts(
     engine: Engine = OWN_ENGINE,
 ) -> StepParts:
     """The parts around a loaded policy, for a run of `steps` steps (with stages, as many as they have) and prompts of these lengths in
-    tokens. `most`, `stages`, `engine` and `note` as in `backend.trainer.parts.load_parts`. Raises Mistake."""
+    tokens. `most`, `stages`, `engine` and `note` as in `backend.trainer.parts.load_parts`. Raises UserError."""
     scoring = ScoringStages(config, scorer, steps)
     plan = plan_memory(config, policy, longest_prompts, note, stages)
     limits = StepLimits(learner_limits(plan, most), rollout_limits(plan, most))

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from backend.runs.completion_rows import CompletionRow, GroupRow, TokenData
-from backend.runs.events import Diary, Event, read_events
+from backend.runs.events import Event, EventLog, read_events
 from backend.trainer.health.watch import Watch
 from backend.types import Completion, Group
 
@@ -46,10 +46,10 @@ def completion_row(completion: Completion) -> CompletionRow:
 
 
 class PhaseReporter:
-    """Writes the current phase of a step to the diary, at most every PHASE_EVERY_S seconds."""
+    """Writes the current phase of a step to the event log, at most every PHASE_EVERY_S seconds."""
 
-    def __init__(self, diary: Diary) -> None:
-        self._diary = diary
+    def __init__(self, event_log: EventLog) -> None:
+        self._event_log = event_log
         self._last = 0.0
 
     def report(self, phase: str, progress: float | None = None) -> None:
@@ -58,25 +58,25 @@ class PhaseReporter:
         if now - self._last >= PHASE_EVERY_S:
             self._last = now
             fields = {} if progress is None else {"progress": round(progress, 3)}
-            self._diary.write("phase", phase=phase, **fields)
+            self._event_log.write("phase", phase=phase, **fields)
 
 
 class HealthReporter:
-    """Follows the diary and writes to it what the health rules find: each finding when it begins, and when it is over."""
+    """Follows the event log and writes to it what the health rules find: each finding when it begins, and when it is over."""
 
-    def __init__(self, diary: Diary, settings: Mapping[str, Any]) -> None:
-        """`settings`: the run's. What the diary holds already, when a run is resumed, is read first."""
-        self._diary = diary
-        self._watch = Watch.resumed(settings, read_events(diary.path))
-        diary.followers.append(self._take)
+    def __init__(self, event_log: EventLog, settings: Mapping[str, Any]) -> None:
+        """`settings`: the run's. What the event log holds already, when a run is resumed, is read first."""
+        self._event_log = event_log
+        self._watch = Watch.resumed(settings, read_events(event_log.path))
+        event_log.followers.append(self._take)
 
     def _take(self, event: Event) -> None:
         for fields in self._watch.take(event):
-            self._diary.write("health", **fields)
+            self._event_log.write("health", **fields)
 
 
 def of_process() -> dict[str, Any]:
-    """What the diary's `started` says of this process: its number, its device, the versions of what computes in it."""
+    """What the event log's `started` says of this process: its number, its device, the versions of what computes in it."""
     return {"pid": os.getpid(), "device": str(mx.default_device()), "versions": versions()}
 
 

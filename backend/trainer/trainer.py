@@ -20,12 +20,12 @@ from backend.models.start_adapter import load_start
 from backend.runs.checkpoints.checkpoint import Checkpoint, TrainingState, first_start, read_checkpoint
 from backend.runs.checkpoints.checkpoint_score import CheckpointScore
 from backend.runs.checkpoints.checkpoint_writer import RunSaver, Snapshot, publish_adapters, refresh_adapters, snapshot
-from backend.runs.events import Diary, JsonLines, read_events
-from backend.runs.held_folder import HeldFolder
-from backend.runs.room_for_saving import RoomForSaving
+from backend.runs.events import EventLog, JsonLines, read_events
+from backend.runs.held_folder import RunFolderGuard
+from backend.runs.room_for_saving import DiskSpaceGuard
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import best_of, saved_weights
-from backend.runs.start_progress import looking_on_the_way
+from backend.runs.start_progress import with_stop_check
 from backend.runs.steering import Change
 from backend.trainer import not_finite, scoring_code
 from backend.trainer.control import Control, Stopped
@@ -105,7 +105,7 @@ def load_best(
     run: RunFolder, policy: Policy, config: Config, state: TrainingState, note: Callable[[str], None]
 ) -> int | None:
     """Give the policy, and `adapters/`, the weights of the best checkpoint. → its step; None where that is the last, or none has a score.
-    `note` takes the sentence for the diary. Raises DiskFault, and Mistake for a damaged checkpoint."""
+    `note` takes the sentence for the event log. Raises DiskError, and UserError for a damaged checkpoint."""
     best = best_of(saved_weights(run))
     saved = read_checkpoint(best.path) if best is not None else None
     if best is None or saved is None:
@@ -146,7 +146,7 @@ def is_best_worth_saving(config: Config, state: TrainingState, step: int) -> boo
 
 
 class Trainer:
-    """One run. `state` is that of the last finished step: a step counts once its line is in the diary."""
+    """One run. `state` is that of the last finished step: a step counts once its line is in the event log."""
 
     parts: RunParts
     """Set once all of them are loaded, deleted before exporting: a run without parts has nothing to save."""
@@ -157,7 +157,7 @@ class Trainer:
     """What the run has in common with others of this process, which has its signals for all of them then."""
 
     def __init__(
-        self, config: Config, run: RunFolder, diary: Diary, steering: Steering, *, keep_words: bool = False
+        self, config: Config, run: RunFolder, event_log: EventLog, steering: Steering, *, keep_words: bool = False
     ) -> None:
         """`config`: the settings of the checkpoint's step. `keep_words`: as in `Control`."""
         self.config = config
@@ -166,23 +166,23 @@ class Trainer:
         self._begun = 0
         """The last step that has begun."""
         self.folder = run
-        self.diary = diary
+        self.event_log = event_log
         self.completions = JsonLines(run.completions)
         self.gpu_errors = GpuErrorLog(run)
         self.keep_awake = KeepAwake(self.warn)
         self.slowdowns = SlowdownWatch(self.note)
-        self.held = HeldFolder(run, diary, self.completions, self.warn)
+        self.held = RunFolderGuard(run, event_log, self.completions, self.warn)
         self.control = Control(
-            run, diary, look=self.held.look, before_pause=self.rest, after_pause=self.keep_awake.start, take_change=self.take_change,
+            run, event_log, look=self.held.look, before_pause=self.rest, after_pause=self.keep_awake.start, take_change=self.take_change,
             keep_words=keep_words,
         )  # fmt: skip
-        self.room = RoomForSaving(run, diary, self.control)
+        self.room = DiskSpaceGuard(run, event_log, self.control)
         self.state = TrainingState()
-        self.saver = RunSaver(run, diary, self.completions, config.keep_checkpoints, self.clock)
+        self.saver = RunSaver(run, event_log, self.completions, config.keep_checkpoints, self.clock)
         self.timer = StepTimer(self.clock)
-        self.phases = PhaseReporter(diary)
-        # It follows the diary, which keeps it, and reads later changes of settings there.
-        HealthReporter(diary, steering.config_at(0).model_dump())
+        self.phases = PhaseReporter(event_log)
+        # It follows the event log, which keeps it, and reads later changes of settings there.
+        HealthReporter(event_log, steering.config_at(0).model_dump())
         self.metrics = MetricWatch(steering.noting_changes(read_events(run.events)))
         self.planned_end: PlannedEnd | None = None
         self.ends_with: int | None = None
@@ -238,12 +238,12 @@ class Trainer:
         self.config = self.steering.config_at(change.step)
         self.parts.change(self.config, change.settings, change.step)
         self.score.begin_stage(self.state, change.settings, self.config, has_evaluations=self._has_evaluations)
-        self.steering.tell(change, self.diary)
+        self.steering.tell(change, self.event_log)
 
     def take_change(self) -> None:
         """Record the change that was asked for, and answer in a note: from which step it holds, or why it cannot be."""
         level, sentence = self.steering.take(self._begun)
-        self.diary.write("note", level=level, sentence=sentence, answers="change")
+        self.event_log.write("note", level=level, sentence=sentence, answers="change")
 
     def step(self, step: int) -> None:
         """One rollout and its updates. A stop before the updates leaves the run at its last finished step."""
@@ -273,9 +273,9 @@ class Trainer:
         self.control.obey(may_stop=False)
 
     def write_step(self, step: int, groups: list[Group], metrics: dict[str, float]) -> None:
-        """Write the step's completions, then its line in the diary. From then on the step is finished."""
+        """Write the step's completions, then its line in the event log. From then on the step is finished."""
         lengths = completion_metrics(groups)
-        # Completions first: a reader that sees the step's line in the diary finds its completions in their file.
+        # Completions first: a reader that sees the step's line in the event log finds its completions in their file.
         for group, token_data in zip(groups, recorded_tokens(self.config, self.parts, groups), strict=True):
             self.completions.append(group_row(step, group, token_data))
         state = replace(
@@ -287,11 +287,11 @@ class Trainer:
         trained_tokens = lengths["num_tokens"] * self.config.num_iterations
         saving_s = self.saver.take_seconds()  # that of step N is reported with step N + 1
         save_time = {"time/save": saving_s} if saving_s else {}
-        event = self.diary.write("step", step=step, metrics=lengths | variety_metrics(groups) | metrics | save_time | {
+        event = self.event_log.write("step", step=step, metrics=lengths | variety_metrics(groups) | metrics | save_time | {
             "num_tokens": state.num_tokens, "epoch": self.parts.prompt_stream.epoch,
             "train_tokens_per_second": self.timer.rate(trained_tokens, "train"),
         } | self.timer.metrics())  # fmt: skip
-        self.state = state  # once its line is written: a step that the diary lacks is in no checkpoint
+        self.state = state  # once its line is written: a step that the event log lacks is in no checkpoint
         self.metrics.take(event)
         self.score.take_step(event["metrics"], self.config, has_evaluations=self._has_evaluations)
 
@@ -317,14 +317,14 @@ class Trainer:
 
     def load(self, saved: Checkpoint | None, command: str, inputs: RunInputs | None) -> None:
         """Load the run's parts, in the state of `saved` if there is a checkpoint, and write `started`."""
-        # Before the slow part: a signal while the model loads then ends the run with a line in the diary.
+        # Before the slow part: a signal while the model loads then ends the run with a line in the event log.
         if self.shared is None:
             self.control.listen_to_signals()
-        self.diary.write("phase", phase="loading")
+        self.event_log.write("phase", phase="loading")
         self.keep_awake.start()
         maybe_set_recommended_wired_limit()  # on a Mac, keeps memory in use from being paged out; elsewhere it does nothing
         stages = self.steering.stage_configs()
-        with looking_on_the_way(self.control.look_for_stop):
+        with with_stop_check(self.control.look_for_stop):
             parts = self.load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, self.shared, stages)
         if saved is not None:
             parts.restore(saved, self.note)
@@ -352,15 +352,17 @@ class Trainer:
         code = scoring_code.fingerprints(self.config)
         has_changed = scoring_code.change_since(self.folder, code, self.state.step)
         resumed_from = saved.state.step if saved else None
-        self.diary.write(
+        self.event_log.write(
             "started", **of_run, **of_process(), resumed_from=resumed_from, **({"reward_files": code} if code else {})
         )
         if has_changed:
             self.warn(has_changed)
         self.state.began = self.state.began or first_start(self.folder)
-        if saved:  # its event came after the length to which the diary was cut back
+        if saved:  # its event came after the length to which the event log was cut back
             self.saver.tell(saved.state.step, saved.path)
-        for error in self.gpu_errors.errors[self.state.gpu_errors_told :]:  # the diary was cut back before their notes
+        for error in self.gpu_errors.errors[
+            self.state.gpu_errors_told :
+        ]:  # the event log was cut back before their notes
             self.warn(error.sentence)
         self.state.gpu_errors_told = len(self.gpu_errors.errors)
         for sentence in self.parts.first_notes(self.config):
@@ -385,11 +387,11 @@ class Trainer:
         self.score.take_evaluation(self.state, metrics, self.config)
 
     def _held_out(self, split: str, measure: Callable[[Callable[[float], None]], dict[str, float]]) -> dict[str, float]:
-        """Held-out rewards after the last finished step, written to the diary."""
+        """Held-out rewards after the last finished step, written to the event log."""
         step, began, metrics = self.state.step, self.clock(), measure(lambda done: self.poll("evaluating", done))
         mx.synchronize()  # as in `RunParts.learn`
         took = {"time/eval": self.clock() - began}
-        self.metrics.take(self.diary.write("eval", step=step, split=split, metrics=metrics | took))
+        self.metrics.take(self.event_log.write("eval", step=step, split=split, metrics=metrics | took))
         return metrics
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -405,10 +407,10 @@ class Trainer:
 
     def _snapshot(self) -> Snapshot:
         """The last finished step, with the state of everything that a checkpoint holds."""
-        self.diary.write("phase", phase="saving")
+        self.event_log.write("phase", phase="saving")
         self.score.close_interval(self.state, self.config, has_evaluations=self._has_evaluations)
         # Read last: both files up to these lengths hold the steps of this checkpoint and nothing of later ones.
-        self.state.events_bytes, self.state.completions_bytes = self.diary.size, self.completions.size
+        self.state.events_bytes, self.state.completions_bytes = self.event_log.size, self.completions.size
         self.state.bonus, self.state.reward_weights = self.parts.learner.algorithm.state(), self.parts.scoring.state()
         return snapshot(self.state, self.parts.policy, self.parts.learner, self.config)
 
@@ -459,11 +461,11 @@ class Trainer:
             save_model(self.parts.policy, config, self.folder.model)
         if not exports(config):
             return
-        self.diary.write("phase", phase="exporting")
+        self.event_log.write("phase", phase="exporting")
         self.parts.close()
         del self.parts  # fusing loads the model again, and two of them may not fit in memory
         mx.clear_cache()
-        export_finished(config, self.folder, self.diary)
+        export_finished(config, self.folder, self.event_log)
 
     def move_to(self, folder: RunFolder) -> None:
         """Go on in another place: the run's folder was moved there, with the files that are open."""
@@ -480,14 +482,14 @@ class Trainer:
             del (
                 self.parts
             )  # what mlx has compiled of them may refer to the trainer, in a cycle that Python does not see
-        for log in (self.diary, self.completions):
+        for log in (self.event_log, self.completions):
             log.close()
 
     def warn(self, sentence: str) -> None:
-        self.diary.write("note", level="warning", sentence=sentence)
+        self.event_log.write("note", level="warning", sentence=sentence)
 
     def note(self, sentence: str) -> None:
-        self.diary.write("note", level="info", sentence=sentence)
+        self.event_log.write("note", level="info", sentence=sentence)
 
     def clock(self) -> float:
         """Seconds, on a clock that stops during a pause."""

@@ -19,10 +19,10 @@ from backend.data.rows import check_columns
 from backend.models.policy import Policy, load_policy
 from backend.models.start_adapter import load_start
 from backend.runs.adapter_source import find_adapter
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.types import Group, Problem
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -49,12 +49,12 @@ class Pick:
     numbers: tuple[int, ...] = ()
 
     def order(self, rows: int, seed: int) -> list[int]:
-        """Indices of candidate rows, in order: more than `count`, because some may prove too long. Raises Mistake."""
+        """Indices of candidate rows, in order: more than `count`, because some may prove too long. Raises UserError."""
         if self.how == "numbers":
             missing = next((number for number in self.numbers if not 1 <= number <= rows), None)
             if missing is not None or not self.numbers:
                 reason = f"There is no row {missing}" if missing is not None else "No row is named"
-                raise Mistake("rows", f"{reason}; the dataset's rows are 1 to {rows}.")
+                raise UserError("rows", f"{reason}; the dataset's rows are 1 to {rows}.")
             return [number - 1 for number in self.numbers]
         if self.how == "first":
             return list(range(rows))
@@ -66,14 +66,14 @@ class TrialSampler:
 
     def __init__(self) -> None:
         self._policy: tuple[Any, Policy] | None = None
-        self._rollout: tuple[Any, Rollout] | None = None
+        self._rollout: tuple[Any, Sampler] | None = None
 
     def sample(
         self, config: Config, pick: Pick, group_size: int, seed: int, report: Report = lambda progress: None,
         check: Callable[[], None] = lambda: None,
     ) -> list[Group]:  # fmt: skip
         """`group_size` completions of each picked row. `report` is called with {"phase", "done"?, "of"?}; `check` is
-        called often and may raise to stop. Raises Mistake where dataset or model cannot be loaded."""
+        called often and may raise to stop. Raises UserError where dataset or model cannot be loaded."""
         report({"phase": "reading the dataset"})
         dataset = open_dataset(config)
         check()
@@ -103,15 +103,15 @@ class TrialSampler:
             self._policy = (key, _model_of_a_beginning_run(config))
         return self._policy[1]
 
-    def _cached_rollout(self, config: Config, policy: Policy) -> Rollout:
+    def _cached_rollout(self, config: Config, policy: Policy) -> Sampler:
         key = (config.max_completion_length, tuple(config.stop))
         if self._rollout is None or self._rollout[0] != key:
-            self._rollout = (key, Rollout(policy, config.max_completion_length, stop=config.stop))
+            self._rollout = (key, Sampler(policy, config.max_completion_length, stop=config.stop))
         return self._rollout[1]
 
 
 def _model_of_a_beginning_run(config: Config) -> Policy:
-    """What the run's first step samples from: the base, or the base with the adapter that the run starts from. Raises Mistake."""
+    """What the run's first step samples from: the base, or the base with the adapter that the run starts from. Raises UserError."""
     if not config.adapter:
         return load_policy(config.model_copy(update=SMALLEST_MODEL))
     policy = load_policy(config.model_copy(update=WITHOUT_REFERENCE))
@@ -120,10 +120,10 @@ def _model_of_a_beginning_run(config: Config) -> Policy:
 
 
 def _problems(dataset: LoadedDataset, policy: Policy, config: Config, pick: Pick, seed: int) -> list[Problem]:
-    """The picked rows that leave room for a completion. Raises Mistake where none does."""
+    """The picked rows that leave room for a completion. Raises UserError where none does."""
     rows, source = dataset.rows("train"), dataset.source("train", config)
     if faults := check_columns(rows, config, source):
-        raise Mistake(faults)
+        raise UserError(faults)
     order = pick.order(len(rows), seed)
     count = len(order) if pick.how == "numbers" else pick.count
     prompt_format = PromptFormat.of(config)
@@ -131,7 +131,7 @@ def _problems(dataset: LoadedDataset, policy: Policy, config: Config, pick: Pick
     problems = list(islice((problem for problem in candidates if problem is not None), count))
     if not problems:
         sentence = "Every picked prompt is longer than what Max Seq leaves beside the completion."
-        raise Mistake("max_seq_length", sentence)
+        raise UserError("max_seq_length", sentence)
     return problems
 
 

@@ -24,7 +24,7 @@ from backend.training.batch import Batch
 from backend.training.collectives import Collectives
 from backend.training.importance_sampling import importance_ratio, logp_gap
 from backend.training.learner import Algorithm, Learner, OptimizerBatch, build_learner
-from backend.training.losses import Settings, entropy_quantile, policy_terms, token_values, token_weights
+from backend.training.losses import LossConfig, entropy_quantile, policy_terms, token_values, token_weights
 from backend.training.over_ranks import total
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 from backend.training.token_records import TokenRecord, TokenRecords
@@ -40,7 +40,7 @@ RowSums = dict[str, tuple[float, float]]
 
 
 def row_sums(
-    batch: Batch, logp_BT: mx.array, entropy_BT: mx.array, ref_logp_BT: mx.array | None, loss: Settings
+    batch: Batch, logp_BT: mx.array, entropy_BT: mx.array, ref_logp_BT: mx.array | None, loss: LossConfig
 ) -> list[RowSums]:
     """The sums of each row, log-probabilities and entropies [B, T] in nats; `kl` with a reference only."""
     tallies: list[dict[str, mx.array]] = []
@@ -150,7 +150,7 @@ class Grpo(Algorithm):
     """The family's one algorithm; `loss` chooses among its members."""
 
     policy: Policy
-    loss: Settings
+    loss: LossConfig
     """Its `entropy_coef` is replaced by `bonus.coefficient`."""
     bonus: EntropyBonus
     rows_per_micro_batch: int
@@ -407,10 +407,10 @@ def _combined(name: str, values: Sequence[float], counts: Sequence[float]) -> fl
 # ── from the settings ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def loss_settings(config: Config) -> Settings:
+def loss_settings(config: Config) -> LossConfig:
     """The loss's settings: `Config` has them under the same names, but for `loss_type`."""
-    names = {field.name for field in fields(Settings)} - {"loss_type"}
-    return Settings(loss_type=config.grpo_loss_type, **{name: getattr(config, name) for name in names})
+    names = {field.name for field in fields(LossConfig)} - {"loss_type"}
+    return LossConfig(loss_type=config.grpo_loss_type, **{name: getattr(config, name) for name in names})
 
 
 def grpo(policy: Policy, config: Config) -> Grpo:
@@ -439,7 +439,7 @@ def grpo(policy: Policy, config: Config) -> Grpo:
 
 
 def correction_mode(config: Config, dtype: mx.Dtype) -> tuple[str, str]:
-    """`sampling_correction` for a model that computes in `dtype`, and a sentence for the diary where "auto" became a correction.
+    """`sampling_correction` for a model that computes in `dtype`, and a sentence for the event log where "auto" became a correction.
 
     In float32 sampler and learner agree but for filters, whose part of the gap TRL and the papers leave alone. In 16 bits they do
     not, and correcting costs no pass of its own. Output that is held to a grammar comes from another distribution altogether: the

@@ -40,7 +40,7 @@ from backend.training.optimizers.state import restore, state_arrays
 from backend.training.over_ranks import merged, total_gradient, total_loss
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 from backend.training.token_records import TokenRecord
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 # What a training step needs of an algorithm. GRPO's family is `grpo.py`; a supervised warm-up or DPO is one file
 # beside it.
@@ -157,7 +157,7 @@ class Learner:
         self, arrays: dict[str, mx.array] | None, updates: int, algorithm_state: Sequence[float | None] = ()
     ) -> None:
         """Go on after `updates` updates, with the optimizer's state in `arrays`; without one it begins anew. Raises ValueError for a state
-        that is not of this optimizer, Mistake where that is a program's: its checkpoint is whole, and another optimizer was given."""
+        that is not of this optimizer, UserError where that is a program's: its checkpoint is whole, and another optimizer was given."""
         if arrays is not None:
             self._restore_optimizer(arrays)
         self.updates = updates
@@ -169,7 +169,7 @@ class Learner:
         except ValueError as error:
             if self.own.make is None:
                 raise
-            raise Mistake("optimizer", f"This is not the optimizer that the run was trained with. {error}") from None
+            raise UserError("optimizer", f"This is not the optimizer that the run was trained with. {error}") from None
 
     def change(self, config: Config, steps: int, keys: Collection[str]) -> None:
         """Go on with other values of the settings `keys`, between two steps of a run that is now `steps` long. Moments stay, and the
@@ -247,7 +247,7 @@ class Learner:
         if gradient is None:  # no completion has a signal: the gradient is 0, but momentum and weight decay still apply
             gradient = tree_map(mx.zeros_like, self.policy.parameters())
         else:
-            gradient = self.policy.whole_gradient(gradient)
+            gradient = self.policy.gather_gradient(gradient)
         loss, tallies = total_loss(ranks, loss, tallies)
         gradient = total_gradient(ranks, gradient)
         metrics = {name: float(value) for name, value in merge(tallies).items()} if tallies else {}
@@ -278,7 +278,7 @@ class Learner:
             sentence = (
                 f"An operation of this model has no gradient on this device ({error}), so it cannot be trained here."
             )
-            raise Mistake("model", sentence) from error
+            raise UserError("model", sentence) from error
         finally:
             self.policy.model.update(parameters)  # differentiation leaves its tracers in the model
 
@@ -349,7 +349,7 @@ class Learner:
 
 
 def optimizer_of(config: Config, own: OwnUpdates = SETTINGS_DECIDE) -> Optimizer:
-    """The program's optimizer, or that of the settings. Raises Mistake for settings that are a program's, without it."""
+    """The program's optimizer, or that of the settings. Raises UserError for settings that are a program's, without it."""
     if own.make is not None:
         return own.make(config.learning_rate)
     if config.optimizer == OWN:

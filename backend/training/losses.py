@@ -26,7 +26,7 @@ Scalar = float | mx.array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class LossConfig:
     """Every setting of the loss and its default, under TRL's names. `grpo.loss_settings` makes one from a run's `Config`."""
 
     loss_type: str = "grpo"
@@ -77,10 +77,10 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class LossInputs:
     """What a term is computed from. Where `mask_BT` is 0 the log-probabilities read 0 and the log-ratio 0."""
 
-    settings: Settings
+    settings: LossConfig
     logp_BT: mx.array
     log_ratio_BT: mx.array
     """log π_θ − log π_old, in nats."""
@@ -105,7 +105,7 @@ class BatchTotals:
     max_length: int | None
 
 
-Term = Callable[[Tokens], tuple[mx.array, dict[str, mx.array]]]
+Term = Callable[[LossInputs], tuple[mx.array, dict[str, mx.array]]]
 """Tokens → (term [B, T] or [B, 1], marks: metric → values to average, [B, T] or [B, 1] as the ratio)."""
 Weight = Callable[[mx.array, BatchTotals], mx.array]
 """(mask [B, T], totals) → weight of every token [B, T]."""
@@ -124,7 +124,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class ImportanceLevel:
     """How the importance ratio is taken: (log-ratio [B, T], mask [B, T]) → ratio [B, T] or [B, 1]."""
 
     name: str
@@ -172,7 +172,7 @@ def sequence_token_ratio(log_ratio_BT: mx.array, mask_BT: mx.array) -> mx.array:
 # ── terms ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def clipped(t: Tokens) -> tuple[mx.array, dict[str, mx.array]]:
+def clipped(t: LossInputs) -> tuple[mx.array, dict[str, mx.array]]:
     """−min(ρA, clip(ρ, 1−ε, 1+ε_high)·A): PPO's surrogate. The marks see the ratio after `delta`, as TRL's do."""
     low, high = 1 - t.settings.epsilon, 1 + t.settings.upper
     ratio = t.ratio if t.settings.delta is None else mx.minimum(t.ratio, t.settings.delta)
@@ -184,14 +184,14 @@ def clipped(t: Tokens) -> tuple[mx.array, dict[str, mx.array]]:
     return term, {"clip_ratio_low": below, "clip_ratio_high": above, "clip_ratio_total": below | above}
 
 
-def truncated(t: Tokens) -> tuple[mx.array, dict[str, mx.array]]:
+def cispo_term(t: LossInputs) -> tuple[mx.array, dict[str, mx.array]]:
     """−sg(min(ρ, ε_high))·A·log π: the clipped ratio only scales REINFORCE, so every token keeps a gradient."""
     # stop_gradient: the ratio is a weight of ∇ log π here, not a function to be differentiated.
     scale = mx.stop_gradient(mx.minimum(t.ratio, t.settings.upper))
     return -scale * t.advantage * t.logp_BT, {"cispo_clip_ratio": (t.ratio > t.settings.upper) & (t.advantage > 0)}
 
 
-def gated(t: Tokens) -> tuple[mx.array, dict[str, mx.array]]:
+def sapo_term(t: LossInputs) -> tuple[mx.array, dict[str, mx.array]]:
     """−σ(τ(ρ−1))·(4/τ)·A: a soft gate with derivative 1 at ρ = 1, as ρ itself has; τ depends on the sign of A."""
     s = t.settings
     # 4/τ makes up for σ'(0) = 1/4 and the inner τ, so the gradient on-policy is that of ρA for every τ (arXiv:2511.20347).
@@ -199,7 +199,7 @@ def gated(t: Tokens) -> tuple[mx.array, dict[str, mx.array]]:
     return -mx.sigmoid(tau * (t.ratio - 1)) * (4 / tau) * t.advantage, {}
 
 
-def gamma_weighted(t: Tokens) -> tuple[mx.array, dict[str, mx.array]]:
+def vespo_term(t: LossInputs) -> tuple[mx.array, dict[str, mx.array]]:
     """−sg(φ(w))·A·log π with φ(w) = e^λ·w^k·e^(−λw), w the ratio of whole completions; k, λ by the sign of A."""
     s = t.settings
     log_w_B1 = _log_sequence_weight(t)
@@ -211,7 +211,7 @@ def gamma_weighted(t: Tokens) -> tuple[mx.array, dict[str, mx.array]]:
     return -phi * t.advantage * t.logp_BT, {"vespo/phi_seq_mean": phi}
 
 
-def _log_sequence_weight(t: Tokens) -> mx.array:
+def _log_sequence_weight(t: LossInputs) -> mx.array:
     """log w [B, 1]: the sum of the log-ratios, importance correction included, bounded to stay finite in float32."""
     # A sum, not GSPO's mean: φ itself damps long completions. The bounds are TRL's.
     least = math.log(1e-8)
@@ -275,20 +275,20 @@ def sum_over_max_length(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
 
 # ── the tables: keys, names, sentences and papers are plain text, so that a menu can read them without mlx ───────────
 
-LEVELS: dict[str, Level] = {
-    "token": Level(
+LEVELS: dict[str, ImportanceLevel] = {
+    "token": ImportanceLevel(
         name="Token",
         sentence="One ratio for each token.",
         paper="arXiv:2402.03300",
         ratio=token_ratio,
     ),
-    "sequence": Level(
+    "sequence": ImportanceLevel(
         name="Sequence",
         sentence="One ratio for the whole completion (GSPO): steadier with long completions.",
         paper="arXiv:2507.18071",
         ratio=sequence_ratio,
     ),
-    "sequence_token": Level(
+    "sequence_token": ImportanceLevel(
         name="Sequence, token gradient",
         sentence="Clips by the completion's ratio, but each token keeps a gradient of its own (GSPO-token).",
         paper="arXiv:2507.18071",
@@ -359,7 +359,7 @@ LOSSES: dict[str, Loss] = {
         sentence="The ratio is cut off at epsilon high (try 5) and only scales the gradient: no token loses it.",
         paper="arXiv:2506.13585",
         ratio=("token",),
-        term=truncated,
+        term=cispo_term,
         weight=mean_of_items,
     ),
     "sapo": Loss(
@@ -367,7 +367,7 @@ LOSSES: dict[str, Loss] = {
         sentence="A soft gate in place of the hard clip, gentler on better answers than on worse ones.",
         paper="arXiv:2511.20347",
         ratio=("token", "sequence", "sequence_token"),
-        term=gated,
+        term=sapo_term,
         weight=mean_of_row_means,
     ),
     "vespo": Loss(
@@ -375,7 +375,7 @@ LOSSES: dict[str, Loss] = {
         sentence="Weighs each completion by a smooth curve over its ratio, in place of the hard clip.",
         paper="arXiv:2602.10693",
         ratio=("token",),
-        term=gamma_weighted,
+        term=vespo_term,
         weight=mean_of_items,
     ),
 }
@@ -426,8 +426,8 @@ def policy_loss(
     `clip_ratio/high_max` for the clipped losses; `cispo_clip_ratio`, `vespo/phi_seq_mean`; `policy_loss` and `entropy_coef`
     with the entropy bonus.
     """
-    names = {field.name for field in fields(Settings)}
-    own = Settings(**{name: value for name, value in settings.items() if name in names})
+    names = {field.name for field in fields(LossConfig)}
+    own = LossConfig(**{name: value for name, value in settings.items() if name in names})
     arrays = {name: value for name, value in settings.items() if name not in names}
     if num_items is not None and arrays.get("weights") is None:
         arrays["weights"] = token_weights(
@@ -443,7 +443,7 @@ def policy_terms(
     ref_logps: mx.array | None,
     advantages: mx.array,
     mask: mx.array,
-    settings: Settings,
+    settings: LossConfig,
     *,
     weights: mx.array | None = None,
     entropies: mx.array | None = None,
@@ -506,7 +506,7 @@ def token_values(
     old_logps: mx.array | None,
     advantages: mx.array,
     mask: mx.array,
-    settings: Settings,
+    settings: LossConfig,
     *,
     entropies: mx.array,
     entropy_threshold: Scalar | None = None,
@@ -523,7 +523,7 @@ def token_values(
     return TokenValues(*(mx.broadcast_to(x, mask_BT.shape) for x in (t.ratio, clipped, t.advantage * factor)))
 
 
-def _require_arrays(s: Settings, ref_logps: mx.array | None, entropies: mx.array | None) -> None:
+def _require_arrays(s: LossConfig, ref_logps: mx.array | None, entropies: mx.array | None) -> None:
     if s.beta != 0 and ref_logps is None:
         raise ValueError("beta is above 0, so the loss needs the reference policy's log-probabilities (ref_logps).")
     if entropies is None and (s.entropy_coef != 0 or s.top_entropy_quantile < 1):
@@ -536,18 +536,18 @@ def _masked(x_BT: mx.array, mask_BT: mx.array) -> mx.array:
 
 
 def _token_arrays(
-    s: Settings,
+    s: LossConfig,
     logps: mx.array,
     old_logps: mx.array | None,
     advantages: mx.array,
     mask_BT: mx.array,
     is_ratio: mx.array | None,
-) -> Tokens:
+) -> LossInputs:
     logp_BT = _masked(logps, mask_BT)
     # Without old log-probabilities the ratio is 1 in value and ∇ log π in gradient: exactly on-policy, no second pass needed.
     old_logp_BT = mx.stop_gradient(logp_BT) if old_logps is None else _masked(old_logps, mask_BT)
     log_ratio_BT = logp_BT - old_logp_BT
-    return Tokens(
+    return LossInputs(
         settings=s,
         logp_BT=logp_BT,
         log_ratio_BT=log_ratio_BT,
@@ -563,7 +563,7 @@ def _per_row_or_token(x: mx.array, mask_BT: mx.array) -> mx.array:
     return x.astype(mx.float32) if x.shape[1] == 1 else _masked(x, mask_BT)
 
 
-def _kl(t: Tokens, ref_logp_BT: mx.array) -> mx.array:
+def _kl(t: LossInputs, ref_logp_BT: mx.array) -> mx.array:
     """The KL term [B, T]. At weight 0 it is only logged: by the documented formulas, too, with Schulman's estimator then."""
     s = t.settings
     distance_BT = ref_logp_BT - t.logp_BT
@@ -572,7 +572,7 @@ def _kl(t: Tokens, ref_logp_BT: mx.array) -> mx.array:
     return KL_ESTIMATORS[s.kl_estimator].term(distance_BT, t.ratio, s.use_bias_correction_kl)
 
 
-def _term_factor(t: Tokens, sampling_logps: mx.array | None, uncertain_BT: Scalar) -> Scalar:
+def _term_factor(t: LossInputs, sampling_logps: mx.array | None, uncertain_BT: Scalar) -> Scalar:
     """What multiplies the policy term, constants of the graph: 0 or 1 for the tokens that carry it, and the importance
     correction."""
     factor = _on_policy_rows(t, sampling_logps) * uncertain_BT
@@ -580,7 +580,7 @@ def _term_factor(t: Tokens, sampling_logps: mx.array | None, uncertain_BT: Scala
     return factor if t.is_ratio is None or in_phi else factor * t.is_ratio
 
 
-def _on_policy_rows(t: Tokens, sampling_logps: mx.array | None) -> Scalar:
+def _on_policy_rows(t: LossInputs, sampling_logps: mx.array | None) -> Scalar:
     """0 for rows with A < 0 whose mean log(π_sampler / π_θ) exceeds the threshold, else 1; [B, 1] or [B, T]
     (off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556)."""
     if t.settings.off_policy_mask_threshold is None:
@@ -614,7 +614,7 @@ def entropy_quantile(entropies_BT: mx.array, mask_BT: mx.array, top: float) -> m
     return mx.where(below == above, low, low + (position - below) * (high - low))
 
 
-def _entropy_mask(s: Settings, entropy_BT: mx.array | None, mask_BT: mx.array, threshold: Scalar | None) -> Scalar:
+def _entropy_mask(s: LossConfig, entropy_BT: mx.array | None, mask_BT: mx.array, threshold: Scalar | None) -> Scalar:
     """1 where a token is uncertain enough to carry the policy term; ties at the threshold are kept."""
     if s.top_entropy_quantile >= 1 or entropy_BT is None:
         return 1.0
@@ -630,7 +630,7 @@ def _mean_entropy(entropy_BT: mx.array, mask_BT: mx.array, tokens: Scalar | None
 # ── metrics ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _tally(t: Tokens, marks: dict[str, mx.array], kl_BT: mx.array | None, entropy_BT: mx.array | None) -> Tally:
+def _tally(t: LossInputs, marks: dict[str, mx.array], kl_BT: mx.array | None, entropy_BT: mx.array | None) -> Tally:
     by_row = t.settings.loss_type == "vespo" or t.settings.importance_sampling_level == "sequence"
     by_row = by_row and t.advantage.shape[1] == 1
     tally: Tally = {"mean": {}, "sum": {}, "min": {}, "max": {}}

@@ -24,7 +24,7 @@ import numpy as np
 from mlx.utils import tree_map
 
 from backend.engine.forward import PrefilledPrompts, SequenceRows, prefill_prompts
-from backend.engine.gathers import put_distinct
+from backend.engine.gathers import scatter_unique
 from backend.engine.output_layer import SplitModel
 
 
@@ -88,7 +88,7 @@ class SharedPrefix:
         def scatter(x: mx.array) -> mx.array:
             padding = [(0, 0), (0, 0), (0, longest - K), (0, 0)] if x.ndim == 4 else 0
             padded = mx.pad(x, padding)
-            return put_distinct((P, *padded.shape[1:]), index_P, padded)
+            return scatter_unique((P, *padded.shape[1:]), index_P, padded)
 
         scattered = _map_arrays(scatter, cotangents)
         total = self._cotangents

@@ -1,6 +1,6 @@
 """A file that could not be written: which one, and why, in plain words.
 
-Whatever writes a file of a run does so inside `writing`, which turns the system's errors into a DiskFault. A full disk is no bug: the run ends
+Whatever writes a file of a run does so inside `writing`, which turns the system's errors into a DiskError. A full disk is no bug: the run ends
 with a sentence and exit code 2, its last checkpoint stands, and it can be resumed once there is room.
 """
 
@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import reason
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 LONGEST_PLACE = 110
 """Characters of a path in a sentence."""
@@ -58,22 +58,22 @@ MLX_WRITING = ("[write]", "[save_safetensors]", "[save]", "[load] Failed to writ
 """How mlx's RuntimeError for a file that it could not write begins; it keeps no errno."""
 
 
-class DiskFault(Mistake):
+class DiskError(UserError):
     """A file could not be written. Its setting is "disk"."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__("disk", sentence)
 
 
-def disk_fault(path: Path, error: BaseException) -> DiskFault:
+def disk_fault(path: Path, error: BaseException) -> DiskError:
     """The fault of a file that could not be written because of `error`."""
-    return DiskFault(f"{shown(path, LONGEST_PLACE)} cannot be written: {cause(error)}.")
+    return DiskError(f"{quote(path, LONGEST_PLACE)} cannot be written: {cause(error)}.")
 
 
 def cause(error: BaseException) -> str:
     """Why a file could not be written, as the end of a sentence."""
     if not isinstance(error, OSError):
-        return f"mlx reports {shown(str(error).rstrip(chr(46)))}"
+        return f"mlx reports {quote(str(error).rstrip(chr(46)))}"
     return CAUSES.get(error.errno or 0) or reason(error)
 
 
@@ -84,7 +84,7 @@ def is_of_mlx(error: RuntimeError) -> bool:
 
 @contextmanager
 def writing(path: Path) -> Generator[None]:
-    """Turn the errors of the block, which writes `path`, into DiskFault. What is named is `path`, not the draft beside it."""
+    """Turn the errors of the block, which writes `path`, into DiskError. What is named is `path`, not the draft beside it."""
     try:
         yield
     except OSError as error:
@@ -106,19 +106,19 @@ def disk_errors_of(path: Path) -> Generator[None]:
         raise disk_fault(path, error) from error
 
 
-def fault_of(error: BaseException) -> DiskFault | None:
+def fault_of(error: BaseException) -> DiskError | None:
     """The fault behind an error that came from code which does not use `writing`, such as a library's; None for what may be a bug.
 
     The last net, for the end of a run and of a verb.
     """
     if isinstance(error, RuntimeError) and is_of_mlx(error):
-        return DiskFault(f"A file cannot be written: {cause(error)}.")
+        return DiskError(f"A file cannot be written: {cause(error)}.")
     if not isinstance(error, OSError) or error.errno not in OF_DISKS:
         return None
     if not isinstance(error.filename, str | bytes):
-        return DiskFault(f"A file cannot be written: {cause(error)}.")
+        return DiskError(f"A file cannot be written: {cause(error)}.")
     name = error.filename if isinstance(error.filename, str) else error.filename.decode(errors="replace")
-    return DiskFault(f"{shown(Path(name), LONGEST_PLACE)} cannot be used: {cause(error)}.")
+    return DiskError(f"{quote(Path(name), LONGEST_PLACE)} cannot be used: {cause(error)}.")
 
 
 # ── disk space ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -145,11 +145,11 @@ def room_on(folder: Path) -> Room | None:
 
 
 def require_room(path: Path, needed: int, what: str) -> None:
-    """Raise DiskFault unless the disk of `path` has `needed` bytes free for `what`, as far as the system says."""
+    """Raise DiskError unless the disk of `path` has `needed` bytes free for `what`, as far as the system says."""
     room = room_on(path)
     if room is not None and room.bytes < needed:
-        raise DiskFault(
-            f"{what} needs {gigabytes(needed)} on the disk of {shown(path, LONGEST_PLACE)}, which has "
+        raise DiskError(
+            f"{what} needs {gigabytes(needed)} on the disk of {quote(path, LONGEST_PLACE)}, which has "
             f"{gigabytes(room.bytes)} free."
         )
 

@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import yaml
 
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import TEXT_LIMIT, is_text, read_text
 from backend.utils.numbers import fits_a_float
-from backend.utils.text import about_path, shown
+from backend.utils.text import about_path, quote
 
 YAML_LIMIT = 2**20
 """Characters of a YAML document, aliases written out; bytes of a YAML file."""
@@ -35,12 +35,12 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 def read_yaml(path: Path, setting: str) -> Any:
-    """The content of a YAML file. Raises Mistake that names the file."""
+    """The content of a YAML file. Raises UserError that names the file."""
     return parse_yaml(read_text(path, setting, YAML_LIMIT), str(path), setting)
 
 
 def parse_yaml(text: str, what: str, setting: str) -> Any:
-    """The content of a YAML text. Raises Mistake; `what` names the text in its sentence, such as a file's path."""
+    """The content of a YAML text. Raises UserError; `what` names the text in its sentence, such as a file's path."""
     try:
         if len(text) > YAML_LIMIT:
             raise _Refused(f"it is longer than {YAML_LIMIT:,} characters")
@@ -53,7 +53,7 @@ def parse_yaml(text: str, what: str, setting: str) -> Any:
         where, why = "", getattr(error, "reason", None) or "it cannot be parsed"
     except (ValueError, OverflowError) as error:  # a date such as 2026-13-45, a float written with colons
         where, why = "", str(error).strip().partition("\n")[0]
-    raise Mistake(setting, about_path(what, f" is not valid YAML{where}: {shown(why or 'it cannot be parsed')}."))
+    raise UserError(setting, about_path(what, f" is not valid YAML{where}: {quote(why or 'it cannot be parsed')}."))
 
 
 class _Refused(yaml.MarkedYAMLError):
@@ -81,10 +81,10 @@ class _Loader(yaml.SafeLoader):
             self._count_alias(event)
             return super().compose_node(parent, index)
         if event.tag is not None:
-            raise _Refused(f"tags are not read, and {shown(event.tag, 40)} is one", event.start_mark)
+            raise _Refused(f"tags are not read, and {quote(event.tag, 40)} is one", event.start_mark)
         if event.anchor is not None:
             if event.anchor in self.anchors:
-                raise _Refused(f"the anchor {shown(event.anchor, 40)} is set twice", event.start_mark)
+                raise _Refused(f"the anchor {quote(event.anchor, 40)} is set twice", event.start_mark)
             self._open.add(event.anchor)
         before = (self._values, self._characters)
         self._count(1, len(event.value) if isinstance(event, yaml.ScalarEvent) else 0, event.start_mark)
@@ -101,7 +101,7 @@ class _Loader(yaml.SafeLoader):
 
     def _count_alias(self, event: Any) -> None:
         if event.anchor in self._open:
-            raise _Refused(f"the alias {shown(event.anchor, 40)} stands inside what it stands for", event.start_mark)
+            raise _Refused(f"the alias {quote(event.anchor, 40)} stands inside what it stands for", event.start_mark)
         if event.anchor in self.anchors:
             self._count(*self._weights[id(self.anchors[event.anchor])], event.start_mark)
 
@@ -120,7 +120,7 @@ class _Loader(yaml.SafeLoader):
             for key, _ in cast("list[tuple[yaml.Node, yaml.Node]]", node.value):
                 if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
                     if (written := (key.tag, key.value)) in seen:
-                        raise _Refused(f"{shown(key.value, 40)} is given twice", key.start_mark)
+                        raise _Refused(f"{quote(key.value, 40)} is given twice", key.start_mark)
                     seen.add(written)
         elif isinstance(node, yaml.ScalarNode):
             if node.tag in _NUMBERS and len(node.value) > NUMBER_LENGTH:
@@ -137,13 +137,13 @@ _Loader.add_constructor("tag:yaml.org,2002:value", yaml.SafeLoader.construct_yam
 
 
 def read_json(path: Path, setting: str, limit: int = TEXT_LIMIT, *, advice: str = "") -> Any:
-    """The content of a JSON file of at most `limit` bytes. Raises Mistake that names the file; `advice` ends its sentence about a content
+    """The content of a JSON file of at most `limit` bytes. Raises UserError that names the file; `advice` ends its sentence about a content
     that is no JSON, as in “mend or delete it”."""
     return parse_json(read_text(path, setting, limit), str(path), setting, advice=advice)
 
 
 def parse_json(text: str, what: str, setting: str, *, advice: str = "") -> Any:
-    """The content of a JSON text. Raises Mistake; `what` names the text in its sentence. NaN and Infinity are refused, as JSON has
+    """The content of a JSON text. Raises UserError; `what` names the text in its sentence. NaN and Infinity are refused, as JSON has
     none, and so are a whole number of more digits than Python reads (4,300) and more than DEPTH levels."""
     try:
         value = json.loads(text, parse_constant=_no_constant)
@@ -159,7 +159,7 @@ def parse_json(text: str, what: str, setting: str, *, advice: str = "") -> Any:
     else:
         return value
     ending = f"; {advice}." if advice else "."
-    raise Mistake(setting, about_path(what, f" is not valid JSON{where}: {shown(why, _WHY)}{ending}"))
+    raise UserError(setting, about_path(what, f" is not valid JSON{where}: {quote(why, _WHY)}{ending}"))
 
 
 class _NoNumber(ValueError):
@@ -195,7 +195,7 @@ def _is_deep(value: Any) -> bool:
 _CONTAINERS = (list, tuple, dict)
 
 
-def unusable(value: object) -> str:
+def validation_error(value: object) -> str:
     """Why nothing can work with a value, as the end of a sentence (“… contains a number beyond every limit”); "" if all is well.
 
     It finds text that no file can hold, whole numbers beyond the range of a float, nesting deeper than DEPTH, and more than VALUES parts.
@@ -207,10 +207,10 @@ def unusable(value: object) -> str:
         for part in level:
             if isinstance(part, str):
                 if not part.isascii() and not is_text(part):
-                    return f"contains characters that are not valid text: {shown(part)}"
+                    return f"contains characters that are not valid text: {quote(part)}"
             elif isinstance(part, int):
                 if not fits_a_float(part):
-                    return f"contains {shown(part)}, which is beyond every limit"
+                    return f"contains {quote(part)}, which is beyond every limit"
             elif isinstance(part, dict):
                 mapping = cast("dict[Any, Any]", part)
                 inner += [*mapping, *mapping.values()]

@@ -7,6 +7,6 @@ from backend.utils.machine import require_address_space
 
 
 def require_environment() -> None:
-    """Raises Mistake for an HF_ENDPOINT that is no address, and for too little address space."""
+    """Raises UserError for an HF_ENDPOINT that is no address, and for too little address space."""
     require_hub_address()
     require_address_space()

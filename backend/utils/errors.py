@@ -8,27 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from backend.utils.text import fitted, one_line, shown
+from backend.utils.text import one_line, quote, shorten
 
 LONGEST_KEY = 60
 """Characters of what a fault is about: a key that a user misspelt may be of any length."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ConfigProblem:
     """One problem with the input.
 
     `setting` is the key of the form's field (`temperature`, `data`, `reward_functions_file`, …), so that the window can
     show the sentence beside it. `sentence` is in plain words and ends in a full stop. Values in it go through
-    `backend.utils.text.shown`, which keeps it short; whatever was supplied, both are one printable line of a limited length.
+    `backend.utils.text.quote`, which keeps it short; whatever was supplied, both are one printable line of a limited length.
     """
 
     setting: str
     sentence: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "setting", shown(self.setting, LONGEST_KEY))
-        object.__setattr__(self, "sentence", fitted(one_line(self.sentence)))
+        object.__setattr__(self, "setting", quote(self.setting, LONGEST_KEY))
+        object.__setattr__(self, "sentence", shorten(one_line(self.sentence)))
 
     def __str__(self) -> str:
         return f"{self.setting}: {self.sentence}"
@@ -37,12 +37,14 @@ class Fault:
         return asdict(self)
 
 
-class Mistake(Exception):
+class UserError(Exception):
     """The user's input cannot be used; carries all faults. The CLI exits with 2 on it."""
 
     traceback: str = ""
     """The traceback of the user's own code, for log.txt; empty where none of it ran."""
 
-    def __init__(self, setting: str | Iterable[Fault], sentence: str = "") -> None:
-        self.faults: list[Fault] = [Fault(setting, sentence)] if isinstance(setting, str) else list(setting)
+    def __init__(self, setting: str | Iterable[ConfigProblem], sentence: str = "") -> None:
+        self.faults: list[ConfigProblem] = (
+            [ConfigProblem(setting, sentence)] if isinstance(setting, str) else list(setting)
+        )
         super().__init__("\n".join(str(fault) for fault in self.faults))

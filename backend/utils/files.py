@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import BinaryIO, TypeGuard
 
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 # Paths that a user supplied, and why the system could not use one.
 
@@ -22,26 +22,26 @@ LONGEST_PATH = 1023 if sys.platform == "darwin" else 4095
 def user_path(text: str, setting: str, base: Path | None = None) -> Path:
     """The path that a user wrote, with ~ expanded and, where it is relative, below `base`. Looks at no file.
 
-    Raises Mistake for a NUL, a lone surrogate (bytes that are no UTF-8 text; no config.yaml could name them), a user that this machine
+    Raises UserError for a NUL, a lone surrogate (bytes that are no UTF-8 text; no config.yaml could name them), a user that this machine
     does not have, and a name or path that no file system takes.
     """
     if "\0" in text:
-        raise Mistake(setting, f"{shown(text)} cannot be a path: it contains a NUL character.")
+        raise UserError(setting, f"{quote(text)} cannot be a path: it contains a NUL character.")
     if not is_text(text):
-        raise Mistake(setting, f"{shown(text)} cannot be a path: it contains characters that are not valid text.")
+        raise UserError(setting, f"{quote(text)} cannot be a path: it contains characters that are not valid text.")
     try:
         path = Path(text).expanduser()
     except RuntimeError:  # pathlib's answer for an unknown user, and for a user without a home
-        user = shown(Path(text).parts[0], 40)
-        raise Mistake(setting, f"{shown(text)} cannot be a path: this machine has no home folder {user}.") from None
+        user = quote(Path(text).parts[0], 40)
+        raise UserError(setting, f"{quote(text)} cannot be a path: this machine has no home folder {user}.") from None
     path = path if base is None else base / path
     too_long = next((part for part in path.parts if len(os.fsencode(part)) > LONGEST_NAME), None)
     if too_long is not None:
-        raise Mistake(
-            setting, f"{shown(too_long, 40)} cannot be a file's name: it is longer than {LONGEST_NAME} bytes."
+        raise UserError(
+            setting, f"{quote(too_long, 40)} cannot be a file's name: it is longer than {LONGEST_NAME} bytes."
         )
     if len(os.fsencode(path)) > LONGEST_PATH:
-        raise Mistake(setting, f"{shown(text)} cannot be a path: it is longer than {LONGEST_PATH} bytes.")
+        raise UserError(setting, f"{quote(text)} cannot be a path: it is longer than {LONGEST_PATH} bytes.")
     return path
 
 
@@ -49,7 +49,7 @@ def possible_path(text: str) -> Path | None:
     """`user_path` for a text that may be something else than a path, such as an id; None where it can be none."""
     try:
         return user_path(text, "")
-    except Mistake:
+    except UserError:
         return None
 
 
@@ -76,7 +76,7 @@ def is_text(text: str) -> bool:
 
 def reason(error: OSError) -> str:
     """The system's cause in a few words, such as Permission denied, without the path that the sentence names already."""
-    return shown(error.strerror or error)
+    return quote(error.strerror or error)
 
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -101,23 +101,23 @@ def kind_of(mode: int) -> str:
 
 
 def read_bytes(path: Path, setting: str, limit: int = TEXT_LIMIT) -> bytes:
-    """A regular file's content. Raises Mistake, with the path and the cause, for a file that is missing, not readable, longer than
+    """A regular file's content. Raises UserError, with the path and the cause, for a file that is missing, not readable, longer than
     `limit` bytes, or no file at all; a pipe or a device is never opened, since that can wait for ever."""
     try:
         kind = stat.S_IFMT(path.stat().st_mode)
         if kind != stat.S_IFREG:
-            raise Mistake(setting, f"{shown(path)} cannot be read: it is {kind_of(kind)}, not a file.")
+            raise UserError(setting, f"{quote(path)} cannot be read: it is {kind_of(kind)}, not a file.")
         # Not blocking: between the two calls the file may have become a pipe.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
             content = _read(stream, limit + 1)
     except FileNotFoundError:
-        raise Mistake(setting, f"There is no file {shown(path)}.") from None
+        raise UserError(setting, f"There is no file {quote(path)}.") from None
     except OSError as error:
-        raise Mistake(setting, f"{shown(path)} cannot be read: {reason(error)}.") from None
+        raise UserError(setting, f"{quote(path)} cannot be read: {reason(error)}.") from None
     except ValueError:  # a NUL or a lone surrogate in the path
-        raise Mistake(setting, f"{shown(path)} cannot be a path.") from None
+        raise UserError(setting, f"{quote(path)} cannot be a path.") from None
     if len(content) > limit:
-        raise Mistake(setting, f"{shown(path)} cannot be read: it is larger than {_size(limit)}.")
+        raise UserError(setting, f"{quote(path)} cannot be read: it is larger than {_size(limit)}.")
     return content
 
 
@@ -131,7 +131,7 @@ def _read(stream: BinaryIO, most: int) -> bytes:
 
 
 def read_text(path: Path, setting: str, limit: int = TEXT_LIMIT) -> str:
-    """A regular file's text, UTF-8 with or without a byte order mark, its lines ending in a newline. Raises Mistake as `read_bytes`
+    """A regular file's text, UTF-8 with or without a byte order mark, its lines ending in a newline. Raises UserError as `read_bytes`
     does, and for another encoding."""
     content = read_bytes(path, setting, limit)
     try:
@@ -139,7 +139,7 @@ def read_text(path: Path, setting: str, limit: int = TEXT_LIMIT) -> str:
     except UnicodeDecodeError:
         other = _OTHER_ENCODINGS.get(content[:2])
         advice = f"it is {other}; save it as UTF-8" if other else "it is not UTF-8 text"
-        raise Mistake(setting, f"{shown(path)} cannot be read: {advice}.") from None
+        raise UserError(setting, f"{quote(path)} cannot be read: {advice}.") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

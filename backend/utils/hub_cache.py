@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import is_folder, user_path
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 RepoType = Literal["model", "dataset"]
 ENDPOINT_VARIABLE = "HF_ENDPOINT"
 
 
 def require_hub_address() -> None:
-    """Raises Mistake where the environment names a Hub that no web address is: huggingface_hub parses it while it is imported, and ends that import in a
+    """Raises UserError where the environment names a Hub that no web address is: huggingface_hub parses it while it is imported, and ends that import in a
     traceback."""
     address = os.environ.get(ENDPOINT_VARIABLE)
     if not address:
@@ -29,9 +29,9 @@ def require_hub_address() -> None:
     except ValueError:
         is_address = False
     if not is_address or any(letter.isspace() or not letter.isprintable() for letter in address):
-        raise Mistake(
+        raise UserError(
             ENDPOINT_VARIABLE,
-            f"{shown(address, 70)} is no web address; write one that begins with https://, or unset the variable.",
+            f"{quote(address, 70)} is no web address; write one that begins with https://, or unset the variable.",
         )
 
 
@@ -52,7 +52,7 @@ def local_folder(name: str, repo_type: RepoType = "model") -> Path | None:
     machine."""
     try:
         path = user_path(name, "model")
-    except Mistake:  # neither a folder nor an id
+    except UserError:  # neither a folder nor an id
         return None
     return path if is_folder(path) else snapshot_of(repo_cache(name, repo_type))
 

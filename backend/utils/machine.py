@@ -10,7 +10,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 TREAT_CPU_AS = "GRPO_STUDIO_TREAT_CPU_AS"
 """The environment variable that makes a CPU take the choices of a GPU (`backend.engine.device`)."""
@@ -29,11 +29,11 @@ LEAST_ADDRESS_SPACE = 3 << 29
 
 
 def require_address_space() -> None:
-    """Raises Mistake where the system lets a process have too little memory for Python, mlx and their libraries."""
+    """Raises UserError where the system lets a process have too little memory for Python, mlx and their libraries."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
     if allowed != resource.RLIM_INFINITY and allowed < LEAST_ADDRESS_SPACE:
         allows = f"The system lets this process have {allowed / 2**30:.2g} GB of address space (ulimit -v)"
-        raise Mistake("memory_limit", f"{allows}; {LEAST_ADDRESS_SPACE / 2**30:.2g} GB is the least that works.")
+        raise UserError("memory_limit", f"{allows}; {LEAST_ADDRESS_SPACE / 2**30:.2g} GB is the least that works.")
 
 
 def treats_cpu_as_gpu() -> bool:

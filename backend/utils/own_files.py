@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import resolved
 from backend.utils.hub_cache import hub_cache
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 
 def is_own(path: Path, folder: Path) -> bool:
@@ -24,28 +24,28 @@ def is_own(path: Path, folder: Path) -> bool:
 
 
 def own_file(path: Path, folder: Path, setting: str) -> Path:
-    """`path`, a file of `folder` or of a folder in it. Raises Mistake on `setting` for a link that leads out of the folder.
+    """`path`, a file of `folder` or of a folder in it. Raises UserError on `setting` for a link that leads out of the folder.
 
     Other programs' folders of models have links into Hugging Face's cache: what lies there was downloaded.
     """
     if is_own(path, folder) or resolved(path).is_relative_to(resolved(hub_cache())):
         return path
-    raise Mistake(
-        setting, f"{shown(path, 100)} is a link that leads out of its folder; put what it leads to in its place."
+    raise UserError(
+        setting, f"{quote(path, 100)} is a link that leads out of its folder; put what it leads to in its place."
     )
 
 
 def own_files(folder: Path, setting: str, *, but: tuple[str, ...] = ()) -> list[Path]:
     """The files of a folder and of the folders in it, by name; hidden ones, and what is called as in `but`, left out.
 
-    Raises Mistake on `setting` for a link that `own_file` refuses and for any to a folder, which may have no end; OSError for a folder that
+    Raises UserError on `setting` for a link that `own_file` refuses and for any to a folder, which may have no end; OSError for a folder that
     cannot be read.
     """
     found: list[Path] = []
     for parent, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in but)
         if link := next((path for name in folders if (path := Path(parent, name)).is_symlink()), None):
-            raise Mistake(setting, f"{shown(link, 100)} is a link to a folder; put the folder in its place.")
+            raise UserError(setting, f"{quote(link, 100)} is a link to a folder; put the folder in its place.")
         kept = sorted(name for name in names if not name.startswith(".") and name not in but)
         found += (own_file(Path(parent, name), folder, setting) for name in kept)
     return found

@@ -48,19 +48,19 @@ def path_text(path: str) -> str:
 
 
 def runs_folder() -> Path:
-    """The default folder of runs: $GRPO_STUDIO_RUNS, else the platform's folder for application data. Raises Mistake for a variable that names
+    """The default folder of runs: $GRPO_STUDIO_RUNS, else the platform's folder for application data. Raises UserError for a variable that names
     no path."""
     return _named_by(RUNS_VARIABLE) or _data_folder() / "runs"
 
 
 def preferences_folder() -> Path:
     """The folder of the window's preferences and stored forms: $GRPO_STUDIO_PREFS, else the platform's folder for application data. Raises
-    Mistake, as `runs_folder` does."""
+    UserError, as `runs_folder` does."""
     return _named_by(PREFS_VARIABLE) or _data_folder()
 
 
 def _named_by(variable: str) -> Path | None:
-    """The path that an environment variable names; None for one that is not set, or empty. Raises Mistake."""
+    """The path that an environment variable names; None for one that is not set, or empty. Raises UserError."""
     named = os.environ.get(variable)
     return user_path(named, variable) if named else None
 

@@ -13,9 +13,9 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import kind_of
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 
 def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
@@ -34,23 +34,23 @@ def read_regular(path: Path) -> bytes:
 
 
 def require_plain_files(folder: Path) -> None:
-    """Raise Mistake where a run's folder holds anything but files and folders, at any depth. Who writes to a run, deletes or copies parts of
+    """Raise UserError where a run's folder holds anything but files and folders, at any depth. Who writes to a run, deletes or copies parts of
     it would reach through a link what is no part of it, and wait at a pipe for ever. Nothing of ours makes either there."""
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(parent, name)
             with suppress(FileNotFoundError):  # deleted meanwhile
                 if sentence := _not_plain(path):
-                    raise Mistake("run", sentence)
+                    raise UserError("run", sentence)
 
 
 def _not_plain(path: Path) -> str:
     """What is wrong with it; "" of a file or a folder. Raises FileNotFoundError."""
     mode = path.lstat().st_mode
     if stat.S_ISLNK(mode):
-        return f"{shown(path)} is a link, and a run's own files are never links; put what it leads to in its place."
+        return f"{quote(path)} is a link, and a run's own files are never links; put what it leads to in its place."
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        return f"{shown(path)} is {kind_of(mode)}, and a run's folder holds only files and folders; move it away."
+        return f"{quote(path)} is {kind_of(mode)}, and a run's folder holds only files and folders; move it away."
     return ""
 
 

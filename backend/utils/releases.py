@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any, cast
 
 from backend.utils.components import OURS
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.places import resources
 
 FEED_VARIABLE = "GRPO_STUDIO_RELEASE_FEED"
@@ -45,13 +45,13 @@ def feed() -> str:
 
 def release_in(content: Any) -> Release:
     """The latest release that a feed names: {version, page}, a package index's {info: {version, project_url}}, or a forge's {tag_name,
-    html_url}. Raises Mistake for anything else."""
+    html_url}. Raises UserError for anything else."""
     fields = _mapping(content)
     fields = _mapping(fields.get("info")) or fields
     version = fields.get("version") or fields.get("tag_name")
     page = fields.get("page") or fields.get("html_url") or fields.get("project_url") or ""
     if not isinstance(version, str) or not _numbers(version):
-        raise Mistake("updates", "The list of releases names no version.")
+        raise UserError("updates", "The list of releases names no version.")
     # Shown to a person, who may open it: nothing but an ordinary address.
     is_address = isinstance(page, str) and re.fullmatch(r"https?://[^\s\"'<>]+", page)
     return Release(version.removeprefix("v"), str(page) if is_address else "")

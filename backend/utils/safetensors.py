@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from backend.utils.files import reason
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 LONGEST_HEADER = 100_000_000
 """Bytes; the limit of the safetensors library itself."""
@@ -86,7 +86,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise BrokenFile(f"holds {shown(twice, 60)} twice")
+        raise BrokenFile(f"holds {quote(twice, 60)} twice")
     return content
 
 
@@ -97,7 +97,7 @@ def _arrays(header: Mapping[str, Any], data: int) -> dict[str, StoredArray]:
     for name, array in sorted(arrays.items(), key=lambda item: (item[1].begin, item[1].end)):
         if array.begin != place:
             what = "overlaps another array" if array.begin < place else "lies behind a gap"
-            raise BrokenFile(f"is broken: {shown(name, 60)} {what}")
+            raise BrokenFile(f"is broken: {quote(name, 60)} {what}")
         place = array.end
     if place > data:
         raise BrokenFile(f"was cut off: {place - data:,} bytes of its arrays are missing")
@@ -110,12 +110,12 @@ def _array(name: str, about: Any) -> StoredArray:
     about = cast("dict[str, Any]", about) if isinstance(about, dict) else {}
     dtype, shape, offsets = about.get("dtype"), about.get("shape"), about.get("data_offsets")
     if not (isinstance(dtype, str) and _are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2):
-        raise BrokenFile(f"has a header without the type, shape and place of {shown(name, 60)}")
+        raise BrokenFile(f"has a header without the type, shape and place of {quote(name, 60)}")
     if dtype not in BYTES:
-        raise BrokenFile(f"stores {shown(name, 60)} as {shown(dtype, 20)}, which cannot be read")
+        raise BrokenFile(f"stores {quote(name, 60)} as {quote(dtype, 20)}, which cannot be read")
     begin, end = offsets
     if end - begin != prod(shape) * BYTES[dtype]:
-        raise BrokenFile(f"is broken: {shown(name, 60)} is not as large as its shape")
+        raise BrokenFile(f"is broken: {quote(name, 60)} is not as large as its shape")
     return StoredArray(dtype, tuple(shape), begin, end)
 
 

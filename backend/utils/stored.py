@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from backend.utils import file_lock, places
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.hub_cache import hub_cache
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 PREFERENCE_FILES = (
     "prefs.ini*",
@@ -91,27 +91,27 @@ def kernel_cache() -> Path:
 
 
 def removable_files(key: str) -> list[Path]:
-    """What `remove` would delete. Raises Mistake for a key that is none of REMOVABLE, and while a window uses the preferences."""
+    """What `remove` would delete. Raises UserError for a key that is none of REMOVABLE, and while a window uses the preferences."""
     if key not in REMOVABLE:
-        raise Mistake("remove", f"{shown(key, 40)} cannot be removed by a command; {' and '.join(REMOVABLE)} can.")
+        raise UserError("remove", f"{quote(key, 40)} cannot be removed by a command; {' and '.join(REMOVABLE)} can.")
     if key == "kernels":
         return [kernel_cache()] if kernel_cache().is_dir() else []
     files = preference_files()
     if any(file_lock.is_held(file) for file in files if file.suffix == ".lock"):
-        raise Mistake(
+        raise UserError(
             "remove", "A window of GRPO Studio is open, and would write its preferences again; close it first."
         )
     return files
 
 
 def remove(key: str) -> list[Path]:
-    """Delete what `removable_files` lists, and return it. Raises Mistake for a file that cannot be deleted."""
+    """Delete what `removable_files` lists, and return it. Raises UserError for a file that cannot be deleted."""
     files = removable_files(key)
     for path in files:
         try:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         except OSError as error:
-            raise Mistake("remove", f"{path} cannot be deleted: {error.strerror}.") from None
+            raise UserError("remove", f"{path} cannot be deleted: {error.strerror}.") from None
     return files
 
 

@@ -38,7 +38,7 @@ def visible(text: str) -> str:
     return _UNSEEN.sub(lambda found: _escape(found[0]), text)
 
 
-def shown(value: object, limit: int | None = None) -> str:
+def quote(value: object, limit: int | None = None) -> str:
     """At most `limit` characters of any value (SHOWN; PATH_SHOWN of a path), on one printable line, with an ellipsis where something
     was left out.
 
@@ -89,7 +89,7 @@ def cut_in_the_middle(line: str, limit: int) -> str:
     return f"{line[:head]}…{line[head + 1 - limit :]}"
 
 
-def fitted(sentence: str) -> str:
+def shorten(sentence: str) -> str:
     """A sentence of one line whose longest words are cut in their middle until it has SENTENCE characters: such words are paths, names and other
     values of somebody else's, that whoever wrote the sentence took to be short. One of nothing but short words is ours; it ends at LONGEST."""
     words = sentence.split(" ") if len(sentence) > SENTENCE else []
@@ -109,7 +109,7 @@ def about_path(path: object, rest: str) -> str:
 
 def about_value(before: str, value: object, after: str, most: int = SHOWN) -> str:
     """A sentence with at most `most` characters of a value in its middle, and fewer where the sentence would be longer than SENTENCE."""
-    return f"{before}{shown(value, max(1, min(most, SENTENCE - len(before) - len(after))))}{after}"
+    return f"{before}{quote(value, max(1, min(most, SENTENCE - len(before) - len(after))))}{after}"
 
 
 def _text(value: object, room: int) -> str:
@@ -176,7 +176,7 @@ def excess(pattern: str) -> str:
     """Why a pattern is not compiled, as a sentence; "" for one that may be. Whether it is a regular expression at all is not looked at."""
     if written_out(pattern) <= LARGEST:
         return ""
-    return f"{shown(pattern, 60)} is more than {LARGEST:,} characters long with its repetitions written out; + and * repeat as often as needed."
+    return f"{quote(pattern, 60)} is more than {LARGEST:,} characters long with its repetitions written out; + and * repeat as often as needed."
 
 
 def written_out(pattern: str) -> int:

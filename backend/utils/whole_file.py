@@ -1,6 +1,6 @@
 """Files and folders that are never seen half written: made beside their place, put on disk, renamed.
 
-A reader finds the old content or the new one, also after a kill or a power cut. What fails raises DiskFault, leaves the old content in
+A reader finds the old content or the new one, also after a kill or a power cut. What fails raises DiskError, leaves the old content in
 place and no draft behind; the drafts of a process that was killed are deleted by the next one that writes the same name. A draft's name
 can be guessed, so what lies there already, such as a link into another folder, is deleted and never written through.
 """
@@ -21,7 +21,7 @@ COPIED_AT_ONCE = 1 << 20
 
 
 def replace_file(path: Path, content: str | Iterable[bytes], *, mode: int | None = None) -> None:
-    """Write a file anew, with the rights `mode`, or those that it has, or those of a new file. Raises DiskFault; the old content stays then.
+    """Write a file anew, with the rights `mode`, or those that it has, or those of a new file. Raises DiskError; the old content stays then.
 
     Half of a surrogate pair, which UTF-8 cannot hold, is written as JSON writes it: what was read from JSON is the same when it is read again.
     """
@@ -56,7 +56,7 @@ def _create(draft: Path, mode: int | None) -> int:
 
 def save_as(path: Path, content: str | Iterable[bytes]) -> None:
     """`replace_file` for a place that a person chose: a link there stays and what it leads to is replaced, and into a device or a pipe is
-    written. Raises DiskFault."""
+    written. Raises DiskError."""
     if not path.exists() or path.is_file():
         return replace_file(Path(os.path.realpath(path)), content)
     with writing(path), path.open("wb") as file:
@@ -64,7 +64,7 @@ def save_as(path: Path, content: str | Iterable[bytes]) -> None:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Replace `target` by the content of `source`. Raises DiskFault naming the target."""
+    """Replace `target` by the content of `source`. Raises DiskError naming the target."""
 
     def blocks() -> Generator[bytes]:
         with source.open("rb") as file:
@@ -76,7 +76,7 @@ def copy_file(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def whole_folder(final: Path) -> Generator[Path]:
-    """An empty folder beside `final` to be filled, which then takes its place. Raises DiskFault; an old `final` stays then.
+    """An empty folder beside `final` to be filled, which then takes its place. Raises DiskError; an old `final` stays then.
 
     Its name is `final`'s with a dot before it: one process at a time writes a folder. A folder that is there already is moved aside for
     the instant between two renames, since rename(2) replaces an empty folder only: killed in between, a process leaves none.

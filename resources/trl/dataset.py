@@ -21,7 +21,7 @@ from backend.data.sources import Found
 from backend.rewards.mlx_lm_lora_shim import stand_in_library
 from backend.rewards.runner.row_mapping import map_each
 from backend.rewards.user_files import load_reward_file
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 HERE = Path(__file__).resolve().parent
 DATA, HELD_OUT = HERE / "data", HERE / "held_out"
@@ -57,7 +57,7 @@ def prompt_format(name: str = "") -> PromptFormat:
 
 
 def prepare() -> None:
-    """Write the prepared files. Raises Mistake with a sentence that names the row or the setting."""
+    """Write the prepared files. Raises UserError with a sentence that names the row or the setting."""
     splits = Splits([])
     steps = RowSteps.of(settings(), _map_rows)
     for split, source in _about()["rows"].items():
@@ -88,7 +88,7 @@ def _found(source: dict[str, Any]) -> Found:
     splits = datasets.load_dataset(source["repo"], source["config"] or None)
     name = next((name for name in source["names"] if name in splits), None)
     if name is None and source["is_needed"]:
-        raise Mistake("data", f"{source['repo']} has none of the splits {', '.join(source['names'])}.")
+        raise UserError("data", f"{source['repo']} has none of the splits {', '.join(source['names'])}.")
     return Found([dict(row) for row in splits[name]] if name else [], f"{source['repo']}, {name}")
 
 

@@ -38,7 +38,7 @@ import yaml  # noqa: E402
 from accelerate import PartialState  # noqa: E402
 from backend.data.problems import fitted  # noqa: E402
 from backend.data.prompt_stream import PromptStream  # noqa: E402
-from backend.utils.errors import Mistake  # noqa: E402
+from backend.utils.errors import UserError  # noqa: E402
 from backend.training.optimizers.schedules import learning_rates  # noqa: E402
 from datasets import Dataset, load_dataset  # noqa: E402
 from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
@@ -226,7 +226,7 @@ class _Tokenizer:
 def training_rows(prompts: Prompts) -> tuple[Dataset, int]:
     """(the rows in the order in which the run takes them, its steps)."""
     if not any(prompts[index] is not None for index in range(len(prompts))):
-        raise Mistake("max_seq_length", "Every prompt is too long: none leaves room for a completion.")
+        raise UserError("max_seq_length", "Every prompt is too long: none leaves room for a completion.")
     steps = SETTINGS.iters
     if SETTINGS.epochs:
         fitting = sum(prompts[index] is not None for index in range(len(prompts)))

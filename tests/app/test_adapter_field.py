@@ -14,7 +14,7 @@ from app.state.session import Session
 from app.widgets.form.path_field import AdapterField
 from backend.runs.run_folder import RunFolder
 from backend.utils import places
-from backend.utils.errors import Fault
+from backend.utils.errors import ConfigProblem
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_an_adapter_of_peft_is_recognised_imported_and_chosen(qtbot, tmp_path: P
         assert not field.import_button.isEnabled()
     asked["on_progress"]({"sentence": "Comparing.", "done": None})
     assert shown_note(field) == "Comparing."
-    asked["on_refused"]([Fault("file", "x has no place.")])
+    asked["on_refused"]([ConfigProblem("file", "x has no place.")])
     assert shown_note(field) == "x has no place." and field.import_button.isEnabled()
     (imported := tmp_path / "checkpoint-200-mlx").mkdir()
     (imported / "adapters.safetensors").write_bytes(b"x")

@@ -311,7 +311,7 @@ def test_the_table_of_a_chart_has_every_step_and_reads_back_exactly(export: Char
 
 
 def test_tables_have_the_names_of_the_metrics_where_they_are_asked_for(qtbot, qapp, tmp_path: Path) -> None:
-    """Labels, the diary's names or TRL's, as metrics.csv has them; over every curve of every chart."""
+    """Labels, the event log's names or TRL's, as metrics.csv has them; over every curve of every chart."""
     reward, total, lengths = (
         next((chart, curve) for chart in CHARTS if chart.title == title for curve in chart.curves)
         for title in ("Reward", "Clip ratios", "Held-out lengths")

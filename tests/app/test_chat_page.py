@@ -23,7 +23,7 @@ from app.state.prefs import Prefs
 from app.state.session import Session
 from app.widgets.basic import file_dialogs
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import Fault
+from backend.utils.errors import ConfigProblem
 from tests.support.latency import LatencyProbe
 from tests.support.trained_run import make_run
 
@@ -44,7 +44,7 @@ class Asked:
     name: str
     arguments: dict[str, Any]
     answer: Callable[[Any], None]
-    refuse: Callable[[list[Fault]], None]
+    refuse: Callable[[list[ConfigProblem]], None]
     report: Callable[[dict[str, Any]], None]
 
 
@@ -154,7 +154,7 @@ def test_loading_asks_for_the_checkpoint_and_can_be_cancelled(page: ChatPage):
 def test_a_model_that_cannot_be_loaded_is_told_in_its_sentence(page: ChatPage):
     page.load()
     service = service_of(page)
-    service.last("chat_load").refuse([Fault("model", "The model cannot be loaded: too odd.")])
+    service.last("chat_load").refuse([ConfigProblem("model", "The model cannot be loaded: too odd.")])
     assert (page.notice.title.text(), page.notice.sentence.text()) == (
         "That did not work",
         "The model cannot be loaded: too odd.",
@@ -239,11 +239,11 @@ def test_rows_of_the_dataset_open_conversations_of_their_own(page: ChatPage):
 
 def test_an_answer_that_fails_says_why_and_a_dead_process_is_told(page: ChatPage):
     service = load(page)
-    send(page).refuse([Fault("prompt_feature", "The model's chat template refuses this prompt.")])
+    send(page).refuse([ConfigProblem("prompt_feature", "The model's chat template refuses this prompt.")])
     assert page.transcript.answers[0]["base"].problem.text() == "The model's chat template refuses this prompt."
     assert page.chat.state == "ready" and send(page).arguments["turns"] == {"base": [], "tuned": []}
     service.is_running = False
-    service.last("chat_reply").refuse([Fault("", "The helper process ended before it answered.")])
+    service.last("chat_reply").refuse([ConfigProblem("", "The helper process ended before it answered.")])
     assert page.chat.state == "failed" and page.notice.sentence.text().startswith("The helper process ended")
 
 

@@ -26,7 +26,7 @@ from app.state.session import Session
 from app.widgets.basic.flow_layout import FlowLayout
 from app.widgets.charts.plot_view import StepAxis
 from app.widgets.help.guide_link import place_about
-from backend.runs.events import Diary
+from backend.runs.events import EventLog
 from backend.runs.run_comparison import as_csv, as_markdown
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import read_record
@@ -174,10 +174,10 @@ def test_both_tables_are_copied_and_saved(unchanged: CompareView, tmp_path: Path
 
 
 def test_a_live_run_is_followed(qtbot, view: CompareView, archive: Path) -> None:
-    diary = Diary(archive / "fast" / "events.jsonl")
+    event_log = EventLog(archive / "fast" / "events.jsonl")
     for step in range(31, 36):
-        diary.write("step", step=step, metrics=made_up_runs.metrics(step, 60, random.Random(step)))
-    diary.close()
+        event_log.write("step", step=step, metrics=made_up_runs.metrics(step, 60, random.Random(step)))
+    event_log.close()
     qtbot.waitUntil(lambda: len(plot(view, "Reward").traces[1].x) == 35)
 
 

@@ -20,7 +20,7 @@ from app.state.completions.step_index import TAIL, CompletionIndex
 from app.widgets.completions.completion_model import prompt_line
 from backend.runs.completion_rows import without_token_data
 from backend.runs.events import JsonLines
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 
 def completion(text: str, reward: float | None = 0.0, stop: str = "eos", **rewards: float | None) -> dict[str, Any]:
@@ -298,9 +298,9 @@ def test_an_export_that_is_cancelled_or_cannot_be_written_leaves_nothing(tmp_pat
     assert export.advance(0.0) and export.written == 1
     export.cancel()
     assert [path.name for path in tmp_path.iterdir()] == ["completions.jsonl"]
-    with pytest.raises(Mistake, match="must end in"):
+    with pytest.raises(UserError, match="must end in"):
         CompletionExport(source, [], tmp_path / "out.txt")
-    with pytest.raises(Mistake, match="cannot be opened"):
+    with pytest.raises(UserError, match="cannot be opened"):
         CompletionExport(source, [], tmp_path / "no" / "out.md")
 
 

@@ -28,7 +28,7 @@ from app.state.session import Session
 from backend.rewards.catalogue.allowed_code import Rights
 from backend.serve.question_call import QuestionCall
 from backend.serve.questions import QUESTIONS
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 from tests.support.latency import LatencyProbe
 from tests.support.random_models import tiny_tokenizer
 
@@ -55,7 +55,7 @@ class FakeService(QObject):
                 return
             try:
                 answer = self.canned[question] if question in self.canned else handler()
-            except Mistake as mistake:
+            except UserError as mistake:
                 on_refused(mistake.faults)
             else:
                 on_answer(answer)
@@ -253,7 +253,7 @@ def test_a_failed_download_can_be_tried_again(qtbot, page: DatasetPage) -> None:
     show_dataset(qtbot, page, "absent", data="owner/sums")
     service.held["download"] = []
     page.absent.button_clicked.emit()
-    page.dataset._on_refused([Fault("data", "Hugging Face cannot be reached.")])
+    page.dataset._on_refused([ConfigProblem("data", "Hugging Face cannot be reached.")])
     assert page.failed.isVisible() and "cannot be reached" in page.path._problem.text()
     page.failed.button_clicked.emit()
     assert len(service.of("download")) == 2 and page.dataset.state == "fetching" and not page.failed.isVisible()
@@ -261,7 +261,7 @@ def test_a_failed_download_can_be_tried_again(qtbot, page: DatasetPage) -> None:
 
 def test_reading_that_was_refused_can_be_tried_again(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     show_dataset(qtbot, page, data=write_rows(tmp_path))
-    page.dataset._on_refused([Fault("data", "The helper process ended.")])
+    page.dataset._on_refused([ConfigProblem("data", "The helper process ended.")])
     assert page.failed.isVisible()
     page.failed.button_clicked.emit()
     qtbot.waitUntil(lambda: page.dataset.state == "ready")
@@ -387,7 +387,7 @@ def test_a_dead_service_is_a_problem_and_asked_again(qtbot, page: DatasetPage, t
     page.session.draft.update({"data": write_rows(tmp_path), **MAPPED})
     page.show()
     qtbot.waitUntil(lambda: bool(page.session.service.held["preview"]))
-    page.dataset._on_refused([Fault("", "The helper process ended before it answered. Ask again.")])
+    page.dataset._on_refused([ConfigProblem("", "The helper process ended before it answered. Ask again.")])
     assert "The helper process ended" in page.path._problem.text() and page.dataset.state == "failed"
     del page.session.service.held["preview"]
     page.hide()

@@ -23,7 +23,7 @@ from app.state.runs.run_notices import RunNotices
 from app.state.session import Session
 from app.widgets.frame.preferences_dialog import PreferencesDialog
 from app.window import Window
-from backend.runs.events import Diary
+from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.utils import places
@@ -164,9 +164,9 @@ def live_run(window: Window, qtbot) -> tuple[Run, RunFolder, int]:
 
 
 def write(folder: RunFolder, kind: str, **fields) -> None:
-    diary = Diary(folder.events)
-    diary.write(kind, **fields)
-    diary.close()
+    event_log = EventLog(folder.events)
+    event_log.write(kind, **fields)
+    event_log.close()
 
 
 def test_an_end_and_trouble_are_told_once(window: Window, heard: Heard, qtbot) -> None:

@@ -14,8 +14,8 @@ from backend.config.config import SETTINGS
 from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
 from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
 from backend.utils import places
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 SEED_STYLE = """\
 train_mode: grpo
@@ -129,7 +129,7 @@ def test_a_broken_reward_file_is_one_problem_with_its_line(draft: Draft, tmp_pat
 
 def test_a_missing_path_is_a_problem_and_a_hub_id_is_not(draft: Draft, tmp_path: Path):
     with_model_and_data(draft).set("data", str(tmp_path / "absent.jsonl"))
-    assert sentences(draft, "data") == [f"There is no file or folder {shown(tmp_path / 'absent.jsonl')}."]
+    assert sentences(draft, "data") == [f"There is no file or folder {quote(tmp_path / 'absent.jsonl')}."]
     draft.update({"data": "someone/data", "model": str(tmp_path)})
     assert "config.json" in sentences(draft, "model")[0]
 
@@ -145,13 +145,13 @@ def test_an_impossible_name_has_the_same_sentence_as_check(draft: Draft, tmp_pat
     ours = sentences(draft, key)
     try:
         checked = check_of(key, name)
-    except Mistake as mistake:
+    except UserError as mistake:
         checked = [fault.sentence for fault in mistake.faults]
     assert ours == checked
 
 
 def check_of(key: str, name: str) -> list[str]:
-    """What `check` finds before it asks the Hub or reads rows; it raises its findings as a Mistake."""
+    """What `check` finds before it asks the Hub or reads rows; it raises its findings as a UserError."""
     from backend.data.rows import read_splits
     from backend.trainer.preflight import check_model
 
@@ -219,7 +219,7 @@ def test_a_config_in_mlx_lm_loras_spelling_loads(draft: Draft, tmp_path: Path):
 def test_a_file_with_unknown_keys_is_refused_and_changes_nothing(draft: Draft, tmp_path: Path, text: str, word: str):
     (tmp_path / "bad.yaml").write_text(text)
     draft.set("seed", 7)
-    with pytest.raises(Mistake, match=word):
+    with pytest.raises(UserError, match=word):
         draft.load(tmp_path / "bad.yaml")
     assert draft.value("seed") == 7
     assert draft.path is None

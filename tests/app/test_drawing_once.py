@@ -78,7 +78,9 @@ def test_the_change_of_the_reward_is_that_of_all_its_values(count: int) -> None:
     assert reward_before_and_after(OfRewards()) == first_and_last_means(values.tolist())  # pyright: ignore[reportArgumentType]
 
 
-def test_no_time_is_left_to_tell_while_a_diary_is_read(qtbot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_time_is_left_to_tell_while_a_event_log_is_read(
+    qtbot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("app.state.runs.run.SLICE", 20_000)
     monkeypatch.setattr("app.state.runs.run.BUDGET_S", 0.0)
     run = Run(made_up_runs.make_run(tmp_path / "run", steps=40, total=60, ending=None))

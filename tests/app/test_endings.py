@@ -21,7 +21,7 @@ from app.state.runs.run_control import RunControl
 from app.state.runs.run_files import crash_offer, last_run
 from app.state.session import Session
 from app.window import Window
-from backend.runs.events import Diary
+from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.utils import places
@@ -66,9 +66,9 @@ def running(name: str = "run", *, steps: int = 30) -> RunFolder:
 
 
 def write(folder: RunFolder, kind: str, **fields) -> None:
-    diary = Diary(folder.events)
-    diary.write(kind, **fields)
-    diary.close()
+    event_log = EventLog(folder.events)
+    event_log.write(kind, **fields)
+    event_log.close()
 
 
 def shown(window: Window, folder: RunFolder, qtbot, state: str) -> Run:
@@ -214,14 +214,14 @@ def test_crashed(window: Window, qtbot) -> None:
 TRAINER = """
 import sys, time
 from pathlib import Path
-from backend.runs.events import Diary
+from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 run = RunFolder(Path(sys.argv[1]))
 lock = hold_lock(run)
-diary = Diary(run.events)
+event log = EventLog(run.events)
 for step in range(31, 60):
-    diary.write("step", step=step, metrics={"reward": 1.0})
+    event log.write("step", step=step, metrics={"reward": 1.0})
     time.sleep(0.1)
 """
 
@@ -249,14 +249,14 @@ def test_half_a_line(window: Window, qtbot) -> None:
     """What a killed process has half written is no event, before and after it is completed."""
     folder = running()
     line = json.dumps({"v": 1, "seq": 99, "t": time.time(), "kind": "step", "step": 31, "metrics": {"reward": 7.0}})
-    with trained(folder), folder.events.open("a") as diary:
+    with trained(folder), folder.events.open("a") as event_log:
         run = shown(window, folder, qtbot, "running")
-        diary.write(line[:40])
-        diary.flush()
+        event_log.write(line[:40])
+        event_log.flush()
         run.poll()
         assert (run.step, run.latest("reward")) != (31, 7.0) and run.state == "running"
-        diary.write(line[40:] + "\n")
-        diary.flush()
+        event_log.write(line[40:] + "\n")
+        event_log.flush()
         qtbot.waitUntil(lambda: run.step == 31)
     folder.events.write_bytes(folder.events.read_bytes() + b'{"v": 1, "kind": "fini')
     qtbot.waitUntil(lambda: run.state == "crashed")
@@ -308,7 +308,7 @@ def test_a_pause_is_no_silence(window: Window, qtbot, monkeypatch: pytest.Monkey
 def test_machine_asleep(window: Window, qtbot, monkeypatch: pytest.MonkeyPatch, jump_s: float) -> None:
     """Unix time jumps, monotonic time does not: elapsed, time left and silence stay what they are."""
     folder = running()
-    write(folder, "phase", phase="sampling")  # the first event of the diary with its process's monotonic clock
+    write(folder, "phase", phase="sampling")  # the first event of the event log with its process's monotonic clock
     with trained(folder):
         run = shown(window, folder, qtbot, "running")
         elapsed, left = run.elapsed_s, run.eta_s

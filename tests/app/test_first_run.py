@@ -105,7 +105,7 @@ def window(qtbot, cached_model: str, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def kinds(run) -> list[str]:
-    lines = run.folder.events.read_bytes().splitlines() if run.folder.has_diary else []
+    lines = run.folder.events.read_bytes().splitlines() if run.folder.has_event_log else []
     return [event["kind"] for line in lines if (event := parse_line(line)) is not None]
 
 

@@ -21,7 +21,7 @@ from app.state.machines import ALONE, Machines
 from backend.distributed.allowed_hosts import HostsToAllow
 from backend.distributed.hosts_file import Host, read_hosts
 from backend.distributed.machine_report import CheckedMachine, LinkSpeed, MachineFacts, MachineFinding, MachineReport
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 
 FACTS = MachineFacts(
     "mac-a",
@@ -133,7 +133,7 @@ def test_a_list_from_nothing_begins_with_this_machine_and_ends_with_one(
 ):
     machines.add()
     assert [host.ssh for host in machines.hosts] == ["127.0.0.1", ""]
-    with pytest.raises(Mistake, match="host 2 has no ssh"):
+    with pytest.raises(UserError, match="host 2 has no ssh"):
         machines.save(tmp_path / "hosts.json")
     machines.rename(1, "mac-b")
     machines.save(tmp_path / "hosts.json")
@@ -190,7 +190,7 @@ def test_a_check_is_asked_followed_given_up_and_forgotten_with_its_list(
     assert service.cancelled == [2] and service.asked[1]["copies"] and not machines.is_checking
     machines.check()
     assert machines.report is None
-    service.on_refused([Fault("hosts", "Something is wrong.")])
+    service.on_refused([ConfigProblem("hosts", "Something is wrong.")])
     assert machines.problem == "Something is wrong."
     machines.check()
     service.on_answer(REPORT.to_dict())
@@ -299,5 +299,5 @@ def test_the_question_of_the_helper_process_checks_and_reports(monkeypatch: pyte
     call.cancel()
     with pytest.raises(Cancelled):
         check_machines(request, call)
-    with pytest.raises(Mistake, match=r"h\.json"):
+    with pytest.raises(UserError, match=r"h\.json"):
         check_machines(request | {"hosts": []}, call)

@@ -29,7 +29,7 @@ from app.state.session import Session
 from app.widgets.basic.number_format import duration, figure, moment, signed, ticks
 from app.widgets.charts.metric_tile import MetricTile
 from app.widgets.run_header import split_name
-from backend.runs.events import METRICS, Diary
+from backend.runs.events import METRICS, EventLog
 from backend.runs.run_folder import RunFolder
 from backend.utils.places import project_root
 from tests.support import made_up_runs
@@ -86,7 +86,7 @@ def button_texts(page: MonitorPage) -> list[str]:
 # ── the table of charts ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_metric_of_the_diary_has_a_chart_of_its_own() -> None:
+def test_every_metric_of_the_event_log_has_a_chart_of_its_own() -> None:
     names = [*METRICS, *(f"rewards/{name}/{kind}" for name in made_up_runs.REWARDS for kind in ("mean", "std"))]
     named = [chart for chart in CHARTS if chart.title != "Other" and not chart.held_out]
     assert [name for name in names if not any(chart.shows(name) for chart in named)] == []
@@ -233,7 +233,7 @@ def test_the_reward_charts_are_visible_before_the_first_step(page: MonitorPage, 
     assert shown._waiting.text() == "The run ended before its first step was done.", "it waits for nothing any more"
 
 
-def test_charts_draw_what_the_diary_says(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
+def test_charts_draw_what_the_event_log_says(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
     show_run(made_up_runs.make_run(tmp_path / "run", steps=30))
     reward = plot(page, "Reward").traces[0]
     spread = session.run.series("reward_std")[1]
@@ -341,13 +341,13 @@ def test_marks_tell_what_happened_and_a_resume_takes_back_those_it_cut_off(
 ) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=3, ending=None)
     size = folder.events.stat().st_size
-    diary = Diary(folder.events)
-    diary.write("checkpoint", step=3, path="checkpoints/000003")
-    diary.write("change", step=4, settings={"learning_rate": [1e-4, 5e-5], "beta": [0.1, None]})
-    diary.write("health", code="kl", sentence="KL is high.", advice="Lower it.", step=2)
-    diary.write("change", step=None, settings=3)
-    diary.write("started", iterations=9)
-    diary.close()
+    event_log = EventLog(folder.events)
+    event_log.write("checkpoint", step=3, path="checkpoints/000003")
+    event_log.write("change", step=4, settings={"learning_rate": [1e-4, 5e-5], "beta": [0.1, None]})
+    event_log.write("health", code="kl", sentence="KL is high.", advice="Lower it.", step=2)
+    event_log.write("change", step=None, settings=3)
+    event_log.write("started", iterations=9)
+    event_log.close()
     show_run(folder)
     assert [(mark.step, mark.kind, mark.sentence) for mark in session.run.marks] == [
         (1, "eval", "Evaluated: held-out reward 1.33."),
@@ -364,21 +364,21 @@ def test_marks_tell_what_happened_and_a_resume_takes_back_those_it_cut_off(
     qtbot.waitUntil(lambda: len(reward._marks) == 5)
     with folder.events.open("rb+") as file:
         file.truncate(size)
-    Diary(folder.events).write("started", iterations=9)
+    EventLog(folder.events).write("started", iterations=9)
     qtbot.waitUntil(lambda: [mark.kind for mark in session.run.marks] == ["eval", "resume"])
 
 
 def test_save_now_says_when_it_is_saved(qtbot, page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=3, ending=None)
     show_run(folder)
-    diary, told = Diary(folder.events), []
+    event_log, told = EventLog(folder.events), []
     session.message.connect(told.append)
-    diary.write("checkpoint", step=3, path="checkpoints/000003")
+    event_log.write("checkpoint", step=3, path="checkpoints/000003")
     session.run.poll()
     assert told == [], "nobody asked for that one"
     session.run.send("save")
     for _ in range(2):
-        diary.write("checkpoint", step=4, path="checkpoints/000004")
+        event_log.write("checkpoint", step=4, path="checkpoints/000004")
     session.run.poll()
     assert told == ["Saved: the run can be resumed from step 4."]
 
@@ -404,7 +404,7 @@ def test_the_parts_of_a_step_s_time_are_stacked(page: MonitorPage, show_run, tmp
     assert stacked == {"Sampling": True, "Rewards": True, "Learning": True, "Step": False}
 
 
-def test_a_diary_that_is_being_read_says_so(page: MonitorPage, show_run, tmp_path: Path, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_event_log_that_is_being_read_says_so(page: MonitorPage, show_run, tmp_path: Path, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     """An archived run of 100,000 steps was "starting", with days of work and no time left."""
     show_run(made_up_runs.make_run(tmp_path / "run", steps=9))
     assert session.run.read_share is None
@@ -421,21 +421,21 @@ import random, sys, time
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
 from tests.support import made_up_runs
-from backend.runs.events import Diary, JsonLines
+from backend.runs.events import EventLog, JsonLines
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 folder = RunFolder(Path(sys.argv[1]))
 handle, dice = hold_lock(folder), random.Random(1)
-diary, rows = Diary(folder.events), JsonLines(folder.completions)
-diary.write("started", iterations=100000)
+event log, rows = EventLog(folder.events), JsonLines(folder.completions)
+event log.write("started", iterations=100000)
 began, step = time.monotonic(), 0
 while step < 100:
     step += 1
-    diary.write("step", step=step, metrics=made_up_runs.metrics(step, 1000, dice))
+    event log.write("step", step=step, metrics=made_up_runs.metrics(step, 1000, dice))
     for row in made_up_runs.groups(step, 1000, dice, prompts=1):
         rows.append(row)
     time.sleep(max(0, began + step / 50 - time.monotonic()))
-diary.write("finished", step=step, sentence="Done.")
+event log.write("finished", step=step, sentence="Done.")
 """
 
 
@@ -507,10 +507,10 @@ def test_the_line_above_the_charts_is_a_warning_before_any_other_note(
 ) -> None:
     """After a GPU error the next process writes its own notes, which must not cover the sentence on what happened."""
     folder = made_up_runs.make_run(tmp_path / "retried", steps=3, total=9, ending=None)
-    diary = Diary(folder.events)
+    event_log = EventLog(folder.events)
     for level, sentence in (("warning", "macOS stopped the GPU's work."), ("info", "Prompts are read twice.")):
-        diary.write("note", level=level, sentence=sentence)
-    diary.close()
+        event_log.write("note", level=level, sentence=sentence)
+    event_log.close()
     show_run(folder)
     page.findings.cards.unfold(True)
     (row,) = page.findings.cards.rows()
@@ -558,7 +558,7 @@ def test_a_run_on_several_machines_shows_each_and_who_was_lost(
         {"ranks": 2, "machines": [3, {"rank": "x"}, {}]},
     ],
 )
-def test_a_damaged_diary_has_no_ranks_or_nameless_ones(started) -> None:
+def test_a_damaged_event_log_has_no_ranks_or_nameless_ones(started) -> None:
     ranks = ranks_of(started, {"lost_rank": "x"}, lambda name: None)
     assert [rank.info.machine for rank in ranks] == (["", ""] if (started or {}).get("ranks") == 2 else [])
     assert not any(rank.is_lost for rank in ranks)

@@ -22,7 +22,7 @@ from app.state.service import Service
 from app.state.session import Session
 from app.widgets.picker.picker import Picker
 from app.widgets.picker.picker_rows import CHANGED, NAME, SIZE, STAR, WHERE, PickerEntry, PickerLine, display_path
-from backend.utils.errors import Fault
+from backend.utils.errors import ConfigProblem
 from tests.models.test_hub import FILES, GGUF, MLX, Repo
 from tests.support.cpu_time import Work
 from tests.support.hub_server import HubStandIn
@@ -292,7 +292,7 @@ def test_a_download_that_fails_keeps_its_sentence_until_it_is_tried_again(qtbot:
     service = FakeDesk()
     downloads = Downloads(service)
     download = downloads.start("model", "a/b")
-    service.last("download")["refused"]([Fault("model", "The disk is full.")])
+    service.last("download")["refused"]([ConfigProblem("model", "The disk is full.")])
     assert download.state == "failed" and download.sentence == "The disk is full."
     downloads.start("model", "a/b")
     assert download.state == "running" and not download.sentence

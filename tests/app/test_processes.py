@@ -16,7 +16,7 @@ from PySide6.QtCore import QCoreApplication
 from app.state import processes
 from app.state.processes import ProcessOutcome, VerbProcess
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.places import project_root
 
 CHILD = """
@@ -98,12 +98,12 @@ def test_start_training_writes_the_config_first(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_missing_program_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="cannot be started"):
+    with pytest.raises(UserError, match="cannot be started"):
         processes.start_detached([str(tmp_path / "no-such-program")], RunFolder(tmp_path))
 
 
 def test_a_config_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"config\.yaml cannot be written"):
+    with pytest.raises(UserError, match=r"config\.yaml cannot be written"):
         processes.start_training("iters: 3\n", RunFolder(tmp_path / "gone"))
 
 

@@ -14,7 +14,7 @@ from app.pages.train.reward_panel import NOT_FOUND, RewardPanel
 from app.state.draft import Draft
 from app.widgets.reward_delegates import LABEL, MEAN, SCORES, SOURCE, USE, WEIGHT, WeightEdit
 from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
-from backend.utils.text import fitted
+from backend.utils.text import shorten
 
 A, B, C, D, E = DEFAULT_REWARDS
 
@@ -126,7 +126,7 @@ def test_the_problem_of_a_file_without_reward_functions_says_what_to_do(draft: D
     draft.set("reward_functions_file", str(file))
     (sentence,) = [fault.sentence for fault in draft.problems() if fault.setting == "reward_functions_file"]
     whole = f"trl.py registers no reward function; name its functions among the reward functions instead, as {file}::brevity."
-    assert sentence == fitted(whole)
+    assert sentence == shorten(whole)
     file.write_text("x = 1\n")
     (sentence,) = [fault.sentence for fault in draft.problems() if fault.setting == "reward_functions_file"]
     assert sentence == 'trl.py registers no reward function; put @register_reward_function("name") above each.'

@@ -19,9 +19,9 @@ from app.state.completions.step_index import CompletionIndex
 from app.state.runs.run import Run
 from app.state.runs.run_state import RunState, Series, number
 from backend.runs.archive import first_and_last_means, summary
-from backend.runs.events import Diary, JsonLines, truncate_file
+from backend.runs.events import EventLog, JsonLines, truncate_file
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import made_up_runs
 from tests.support.latency import LatencyProbe
 
@@ -163,25 +163,25 @@ def test_a_repeated_step_replaces_itself_and_all_later_steps() -> None:
     assert series.latest("b") == 7.0
 
 
-def test_state_comes_from_the_diary_and_the_lock(follow_run, tmp_path: Path) -> None:
+def test_state_comes_from_the_event_log_and_the_lock(follow_run, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=5, ending=None)
     with locked(folder):
         run = follow_run(folder)
         states = []
         run.state_changed.connect(states.append)
         assert run.state == "running"
-        diary, clock = Diary(folder.events), made_up_runs.Clock()
-        made_up_runs.write(diary, clock, "command", word="pause")
-        made_up_runs.write(diary, clock, "phase", phase="paused")
+        event_log, clock = EventLog(folder.events), made_up_runs.Clock()
+        made_up_runs.write(event_log, clock, "command", word="pause")
+        made_up_runs.write(event_log, clock, "phase", phase="paused")
         poll_to_end(run)
-        made_up_runs.write(diary, clock, "command", word="resume")
-        made_up_runs.write(diary, clock, "phase", phase="learning")
+        made_up_runs.write(event_log, clock, "command", word="resume")
+        made_up_runs.write(event_log, clock, "phase", phase="learning")
         poll_to_end(run)
         run.send("stop")
         assert folder.control.read_text() == "stop"
     poll_to_end(run)
     assert states == ["paused", "running", "stopping", "crashed"]
-    made_up_runs.write(diary, clock, "stopped", step=5, reason="asked", sentence="Stopped.")
+    made_up_runs.write(event_log, clock, "stopped", step=5, reason="asked", sentence="Stopped.")
     poll_to_end(run)
     assert states[-1] == "stopped"
 
@@ -192,7 +192,7 @@ def test_a_new_folder_is_starting_until_its_grace_is_over(follow_run, tmp_path: 
     folder.config.write_text("iters: 5\n")
     run = follow_run(folder)
     assert (run.state, run.iterations, run.is_live) == ("starting", 5, True)
-    with locked(folder):  # the lock is taken before the diary begins
+    with locked(folder):  # the lock is taken before the event log begins
         make_folder_old(folder)
         poll_to_end(run)
         assert run.state == "starting"
@@ -215,12 +215,12 @@ def test_a_stop_that_the_starting_trainer_deleted_is_sent_again(follow_run, tmp_
     run.send("stop")
     with locked(folder):
         folder.control.unlink()
-        diary = Diary(folder.events)
-        diary.write("started", iterations=5)
+        event_log = EventLog(folder.events)
+        event_log.write("started", iterations=5)
         poll_to_end(run)
         assert run.state == "stopping" and folder.control.read_text() == "stop"
         folder.control.unlink()
-        diary.write("command", word="stop")
+        event_log.write("command", word="stop")
         poll_to_end(run)
         assert run.state == "stopping" and not folder.control.exists()
 
@@ -228,7 +228,7 @@ def test_a_stop_that_the_starting_trainer_deleted_is_sent_again(follow_run, tmp_
 def test_the_problem_of_a_failed_run_leaves_out_the_names_of_settings(follow_run, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=1, ending=None)
     two = "data: There is no file rows.jsonl.\nreward_weights: There are 2 weights for 3 functions."
-    Diary(folder.events).write("failed", step=1, sentence=two)
+    EventLog(folder.events).write("failed", step=1, sentence=two)
     assert follow_run(folder).problem == "There is no file rows.jsonl. There are 2 weights for 3 functions."
 
 
@@ -244,14 +244,14 @@ def test_a_relaunched_run_is_starting_until_the_lock_is_taken(follow_run, tmp_pa
     run.expect_process()
     assert run.state == "starting"
     with locked(folder):
-        made_up_runs.write(Diary(folder.events), made_up_runs.Clock(), "started", iterations=60, resumed_from=3)
+        made_up_runs.write(EventLog(folder.events), made_up_runs.Clock(), "started", iterations=60, resumed_from=3)
         poll_to_end(run)
         assert run.state == "running"
     poll_to_end(run)
     assert run.state == "crashed", "the grace ended when the lock was taken"
 
 
-def test_a_truncated_diary_is_read_again(follow_run, tmp_path: Path) -> None:
+def test_a_truncated_event_log_is_read_again(follow_run, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=40, ending=None)
     run = follow_run(folder)
     restarts = []
@@ -260,8 +260,8 @@ def test_a_truncated_diary_is_read_again(follow_run, tmp_path: Path) -> None:
     truncate_file(folder.events, text.rindex(b"\n", 0, text.index(b'"step": 20, "metrics"')) + 1)
     rows = folder.completions.read_bytes()
     truncate_file(folder.completions, rows.index(b'{"step": 20,'))
-    diary = Diary(folder.events)
-    made_up_runs.write(diary, made_up_runs.Clock(), "started", iterations=60, resumed_from=19)
+    event_log = EventLog(folder.events)
+    made_up_runs.write(event_log, made_up_runs.Clock(), "started", iterations=60, resumed_from=19)
     poll_to_end(run)
     assert restarts == [0] and run.step == 19
     assert run.series("reward")[0].tolist() == list(range(1, 20))
@@ -286,7 +286,7 @@ def test_incomplete_lines_wait_and_invalid_ones_are_skipped(follow_run, tmp_path
 
 def test_sending_a_word_to_an_unwritable_folder_is_a_mistake(follow_run, tmp_path: Path) -> None:
     run = follow_run(RunFolder(tmp_path / "gone"))
-    with pytest.raises(Mistake, match="cannot be written"):
+    with pytest.raises(UserError, match="cannot be written"):
         run.send("stop")
 
 
@@ -325,7 +325,7 @@ def test_the_index_accepts_rows_of_any_shape_and_size(tmp_path: Path) -> None:
     assert index.steps() == [1, 2, 3] and index.rows()[0] == {"step": 3, "half": 1}
 
 
-def test_a_summary_reads_only_the_ends_of_a_diary(tmp_path: Path) -> None:
+def test_a_summary_reads_only_the_ends_of_a_event_log(tmp_path: Path) -> None:
     long = summary(made_up_runs.make_run(tmp_path / "long", steps=400, total=400))
     run = Run(RunFolder(tmp_path / "long"))
     poll_to_end(run)
@@ -353,7 +353,7 @@ def test_before_and_after_average_over_several_steps() -> None:
     assert first_and_last_means([]) == (None, None)
 
 
-def test_a_long_diary_is_read_in_slices_between_turns_of_the_event_loop(qtbot, tmp_path: Path) -> None:
+def test_a_long_event_log_is_read_in_slices_between_turns_of_the_event_loop(qtbot, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     steps = 30_000  # two megabytes and more: read at once they would hold the loop up for half a second

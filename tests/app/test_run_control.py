@@ -9,7 +9,7 @@ import pytest
 
 from app.state.runs.run_control import RunControl
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_the_first_window_controls_the_run_and_the_next_when_it_is_gone(folder: 
     first, second = RunControl(folder), RunControl(folder)
     assert looked(first, second) == [False, True]
     first.require()
-    with pytest.raises(Mistake, match="Another window"):
+    with pytest.raises(UserError, match="Another window"):
         second.require()
     first.release()
     assert looked(second, first) == [False, True]
@@ -64,5 +64,5 @@ def test_a_run_that_has_ended_is_nobodys(folder: RunFolder) -> None:
 def test_a_folder_that_cannot_be_written_has_no_control_to_share(tmp_path: Path) -> None:
     control = RunControl(RunFolder(tmp_path / "gone"))
     assert looked(control) == [False]
-    with pytest.raises(Mistake, match="cannot be written"):
+    with pytest.raises(UserError, match="cannot be written"):
         control.take_over()

@@ -14,7 +14,7 @@ from app.state.session import Session
 from backend.runs.queue import QueueFile
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.utils import places
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_run_that_is_added_has_a_runner_started_once(qapp, runners) -> None:
 
 def test_refusals_are_sentences(qapp, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(_queue: QueueFile) -> None:
-        raise Mistake("run", "python cannot be started.")
+        raise UserError("run", "python cannot be started.")
 
     monkeypatch.setattr(processes, "start_queue_runner", start)
     queue, said = RunQueue(), []

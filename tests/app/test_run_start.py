@@ -16,7 +16,7 @@ from app.state.runs.run_files import problem_of
 from app.widgets.run_header import RunHeader
 from backend.cli import new_run
 from backend.runs.archive import STARTUP_GRACE_S
-from backend.runs.events import Diary
+from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
 from backend.runs.start_progress import StartProgress
 from tests.app.test_run import locked, make_folder_old
@@ -47,20 +47,20 @@ def test_a_starting_run_says_how_far_it_has_come_with_its_rows(folder: RunFolder
         folder.log.write_text(f"a warning of some library\n{CHECKING.line}\n")
         run.poll()
         assert run.start_progress == CHECKING
-        diary = Diary(folder.events)
+        event_log = EventLog(folder.events)
         shift(folder.log, -1)
-        diary.write("phase", phase="loading")
+        event_log.write("phase", phase="loading")
         run.poll()
-        assert run.start_progress is None and run.phase == "loading", "the diary is newer"
+        assert run.start_progress is None and run.phase == "loading", "the event log is newer"
         with folder.log.open("a") as log:
             log.write(StartProgress("Loading b", 0.5, "8 GB, 1 GB/s").line + "\n")
         shift(folder.log, 1)
         run.poll()
         assert run.start_progress and run.start_progress.doing == "Loading b"
-        diary.write("started", iterations=20)
+        event_log.write("started", iterations=20)
         run.poll()
         assert run.start_progress is None and run.state == "running"
-        diary.close()
+        event_log.close()
     run.close()
 
 
@@ -101,11 +101,11 @@ def test_a_run_whose_rows_take_minutes_to_check_is_not_taken_for_one_that_crashe
         make_folder_old(folder)
         run.poll()
         seen.append(run.state)
-        raise new_run.Mistake("data", "There is no file rows.jsonl.")
+        raise new_run.UserError("data", "There is no file rows.jsonl.")
 
     assert STARTUP_GRACE_S < 3600
     monkeypatch.setattr(new_run, "check_settings", check)
-    with pytest.raises(new_run.Mistake):
+    with pytest.raises(new_run.UserError):
         new_run.prepared_run(folder.path)
     run.poll()
     assert seen == ["starting"] and run.state == "failed" and not folder.is_locked()
@@ -133,7 +133,7 @@ def test_a_stop_while_the_rows_are_checked_ends_the_run(folder: RunFolder, monke
         try:
             look()
         except Exception as error:  # as readers of data do
-            raise new_run.Mistake("data", "The rows cannot be read.") from error
+            raise new_run.UserError("data", "The rows cannot be read.") from error
 
     monkeypatch.setattr(new_run, "check_settings", check)
     with pytest.raises(typer.Exit) as ended:

@@ -17,7 +17,7 @@ from pytestqt.qtbot import QtBot
 from app.state.prefs import Prefs
 from app.state.service import Service
 from app.state.session import Session
-from backend.utils.errors import Fault
+from backend.utils.errors import ConfigProblem
 
 CHILD = """
 import json, os, sys, time
@@ -61,7 +61,7 @@ class Replies:
 
     def __init__(self) -> None:
         self.answers: list[Any] = []
-        self.faults: list[Fault] = []
+        self.faults: list[ConfigProblem] = []
         self.progress: list[dict[str, Any]] = []
 
     def ask(self, service: Service, question: str, **with_: Any) -> int:
@@ -95,7 +95,7 @@ def test_on_refused_gets_the_faults(qtbot: QtBot, service: Service):
     replies = Replies()
     replies.ask(service, "refuse")
     wait_until(qtbot, lambda: replies.faults)
-    assert replies.faults == [Fault("model", "There is no model x.")]
+    assert replies.faults == [ConfigProblem("model", "There is no model x.")]
 
 
 def test_an_answer_read_in_several_chunks_is_joined(qtbot: QtBot, service: Service):
@@ -160,7 +160,7 @@ def test_close_ends_the_process_and_refuses_later_questions(qtbot: QtBot, servic
         os.kill(replies.answers[0], signal.SIGCONT)
     late.ask(service, "echo")
     wait_until(qtbot, lambda: late.faults)
-    assert late.faults == [Fault("", "The window is closing.")]
+    assert late.faults == [ConfigProblem("", "The window is closing.")]
 
 
 def test_the_session_has_one_service_and_starts_no_process_for_it(qtbot: QtBot, tmp_path: Path):
@@ -173,4 +173,4 @@ def test_the_real_process_answers(qtbot: QtBot):
     replies.ask(service, "weather")
     wait_until(qtbot, lambda: replies.faults)
     service.close()
-    assert replies.faults == [Fault("", "There is no question weather.")]
+    assert replies.faults == [ConfigProblem("", "There is no question weather.")]

@@ -18,11 +18,11 @@ from app.pages.monitor.run_steering import GROUPS, RunSteering, SteeringPanel
 from app.state.runs.run import Run
 from app.state.session import Session
 from backend.config.config import dump, parse
-from backend.runs.events import Diary
+from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.runs.steering import STEERABLE, Change, read_request, write_changes
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 SETTINGS = parse({"model": "m", "data": "d", "iters": 100, "reward_functions": ["r1_int", "r1_count_xml"]})
 
@@ -35,10 +35,10 @@ class LiveRun:
         self.folder = RunFolder(path)
         self.folder.config.write_text(dump(SETTINGS))
         self.lock = hold_lock(self.folder)
-        self.diary = Diary(self.folder.events)
-        self.diary.write("started", iterations=100)
+        self.event_log = EventLog(self.folder.events)
+        self.event_log.write("started", iterations=100)
         for step in range(1, 13):
-            self.diary.write("step", step=step, metrics={"reward": 0.5})
+            self.event_log.write("step", step=step, metrics={"reward": 0.5})
 
     def asked(self) -> dict[str, Any]:
         return read_request(self.folder.change_request)
@@ -46,14 +46,14 @@ class LiveRun:
     def take(self, *changes: Change) -> None:
         write_changes(self.folder, changes)
         self.folder.change_request.unlink()
-        self.diary.write("note", level="info", sentence=changes[-1].sentence, answers="change")
+        self.event_log.write("note", level="info", sentence=changes[-1].sentence, answers="change")
 
 
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[LiveRun]:
     run = LiveRun(tmp_path / "mine")
     yield run
-    run.diary.close()
+    run.event_log.close()
     os.close(run.lock)
 
 
@@ -135,7 +135,7 @@ def test_a_refusal_of_the_trainer_is_shown(qtbot, steering: RunSteering, live: L
     panel = panel_of(steering)
     type_into(panel, "beta", "0.3")
     QTest.mouseClick(panel.change, Qt.MouseButton.LeftButton)
-    live.diary.write("note", level="warning", sentence="The change was not made. No.", answers="change")
+    live.event_log.write("note", level="warning", sentence="The change was not made. No.", answers="change")
     qtbot.waitUntil(lambda: "The change was not made. No." in shown_texts(panel))
     assert panel.fields["beta"].value() == 0.3 and panel.put_back.isEnabled(), "to be mended, or put back"
 
@@ -155,11 +155,11 @@ def test_the_panel_opens_at_the_conditions_and_closes_with_the_run(qtbot, steeri
     type_into(panel, "stop_when", "rewrd > 1")
     problem = panel.fields["stop_when"]._problem
     assert problem is not None and "Did you mean reward?" in problem.text()
-    live.diary.write("finished", step=12, sentence="Done.")
+    live.event_log.write("finished", step=12, sentence="Done.")
     os.close(live.lock)
     qtbot.waitUntil(lambda: not panel.isVisible())
     live.lock = os.open(os.devnull, os.O_RDONLY)
-    with pytest.raises(Mistake, match="while a run is training or paused"):
+    with pytest.raises(UserError, match="while a run is training or paused"):
         run_of(steering._session).change({"beta": 0.2})
 
 
@@ -168,5 +168,5 @@ def test_two_requests_before_the_trainer_looks_are_both_kept(steering: RunSteeri
     run.change({"beta": 0.2, "top_k": 3})
     run.change({"beta": 0.3})
     assert live.asked() == {"beta": 0.3, "top_k": 3}
-    with pytest.raises(Mistake, match="Rank is fixed"):
+    with pytest.raises(UserError, match="Rank is fixed"):
         run.change({"rank": 4})

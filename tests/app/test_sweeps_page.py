@@ -24,7 +24,7 @@ from backend.runs.sweeps.sweep_results import (
     sweep_folder,
     write_results,
 )
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.places import demo_config, runs_folder
 
 BASE: dict[str, Any] = {"model": "m", "data": "d", "iters": 80, "steps_per_eval": 10, "group_size": 4, "batch_size": 2}
@@ -104,7 +104,7 @@ def test_a_random_search_draws_from_what_the_rows_say(page: SweepsPage) -> None:
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(form: SweepForm, words: str) -> None:
-    with pytest.raises(Mistake) as raised:
+    with pytest.raises(UserError) as raised:
         form.plan(BASE)
     assert words in raised.value.faults[0].sentence
 

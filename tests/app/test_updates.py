@@ -19,7 +19,7 @@ from backend import __version__
 from backend.serve.question_call import QuestionCall
 from backend.serve.update_questions import newer_release
 from backend.utils import releases
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.places import resources
 
 
@@ -132,11 +132,11 @@ def test_versions_are_compared_as_numbers() -> None:
 )
 def test_a_broken_list_is_a_sentence(release_list: ReleaseList, content: bytes, status: int, words: str) -> None:
     release_list.content, release_list.status = content, status
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(UserError, match=words):
         ask(release_list.address)
 
 
 @pytest.mark.parametrize("address", ["file:///etc/passwd", "http://example.org/x", "ftp://example.org"])
 def test_only_https_is_asked(address: str) -> None:
-    with pytest.raises(Mistake, match="https"):
+    with pytest.raises(UserError, match="https"):
         ask(address)

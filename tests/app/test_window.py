@@ -38,7 +38,7 @@ from backend.runs.run_folder import RunFolder, make_run_folder
 from backend.runs.run_lock import hold_lock
 from backend.utils import places
 from backend.utils.command import backend_command
-from backend.utils.text import shown
+from backend.utils.text import quote
 from tests.support import made_up_runs
 from tests.support.windows import SilentService
 
@@ -293,8 +293,8 @@ def test_run_creates_a_folder_and_starts_a_training_with_the_settings_of_the_for
 ):
     started: list[tuple[str, RunFolder]] = []
     monkeypatch.setattr("app.state.processes.start_training", lambda text, run: started.append((text, run)))
-    shown: list[str] = []
-    session.page_requested.connect(shown.append)
+    quote: list[str] = []
+    session.page_requested.connect(quote.append)
     session.restore()
     session.draft.set("run_name", "first")
     session.start_run()
@@ -303,7 +303,7 @@ def test_run_creates_a_folder_and_starts_a_training_with_the_settings_of_the_for
     assert folder.path.is_dir()
     assert "iters: 60" in text
     assert session.run.folder.path == folder.path
-    assert shown == ["monitor"]
+    assert quote == ["monitor"]
     session.close_run()
     assert session.run is None
 
@@ -352,7 +352,7 @@ def test_reattach_opens_the_run_that_is_still_training(session: Session, qtbot):
 
 
 def test_run_is_offered_again_once_the_process_of_the_last_run_is_gone(window: Window, session: Session, qtbot):
-    """The diary says finished first. On a busy machine the process lived on when the window read it, and the toolbar offered the queue for good."""
+    """The event log says finished first. On a busy machine the process lived on when the window read it, and the toolbar offered the queue for good."""
     ended = make_run_folder("ended")
     ended.config.write_text("model: a\n")
     ended.events.write_text(
@@ -705,7 +705,7 @@ def test_a_missing_demo_shows_a_message_and_the_defaults(session: Session, demo:
     messages: list[str] = []
     session.messages.said.connect(messages.append)
     session.restore()
-    assert messages == [f"There is no file {shown(demo)}. The form shows the defaults."]
+    assert messages == [f"There is no file {quote(demo)}. The form shows the defaults."]
 
 
 def test_a_later_launch_restores_the_form(session: Session):
@@ -792,8 +792,8 @@ def test_screenshot_saves_the_page_as_png(tmp_path: Path):
 
 
 def test_toolbar_shows_the_four_words_in_their_order(window: Window):
-    shown = [action.text() for action in window.toolbar.actions() if isinstance(action, QAction) and action.text()]
-    assert shown == ["Run", "Pause", "Stop", "Save now"]
+    quote = [action.text() for action in window.toolbar.actions() if isinstance(action, QAction) and action.text()]
+    assert quote == ["Run", "Pause", "Stop", "Save now"]
 
 
 def test_a_screen_with_little_room_scrolls_a_page_and_does_not_crush_it(window: Window, qtbot) -> None:

@@ -26,7 +26,7 @@ from mlx_lm.sample_utils import make_sampler
 from backend.bench.ablation import SWITCHES
 from backend.engine.output_layer import SplitModel
 from backend.models.policy import load_policy
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.types import Group
@@ -104,7 +104,7 @@ def counted(*split_models: SplitModel) -> Iterator[Work]:
 
 def sampling_work(case: Case, folder: Path, off: Off = nullcontext) -> Work:
     with off(), counted() as work:
-        rollout = Rollout(load_policy(our_contenders.settings(case, folder)), case.completion)
+        rollout = Sampler(load_policy(our_contenders.settings(case, folder)), case.completion)
         with counted(rollout.fused.split_model) as passes:
             before = work.compiled_rows  # building a rollout runs its trial decode
             sample(rollout, case)
@@ -121,7 +121,7 @@ def learning_work(case: Case, folder: Path, off: Off = nullcontext) -> Work:
     return work
 
 
-def sample(rollout: Rollout, case: Case) -> list[Group]:
+def sample(rollout: Sampler, case: Case) -> list[Group]:
     return rollout.sample(our_contenders.problems(case, 0), case.group_size, our_contenders.sampling(case), 0, 0)
 
 
@@ -214,7 +214,7 @@ def ratio(fast: Run, slow: Run, rounds: int) -> float:
 def sampling_of(case: Case, folder: Path, off: Off = nullcontext) -> Run:
     """Sampling one step's groups, or the same with a technique off."""
     with off():
-        rollout = Rollout(load_policy(our_contenders.settings(case, folder)), case.completion)
+        rollout = Sampler(load_policy(our_contenders.settings(case, folder)), case.completion)
 
     def run() -> None:
         with off():
@@ -400,7 +400,7 @@ def test_a_switched_off_technique_changes_no_result(models: Path, technique: str
     """Completions of full length, and the same loss; a switch whose target has moved raises."""
     with SWITCHES[technique]():
         if technique not in LEARNING_ONLY:
-            rollout = Rollout(load_policy(our_contenders.settings(TINY, model_folder(TINY, models))), TINY.completion)
+            rollout = Sampler(load_policy(our_contenders.settings(TINY, model_folder(TINY, models))), TINY.completion)
             groups = sample(rollout, TINY)
             assert [len(completion.tokens) for group in groups for completion in group.completions] == [
                 TINY.completion

@@ -43,15 +43,15 @@ from backend.bench.switches import SWITCHES, Technique, switch_named
 from backend.bench.workload import Workload, settings
 from backend.engine import gathers, slot_cache
 from backend.sampling import sampler
-from backend.sampling.drawing import Drawing
+from backend.sampling.drawing import SamplingState
 from backend.sampling.fused_model import FusedModel
 from backend.sampling.kv_rows import WaitingQueue
-from backend.sampling.outputs import Outputs
+from backend.sampling.outputs import CompletionBuffer
 from backend.sampling.sampler import GREEDY
 from backend.sampling.scheduler import Scheduler
 from backend.trainer.memory.estimate import MemoryPlan
 from backend.utils.child_process import ChildEnded
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.machine import TREAT_CPU_AS
 
 VERBS = app()
@@ -276,7 +276,7 @@ def test_an_error_of_the_gpu_is_explained_and_costs_the_process():
 def test_a_mistake_is_told_and_costs_no_process():
     class Refusing:
         def take(self, task: Task, allowance_s: float) -> schema.Numbers:
-            raise Mistake("memory_limit", "It does not fit.")
+            raise UserError("memory_limit", "It does not fit.")
 
     reply = answer_to(Refusing(), {"task": task().model_dump(), "allowance_s": 1.0})
     assert reply == {"error": "It does not fit.", "is_usable": True}
@@ -370,7 +370,13 @@ def test_every_plain_way_is_another_way(bench_folder: Path, monkeypatch: pytest.
         rollout, learner = workload.rollout(), workload.learner()
         queue = WaitingQueue([[2, 3]], 1, rollout._prefill)
         scheduler = Scheduler(
-            queue, Outputs(1, 1, None, [1], ()), np.zeros((1, 1)), Drawing(GREEDY), print, 1, rollout.row_costs
+            queue,
+            CompletionBuffer(1, 1, None, [1], ()),
+            np.zeros((1, 1)),
+            SamplingState(GREEDY),
+            print,
+            1,
+            rollout.row_costs,
         )
         return {
             "filters without a sort": sampler.largest,
@@ -435,7 +441,7 @@ def test_a_model_that_does_not_fit_is_told_before_it_is_made(bench_folder: Path,
 
     monkeypatch.setattr(measures, "machine_bytes", lambda held, working_set: 10_000)
     monkeypatch.setattr(measures, "random_policy", lambda *_: pytest.fail("it was made"))
-    with pytest.raises(Mistake, match="does not fit"):
+    with pytest.raises(UserError, match="does not fit"):
         ModelBench(bench_folder).take(task(), 0)
 
 

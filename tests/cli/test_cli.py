@@ -24,7 +24,7 @@ from backend.__main__ import app
 from backend.cli.new_run import apply_changes, new_run
 from backend.config.config import load, read
 from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
-from backend.runs.events import Diary, read_events
+from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.runs.run_lock import hold_lock
 from backend.utils.command import backend_command, backend_environment
@@ -362,7 +362,7 @@ def test_train_list_resume_and_score_a_named_run(inputs: Path, runs: Path, tmp_p
         == "The run mine has finished; there is nothing to resume. More steps: --set iters=N.\n"
     )
     assert "The run mine exists already" in refused("train", file, "--name", "mine", "--set", "iters=9")
-    assert "The run mine has a diary already" in refused("train", "--run", run.path)
+    assert "The run mine has a event log already" in refused("train", "--run", run.path)
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
     scored = run_ok("rewards", "score", run.config, "--completions", run.completions, "--json").stdout.splitlines()
@@ -389,7 +389,7 @@ def test_runs_without_a_name_get_a_folder_each_and_training_gives_ctrl_c_back(
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-def test_stream_prints_the_diary_and_nothing_else(inputs: Path, runs: Path, tmp_path: Path) -> None:
+def test_stream_prints_the_event_log_and_nothing_else(inputs: Path, runs: Path, tmp_path: Path) -> None:
     output = run_ok("train", config(inputs, tmp_path), "--name", "streamed", "--stream").stdout.splitlines()
     assert [json.loads(line) for line in output] == list(read_events(runs / "streamed" / "events.jsonl"))
 
@@ -407,7 +407,7 @@ def test_train_run_trains_in_a_folder_that_the_window_made(inputs: Path, runs: P
     assert "Give either a YAML file or --run" in refused("train")
 
 
-def test_faults_of_a_folder_that_the_window_made_are_in_its_diary(inputs: Path, runs: Path) -> None:
+def test_faults_of_a_folder_that_the_window_made_are_in_its_event_log(inputs: Path, runs: Path) -> None:
     """The window sees nothing but the folder."""
     file = config(inputs, runs / "made", temperature=0, group_size=1)
     result = call("train", "--run", file.parent)
@@ -532,12 +532,12 @@ def test_a_folder_named_backend_in_the_working_directory_is_not_run(inputs: Path
 
 @contextmanager
 def held(file: Path) -> Iterator[Callable[[], None]]:
-    """The run of `file` as while a trainer is in its second step: locked, with a diary. Yields what the kill of that trainer does."""
+    """The run of `file` as while a trainer is in its second step: locked, with a event log. Yields what the kill of that trainer does."""
     run = RunFolder(file.parent)
     handle = [hold_lock(run)]
-    diary = Diary(run.events)
-    diary.write("started", iterations=100_000)
-    diary.write("step", step=1, metrics={"reward": 0.5})
+    event_log = EventLog(run.events)
+    event_log.write("started", iterations=100_000)
+    event_log.write("step", step=1, metrics={"reward": 0.5})
     try:
         yield lambda: os.close(handle.pop())
     finally:
@@ -581,7 +581,7 @@ def test_a_live_run_refuses_a_second_writer_and_a_killed_one_is_listed_as_crashe
         result = call("resume", "live")
         assert result.exit_code == 2
         assert "The run live is being trained by another process; stop that one first." in result.stderr
-        assert "has a diary already" in refused("train", "--run", file.parent)
+        assert "has a event log already" in refused("train", "--run", file.parent)
         assert state() == "running"
         kill()
         assert state() == "crashed"

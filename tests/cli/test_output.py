@@ -11,7 +11,7 @@ import pytest
 from rich.table import Table
 
 from backend.cli.consoles import new_console
-from backend.cli.output import json_line, take_every_character, tell, tell_file
+from backend.cli.output import force_utf8, json_line, tell, tell_file
 from backend.utils.numbers import written_whole
 from backend.utils.places import project_root
 from backend.utils.text import visible
@@ -66,7 +66,7 @@ def test_no_encoding_ends_a_verb(encoding: str, written: bytes, monkeypatch: pyt
     into = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(into, encoding, errors="strict"))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hi\xff"), "utf-8", errors="strict"))
-    take_every_character()
+    force_utf8()
     tell("\ud800…", flush=True)
     assert into.getvalue() == written
     assert sys.stdin.read() == "hi\udcff"

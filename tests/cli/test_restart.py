@@ -82,13 +82,13 @@ def test_a_run_that_the_gpu_fails_goes_on_to_its_end_and_a_window_sees_it_live_t
     assert child.wait(120) == 0, run.log.read_text()
     live = seen[: seen.index("finished")] if "finished" in seen else seen
     assert set(live) == {"starting", "running"} and set(seen[len(live) :]) <= {"finished"}
-    diary = list(read_events(run.events))
-    assert [event["seq"] for event in diary] == list(range(len(diary)))
-    assert small_run.steps(run) == [1, 2, 3, 4] and diary[-1]["kind"] == "finished"
-    starts = [event for event in diary if event["kind"] == "started"]
+    event_log = list(read_events(run.events))
+    assert [event["seq"] for event in event_log] == list(range(len(event_log)))
+    assert small_run.steps(run) == [1, 2, 3, 4] and event_log[-1]["kind"] == "finished"
+    starts = [event for event in event_log if event["kind"] == "started"]
     assert {event["pid"] for event in starts} == {child.pid}
     assert [event["resumed_from"] for event in starts] == resumed_from and "resume" in starts[-1]["command"]
-    told = [event["sentence"] for event in diary if event["kind"] == "note" and event["level"] == "warning"]
+    told = [event["sentence"] for event in event_log if event["kind"] == "note" and event["level"] == "warning"]
     for sentence, (_, _, text) in zip(told, failures, strict=True):
         error = gpu_error(RuntimeError(text))
         assert error is not None and sentence.startswith(error.happened) and sentence.endswith(error.advice)

@@ -116,7 +116,7 @@ def _window_does_not_start(monkeypatch: pytest.MonkeyPatch, bench: Workbench) ->
 
 BROKEN: dict[str, tuple[Callable[[pytest.MonkeyPatch, Workbench], None], str]] = {
     "device": (_no_device, "A compiled function gives wrong numbers."),
-    "demo model": (_model_is_cut_short, "Mistake"),
+    "demo model": (_model_is_cut_short, "UserError"),
     "sampling": (_sampler_is_off, "disagree"),
     "learning": (_learns_the_opposite, "no likelier"),
     "checkpoint": (_checkpoint_is_rounded, "differ"),

@@ -18,7 +18,6 @@ from backend.config.config import (
     NOT_BUILT,
     SECTIONS,
     SETTINGS,
-    beside,
     dump,
     keys_used_by,
     load,
@@ -26,11 +25,12 @@ from backend.config.config import (
     parse,
     problems,
     read,
+    resolve_paths,
     sections,
 )
 from backend.config.setting import Setting, Use
 from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.places import demo_config, project_root, resources
 from backend.utils.text import about_path
 
@@ -520,7 +520,7 @@ def test_a_cross_check_runs_only_if_its_settings_are_valid() -> None:
 
 
 def test_parse_raises_with_all_faults() -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         parse({"temperature": 0})
     assert [fault.setting for fault in caught.value.faults] == ["model", "data", "temperature"]
 
@@ -586,7 +586,7 @@ def _another(about: Setting) -> Any:
 )
 def test_a_file_without_settings_is_one_fault(tmp_path: Path, text: str | bytes, says: str) -> None:
     file = written(tmp_path, text)
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         read(file)
     (fault,) = caught.value.faults
     _, _, rest = fault.sentence.partition(file.name)
@@ -595,9 +595,9 @@ def test_a_file_without_settings_is_one_fault(tmp_path: Path, text: str | bytes,
 
 
 def test_a_missing_file_or_a_folder_is_one_fault(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="There is no file"):
+    with pytest.raises(UserError, match="There is no file"):
         read(tmp_path / "none.yaml")
-    with pytest.raises(Mistake, match="cannot be read: it is a folder"):
+    with pytest.raises(UserError, match="cannot be read: it is a folder"):
         read(tmp_path)
 
 
@@ -627,7 +627,7 @@ def test_absolute_and_missing_paths_stay_as_they_are(tmp_path: Path) -> None:
         "beta": 1,
         "stages": ["none", {"iters": 3}],
     }
-    assert beside(tmp_path, raw) == raw
+    assert resolve_paths(tmp_path, raw) == raw
 
 
 def test_files_of_reward_functions_are_relative_to_the_file(tmp_path: Path) -> None:
@@ -635,15 +635,15 @@ def test_files_of_reward_functions_are_relative_to_the_file(tmp_path: Path) -> N
     mine.touch()
     for written in (["mine.py::f(a=1)", "r1_int"], "mine.py::f(a=1), r1_int"):
         there = {"reward_functions": [f"{mine}::f(a=1)", "r1_int"]}
-        assert beside(tmp_path, {"reward_functions": written}) == there
-        assert beside(tmp_path, {"stages": [{"reward_functions": written}]}) == {"stages": [there]}
+        assert resolve_paths(tmp_path, {"reward_functions": written}) == there
+        assert resolve_paths(tmp_path, {"stages": [{"reward_functions": written}]}) == {"stages": [there]}
     for written in (None, 3, [3], "r1_int"):
-        assert beside(tmp_path, {"reward_functions": written}) == {"reward_functions": written}
+        assert resolve_paths(tmp_path, {"reward_functions": written}) == {"reward_functions": written}
 
 
 def test_a_schema_that_stands_in_the_file_is_no_path(tmp_path: Path) -> None:
     (tmp_path / "{}").touch()
-    assert beside(tmp_path, {"data": "{}", "output_schema": "{}"}) == {
+    assert resolve_paths(tmp_path, {"data": "{}", "output_schema": "{}"}) == {
         "data": str(tmp_path / "{}"),
         "output_schema": "{}",
     }
@@ -787,7 +787,7 @@ def test_many_stages_are_not_all_checked_for_each_of_them(monkeypatch: pytest.Mo
     """They were: 300 took five seconds, and a thousand a minute."""
     checked: list[str] = []
 
-    def check(_: Any, name: str) -> list[Fault]:
+    def check(_: Any, name: str) -> list[ConfigProblem]:
         checked.append(name)
         return []
 

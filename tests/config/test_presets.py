@@ -15,7 +15,7 @@ from app.widgets.form.preset_panel import PresetPanel
 from backend.config import config
 from backend.config.config import SETTINGS
 from backend.utils import places
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 MINE = {
     "model": "me/mine", "data": "me/rows", "prompt_feature": "q", "answer_feature": "a",
@@ -93,7 +93,7 @@ def test_the_demo_preset_gives_the_settings_of_the_demo(draft: Draft):
 )
 def test_an_invalid_preset_file_is_refused_with_a_sentence(tmp_path: Path, text: str, why: str):
     (tmp_path / "bad.yaml").write_text(text)
-    with pytest.raises(Mistake, match=why):
+    with pytest.raises(UserError, match=why):
         preset(tmp_path / "bad.yaml")
 
 

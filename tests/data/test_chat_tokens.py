@@ -16,9 +16,9 @@ from backend.data import chat_tokens
 from backend.data.chat_tokens import TooLong, least_tokens, tokenize_if_fits
 from backend.data.problems import PromptFormat, prepare
 from backend.data.prompts import TokenizedPrompts
-from backend.models.time_limit import TimeIsUp, time_limit
+from backend.models.time_limit import TimeLimitError, time_limit
 from backend.models.tokenizers import load_tokenizer
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.places import demo_folder
 from tests.support.random_models import tiny_tokenizer
 
@@ -124,7 +124,7 @@ def test_a_template_that_loops_for_one_row_is_stopped_and_names_it(
     monkeypatch.setattr(chat_tokens, "CHAT_S", 0.3)
     assert tokenize_if_fits(user("hi"), looping, {}, "row 1 of x", 100)
     began = time.monotonic()
-    with pytest.raises(Mistake, match=r"does not end for row 2 of x; it is stopped after 0.3 seconds\."):
+    with pytest.raises(UserError, match=r"does not end for row 2 of x; it is stopped after 0.3 seconds\."):
         tokenize_if_fits(user("loop"), looping, {}, "row 2 of x", 100)
     assert time.monotonic() - began < 10
     assert tokenize_if_fits(user("hi"), looping, {}, "row 1 of x", 100), "nothing is left on its way to this thread"
@@ -144,14 +144,14 @@ def test_a_template_that_loops_for_one_row_is_stopped_and_names_it(
 )
 def test_what_a_template_raises_is_one_sentence(tmp_path: Path, template: str, says: str) -> None:
     broken = with_template(tmp_path, template)
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         tokenize_if_fits(user("hi"), broken, {}, "row 1", 100)
     (fault,) = caught.value.faults
     assert says in fault.sentence and fault.sentence.isprintable() and len(fault.sentence) <= 200
 
 
 def test_a_limit_on_time_interrupts_and_leaves_nothing_behind() -> None:
-    with pytest.raises(TimeIsUp), time_limit(0.25):
+    with pytest.raises(TimeLimitError), time_limit(0.25):
         while True:
             pass
     for _ in range(3):

@@ -19,7 +19,7 @@ from backend.data.files import read_file
 from backend.data.rows import check_columns, read_splits
 from backend.serve import dataset_questions
 from backend.serve.question_call import QuestionCall
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 NUMBER = "1" * 5000
 
@@ -29,7 +29,7 @@ def settings(data: object, **raw: object) -> Config:
 
 
 def sentence(path: Path) -> str:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         read_splits(settings(path))
     (fault,) = caught.value.faults
     assert fault.setting == "data" and len(fault.sentence) <= 200 and fault.sentence.isprintable()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.config.config import beside
+from backend.config.config import resolve_paths
 from backend.data.rows import read_splits
 from tests.data.test_rows import ROWS, mistake, settings, write
 
@@ -68,7 +68,7 @@ def test_paths_are_relative_to_the_file_with_the_settings(tmp_path: Path, train:
         "valid_data": "train.jsonl",
         "eval_data": {"a": "train.jsonl", "b": {"data": "train.jsonl"}, "c": "own/er"},
     }
-    found = beside(tmp_path, raw)
+    found = resolve_paths(tmp_path, raw)
     assert found["valid_data"] == found["eval_data"]["a"] == found["eval_data"]["b"]["data"] == str(train)
     assert found["eval_data"]["c"] == "own/er"
 

@@ -25,7 +25,7 @@ from backend.serve import dataset_questions
 from backend.serve.question_call import Cancelled, QuestionCall
 from backend.serve.questions import QUESTIONS
 from backend.trainer.preflight import check
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support.random_models import CHAT_TEMPLATE, tiny_tokenizer
 from tests.support.small_run import settings_for
 
@@ -211,7 +211,7 @@ def test_invalid_settings_are_replaced_by_their_defaults() -> None:
 
 def test_a_row_that_no_longer_exists_is_a_mistake(ask, tmp_path: Path) -> None:
     data = str(write(tmp_path / "rows.jsonl"))
-    with pytest.raises(Mistake, match=r"has no row 4 any more"):
+    with pytest.raises(UserError, match=r"has no row 4 any more"):
         ask("preview_row", MAPPED | {"data": data}, index=3)
     assert ask("preview_rows", MAPPED | {"data": data}, start=100, count=100)["rows"] == []
 

@@ -13,7 +13,7 @@ from backend.config.config import Config, parse
 from backend.data.chat_tokens import apply_chat_template
 from backend.data.problems import Prepared, prepare
 from backend.types import Problem
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support.random_models import tiny_tokenizer
 
 ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n), "type": "math"} for n in range(6)]
@@ -115,14 +115,14 @@ def test_prompts_that_leave_no_room_are_left_out_and_counted_never_truncated(tok
 )
 def test_a_cell_that_is_neither_text_nor_messages_names_its_row(tokenizer: Any, prompt: Any) -> None:
     rows = [ROWS[0], {"prompt": prompt, "answer": "x"}]
-    with pytest.raises(Mistake, match=r"^prompt_feature: The column prompt of row 2 of rows\.jsonl must hold text"):
+    with pytest.raises(UserError, match=r"^prompt_feature: The column prompt of row 2 of rows\.jsonl must hold text"):
         prepared(tokenizer, rows)
 
 
 def test_a_lone_surrogate_names_its_row(tokenizer: Any) -> None:
     """JSON may hold one half of a surrogate pair; no tokenizer takes it."""
     row = json.loads('{"prompt": "a \\ud83d b", "answer": "1"}')
-    with pytest.raises(Mistake, match=r"^prompt_feature: The text of row 2 of rows\.jsonl is broken"):
+    with pytest.raises(UserError, match=r"^prompt_feature: The text of row 2 of rows\.jsonl is broken"):
         prepared(tokenizer, [ROWS[0], row])
 
 
@@ -131,7 +131,7 @@ def test_the_error_of_a_chat_template_is_quoted_with_the_row(tmp_path: Path) -> 
     refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     picky = tokenizer_in(tmp_path, lambda config: config.update(chat_template=refuse + config["chat_template"]))
     assert prepared(picky, ROWS).problems
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         prepared(picky, ROWS, system_prompt="be brief")
     assert str(caught.value) == (
         "prompt_feature: The model's chat template refuses row 1 of rows.jsonl: System role not supported."

@@ -22,7 +22,7 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer import parts, step_parts
 from backend.types import Problem
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import small_run
 from tests.support.random_models import tiny_tokenizer
 
@@ -151,7 +151,7 @@ def test_rows_are_tokenised_until_one_fits(tokenizer: Any, monkeypatch: pytest.M
     prompts = tokenized(tokenizer, [long] * 9 + [short] + [long] * 9)
     measure_first_rows(prompts, "train")
     assert prompts.fitting == 1 and prompts.unmeasured()
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         measure_first_rows(tokenized(tokenizer, [long] * 9), "valid")
     assert str(caught.value) == (
         "max_seq_length: Every prompt of the valid split is longer than the 150 tokens that Max Seq leaves beside the "
@@ -163,7 +163,7 @@ def test_rows_are_tokenised_until_one_fits(tokenizer: Any, monkeypatch: pytest.M
     "broken", [{"prompt": "", "answer": ""}, {"prompt": "a \ud83d b", "answer": ""}, {"answer": ""}]
 )
 def test_a_row_that_is_no_chat_is_refused_at_once_at_any_position(tokenizer: Any, broken: dict[str, Any]) -> None:
-    with pytest.raises(Mistake, match=f"row {FIRST_ROWS + 2} of rows.jsonl"):
+    with pytest.raises(UserError, match=f"row {FIRST_ROWS + 2} of rows.jsonl"):
         tokenized(tokenizer, [{"prompt": "a", "answer": ""}] * (FIRST_ROWS + 1) + [broken])
 
 
@@ -195,7 +195,7 @@ def test_a_row_that_the_template_refuses_is_named_from_the_background(tmp_path: 
     rows = [{"prompt": "shout" if n == 40 else "a", "answer": ""} for n in range(60)]
     background_tokenizer = BackgroundTokenizer({"train": tokenized(picky, rows)})
     until(lambda: not background_tokenizer._thread.is_alive())
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         background_tokenizer.new_notes()
     assert str(caught.value) == "prompt_feature: The model's chat template refuses row 41 of rows.jsonl: No shouting."
 
@@ -210,7 +210,9 @@ def test_closing_ends_the_background_thread(tokenizer: Any) -> None:
 # ── in a run ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_diary_notes_rows_found_too_long_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_event_log_notes_rows_found_too_long_in_the_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prompts_module, "FIRST_ROWS", 2)
     rows = [{"prompt": "word " * (200 if n % 5 == 4 else 1), "answer": ""} for n in range(20)]
     (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -11,7 +11,7 @@ import pytest
 from backend.config.config import problems
 from backend.config.row_settings import pattern_faults
 from backend.data.rows import read_splits
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.data.test_rows import mistake, settings, write
 
 GSM8K = [
@@ -126,7 +126,7 @@ def test_a_map_function_that_changes_its_mind_about_a_streamed_row_is_refused(gs
     config = settings(gsm8k, map_function="f", reward_functions_file="f.py", streaming=True)
     answers = iter([GSM8K, [None]])
     rows = read_splits(config, lambda name, rows, where: list(next(answers))).train
-    with pytest.raises(Mistake, match=r"kept row 2 of .* at first and left it out now"):
+    with pytest.raises(UserError, match=r"kept row 2 of .* at first and left it out now"):
         rows[1]
 
 

@@ -21,7 +21,7 @@ from backend.config.config import Config, parse
 from backend.data import rows
 from backend.data.rows import check_columns, read_splits
 from backend.utils.command import backend_environment
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n), "type": "math"} for n in range(6)]
 
@@ -48,8 +48,8 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
 
 
 def mistake(work: Any, *arguments: Any) -> tuple[str, str]:
-    """(setting, sentence) of the one Mistake that `work` raises."""
-    with pytest.raises(Mistake) as caught:
+    """(setting, sentence) of the one UserError that `work` raises."""
+    with pytest.raises(UserError) as caught:
         work(*arguments)
     (fault,) = caught.value.faults
     assert fault.sentence.endswith(".") and "\n" not in fault.sentence
@@ -227,13 +227,13 @@ ASK_THE_HUB = """
 import json
 from backend.data.rows import read_splits
 from backend.config.config import parse
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 for more in ({}, {"streaming": True, "eval_data": {"sums": "owner/sums"}}, {"data": "owner/none"}, {"train_split": "learn"}, {"test_split": "exam"}, {"dataset_config": "large"}):
     try:
         splits = read_splits(parse({"model": "m", "data": "owner/sums"} | more))
         named = {name: list(each.rows) for name, each in splits.evals.items()}
         print(json.dumps([list(splits.train), list(splits.valid), list(splits.test), splits.source, named]))
-    except Mistake as mistake:
+    except UserError as mistake:
         print(json.dumps([fault.to_dict() for fault in mistake.faults]))
 """
 

@@ -14,8 +14,8 @@ from backend.data.problems import PromptFormat, chat_sizes, check_prompts
 from backend.data.rows import check_columns, read_splits
 from backend.data.sources import stream_file
 from backend.runs import start_progress
-from backend.runs.start_progress import StartProgress, progress_told_to
-from backend.utils.errors import Mistake
+from backend.runs.start_progress import StartProgress, progress_listener
+from backend.utils.errors import UserError
 from tests.data.test_rows import mistake, settings, write
 
 ROWS = [{"prompt": f"What is {n}?", "answer": n} for n in range(50)]
@@ -66,7 +66,7 @@ def test_a_broken_line_ends_the_check_and_is_named(tmp_path: Path, line: bytes, 
     rows = read_splits(config).train
     _, sentence = mistake(check_prompts, rows, None, PromptFormat.of(config), str(path))
     assert says in sentence
-    with pytest.raises(Mistake):
+    with pytest.raises(UserError):
         rows[4]
 
 
@@ -76,7 +76,7 @@ def test_going_through_many_rows_says_how_far_it_has_come(tmp_path: Path, monkey
     said: list[str] = []
     path = write(tmp_path / "rows.jsonl", ROWS)
     raw: dict[str, Any] = {"streaming": True, "prompt_template": "{prompt} Think."}
-    with progress_told_to(said.append):
+    with progress_listener(said.append):
         rows = read_splits(settings(path, **raw)).train
         chat_sizes(rows, PromptFormat.of(settings(path)), str(path))
     read = [StartProgress.read(line) for line in said]
@@ -108,7 +108,7 @@ def test_every_kind_of_file_says_how_far_it_has_come(
         path.write_text("prompt,answer\n" + "".join(f"{row['prompt']},{row['answer']}\n" for row in ROWS))
     else:
         write(path, ROWS)
-    with progress_told_to(said.append):
+    with progress_listener(said.append):
         rows = stream_file(path) if name == "rows.csv" else read_file(path)
     assert len(rows) == 50
     last = StartProgress.read(said[-1])

@@ -16,7 +16,7 @@ from backend.data.files import Row, read_file
 from backend.data.prompt_stream import shuffled
 from backend.data.rows import read_splits
 from backend.data.sources import JsonlRows, stream_file
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.data.test_rows import ROWS, mistake, settings, write
 
 TEXTS: dict[str, bytes] = {
@@ -49,7 +49,7 @@ TEXTS: dict[str, bytes] = {
 def outcome(read: Any, path: Path) -> list[Row] | str:
     try:
         return list(read(path))
-    except Mistake as mistake:
+    except UserError as mistake:
         return str(mistake)
 
 
@@ -110,7 +110,7 @@ def test_a_file_that_changes_under_a_run_is_noticed(tmp_path: Path) -> None:
     rows = stream_file(path)
     with path.open("a") as file:
         file.write('{"prompt": "new"}\n')
-    with pytest.raises(Mistake, match="has been changed since its rows were counted"):
+    with pytest.raises(UserError, match="has been changed since its rows were counted"):
         rows[0]
 
 

@@ -21,8 +21,8 @@ from backend.distributed.addresses import ADDRESSES_VARIABLE, Address, own_addre
 from backend.distributed.channel import CollectiveWatch, LeaderChannel, WorkerChannel, open_channel
 from backend.distributed.faults import LostRank, WorkerFault
 from backend.distributed.frames import BadFrame
-from backend.distributed.handshake import Listeners, NoProof
-from backend.utils.errors import Mistake
+from backend.distributed.handshake import HandshakeError, Listeners
+from backend.utils.errors import UserError
 
 SECRET = b"s" * 32
 
@@ -93,13 +93,13 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Ranks]]:
             worker.close()
 
 
-def raised(work: Callable[[], Any], within_s: float = 3.0) -> Mistake:
-    """The Mistake that `work`, called over and over, raises in the end."""
+def raised(work: Callable[[], Any], within_s: float = 3.0) -> UserError:
+    """The UserError that `work`, called over and over, raises in the end."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:
         try:
             work()
-        except Mistake as mistake:
+        except UserError as mistake:
             return mistake
         time.sleep(0.01)
     raise AssertionError("nothing was raised")
@@ -251,7 +251,7 @@ def test_a_worker_that_stays_after_the_goodbye_is_ended(
 @pytest.mark.parametrize(
     ("error", "sentence", "exit_code", "gpu"),
     [
-        (Mistake("reward_functions_file", "rewards.py cannot be read."), "rewards.py cannot be read.", 2, False),
+        (UserError("reward_functions_file", "rewards.py cannot be read."), "rewards.py cannot be read.", 2, False),
         (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero", 1, False),
         (RuntimeError("[malloc] Unable to allocate 9999 bytes."), "There was not enough memory for the arrays", 2, True),
         (RuntimeError("[METAL] Command buffer execution failed: Impacting Interactivity"), "macOS stopped the GPU's work", 2, True),
@@ -343,12 +343,12 @@ def test_a_large_sum_over_a_slow_cable_may_take_its_time(size: float, bandwidth:
 
 
 def proofs(worker: Callable[[socket.socket], Any], secret: bytes = SECRET) -> int:
-    """The rank that a worker at the other end proves. Raises NoProof or OSError."""
+    """The rank that a worker at the other end proves. Raises HandshakeError or OSError."""
     here, there = socket.socketpair()
     here.settimeout(1), there.settimeout(1)
 
     def work() -> None:
-        with suppress(NoProof, OSError):
+        with suppress(HandshakeError, OSError):
             worker(there)
             there.recv(1)
 
@@ -372,7 +372,7 @@ def test_only_who_knows_the_secret_is_admitted() -> None:
         lambda there: there.close(),
         lambda there: there.sendall(bytes(68)),
     ):
-        with pytest.raises((NoProof, OSError)):
+        with pytest.raises((HandshakeError, OSError)):
             proofs(other)
 
 
@@ -381,7 +381,7 @@ def test_a_challenge_that_is_sent_back_proves_nothing() -> None:
         challenge = there.recv(32)
         there.sendall(struct.pack("<I", 1) + challenge + challenge)
 
-    with pytest.raises(NoProof):
+    with pytest.raises(HandshakeError):
         proofs(reflecting)
 
 
@@ -395,7 +395,7 @@ def test_a_worker_does_not_talk_to_a_false_leader() -> None:
         there.sendall(bytes(32))
 
     threading.Thread(target=false_leader).start()
-    with pytest.raises(NoProof):
+    with pytest.raises(HandshakeError):
         handshake.introduce(here, SECRET, 1)
     here.close(), there.close()
 

@@ -16,7 +16,7 @@ from backend.config.config import parse
 from backend.distributed import group_wire, reward_code
 from backend.distributed.frames import decode, encode
 from backend.types import Completion, Group, Problem
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 
 def sent(body: Any, arrays: group_wire.Arrays | None = None) -> tuple[Any, group_wire.Arrays]:
@@ -47,7 +47,7 @@ def test_a_problem_keeps_every_column_with_its_type() -> None:
 
 
 def test_a_column_that_cannot_travel_is_named() -> None:
-    with pytest.raises(Mistake, match="column picture holds a set"):
+    with pytest.raises(UserError, match="column picture holds a set"):
         group_wire.packed_problems([Problem(0, "", [], [], "", row={"picture": [{1}]})])
 
 

@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 import pytest
 
-from backend.distributed.hand_out import HandOut, Pace, RankPaces
+from backend.distributed.hand_out import Pace, PromptScheduler, RankPaces
 
 
 def simulated(
     seconds: Callable[[int, int], float], size: int, paces: RankPaces, prompts: int, group: int = 8
 ) -> tuple[list[list[int]], float]:
     """The rounds of each rank, and the share of the time that the ranks waited; `seconds(rank, completions)` is what a round takes."""
-    hand_out, now, idle = HandOut(prompts, group, paces, size), 0.0, set(range(size))
+    hand_out, now, idle = PromptScheduler(prompts, group, paces, size), 0.0, set(range(size))
     rounds: list[list[int]] = [[] for _ in range(size)]
     busy, ends = 0.0, list[tuple[float, int, int]]()
     handed = []

@@ -24,7 +24,7 @@ from backend.distributed.hosts_file import (
     shell_words,
     write_hosts,
 )
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.places import project_root
 
 TWO = [{"ssh": "127.0.0.1", "ips": ["192.168.0.1"]}, {"ssh": "anna@mac-b.local", "ips": ["192.168.0.2", "10.0.0.2"]}]
@@ -91,7 +91,7 @@ def test_an_address_as_name_is_an_address_too_as_for_mlx_launch():
     ],
 )  # fmt: skip
 def test_every_mistake_is_one_sentence_that_names_the_file_and_the_entry(content: Any, says: str):
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         parse_hosts(content, "two macs.json")
     (fault, *_) = caught.value.faults
     assert fault.setting == "hosts"
@@ -105,7 +105,7 @@ def test_every_mistake_is_one_sentence_that_names_the_file_and_the_entry(content
      "OMPI_MCA_plm_rsh_agent", "OMPI_MCA_mca_component_path", "HF_ENDPOINT", "HF_TOKEN", "GRPO_STUDIO_LAUNCH", "XMLX_A"],
 )  # fmt: skip
 def test_no_variable_of_a_hosts_file_loads_code_or_leads_to_another_server(name: str):
-    with pytest.raises(Mistake, match=f"envs cannot set {name}"):
+    with pytest.raises(UserError, match=f"envs cannot set {name}"):
         parse_hosts({"hosts": TWO, "envs": [f"{name}=x"]}, "f")
 
 
@@ -118,7 +118,7 @@ def test_variables_of_the_connection_are_set(name: str):
 
 
 def test_every_fault_of_a_file_is_told_at_once_and_no_secret_of_its_variables():
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         parse_hosts({"hosts": [{"ssh": ""}, {"ssh": "b", "ips": [1]}], "envs": ["MY KEY=hunter2"]}, "f")
     assert len(caught.value.faults) == 3
     assert "hunter2" not in str(caught.value)
@@ -130,7 +130,7 @@ def test_a_file_that_cannot_be_read_is_a_mistake_that_names_it(tmp_path: Path):
     large = tmp_path / "large.json"
     large.write_text(" " * (hosts_file.HOSTS_LIMIT + 1))
     for path, says in ((tmp_path / "none", "no file"), (broken, "not valid JSON"), (large, "larger"), (tmp_path, "a folder")):  # fmt: skip
-        with pytest.raises(Mistake, match=says):
+        with pytest.raises(UserError, match=says):
             read_hosts(path)
 
 
@@ -182,7 +182,7 @@ def test_the_backend_suits_the_machines(hosts: HostsFile, wanted: str, mpi: bool
     ],
 )
 def test_what_a_backend_lacks_is_a_mistake(hosts: HostsFile, wanted: str, says: str):
-    with pytest.raises(Mistake, match=says) as caught:
+    with pytest.raises(UserError, match=says) as caught:
         choose_backend(hosts, wanted, has_mpi=False)
     assert [fault.setting for fault in caught.value.faults] == ["distributed_backend"]
     assert all(len(fault.sentence) <= 200 for fault in caught.value.faults)

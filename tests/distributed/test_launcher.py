@@ -64,7 +64,7 @@ class Bench:
         return [pid for event in self.events("started") for pid in event["pids"]]
 
     def when_step(self, step: int, work: Callable[[list[int]], None]) -> threading.Thread:
-        """Calls `work` with the process ids of the ranks as soon as that step is in the diary."""
+        """Calls `work` with the process ids of the ranks as soon as that step is in the event log."""
 
         def wait() -> None:
             until = time.monotonic() + 20

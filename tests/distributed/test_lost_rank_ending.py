@@ -15,7 +15,7 @@ from backend.cli.new_run import PreparedRun
 from backend.config.config import load, parse
 from backend.distributed.check.machine_check import plan_machines, require_one_machine
 from backend.distributed.faults import LostRank, WorkerFault
-from backend.distributed.kept_state import KeptState
+from backend.distributed.kept_state import StepSnapshot
 from backend.distributed.launching.late_ending import write_late_ending
 from backend.distributed.rank_info import RankInfo
 from backend.runs.checkpoints import checkpoint
@@ -27,7 +27,7 @@ from backend.trainer.ending import RESTART, Ending, ending_of
 from backend.trainer.parts import RunParts, load_parts
 from backend.trainer.run_process import record_changes, train
 from backend.trainer.stop_signals import handlers_restored
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import small_run
 
 MAC = RankInfo(1, "mac-b", log="ranks/rank-1.log in the run folder")
@@ -37,9 +37,9 @@ LOST = LostRank.of(MAC, "hung up: its process has ended")
 class LosingParts:
     """Parts of one process that lose a machine in the course of step `step`: before its updates, or after the first of several."""
 
-    def __init__(self, step: int, *, after_updates: int = 0, failure: Mistake = LOST) -> None:
+    def __init__(self, step: int, *, after_updates: int = 0, failure: UserError = LOST) -> None:
         self.step, self.after_updates, self.failure = step, after_updates, failure
-        self.kept: list[KeptState] = []
+        self.kept: list[StepSnapshot] = []
 
     def load(self, *about: Any) -> RunParts:
         parts = load_parts(*about)
@@ -50,7 +50,7 @@ class LosingParts:
                 own.kept[-1].put_back(self)
 
             def learn(self, groups: Any, config: Any, poll: Callable[[], None]) -> dict[str, float]:
-                own.kept.append(KeptState.of(self, config))
+                own.kept.append(StepSnapshot.of(self, config))
                 begun, update = learner.updates, learner._update
 
                 def failing(*batch: Any) -> dict[str, float]:
@@ -162,22 +162,22 @@ def test_the_machines_of_a_resumed_run_are_those_that_were_asked_for_last(raw: d
 def test_hosts_that_cannot_be_used_are_refused_before_anything_begins(raw: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "hosts.json"
     config = parse(raw | {"hosts": str(file)})
-    with pytest.raises(Mistake, match="There is no file"):
+    with pytest.raises(UserError, match="There is no file"):
         plan_machines(config)
     file.write_text('[{"ssh": "127.0.0.1"}, {"ssh": "mac-b"}]')
-    with pytest.raises(Mistake, match="ips"):
+    with pytest.raises(UserError, match="ips"):
         plan_machines(config)
     file.write_text(
         '[{"ssh": "a", "ips": ["127.0.0.1"]}, {"ssh": "b", "ips": ["10.0.0.2"]}, {"ssh": "a", "ips": ["127.0.0.1"]}]'
     )
     ring = plan_machines(config.model_copy(update={"distributed_backend": "ring"}))
     assert [host.ssh for host in ring.hosts.hosts] == ["a", "b", "a"] and ring.notes
-    with pytest.raises(Mistake, match="A sweep trains on this machine alone"):
+    with pytest.raises(UserError, match="A sweep trains on this machine alone"):
         require_one_machine(config, "A sweep")
     require_one_machine(parse(raw), "A sweep")
 
 
-# ── the last line of a diary ─────────────────────────────────────────────────────────────────────────────────────────
+# ── the last line of a event log ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_an_ending_is_written_once_and_never_into_a_run_that_trains(raw: dict[str, Any], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from backend.distributed.check.machine_check import CheckProgress, Wanted, check
 from backend.distributed.check.model_files import digest_of
 from backend.distributed.hosts_file import HostsFile, parse_hosts
 from backend.distributed.machine_report import MachineReport
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.places import demo_folder
 from tests.support.fake_hosts import FakeHosts
 
@@ -82,7 +82,7 @@ def test_a_machine_that_cannot_be_asked_is_one_sentence_that_says_what_to_do(
     home = hosts.add("mac-b", **files)
     if (home / "tool").exists():
         (home / "tool").chmod(0o755)
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         require_machines(_file({"ssh": "mac-b", **about}), "hosts.json", Wanted())
     (fault,) = caught.value.faults
     assert fault.setting == "hosts" and fault.sentence.startswith("mac-b ") and says in fault.sentence
@@ -92,7 +92,7 @@ def test_a_machine_that_cannot_be_asked_is_one_sentence_that_says_what_to_do(
 
 def test_every_machine_that_fails_is_named_and_one_machine_is_asked_once(hosts: FakeHosts):
     hosts.add("mac-b", refusal="Permission denied (publickey).\n")
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         require_machines(_file({"ssh": "mac-b"}, {"ssh": "mac-b"}, {"ssh": "mac-c"}), "hosts.json", Wanted("ring"))
     assert [fault.sentence.split()[0] for fault in caught.value.faults] == ["mac-b", "mac-c"]
 
@@ -102,7 +102,7 @@ def test_a_machine_that_never_answers_costs_no_more_than_the_limit(hosts: FakeHo
     monkeypatch.setattr(machine_check, "FACTS_S", 0.3)
     monkeypatch.setattr(machine_probes, "GRACE_S", 0.1)
     began = time.monotonic()
-    with pytest.raises(Mistake, match="mac-b has not answered for 0 s"):
+    with pytest.raises(UserError, match="mac-b has not answered for 0 s"):
         require_machines(_file({"ssh": "mac-b"}), "hosts.json", Wanted())
     assert time.monotonic() - began < 5
     assert not hosts.processes()
@@ -152,7 +152,7 @@ def test_a_folder_arrives_under_its_path(tmp_path: Path):
 @pytest.mark.parametrize("cut", [1, 33, 40, 3000])
 def test_a_copy_that_was_cut_off_or_damaged_leaves_nothing_that_looks_like_a_model(tmp_path: Path, cut: int):
     folder = str(tmp_path / "m")
-    with pytest.raises(Mistake):
+    with pytest.raises(UserError):
         model_copy.receive(_stream(folder, MODEL, cut=cut))
     assert not digest_of(folder) and not (tmp_path / "m" / "config.json").exists()
     model_copy.receive(_stream(folder, MODEL))  # and the next attempt takes its place
@@ -161,7 +161,7 @@ def test_a_copy_that_was_cut_off_or_damaged_leaves_nothing_that_looks_like_a_mod
 
 @pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "", "a//b"])
 def test_no_file_leaves_the_folder(tmp_path: Path, name: str):
-    with pytest.raises(Mistake, match="cannot be a file of a model"):
+    with pytest.raises(UserError, match="cannot be a file of a model"):
         model_copy.receive(_stream(str(tmp_path / "in" / "m"), {name: b"x", **MODEL}))
     assert not list(tmp_path.rglob("*evil*"))
 
@@ -170,17 +170,17 @@ def test_a_folder_of_the_users_is_never_overwritten(tmp_path: Path):
     folder = tmp_path / "thesis"
     folder.mkdir()
     (folder / "chapter.txt").write_text("precious")
-    with pytest.raises(Mistake, match="There is another folder"):
+    with pytest.raises(UserError, match="There is another folder"):
         model_copy.receive(_stream(str(folder), MODEL))
     assert [path.name for path in folder.iterdir()] == ["chapter.txt"]
 
 
 def test_a_model_that_is_not_here_or_too_large_is_not_copied(monkeypatch: pytest.MonkeyPatch, hosts: FakeHosts):
     host = _file({"ssh": "mac-b"}).hosts[1]
-    with pytest.raises(Mistake, match="is not on this machine"):
+    with pytest.raises(UserError, match="is not on this machine"):
         model_copy.copy_model("no/such", host, "mac-b", lambda share: None, lambda: None)
     monkeypatch.setattr(model_copy, "COPY_LIMIT", 1000)
-    with pytest.raises(Mistake, match="larger than the 1,000 bytes"):
+    with pytest.raises(UserError, match="larger than the 1,000 bytes"):
         model_copy.copy_model(str(demo_folder("model")), host, "mac-b", lambda share: None, lambda: None)
 
 
@@ -189,8 +189,8 @@ def test_a_receiver_that_fails_or_stalls_is_told(hosts: FakeHosts, monkeypatch: 
     hosts.add("mac-c", hang="")
     monkeypatch.setattr(model_copy, "STALLED_S", 0.5)
     _, second, third = _file({"ssh": "mac-b"}, {"ssh": "mac-c"}).hosts
-    with pytest.raises(Mistake, match="mac-b could not take the model: Permission denied"):
+    with pytest.raises(UserError, match="mac-b could not take the model: Permission denied"):
         model_copy.copy_model(str(demo_folder("model")), second, "mac-b", lambda share: None, lambda: None)
-    with pytest.raises(Mistake, match="stalled"):
+    with pytest.raises(UserError, match="stalled"):
         model_copy.copy_model(str(demo_folder("model")), third, "mac-c", lambda share: None, lambda: None)
     assert not hosts.processes()

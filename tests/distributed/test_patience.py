@@ -10,7 +10,7 @@ import pytest
 from backend.distributed.channel import CollectiveWatch
 from backend.distributed.faults import LostRank
 from backend.distributed.hand_out import RankPaces
-from backend.distributed.leader import LEAST_S, TIMES, UNSEEN_TIMES, Leader, LearningPatience, SharedSampling
+from backend.distributed.leader import LEAST_S, TIMES, UNSEEN_TIMES, HangDetector, Leader, SharedSampling
 from backend.distributed.rank_info import RankInfo
 from backend.distributed.step_shares import LearningReport, SamplingOrder
 from backend.types import Problem
@@ -84,10 +84,10 @@ def test_a_rank_that_does_not_come_to_an_update_is_given_up_and_one_that_sums_is
     ranks = SimpleNamespace(rank=0, size=3, waiting=None)
     for late in ((), (2,)):
         leader = Leader(SilentWorkers(3, late), ranks, "ring")  # pyright: ignore[reportArgumentType]
-        with leader.hung_are_given_up(leader.learning):
+        with leader.detect_hangs(leader.learning):
             ranks.waiting(1e6)  # the first step: nothing is usual
         leader.learning.observe(2.0)
-        with leader.hung_are_given_up(leader.learning):
+        with leader.detect_hangs(leader.learning):
             ranks.waiting(LEAST_S + TIMES * 2 - 1)
             if not late:
                 ranks.waiting(1e6)  # all have begun the sum: `collective_watch` judges that
@@ -120,7 +120,7 @@ def test_a_worker_that_does_not_tell_of_its_last_update_is_given_up(monkeypatch:
 
 
 def test_the_longest_step_is_what_is_usual() -> None:
-    patience = LearningPatience()
+    patience = HangDetector()
     assert not patience.overdue(1e9)
     for seconds in (3.0, 30.0, 4.0):
         patience.observe(seconds)

@@ -62,7 +62,7 @@ def settings(folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 def stop_after(run: RunFolder, step: int) -> Callable[[], None]:
-    """A `look` that stops the run once this step is in its diary."""
+    """A `look` that stops the run once this step is in its event log."""
 
     def look() -> None:
         if step in small_run.steps(run):

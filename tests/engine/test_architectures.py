@@ -17,11 +17,11 @@ import pytest
 from backend.models.policy import load_policy
 from backend.models.supported_architectures import UNTRAINABLE
 from backend.sampling import rollout as rollout_module
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.trainer.preflight import check_model
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import random_models
 from tests.support.architectures import page, trials
 from tests.support.architectures.outcome import read_record, recorded_versions
@@ -70,7 +70,7 @@ def test_docs_architectures_is_written_from_the_record() -> None:
 @pytest.mark.parametrize("arch", UNTRAINABLE)
 def test_an_untrainable_type_is_refused_before_anything_is_loaded(arch: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": arch}))
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         check_model(str(tmp_path), "model")
     (fault,) = caught.value.faults
     assert fault.setting == "model" and fault.sentence.endswith(f"cannot be trained: {UNTRAINABLE[arch]}.")
@@ -78,7 +78,7 @@ def test_an_untrainable_type_is_refused_before_anything_is_loaded(arch: str, tmp
 
 
 def refused(folder: Path) -> str:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         load_policy(trials.config_of(folder))
     (fault,) = caught.value.faults
     assert fault.setting == "model" and fault.sentence.endswith(".") and "\n" not in fault.sentence
@@ -143,7 +143,7 @@ def test_an_operation_without_a_gradient_that_only_training_meets_is_a_sentence(
     policy = load_policy(config)
     groups = sampled_groups(policy.model)
     policy.split_model.hidden = with_forward_only_operation(policy.split_model.hidden)
-    with pytest.raises(Mistake, match=r"has no gradient on this device.*SVD") as caught:
+    with pytest.raises(UserError, match=r"has no gradient on this device.*SVD") as caught:
         grpo_learner(policy, config, 1).learn(pack(groups, pad_id=0))
     assert caught.value.faults[0].setting == "model"
 
@@ -157,4 +157,4 @@ def test_a_model_that_is_only_wrong_with_rows_of_unequal_length_is_decoded_by_th
     """A model that takes one mask or one position for all rows raises nothing when the shapes happen to broadcast."""
     plain = rollout_module.BatchKVCache
     monkeypatch.setattr(rollout_module, "BatchKVCache", lambda pads: plain([0] * len(pads)))
-    assert not Rollout(load_policy(trials.config_of(trials.tiny_model(models, "llama"))), 4).has_continuous_batching
+    assert not Sampler(load_policy(trials.config_of(trials.tiny_model(models, "llama"))), 4).has_continuous_batching

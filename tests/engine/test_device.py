@@ -10,7 +10,7 @@ import pytest
 
 from backend.engine import device
 from backend.trainer.preflight import check
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import small_run
 
 
@@ -31,7 +31,7 @@ def test_cpu_is_used_and_automatic_is_what_mlx_chose(monkeypatch: pytest.MonkeyP
 
 def test_a_gpu_that_is_not_there_is_refused_by_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx, "is_available", lambda kind: kind != mx.gpu)
-    with pytest.raises(Mistake, match="MLX has no GPU"):
+    with pytest.raises(UserError, match="MLX has no GPU"):
         device.use("gpu")
     faults = check(small_run.settings_for(tmp_path, device="gpu"))
     assert [fault.setting for fault in faults] == ["device"]

@@ -40,7 +40,7 @@ def value_and_gradient(take: Take, source: mx.array, index: mx.array) -> tuple[m
     ("take", "index"),
     [
         (gathers.take_distinct, [4, 0, 2]),
-        (gathers.take_repeated, [4, 0, 4, 4, 2, 0]),
+        (gathers.gather_with_repeats, [4, 0, 4, 4, 2, 0]),
         (gathers.embed, [[4, 0, 4], [4, 2, 0]]),
     ],
     ids=["distinct", "repeated", "embed"],
@@ -74,7 +74,7 @@ def test_on_a_cpu_they_are_mlxs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its scatter-adds go in order, and its numbers stay as they were."""
     monkeypatch.delenv(TREAT_CPU_AS)
     source = mx.random.normal((6, 4), key=mx.random.key(0))
-    for take in (gathers.take_distinct, gathers.take_repeated, gathers.embed):
+    for take in (gathers.take_distinct, gathers.gather_with_repeats, gathers.embed):
         assert "Scatter Sum" in primitives(value_and_gradient(take, source, mx.array([1, 2]))[1])
 
 

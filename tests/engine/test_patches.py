@@ -28,7 +28,7 @@ from backend.engine.model_probe import split
 from backend.engine.prefix_cache import PrefixMask, PrefixReader, PrefixRecorder
 from backend.engine.slot_cache import SlotCache, StepContext
 from backend.models.policy import load_policy
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import GREEDY
 from backend.training.batch import pack
 from backend.types import Group, Problem
@@ -233,7 +233,7 @@ def test_log_probabilities_and_gradients_are_those_without_patches(
         np.testing.assert_allclose(grads[name], grad, atol=1e-5 * np.abs(grad).max() + 1e-6, rtol=0, err_msg=name)
 
 
-def sampled(rollout: Rollout, problems: int, group_size: int) -> list[Group]:
+def sampled(rollout: Sampler, problems: int, group_size: int) -> list[Group]:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(60, 320, 1 + 3 * n % 40).tolist() for n in range(problems)]
     return rollout.sample(
@@ -248,7 +248,7 @@ def test_many_rows_decode_with_decode_attention_to_the_same_tokens(
     """128 rows of two heads and 64 columns are 16,384 scores: MIN_SCORES."""
     raw = {"model": str(folder_of(models, arch)), "data": "none", "num_layers": -1, "beta": 0}
     policy = load_policy(parse(raw))
-    rollout = Rollout(policy, 12)
+    rollout = Sampler(policy, 12)
     assert rollout.has_continuous_batching
     calls.clear()
     fast = sampled(rollout, 32, 4)
@@ -258,7 +258,7 @@ def test_many_rows_decode_with_decode_attention_to_the_same_tokens(
     assert not calls["decode_attention"] and not calls["blocked_attention"], "few rows are mlx-lm's own"
     monkeypatch.setattr(patches, "MIN_SCORES", math.inf)
     calls.clear()
-    plain = sampled(Rollout(policy, 12), 32, 4)
+    plain = sampled(Sampler(policy, 12), 32, 4)
     assert not calls["decode_attention"]
     for a, b in zip(fast, plain, strict=True):
         for completion, other in zip(a.completions, b.completions, strict=True):

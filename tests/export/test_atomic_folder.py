@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backend.export import atomic_folder
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 
 def test_a_folder_deleted_between_opening_and_locking_is_made_anew(
@@ -28,7 +28,7 @@ def test_a_folder_deleted_between_opening_and_locking_is_made_anew(
     with atomic_folder.staging_folder(tmp_path, tmp_path / "mine") as staging:
         (staging / "new").mkdir()
         with (
-            pytest.raises(Mistake, match="another process"),
+            pytest.raises(UserError, match="another process"),
             atomic_folder.staging_folder(tmp_path, tmp_path / "mine"),
         ):
             pass
@@ -51,13 +51,13 @@ def test_a_folder_deleted_before_it_is_opened_is_made_anew(tmp_path: Path, monke
 
 def test_a_parent_that_cannot_be_written_or_is_gone_is_named(tmp_path: Path) -> None:
     with (
-        pytest.raises(Mistake, match=f"{tmp_path}/gone is not there"),
+        pytest.raises(UserError, match=f"{tmp_path}/gone is not there"),
         atomic_folder.staging_folder(tmp_path / "gone", tmp_path / "mine"),
     ):
         pass
     (tmp_path / "file").touch()
     with (
-        pytest.raises(Mistake, match="cannot be written: Not a directory"),
+        pytest.raises(UserError, match="cannot be written: Not a directory"),
         atomic_folder.staging_folder(tmp_path / "file", tmp_path / "mine"),
     ):
         pass

@@ -24,7 +24,7 @@ from backend.export.exports import FORMATS, exported_bytes
 from backend.export.gguf.gguf_file import LLAMA_3, QWEN_2
 from backend.export.gguf.modelfile import ChatFormat, Message, chat_format, modelfile
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, write_run
 
@@ -107,7 +107,7 @@ def test_rows_of_queries_and_keys_are_in_the_order_of_llama_cpp_and_positions_ar
 
 def refused(folder: Path, match: str, **base: Any) -> None:
     write_run(folder / "run", tiny_model(folder / "base", base.pop("arch", "llama"), **base))
-    with pytest.raises(Mistake, match=match) as caught:
+    with pytest.raises(UserError, match=match) as caught:
         export(folder / "run")
     assert "convert_hf_to_gguf.py" in str(caught.value) and not (folder / "out").exists()
 
@@ -141,7 +141,7 @@ def test_words_are_split_by_the_name_that_llama_cpp_has_for_it(
     if name:
         assert value(written(export(tmp_path / "run").path), "tokenizer.ggml.pre") == name
         return
-    with pytest.raises(Mistake, match="splits words in a way"):
+    with pytest.raises(UserError, match="splits words in a way"):
         export(tmp_path / "run")
 
 
@@ -278,17 +278,17 @@ def test_ollama_creates_the_model_and_nothing_else_is_left(run: Path, ollama: Pa
 
 def test_what_ollama_says_is_passed_on(run: Path, ollama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (ollama / "broken").touch()
-    with pytest.raises(Mistake, match=r"`ollama create` failed: Error: no space left on device\."):
+    with pytest.raises(UserError, match=r"`ollama create` failed: Error: no space left on device\."):
         export(run, to="ollama")
-    with pytest.raises(Mistake, match="has a model others already"):
+    with pytest.raises(UserError, match="has a model others already"):
         export_run(RunFolder(run), Export("ollama", "others", format="gguf-f16"))
-    with pytest.raises(Mistake, match="as a name, not 'a b'"):
+    with pytest.raises(UserError, match="as a name, not 'a b'"):
         export_run(RunFolder(run), Export("ollama", "a b", format="gguf-f16"))
-    with pytest.raises(Mistake, match="Ollama takes GGUF files only"):
+    with pytest.raises(UserError, match="Ollama takes GGUF files only"):
         export(run, "full", to="ollama")
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("backend.export.gguf.ollama.USUAL_PLACES", ())
-    with pytest.raises(Mistake, match="Ollama was not found"):
+    with pytest.raises(UserError, match="Ollama was not found"):
         export(run, to="ollama")
     monkeypatch.setattr("backend.export.gguf.ollama.USUAL_PLACES", (str(ollama),))
     (ollama / "broken").unlink()
@@ -296,7 +296,7 @@ def test_what_ollama_says_is_passed_on(run: Path, ollama: Path, monkeypatch: pyt
 
 
 def test_held_out_rewards_of_a_gguf_file_are_refused(run: Path) -> None:
-    with pytest.raises(Mistake, match="mlx does not run GGUF files"):
+    with pytest.raises(UserError, match="mlx does not run GGUF files"):
         export(run, held_out=3)
 
 

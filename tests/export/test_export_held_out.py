@@ -16,7 +16,7 @@ from backend.config import config as spec_config
 from backend.export.export_run import Export, ExportedModel, export_run
 from backend.models import policy
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import small_run
 from tests.support.adapters import save_adapters
 
@@ -70,7 +70,7 @@ def test_without_held_out_prompts_it_is_refused_before_anything_is_written(run: 
     shutil.copytree(run.adapters, lonely.adapters)
     rows = small_run.write_rows(tmp_path / "rows.jsonl")
     lonely.config.write_text(text.replace(str(run.path.parents[1] / "data"), str(rows)), encoding="utf-8")
-    with pytest.raises(Mistake, match="no valid or test split") as caught:
+    with pytest.raises(UserError, match="no valid or test split") as caught:
         exported(lonely, tmp_path / "out", held_out=4)
     assert caught.value.faults[0].setting == "held_out" and not (tmp_path / "out").exists()
 

@@ -21,7 +21,7 @@ from backend.export.original import row_trace
 from backend.export.original.original_files import read_original
 from backend.export.original.row_trace import Rows, trace
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, furthest, write_run
 
@@ -145,10 +145,10 @@ def test_a_peft_adapter_on_the_base_is_the_merged_model(
 def test_what_peft_has_no_adapter_for_is_refused(tmp_path: Path) -> None:
     base = as_published(tiny_model(tmp_path / "base", "mixtral", layers=1))
     write_run(tmp_path / "experts", base, lora_keys=["block_sparse_moe.switch_mlp.up_proj"])
-    with pytest.raises(Mistake, match="no plain linear layer"):
+    with pytest.raises(UserError, match="no plain linear layer"):
         export(RunFolder(tmp_path / "experts"), "peft")
     write_run(tmp_path / "router", base, lora_keys=["block_sparse_moe.gate"])
-    with pytest.raises(Mistake, match=r"no linear layer model\.layers\.0\.block_sparse_moe\.gate"):
+    with pytest.raises(UserError, match=r"no linear layer model\.layers\.0\.block_sparse_moe\.gate"):
         export(RunFolder(tmp_path / "router"), "peft")
     assert not (tmp_path / "mine").exists()
     write_run(tmp_path / "attention", base, lora_keys=["self_attn.q_proj"])
@@ -171,7 +171,7 @@ def test_adapters_of_a_quantised_base_go_to_the_original_that_its_card_names(
     base = tiny_model(tmp_path / "base", "llama", layers=1, bits=4)
     write_run(tmp_path / "run", base)
     run = RunFolder(tmp_path / "run")
-    with pytest.raises(Mistake, match="names no base_model"):
+    with pytest.raises(UserError, match="names no base_model"):
         export(run, "original")
     (base / "README.md").write_text("---\nlibrary_name: mlx\nbase_model: owner/original\n---\n")
     report = export(run, "original")
@@ -196,7 +196,7 @@ def test_an_original_that_is_not_here_is_named_and_fetched_when_asked(
     base = tiny_model(tmp_path / "base", "llama", layers=1, bits=4)
     (base / "README.md").write_text("---\nbase_model: [owner/original]\n---\n")
     write_run(tmp_path / "run", base)
-    with pytest.raises(Mistake, match=r"those of owner/original, which is not on this disk; .* --fetch"):
+    with pytest.raises(UserError, match=r"those of owner/original, which is not on this disk; .* --fetch"):
         export(RunFolder(tmp_path / "run"), "original")
     fetched: list[str] = []
 
@@ -212,7 +212,7 @@ def test_an_original_that_is_not_here_is_named_and_fetched_when_asked(
 
 def test_weights_that_mlx_lm_renamed_are_no_original(tmp_path: Path) -> None:
     write_run(tmp_path / "run", tiny_model(tmp_path / "base", "mixtral", layers=1))
-    with pytest.raises(Mistake, match=r"have mlx-lm's names \(.*switch_mlp"):
+    with pytest.raises(UserError, match=r"have mlx-lm's names \(.*switch_mlp"):
         export(RunFolder(tmp_path / "run"), "original")
 
 
@@ -229,7 +229,7 @@ def test_weights_that_mlx_lm_turns_are_refused(tmp_path: Path) -> None:
     mx.save_safetensors(str(base / "model.safetensors"), turned, metadata={"format": "pt"})
     write_run(tmp_path / "run", base)
     for format_ in ("peft", "original"):
-        with pytest.raises(Mistake, match="could not be found out"):
+        with pytest.raises(UserError, match="could not be found out"):
             export(RunFolder(tmp_path / "run"), format_)
 
 

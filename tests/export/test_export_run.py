@@ -25,7 +25,7 @@ from backend.export.destinations import lm_studio_root
 from backend.export.export_run import Export, ExportedModel, fuse_run, run_weights
 from backend.export.exports import FORMATS, exported_bytes
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, furthest, write_run
 from tests.support.synced_files import synced_before_renames
@@ -263,17 +263,17 @@ def test_the_adapter_alone_is_what_mlx_lm_loads_and_names_its_base(trained_run: 
 
 def test_what_a_format_and_a_target_cannot_be_is_said(trained_run: TrainedRun, tmp_path: Path, home: Path) -> None:
     lora, _ = trained_run()
-    with pytest.raises(Mistake, match="LM Studio loads complete models only"):
+    with pytest.raises(UserError, match="LM Studio loads complete models only"):
         export(lora, "lmstudio", "mine", format="adapter")
-    with pytest.raises(Mistake, match="There is no format 3bit; there are full, fused"):
+    with pytest.raises(UserError, match="There is no format 3bit; there are full, fused"):
         export(lora, "lmstudio", "mine", format="3bit")
-    with pytest.raises(Mistake, match="There is no target ftp; there are lmstudio, folder"):
+    with pytest.raises(UserError, match="There is no target ftp; there are lmstudio, folder"):
         export(lora, "ftp", "mine")
 
 
 def test_full_fine_tuning_has_no_adapter(trained_run: TrainedRun, tmp_path: Path) -> None:
     run, _ = trained_run(train_type="full")
-    with pytest.raises(Mistake, match="no adapter to export"):
+    with pytest.raises(UserError, match="no adapter to export"):
         export(run, "folder", "mine", folder=tmp_path, format="adapter")
 
 
@@ -283,7 +283,7 @@ def test_numbers_beyond_float16_are_refused_and_nothing_is_left(trained_run: Tra
     weights = stored(tmp_path / "base")
     weights["model.layers.0.mlp.up_proj.weight"] *= 1e7
     mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
-    with pytest.raises(Mistake, match=r"range of float16.*bf16"):
+    with pytest.raises(UserError, match=r"range of float16.*bf16"):
         export(run, "folder", "mine", folder=tmp_path / "out", format="fp16")
     assert not (tmp_path / "out").exists()
 
@@ -315,19 +315,19 @@ def test_any_checkpoint_can_be_exported(trained_run: TrainedRun, tmp_path: Path,
     assert best == twenty and best.base == last.base == tmp_path / "base"
     arrays = [weights.arrays or (weights.adapters and weights.adapters.arrays) for weights in (best, last)]
     assert [path and path.parent.name for path in arrays] == ["000020", "000030"]
-    with pytest.raises(Mistake, match="has no checkpoint 11; there are 10, 20, 30, best and last"):
+    with pytest.raises(UserError, match="has no checkpoint 11; there are 10, 20, 30, best and last"):
         export(run, "folder", "x", folder=tmp_path, checkpoint="11")
 
 
 def test_a_run_without_an_end_or_a_score_says_what_can_be_named(trained_run: TrainedRun, tmp_path: Path) -> None:
     run, _ = trained_run(train_type="full")
-    with pytest.raises(Mistake, match="The run first has no checkpoint"):
+    with pytest.raises(UserError, match="The run first has no checkpoint"):
         export(run, "folder", "x", folder=tmp_path, checkpoint="best")
     add_checkpoint(run, 10, None, 1.0, "full")
     shutil.rmtree(run.model)
-    with pytest.raises(Mistake, match="no trained weights of its end; name a checkpoint"):
+    with pytest.raises(UserError, match="no trained weights of its end; name a checkpoint"):
         export(run, "folder", "x", folder=tmp_path)
-    with pytest.raises(Mistake, match="No checkpoint of the run first has a score"):
+    with pytest.raises(UserError, match="No checkpoint of the run first has a score"):
         export(run, "folder", "x", folder=tmp_path, checkpoint="best")
 
 
@@ -339,7 +339,7 @@ def test_adapters_with_a_tensor_missing_are_refused(trained_run: TrainedRun, tmp
     missing = sorted(name for name in weights if name.endswith("lora_b"))[0]
     del weights[missing]
     mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
-    with pytest.raises(Mistake, match=missing):
+    with pytest.raises(UserError, match=missing):
         fuse_run(run)
     assert not run.fused.exists()
 
@@ -482,7 +482,7 @@ def test_a_run_with_nan_weights_is_not_exported(trained_run: TrainedRun, tmp_pat
     file = run.adapters / "adapters.safetensors"
     weights = {name: weight * float("nan") for name, weight in mx.load(str(file)).items()}  # pyright: ignore
     mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
-    with pytest.raises(Mistake, match="no finite numbers"):
+    with pytest.raises(UserError, match="no finite numbers"):
         fuse_run(run)
 
 
@@ -524,7 +524,7 @@ def test_a_missing_lm_studio_is_refused_and_not_created(
         models = tmp_path / "unplugged" / "models"
         (home / ".lmstudio").mkdir()
         (home / ".lmstudio" / "settings.json").write_text(json.dumps({"downloadsFolder": str(models)}))
-    with pytest.raises(Mistake, match="LM Studio was not found") as caught:
+    with pytest.raises(UserError, match="LM Studio was not found") as caught:
         export(run, "lmstudio", "mine")
     (fault,) = caught.value.faults
     assert fault.setting == "lm_studio" and f"/{models.parent.name}/models;" in fault.sentence
@@ -534,7 +534,7 @@ def test_a_missing_lm_studio_is_refused_and_not_created(
 @pytest.mark.parametrize("name", ["", "  ", "../escape", "a/b", "a\\b", ".hidden", "..", "a\nb", "x" * 121, "C:"])
 def test_a_name_that_cannot_be_a_folder_is_refused(tmp_path: Path, home: Path, name: str) -> None:
     run, before = RunFolder(tmp_path), listing(home)
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         export(run, "lmstudio", name)
     assert caught.value.faults[0].setting == "lm_studio_name" and listing(home) == before
 
@@ -556,7 +556,7 @@ def test_an_existing_model_is_refused_and_unchanged(
 ) -> None:
     run = quick_run
     before = listing(home)
-    with pytest.raises(Mistake, match="already") as caught:
+    with pytest.raises(UserError, match="already") as caught:
         export(run, "lmstudio", "mine")
     assert caught.value.faults[0].setting == "overwrite"
     assert listing(home) == before and (taken / "config.json").read_text() == "older"
@@ -575,7 +575,7 @@ def test_an_existing_model_is_replaced_with_overwrite(
 def test_overwrite_never_replaces_a_folder_that_is_no_model(quick_run: RunFolder, tmp_path: Path) -> None:
     run = quick_run
     (tmp_path / "out" / "Documents").mkdir(parents=True)
-    with pytest.raises(Mistake, match="holds no model"):
+    with pytest.raises(UserError, match="holds no model"):
         export(run, "folder", "Documents", folder=tmp_path / "out", overwrite=True)
 
 
@@ -656,7 +656,7 @@ def test_a_second_export_of_the_same_model_is_refused_while_one_runs(quick_run: 
     stage.mkdir()
     lock = os.open(stage, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    with pytest.raises(Mistake, match="another process"):
+    with pytest.raises(UserError, match="another process"):
         fuse_run(run)
     os.close(lock)
     assert fuse_run(run) == run.fused and not stage.exists()
@@ -698,7 +698,7 @@ def test_too_little_disk_space_is_refused_before_anything_is_loaded(
     before = listing(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: namedtuple("usage", "free")(1000))
     monkeypatch.setattr(build, "open_tokenizer", lambda *_: pytest.fail("loaded all the same"))
-    with pytest.raises(Mistake, match=r"needs [0-9.]+ MB and the disk of .* has 1 kB free"):
+    with pytest.raises(UserError, match=r"needs [0-9.]+ MB and the disk of .* has 1 kB free"):
         export(run, "lmstudio", "mine")
     assert listing(tmp_path) == before
 
@@ -719,7 +719,7 @@ def test_a_model_is_on_disk_before_it_takes_the_place_of_another(
 def test_a_run_without_weights_is_refused(quick_run: RunFolder, tmp_path: Path) -> None:
     run = quick_run
     shutil.rmtree(run.adapters)
-    with pytest.raises(Mistake, match="The run first has no trained weights") as caught:
+    with pytest.raises(UserError, match="The run first has no trained weights") as caught:
         export(run, "folder", "mine", folder=tmp_path)
     assert caught.value.faults[0].setting == "run"
 
@@ -727,7 +727,7 @@ def test_a_run_without_weights_is_refused(quick_run: RunFolder, tmp_path: Path) 
 def test_a_base_model_that_is_gone_is_refused_by_name(trained_run: TrainedRun, tmp_path: Path) -> None:
     run, _ = trained_run()
     shutil.rmtree(tmp_path / "base")
-    with pytest.raises(Mistake, match=str(tmp_path / "base")):
+    with pytest.raises(UserError, match=str(tmp_path / "base")):
         fuse_run(run)
 
 
@@ -735,7 +735,7 @@ def test_fusing_again_replaces_what_was_fused(quick_run: RunFolder) -> None:
     fuse_run(quick_run)
     (quick_run.adapters / "adapters.safetensors").write_bytes(b"newer")
     assert (fuse_run(quick_run) / "model.safetensors").read_bytes() == b"newer"
-    with pytest.raises(Mistake, match="already"):
+    with pytest.raises(UserError, match="already"):
         export(quick_run, "folder", "")
 
 

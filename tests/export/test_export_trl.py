@@ -28,7 +28,7 @@ from backend.rewards.runner.score import score
 from backend.rewards.scorer import begin_scorer
 from backend.trainer.run_inputs import read_rows
 from backend.types import Completion, Group
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.places import demo_folder
 
 PROBE = Path(__file__).parents[1] / "support" / "trl_folder_probe.py"
@@ -222,17 +222,17 @@ def test_only_a_folder_of_ours_is_replaced(tmp_path: Path) -> None:
     plain = parse({"model": "owner/model", "data": "owner/rows"})
     first = export_trl(plain, "it", tmp_path)
     assert first.left_out == [] and not (first.path / "model").exists()
-    with pytest.raises(Mistake, match="is there already"):
+    with pytest.raises(UserError, match="is there already"):
         export_trl(plain, "it", tmp_path)
     (first.path / "output").mkdir()
-    with pytest.raises(Mistake, match="has what was trained there, and would be lost"):
+    with pytest.raises(UserError, match="has what was trained there, and would be lost"):
         export_trl(plain, "it", tmp_path, overwrite=True)
     (first.path / "output").rmdir()
     (first.path / "notes.txt").touch()
     export_trl(plain, "it", tmp_path, overwrite=True)
     assert not (first.path / "notes.txt").exists()
     (first.path / "settings.json").unlink()
-    with pytest.raises(Mistake, match="no folder for TRL"):
+    with pytest.raises(UserError, match="no folder for TRL"):
         export_trl(plain, "it", tmp_path, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
 
@@ -244,7 +244,7 @@ def test_a_model_of_mlx_gives_way_to_its_original(tmp_path: Path) -> None:
         json.dumps({"model_type": "qwen3", "quantization": {"bits": 4, "group_size": 64}})
     )
     config = parse({"model": str(packed), "data": "owner/rows"})
-    with pytest.raises(Mistake, match="its card names no base_model"):
+    with pytest.raises(UserError, match="its card names no base_model"):
         export_trl(config, "it", tmp_path)
     (packed / "README.md").write_text("---\nlibrary_name: mlx\nbase_model: owner/whole\n---\n")
     exported = export_trl(config, "it", tmp_path)
@@ -259,7 +259,7 @@ def test_a_users_file_that_needs_more_of_ours_is_refused(tmp_path: Path) -> None
         "from backend.config.config import nothing_of_the_kind\n\ndef f(completions, **kwargs):\n    return [0.0]\n"
     )
     config = parse({"model": "owner/model", "data": "owner/rows", "reward_functions": [f"{file}::f"]})
-    with pytest.raises(Mistake, match=r"odd\.py imports of GRPO Studio what a folder for TRL cannot carry"):
+    with pytest.raises(UserError, match=r"odd\.py imports of GRPO Studio what a folder for TRL cannot carry"):
         export_trl(config, "it", tmp_path)
 
 

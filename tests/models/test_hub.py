@@ -22,7 +22,7 @@ from backend.data.rows import read_splits
 from backend.models import hub_download, hub_errors, hub_search, inventory
 from backend.serve.question_call import Cancelled, QuestionCall
 from backend.trainer.preflight import check_model
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support.hub_server import COMMIT, TOKEN, HubStandIn, Repo
 
 BIG = random.Random(7).randbytes(400_000)
@@ -173,7 +173,7 @@ def test_a_broken_connection_is_resumed_from_the_same_byte(hub: HubStandIn):
 
 def test_a_download_that_broke_off_can_be_resumed(hub: HubStandIn):
     hub.down_after = 150_000
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         hub_download.download("someone/tiny", "model", QuestionCall())
     assert "broke off" in sentence_of(mistake) and "what has arrived is kept" in sentence_of(mistake)
     assert_unfinished("someone/tiny")
@@ -211,7 +211,7 @@ def test_a_server_without_ranges_is_read_from_the_start(hub: HubStandIn):
 
 def test_a_damaged_download_is_deleted(hub: HubStandIn):
     hub.damage = True
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         hub_download.download("someone/tiny", "model", QuestionCall())
     assert "arrived damaged" in sentence_of(mistake)
     assert not list(Path(constants.HF_HUB_CACHE).rglob("model.safetensors"))
@@ -232,13 +232,13 @@ def test_a_second_download_of_the_same_model_is_refused_while_one_runs(
     blob.parent.mkdir(parents=True)
     monkeypatch.setattr(hub_download, "LOCK_TIMEOUT_S", 0.1)
     held = hub_download._locked(hub_download._partial(blob), "someone/tiny", "model")
-    with held, pytest.raises(Mistake, match="being downloaded already"):
+    with held, pytest.raises(UserError, match="being downloaded already"):
         hub_download.download("someone/tiny", "model", QuestionCall())
 
 
 def test_discarding_deletes_unfinished_files_and_keeps_whole_ones(hub: HubStandIn):
     hub.down_after = 150_000
-    with pytest.raises(Mistake):
+    with pytest.raises(UserError):
         hub_download.download("someone/tiny", "model", QuestionCall())
     assert hub_download.discard("someone/tiny", "model") > 100_000
     assert not list(Path(constants.HF_HUB_CACHE).rglob("*.incomplete"))
@@ -253,7 +253,7 @@ def test_discarding_deletes_unfinished_files_and_keeps_whole_ones(hub: HubStandI
 
 
 def refused(id_: str) -> str:
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         hub_download.download(id_, "model", QuestionCall())
     (fault,) = mistake.value.faults
     assert fault.setting == "model" and fault.sentence.endswith(".") and fault.sentence.count(". ") == 0
@@ -281,7 +281,7 @@ def test_a_gated_model_needs_a_token(hub: HubStandIn, monkeypatch: pytest.Monkey
 def test_a_wrong_token_is_refused(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     assert "does not accept the token" in refused("someone/tiny")
-    with pytest.raises(Mistake, match="does not accept the token"):
+    with pytest.raises(UserError, match="does not accept the token"):
         hub_search.search("tiny", "model")
 
 
@@ -307,7 +307,7 @@ def test_a_disk_that_fills_up_during_a_download_is_one_sentence(hub: HubStandIn,
 
     with monkeypatch.context() as patch:
         patch.setattr(hub_download._Download, "_count", full)
-        with pytest.raises(Mistake) as mistake:
+        with pytest.raises(UserError) as mistake:
             hub_download.download("someone/tiny", "model", QuestionCall())
     assert "is full" in sentence_of(mistake)
     assert_unfinished("someone/tiny")
@@ -324,7 +324,7 @@ def test_without_a_network_every_question_is_refused_within_5_seconds(tmp_path: 
         lambda: check_model("someone/tiny", "model"),
     ):
         began = time.monotonic()
-        with pytest.raises(Mistake) as mistake:
+        with pytest.raises(UserError) as mistake:
             ask()
         assert "cannot be reached" in sentence_of(mistake) and time.monotonic() - began < 5
 
@@ -348,7 +348,7 @@ def test_a_downloaded_dataset_is_read_without_a_network(hub: HubStandIn):
 def test_an_uncached_dataset_is_refused_within_5_seconds_without_a_network(hub: HubStandIn):
     hub.down = True
     began = time.monotonic()
-    with pytest.raises(Mistake, match="cannot be reached"):
+    with pytest.raises(UserError, match="cannot be reached"):
         read_splits(Config(model="-", data="someone/sums"))
     assert time.monotonic() - began < 5
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.hub_cache import hub_cache, is_dataset_cached, local_folder, require_hub_address
 
 
@@ -81,7 +81,7 @@ def test_a_hub_that_no_web_address_is_is_refused_by_the_name_of_the_variable(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", address)
-    with pytest.raises(Mistake) as raised:
+    with pytest.raises(UserError) as raised:
         require_hub_address()
     (fault,) = raised.value.faults
     assert fault.setting == "HF_ENDPOINT" and " is no web address; " in fault.sentence and fault.sentence.isprintable()

@@ -18,7 +18,7 @@ from backend.models.loading import check_opens
 from backend.models.model_folder import check_adapter
 from backend.models.tokenizers import load_tokenizer
 from backend.trainer.memory.model_shape import shape_of
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.safetensors import BrokenFile, read_header
 from tests.support.random_models import tiny_model
 
@@ -38,7 +38,7 @@ def change(file: Path, **values: Any) -> None:
 
 
 def refused(folder: Path) -> str:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         check_opens(folder, str(folder), "model")
     (fault,) = caught.value.faults
     assert fault.setting == "model" and len(fault.sentence) <= 200 and fault.sentence.isprintable()
@@ -72,7 +72,7 @@ def test_code_of_the_folder_is_never_run_and_nobody_is_asked(
     monkeypatch.setattr("builtins.input", lambda *words: pytest.fail("asked on stdin"))
     try:
         check_opens(folder, str(folder), "model")
-    except Mistake as mistake:
+    except UserError as mistake:
         assert len(mistake.faults[0].sentence) <= 200
     assert not mark.exists()
 
@@ -178,7 +178,7 @@ def test_a_pipe_among_the_files_is_never_opened(folder: Path, name: str) -> None
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
     assert refused(folder).endswith(f"{name} is no file, but a pipe, a socket or a device.")
-    with pytest.raises(Mistake):
+    with pytest.raises(UserError):
         load_tokenizer(folder)
 
 
@@ -195,7 +195,7 @@ def test_an_adapter_of_any_shape(tmp_path: Path) -> None:
         ({"num_layers": 2, "lora_parameters": {"rank": 2}}, "cannot be read"),
     ):  # fmt: skip
         (tmp_path / "adapter_config.json").write_text(json.dumps(about))
-        with pytest.raises(Mistake, match=says):
+        with pytest.raises(UserError, match=says):
             check_adapter(tmp_path, "reference_model_path")
 
 
@@ -218,7 +218,7 @@ def test_a_template_that_takes_all_time_or_memory_is_refused_where_it_is_loaded(
     folder: Path, template: str, says: str
 ) -> None:
     change(folder / "tokenizer_config.json", chat_template=template)
-    with pytest.raises(Mistake, match=says):
+    with pytest.raises(UserError, match=says):
         load_tokenizer(folder)
 
 

@@ -26,7 +26,7 @@ from backend.runs.run_folder import RunFolder
 from backend.serve.adapter_questions import import_adapter as import_question
 from backend.serve.question_call import Cancelled, QuestionCall
 from backend.trainer.preflight import check
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.export.test_export_original import as_published
 from tests.support import small_run
 from tests.support.random_models import tiny_model
@@ -148,7 +148,7 @@ def test_adapters_of_experts_are_stacked(tmp_path: Path) -> None:
     folder = write_peft(tmp_path / "peft", layers, target_modules="all-linear")
     imported = import_adapter(folder, str(published), tmp_path / "mlx")
     assert imported.layers == 2 and imported.verification is not None and imported.verification.max_error < 1e-4
-    with pytest.raises(Mistake, match=r"experts\.0\.w1 belongs to experts, for which mlx-lm has no DoRA"):
+    with pytest.raises(UserError, match=r"experts\.0\.w1 belongs to experts, for which mlx-lm has no DoRA"):
         magnitudes = {f"{PREFIX}{name}.lora_magnitude_vector": mx.ones(INNER) for name in layers}
         arrays = stored(folder / "adapter_model.safetensors") | magnitudes
         mx.save_safetensors(str(folder / "adapter_model.safetensors"), arrays)
@@ -212,7 +212,7 @@ def test_a_quantised_model_takes_an_adapter_by_the_names_of_its_layers(tmp_path:
     packed = tiny_model(tmp_path / "base", "llama", bits=4)
     imported = import_adapter(write_peft(tmp_path / "peft", {Q: (HIDDEN, HIDDEN, 4)}), str(packed), tmp_path / "mlx")
     assert imported.verification is None and "no logits compared" in imported.notes[-1]
-    with pytest.raises(Mistake, match="names no base_model"):
+    with pytest.raises(UserError, match="names no base_model"):
         import_adapter(write_peft(tmp_path / "other", {"model.layers.0.qkv": (96, 32, 4)}), str(packed), tmp_path / "x")
 
 
@@ -285,7 +285,7 @@ def test_an_adapter_that_cannot_be_carried_is_refused_in_a_sentence(
     folder = Path(shutil.copytree(adapter, tmp_path / "peft"))
     change, says = HOSTILE[damage]
     change(folder)
-    with pytest.raises(Mistake, match=says) as refused:
+    with pytest.raises(UserError, match=says) as refused:
         import_adapter(folder, str(base), tmp_path / "mlx")
     assert all(len(fault.sentence) <= 200 for fault in refused.value.faults)
     assert [path.name for path in tmp_path.iterdir()] == ["peft"]
@@ -337,7 +337,7 @@ def test_a_folder_in_the_hub_s_cache_needs_another_place(
 
 
 def test_the_root_of_a_disk_has_no_place_beside_it() -> None:
-    with pytest.raises(Mistake, match="root of a disk"):
+    with pytest.raises(UserError, match="root of a disk"):
         imported_folder(Path("/"))
 
 

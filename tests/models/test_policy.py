@@ -20,7 +20,7 @@ from backend.engine.model_probe import split
 from backend.models import policy as policy_module
 from backend.models.policy import Policy, load_policy
 from backend.models.saving import adapter_config, save_model
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.text import shown_path
 from tests.support import random_models
 from tests.support.adapters import save_adapters
@@ -50,7 +50,7 @@ def update(policy: Policy, rate: float = 0.05) -> None:
 
 def refused(setting: str, **settings: Any) -> str:
     """The sentence with which `load_policy` refuses these settings; it names `setting`."""
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         load_policy(config_of(**settings))
     (fault,) = caught.value.faults
     assert fault.setting == setting
@@ -300,7 +300,7 @@ def test_a_quantised_base_trains(
     update(policy)
     assert not mx.allclose(policy.model(TOKENS), before, atol=1e-3)
     assert mx.array_equal(policy.reference.logits(policy.reference.hidden(TOKENS)), start)
-    assert capsys.readouterr().out == "", "stdout may carry the diary"
+    assert capsys.readouterr().out == "", "stdout may carry the event log"
 
 
 def test_a_model_that_comes_quantised_trains_as_it_is(models: Path) -> None:

@@ -21,7 +21,7 @@ from backend.trainer.memory.model_shape import shape_of
 from backend.trainer.memory.phases import MemoryModel
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, furthest, write_run
 from tests.support.reference_forward import sampled_groups
@@ -86,7 +86,7 @@ def test_layers_in_whole_modules_get_no_adapters(folder: Path) -> None:
     ids=["unknown", "both", "quantised"],
 )
 def test_what_cannot_be_trained_as_a_whole_is_refused(folder: Path, settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         load_policy(config_of(folder, **settings))
     (fault,) = caught.value.faults
     assert fault.setting == "modules_to_save" and fault.sentence.startswith(says) and len(fault.sentence) <= 200
@@ -94,7 +94,7 @@ def test_what_cannot_be_trained_as_a_whole_is_refused(folder: Path, settings: di
 
 def test_a_tied_output_layer_is_named_as_the_embedding(tmp_path: Path) -> None:
     tied = tiny_model(tmp_path / "tied", "qwen3", tie=True)
-    with pytest.raises(Mistake, match="its output layer is its embedding"):
+    with pytest.raises(UserError, match="its output layer is its embedding"):
         load_policy(config_of(tied))
     assert "model.embed_tokens.weight" in load_policy(config_of(tied, modules_to_save=["embed_tokens"])).trainable()
 

@@ -19,7 +19,7 @@ from backend.models.supported_architectures import UNTRAINABLE
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer import preflight
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import random_models, sharded_trial, small_run
 from tests.support.architectures.tiny_configs import model_types, tiny_config
 
@@ -164,7 +164,7 @@ def metrics_of(run: RunFolder) -> list[dict[str, float]]:
 
 def refusal(folder: Path, size: int, **settings: Any) -> str:
     model, _, _ = check_opens(folder, str(folder), "model")
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         check_divides(model, parse({"model": str(folder), "data": "none"} | settings), size)
     (fault,) = caught.value.faults
     assert fault.setting == "parallelism" and len(fault.sentence) <= 200
@@ -212,7 +212,7 @@ def test_a_model_is_checked_for_the_ranks_of_its_hosts_file(tmp_path: Path) -> N
     (tmp_path / "hosts.json").write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * 3))
     raw = {"model": str(folder), "data": "none", "hosts": str(tmp_path / "hosts.json"), "parallelism": "tensor"}
     model, _, model_config = check_opens(folder, str(folder), "model")
-    with pytest.raises(Mistake, match="not divide by 3"):
+    with pytest.raises(UserError, match="not divide by 3"):
         preflight.check_division(model, model_config, parse(raw))
 
 

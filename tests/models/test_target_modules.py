@@ -18,7 +18,7 @@ from backend.trainer.memory.model_shape import shape_of
 from backend.trainer.memory.phases import MemoryModel
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import random_models
 from tests.support.adapters import save_adapters
 from tests.support.reference_forward import sampled_groups
@@ -121,7 +121,7 @@ def test_alpha_gives_the_scale(models: Path) -> None:
         policy = load_policy(config)
         layer: Any = policy.model.layers[0].self_attn.q_proj  # pyright: ignore
         assert layer.scale == adapter_config(policy, config)["lora_parameters"]["scale"] == scale
-    with pytest.raises(Mistake, match="give LoRA alpha"):
+    with pytest.raises(UserError, match="give LoRA alpha"):
         config_of(models, use_rslora=True)
 
 
@@ -141,7 +141,7 @@ def test_the_estimate_counts_the_layers_that_short_names_mean(models: Path) -> N
 )
 def test_an_unknown_layer_name_is_refused_with_the_names_there_are(models: Path, keys: list[str], named: str) -> None:
     """An unknown name beside a known one was once ignored without a message."""
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         load_policy(config_of(models, lora_keys=keys))
     (fault,) = caught.value.faults
     start, _, listed = fault.sentence.rstrip(".").partition("; there are ")

@@ -11,7 +11,7 @@ import pytest
 
 from backend.models.tokenizer_limits import check_growth
 from backend.models.tokenizers import load_tokenizer
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support.random_models import tiny_tokenizer
 
 
@@ -46,7 +46,7 @@ def test_a_tokenizer_that_multiplies_texts_is_refused_before_it_is_loaded(
     kind: str, sound: Path, tmp_path: Path
 ) -> None:
     folder = with_parts(sound, tmp_path / "bomb", **BOMBS[kind])
-    with pytest.raises(Mistake, match=r"makes texts .* times as long; no more than 1000 are allowed") as refused:
+    with pytest.raises(UserError, match=r"makes texts .* times as long; no more than 1000 are allowed") as refused:
         load_tokenizer(folder)
     assert len(refused.value.faults[0].sentence) <= 200
 
@@ -55,7 +55,7 @@ def test_a_replacement_hidden_in_escapes_is_found(sound: Path, tmp_path: Path) -
     folder = with_parts(sound, tmp_path / "bomb", **BOMBS["two for one"])
     path = folder / "tokenizer.json"
     path.write_text(path.read_text().replace('"Replace"', '"\\u0052eplace"'))
-    with pytest.raises(Mistake, match="makes texts"):
+    with pytest.raises(UserError, match="makes texts"):
         check_growth(folder, "model")
 
 

@@ -173,10 +173,10 @@ def events(run: Path) -> list[Event]:
 
 
 def wait_for(run: Path, kind: str) -> None:
-    """Until the run's diary has an event of this kind."""
+    """Until the run's event log has an event of this kind."""
     until = time.monotonic() + 200
     while all(event["kind"] != kind for event in events(run)):
-        assert time.monotonic() < until, f"no {kind} in the diary of {run.name}"
+        assert time.monotonic() < until, f"no {kind} in the event log of {run.name}"
         time.sleep(0.2)
 
 
@@ -536,10 +536,10 @@ def test_after_a_gpu_error_the_run_goes_on_in_a_fresh_program(machine: Machine) 
         reward_isolation="thread",
     )
     machine.backend("train", settings, "--name", "restarted", "--no-progress")
-    diary = events(machine.home / ".local" / "share" / "grpo-studio" / "runs" / "restarted")
-    started = [event for event in diary if event["kind"] == "started"]
+    event_log = events(machine.home / ".local" / "share" / "grpo-studio" / "runs" / "restarted")
+    started = [event for event in event_log if event["kind"] == "started"]
     assert len({event["pid"] for event in started}) == 1 and started[-1]["resumed_from"] is not None
-    assert diary[-1]["kind"] == "finished"
+    assert event_log[-1]["kind"] == "finished"
 
 
 def test_the_queue_outlives_the_window_that_began_it(machine: Machine, tmp_path: Path) -> None:

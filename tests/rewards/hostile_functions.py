@@ -215,9 +215,9 @@ _PROCESSES = [
 ]  # fmt: skip
 
 _FILES = [
-    ("the diary deleted", "os.remove(f'{RUN}/events.jsonl')", raises("PermissionError"), True),
-    ("the diary emptied", "open(f'{RUN}/events.jsonl', 'w')", raises("PermissionError")),
-    ("the diary emptied by a shell", "os.system(f': > \"{RUN}/events.jsonl\"')", None),
+    ("the event log deleted", "os.remove(f'{RUN}/events.jsonl')", raises("PermissionError"), True),
+    ("the event log emptied", "open(f'{RUN}/events.jsonl', 'w')", raises("PermissionError")),
+    ("the event log emptied by a shell", "os.system(f': > \"{RUN}/events.jsonl\"')", None),
     ("a checkpoint deleted", "import shutil; shutil.rmtree(f'{RUN}/checkpoints')", raises("PermissionError"), True),
     ("the lock deleted", "os.unlink(f'{RUN}/run.lock')", raises("PermissionError")),
     ("permissions taken", "os.chmod(RUN, 0)", raises("PermissionError"), True),
@@ -272,7 +272,7 @@ _IMPORTS = [
     ("a text that raises", "class Odd(Exception):\n    def __str__(self): raise ValueError\nraise Odd", raises("Odd")),
     ("a recursion", "def again(): again()\nagain()", raises("RecursionError")),
     ("descriptors closed", "os.closerange(0, 4096)", PIPE),
-    ("the diary deleted", "os.remove(f'{RUN}/events.jsonl')", raises("PermissionError")),
+    ("the event log deleted", "os.remove(f'{RUN}/events.jsonl')", raises("PermissionError")),
     ("a daemon", "subprocess.Popen(['sleep', '99'], start_new_session=True); os._exit(1)", exits(1)),
     ("a module that is not there", "import not_there_at_all", raises("ModuleNotFoundError", "not_there_at_all")),
     ("not Python", "def (:", "syntax error on line"),

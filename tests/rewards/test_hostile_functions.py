@@ -19,7 +19,7 @@ import pytest
 from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.sandbox.process import ScoringProcess
 from backend.rewards.scorer import begin_scorer
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.rewards.hostile_functions import HOSTILE, STILL_RUNNING, TIMEOUT_S, Hostile
 from tests.support.scoring import make_group
 
@@ -71,7 +71,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scored(process: ScoringProcess, name: str, file: Path, timeout_s: float) -> list[Any]:
-    """The two completions' scores, by a new scorer of the process. Raises Mistake."""
+    """The two completions' scores, by a new scorer of the process. Raises UserError."""
     settings: Any = SimpleNamespace(
         reward_functions=[name], reward_functions_file=str(file), stages=[], reward_timeout=timeout_s,
         reward_isolation="process", reward_network=False,
@@ -86,7 +86,7 @@ def sentence_of(hostile: Hostile, process: ScoringProcess, file: Path) -> str:
     may_hang = STILL_RUNNING in (hostile.sentence or "")
     try:
         assert scored(process, "mine", file, TIMEOUT_S if may_hang else AMPLE_S) == [1.0, 1.0]
-    except Mistake as mistake:
+    except UserError as mistake:
         (fault,) = mistake.faults
         assert fault.setting in ("reward_functions", "reward_functions_file")
         return fault.sentence

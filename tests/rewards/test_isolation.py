@@ -23,7 +23,7 @@ from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.runner.reward_errors import RewardError
 from backend.rewards.runner.score import ScoreReport, score
 from backend.rewards.runner.step_calls import LARGEST
-from backend.rewards.runner.user_traceback import LoadError, UserError, UserFrame
+from backend.rewards.runner.user_traceback import LoadError, UserCodeError, UserFrame
 from backend.rewards.sandbox import process as process_module
 from backend.rewards.sandbox.answers import Failure, Untrusted, read_answer, read_loaded, read_mapped, read_scored
 from backend.rewards.sandbox.process import (
@@ -37,7 +37,7 @@ from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource
 from backend.rewards.sandbox.wire import FIRST_CALL, IDLE, LONGEST_TEXT
 from backend.types import Group
 from backend.utils import file_lock
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support.scoring import make_group
 
 PRELUDE = "import asyncio, atexit, builtins, ctypes, fcntl, json, multiprocessing, os, re, resource, signal, subprocess, sys, threading, time\n"
@@ -319,7 +319,7 @@ def test_what_a_function_spoils_in_its_process_changes_no_score(scorer) -> None:
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_loaded_is_one_sentence(scorer, text: str, words: str) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         scorer(text, "f", timeout_s=0.3).load()
     assert [fault.sentence for fault in caught.value.faults] == [words]
 
@@ -388,7 +388,7 @@ ERROR = {"sentence": "raised", "file": "/a.py", "line": 0, "frames": [{"line": 3
 
 def test_a_failure_has_its_function_completion_and_lines() -> None:
     failed = {"function": 1, "what": "was\x1b rude", "completion": 2, "has_line": True, "is_timeout": False}
-    error = UserError("raised", "/a.py", 0, (UserFrame(3, "f", "1 / 0"),))
+    error = UserCodeError("raised", "/a.py", 0, (UserFrame(3, "f", "1 / 0"),))
     failure = Failure(1, "was  rude", 2, has_line=True, error=error)
     assert read_scored({"failure": failed | {"error": ERROR}}, 2, 3).failure == failure
     assert read_scored({"failure": failed}, 2, 3).failure == replace(failure, error=None)

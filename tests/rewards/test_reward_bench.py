@@ -21,7 +21,7 @@ from backend.runs.run_folder import RunFolder
 from backend.serve import reward_questions as handlers
 from backend.serve.question_call import Cancelled, QuestionCall
 from backend.training.advantages import advantages
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import small_run
 
 VERBS = app()
@@ -112,7 +112,7 @@ def test_a_file_that_cannot_be_loaded_is_described_in_one_sentence_and_the_next_
 ) -> None:
     file = tmp_path / "mine.py"
     file.write_text(text)
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         scores(sandbox, ["length"], file, timeout=0.5)
     assert caught.value.faults[0].sentence.startswith(sentence)
     if at is not None:
@@ -246,7 +246,7 @@ def test_a_case_keeps_the_entry_of_a_function_with_arguments(sandbox: SandboxCli
 
 def test_a_case_that_cannot_be_read_names_its_line(mine: Path) -> None:
     cases_file(mine).write_text('{"completion": "x", "expected": {"length": 1}}\n{"completion": "x"}\n')
-    with pytest.raises(Mistake, match=r"Line 2 of mine\.cases\.jsonl needs a text under completion"):
+    with pytest.raises(UserError, match=r"Line 2 of mine\.cases\.jsonl needs a text under completion"):
         read_cases(mine)
 
 
@@ -262,10 +262,10 @@ def test_code_runs_only_if_the_user_allowed_its_content(mine: Path, capfd: pytes
     mine.write_text(HEAD + "print('it ran')\n" + LENGTH)
     trusted = {str(mine): read_code(mine).fingerprint}
     for consent in ({}, {"trusted": {str(mine): "0"}}):
-        with pytest.raises(Mistake, match=r"mine\.py has not been allowed to run as it is now"):
+        with pytest.raises(UserError, match=r"mine\.py has not been allowed to run as it is now"):
             handlers.score(asked_score(mine, **consent), QuestionCall())
     mine.write_text(mine.read_text() + "# changed\n")
-    with pytest.raises(Mistake, match="has not been allowed"):
+    with pytest.raises(UserError, match="has not been allowed"):
         handlers.score(asked_score(mine, trusted=trusted), QuestionCall())
     assert "it ran" not in capfd.readouterr().err
     trusted = {str(mine): read_code(mine).fingerprint}
@@ -283,7 +283,7 @@ def test_completions_of_a_run_are_read_by_step(tmp_path: Path) -> None:
     assert (newest["steps"], newest["step"], newest["groups"][0]["prompt"]) == ([1, 3], 3, "p3")
     assert newest["groups"][0]["completions"] == [{"text": "t3", "tokens": 7, "stop": "length"}]
     assert handlers.run_completions({"run": str(tmp_path), "step": 2}, QuestionCall())["step"] == 1
-    with pytest.raises(Mistake, match="has no completions yet"):
+    with pytest.raises(UserError, match="has no completions yet"):
         handlers.run_completions({"run": str(tmp_path / "none")}, QuestionCall())
 
 
@@ -297,7 +297,7 @@ def test_pasted_text_is_lines_or_one_completion() -> None:
         )
         == 2
     )
-    with pytest.raises(Mistake, match="Line 1 of what was pasted"):
+    with pytest.raises(UserError, match="Line 1 of what was pasted"):
         handlers.read_completions({"text": "{broken"}, QuestionCall())
 
 

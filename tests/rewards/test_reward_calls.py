@@ -21,13 +21,13 @@ from backend.rewards.catalogue.catalog import (
 from backend.rewards.catalogue.entry import RewardCall, read_call, split_names
 from backend.rewards.resolve import resolve
 from backend.rewards.runner.score import score
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 from tests.support.scoring import make_group
 
 
 def sentence_of(text: str) -> str:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         read_call(text)
     (fault,) = caught.value.faults
     assert fault.setting == "reward_functions" and fault.sentence.endswith(".") and len(fault.sentence) < 300
@@ -191,7 +191,7 @@ ARGUMENT_MISTAKES = [
 def test_wrong_arguments_are_found_from_the_text_and_again_when_resolving(text: str, expected: list[str]) -> None:
     from_text = sentences(*split_names(text))
     assert len(from_text) == len(expected) and all(map(str.startswith, from_text, expected))
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         resolve(split_names(text))
     assert [fault.sentence for fault in caught.value.faults] == from_text
     assert all(fault.setting == "reward_functions" for fault in caught.value.faults)
@@ -236,7 +236,7 @@ def test_valid_arguments_resolve(text: str) -> None:
     ],
 )  # fmt: skip
 def test_values_out_of_range_are_refused_before_a_run(text: str, words: str) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         resolve([text])
     (fault,) = caught.value.faults
     assert fault.setting == "reward_functions" and f"cannot be used: {words}" in fault.sentence
@@ -327,7 +327,7 @@ def test_plain_functions_of_a_file_are_listed_and_checked_without_running_it(wri
     assert sentences("mine.py::brevty", "mine.py::brevity(limits=3)", "gone.py::f", "mine.md::f", base=tmp_path) == [
         "mine.py has no function brevty; the nearest is brevity, and it has brevity, judged, helper, nested, registered.",
         "brevity has no parameter limits; the nearest is limit, and its parameters are limit.",
-        f"There is no file {shown(tmp_path / 'gone.py')}.",
+        f"There is no file {quote(tmp_path / 'gone.py')}.",
         "mine.md should be a Python file that ends in .py or .txt.",
     ]
 

@@ -24,7 +24,7 @@ from backend.rewards.catalogue.entry import read_call
 from backend.rewards.registry import REWARD_REGISTRY
 from backend.rewards.resolve import _parameters
 from backend.rewards.user_files import load_reward_file
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_parsing_never_runs_the_file(write, tmp_path: Path) -> None:
 
 
 def test_a_syntax_error_is_a_mistake_with_its_line(write) -> None:
-    with pytest.raises(Mistake, match=r"reward_functions_file: mine.py has a syntax error on line 3") as caught:
+    with pytest.raises(UserError, match=r"reward_functions_file: mine.py has a syntax error on line 3") as caught:
         rewards_in_file(write("x = 1\n\ndef broken(\n"))
     assert caught.value.faults[0].setting == "reward_functions_file"
 

@@ -16,8 +16,8 @@ from backend.rewards.runner.reward_errors import RewardError
 from backend.rewards.runner.score import score
 from backend.rewards.user_files import load_reward_file
 from backend.types import Completion, Group, Problem
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 LIBRARY = "mlx_lm_lora.trainer.grpo_reward_functions"
 
@@ -64,7 +64,7 @@ def library_modules() -> dict[str, ModuleType]:
 
 def sentence_of(path: Path) -> str:
     before = set(sys.modules)
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         load_reward_file(path)
     assert set(sys.modules) == before
     assert [fault.setting for fault in caught.value.faults] == ["reward_functions_file"]
@@ -213,7 +213,7 @@ def test_a_file_that_registers_nothing_says_what_to_do(write) -> None:
 
 
 def test_files_that_cannot_be_opened_are_refused(tmp_path: Path, write) -> None:
-    assert f"There is no file {shown(tmp_path / 'gone.py')}" in sentence_of(tmp_path / "gone.py")
+    assert f"There is no file {quote(tmp_path / 'gone.py')}" in sentence_of(tmp_path / "gone.py")
     (tmp_path / "folder.py").mkdir()
     assert "cannot be read" in sentence_of(tmp_path / "folder.py")
     assert ".py or .txt" in sentence_of(write("x = 1", "rewards.json"))
@@ -279,13 +279,13 @@ def test_a_name_registered_twice_is_noted(write) -> None:
 
 
 def test_the_nearest_name_may_be_one_of_the_users_file(write) -> None:
-    with pytest.raises(Mistake, match="the nearest is per_type"):
+    with pytest.raises(UserError, match="the nearest is per_type"):
         resolve(["per_typ"], write(PASTED))
 
 
 def test_registering_what_cannot_be_called_is_refused(write) -> None:
     path = write(f"from {LIBRARY} import REWARD_REGISTRY\nREWARD_REGISTRY['five'] = 5\n")
-    with pytest.raises(Mistake, match="five is not a function"):
+    with pytest.raises(UserError, match="five is not a function"):
         resolve(["five"], path)
 
 

@@ -20,7 +20,7 @@ from backend.rewards.resolve import resolve
 from backend.rewards.runner import timeout
 from backend.rewards.runner.reward_errors import RewardError
 from backend.rewards.runner.score import score
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support.scoring import make_group, reward_function
 
 PERFECT = "<think>2 and 2</think><answer>4</answer>"
@@ -175,7 +175,7 @@ def test_short_names_and_full_names_are_the_same_functions() -> None:
 
 
 def test_all_unknown_names_are_reported_at_once_each_with_the_nearest() -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         resolve(["r1_acuracy", "zzz", "r1_int", "r1_int_reward_func"])
     near, far, twice = (str(fault) for fault in caught.value.faults)
     assert "r1_acuracy; the nearest is r1_accuracy_reward_func, and the known ones are" in near
@@ -185,7 +185,7 @@ def test_all_unknown_names_are_reported_at_once_each_with_the_nearest() -> None:
 
 
 def test_no_names_at_all_is_a_mistake() -> None:
-    with pytest.raises(Mistake, match="No reward function is chosen"):
+    with pytest.raises(UserError, match="No reward function is chosen"):
         resolve([])
 
 

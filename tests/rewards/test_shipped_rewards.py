@@ -27,7 +27,7 @@ from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.runner.reward_errors import RewardError
 from backend.rewards.runner.score import score
 from backend.utils.command import backend_environment
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support.cpu_time import Work
 from tests.support.scoring import make_group, score_of, scores_of
 
@@ -542,7 +542,7 @@ def test_diversity_knows_the_groups_by_their_prompts() -> None:
     score([first, second], resolve(["diversity"]), [1.0], 20)
     assert [c.reward for group in (first, second) for c in group.completions] == [0.0, 0.0, 1.0, 1.0]
     assert scores_of("diversity(ngram_size=1)", ["b a", "a b"]) == [0.0, 0.0]
-    with pytest.raises(Mistake, match="ngram_size must be from 1 to 20"):
+    with pytest.raises(UserError, match="ngram_size must be from 1 to 20"):
         resolve(["diversity(ngram_size=0)"])
 
 

@@ -23,7 +23,7 @@ from backend.rewards.runner.reward_errors import RewardError
 from backend.rewards.runner.score import ScoreReport, score
 from backend.rewards.runner.timeout import Gathering
 from backend.types import Completion, Group, Problem
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support.scoring import make_group, reward_function
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
@@ -146,7 +146,7 @@ def test_a_file_that_cannot_be_used_is_refused_before_a_run(
     write, tmp_path: Path, text: str, entry: str, words: str
 ) -> None:
     write(text)
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         resolve([entry], base=tmp_path)
     (fault,) = caught.value.faults
     assert fault.setting == "reward_functions" and fault.sentence.startswith(words)

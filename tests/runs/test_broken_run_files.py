@@ -14,7 +14,7 @@ from backend.runs.run_format import check_format
 from backend.runs.run_record import read_notes, read_parent
 from backend.runs.steering import read_changes
 from backend.runs.sweeps.sweep_results import SweepFolder, read_results
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
     "about": (lambda folder: RunFolder(folder).about, lambda folder: read_notes(RunFolder(folder))),
@@ -35,7 +35,7 @@ def test_a_broken_file_is_named_with_what_to_do_however_long_its_path(tmp_path: 
     folder.mkdir(parents=True)
     file, read = READERS[name]
     file(folder).write_text(broken)
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         read(folder)
     (fault,) = mistake.value.faults
     assert file(folder).name in fault.sentence and "mend or delete" in fault.sentence.lower(), fault.sentence

@@ -17,7 +17,7 @@ from backend.runs.checkpoints.checkpoint import TrainingState, all_checkpoints, 
 from backend.runs.run_folder import RunFolder
 from backend.trainer.machine.gpu_retries import MEMORY, gpu_error
 from backend.utils import whole_file
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import failing_gpu
 
 WEIGHTS = {"layers.0.lora_a": mx.array([[1.0, -0.0]]), "layers.0.lora_b": mx.array([3.0])}
@@ -166,7 +166,7 @@ def test_a_failed_save_is_a_mistake_and_leaves_older_checkpoints_alone(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(whole_file, "sync", full)
-    with pytest.raises(Mistake, match=r"disk: .*/000002 cannot be written: the disk is full\."):
+    with pytest.raises(UserError, match=r"disk: .*/000002 cannot be written: the disk is full\."):
         save(run, 2)
     assert [folder.name for folder in run.checkpoints.iterdir()] == ["000001"] and steps(run) == [1]
 
@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_be_made_is_the_same_mistake(run: RunFolder) -> Non
     run.checkpoints.parent.mkdir(exist_ok=True)
     run.checkpoints.write_text("a file, not a folder")
     with pytest.raises(
-        Mistake, match=r"disk: .*/000002 cannot be written: a file of its folder's name is in the way\."
+        UserError, match=r"disk: .*/000002 cannot be written: a file of its folder's name is in the way\."
     ):
         save(run, 2)
 

@@ -26,12 +26,12 @@ from backend.runs.checkpoints.checkpoint_writer import (
     refresh_adapters,
     snapshot,
 )
-from backend.runs.events import Diary, JsonLines, read_events
+from backend.runs.events import EventLog, JsonLines, read_events
 from backend.runs.run_folder import RunFolder
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.training.learner import Learner
 from backend.utils import whole_file
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import small_run
 
 PATIENCE_S = 20
@@ -134,7 +134,7 @@ def test_a_snapshot_has_neither_optimizer_nor_reference_unless_the_settings_ask_
 def test_a_snapshot_with_an_array_that_is_not_finite_is_refused(which: int) -> None:
     arrays = [{f"array {number}": mx.ones(3)} for number in range(3)]
     arrays[which] = {f"array {which}": mx.array([1.0, mx.nan])}
-    with pytest.raises(Mistake, match=f"array {which}"):
+    with pytest.raises(UserError, match=f"array {which}"):
         snapshot_from(*arrays)
 
 
@@ -145,7 +145,7 @@ def test_a_failed_write_is_raised_by_wait_and_the_next_one_may_succeed(
     with monkeypatch.context() as patch:
         patch.setattr(whole_file, "sync", lambda path: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         checkpoint_writer.begin(snapshot_of(1, {"x": mx.ones(2)}), [])
-        with pytest.raises(Mistake, match=r"disk: .*/000001 cannot be written: the disk is full\."):
+        with pytest.raises(UserError, match=r"disk: .*/000001 cannot be written: the disk is full\."):
             checkpoint_writer.wait()
     assert checkpoint_writer.wait() is None and checkpoint.newest(run) is None
     checkpoint_writer.begin(snapshot_of(1, {"x": mx.ones(2)}), [])
@@ -156,13 +156,13 @@ def test_a_failed_write_is_raised_by_wait_and_the_next_one_may_succeed(
 def test_the_seconds_that_saving_holds_a_run_up_are_counted_once(run: RunFolder) -> None:
     """A clock that runs one second from look to look: beginning takes one, waiting for what is to be told another, and idle waits none."""
     clock = iter(range(100, 200))
-    diary, completions = Diary(run.events), JsonLines(run.completions)
-    saver = RunSaver(run, diary, completions, 3, lambda: float(next(clock)))
+    event_log, completions = EventLog(run.events), JsonLines(run.completions)
+    saver = RunSaver(run, event_log, completions, 3, lambda: float(next(clock)))
     saver.begin(lambda: snapshot_of(1, {"x": mx.ones(2)}))
     saver.wait()
     saver.wait()
     assert saver.take_seconds() == 2.0 and saver.take_seconds() == 0.0 and saver.saved_step == 1
-    for part in (saver, diary, completions):
+    for part in (saver, event_log, completions):
         part.close()
 
 
@@ -194,7 +194,7 @@ def test_published_adapters_are_renewed_where_they_are_not_those_of_the_checkpoi
 
 def test_adapters_of_a_run_whose_folder_is_gone_do_not_bring_it_back(tmp_path: Path) -> None:
     (tmp_path / "arrays").write_bytes(b"x")
-    with pytest.raises(Mistake, match="its folder is not there any more"):
+    with pytest.raises(UserError, match="its folder is not there any more"):
         publish_adapters(RunFolder(tmp_path / "gone"), tmp_path / "arrays", {})
     assert not (tmp_path / "gone").exists()
 
@@ -212,7 +212,7 @@ def test_the_next_step_samples_while_a_checkpoint_is_written_and_updates_once_it
     """The writer is held back until sampling is over: a run that waited for it before would never end."""
     raw = small_run.settings_for(tmp_path, iters=3, save_every=1)
     go, _ = slowed(monkeypatch)
-    run, sample, learn = RunFolder(tmp_path / "run"), Rollout.sample, Learner.learn
+    run, sample, learn = RunFolder(tmp_path / "run"), Sampler.sample, Learner.learn
     complete: list[int] = []
 
     def sampled(*args: Any) -> Any:
@@ -225,7 +225,7 @@ def test_the_next_step_samples_while_a_checkpoint_is_written_and_updates_once_it
         complete.append(len(checkpoint.all_checkpoints(run)))
         return learn(*args)
 
-    monkeypatch.setattr(Rollout, "sample", sampled)
+    monkeypatch.setattr(Sampler, "sample", sampled)
     monkeypatch.setattr(Learner, "learn", learned)
     assert small_run.train_here(raw, run).kind == "finished"
     assert complete == [0, 1, 2]

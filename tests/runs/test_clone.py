@@ -22,7 +22,7 @@ from backend.runs.run_record import Parent, children, read_parent
 from backend.runs.steering import Change, write_changes
 from backend.trainer.run_process import train
 from backend.trainer.stop_signals import handlers_restored
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import small_run
 from tests.support.synced_files import synced_before_renames
 
@@ -192,7 +192,7 @@ def test_a_clone_that_cannot_be_is_refused_and_leaves_nothing(
     parent: RunFolder, which: str, changes: dict[str, Any], more: dict[str, Any], says: str
 ) -> None:
     before = sorted(parent.path.parent.iterdir())
-    with pytest.raises(Mistake) as refusal:
+    with pytest.raises(UserError) as refusal:
         clone(parent, which, changes, **more)
     assert says in str(refusal.value)
     assert sorted(parent.path.parent.iterdir()) == before
@@ -206,7 +206,7 @@ def test_a_disk_that_is_full_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(writes, full)
-    with pytest.raises(Mistake, match=r"cannot be cloned to .*: the disk is full\."):
+    with pytest.raises(UserError, match=r"cannot be cloned to .*: the disk is full\."):
         clone(parent, "3", runs_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -247,6 +247,6 @@ def test_parent_and_children_are_found_after_a_move(parent: RunFolder, tmp_path:
     assert [run.name for run in children(moved["parent"], moved.values())] == ["first"]
     assert read_parent(moved["parent"]) is None
     moved["first"].parent.write_text("{")
-    with pytest.raises(Mistake, match="does not tell the parent of the run"):
+    with pytest.raises(UserError, match="does not tell the parent of the run"):
         read_parent(moved["first"])
     assert children(moved["parent"], moved.values()) == []

@@ -1,4 +1,4 @@
-"""Where a run goes on from a checkpoint, its diary and completions end with that checkpoint's step, although somebody has edited them."""
+"""Where a run goes on from a checkpoint, its event log and completions end with that checkpoint's step, although somebody has edited them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from backend.trainer.run_process import cut_back
 
 
 def lines_of_step(step: int) -> bytes:
-    """A step and what follows it: far more than is read of a diary's end at once."""
+    """A step and what follows it: far more than is read of a event log's end at once."""
     phase = b'{"kind": "phase", "phase": "rollout", "done": 1, "of": 2}\n'
     return b'{"kind": "step", "step": %d, "metrics": {}}\n' % step + phase * (2 * TAIL_BYTES // len(phase))
 
 
 @pytest.mark.parametrize("step, edit, is_by_lines", [
-    (2, lambda diary: diary, False),
-    (3, lambda diary: diary[:-1] + b"x", True),  # as long as before, but no line ends there
-    (2, lambda diary: diary.replace(lines_of_step(1), b""), True),  # moved up, so that step 3 lies at the recorded length
+    (2, lambda event_log: event_log, False),
+    (3, lambda event_log: event_log[:-1] + b"x", True),  # as long as before, but no line ends there
+    (2, lambda event_log: event_log.replace(lines_of_step(1), b""), True),  # moved up, so that step 3 lies at the recorded length
 ], ids=["unchanged", "as long as before", "an earlier step is missing"])  # fmt: skip
-def test_a_diary_is_cut_by_its_lines_where_the_recorded_length_no_longer_fits(
+def test_a_event_log_is_cut_by_its_lines_where_the_recorded_length_no_longer_fits(
     step: int, edit: Callable[[bytes], bytes], is_by_lines: bool, tmp_path: Path
 ) -> None:
-    run, diary = RunFolder(tmp_path), b"".join(map(lines_of_step, (1, 2, 3)))
-    run.events.write_bytes(edit(diary))
+    run, event_log = RunFolder(tmp_path), b"".join(map(lines_of_step, (1, 2, 3)))
+    run.events.write_bytes(edit(event_log))
     sentence = cut_back(run, TrainingState(step=step, events_bytes=step * len(lines_of_step(1))))
     assert bool(sentence) == is_by_lines
     steps = [event["step"] for event in read_events(run.events) if event["kind"] == "step"]
@@ -52,7 +52,7 @@ def test_what_follows_a_step_stays_with_it_up_to_its_saving(tmp_path: Path) -> N
 
 
 def test_what_comes_before_the_first_step_is_no_end_of_one(tmp_path: Path) -> None:
-    """All of a diary is kept that has no line of the step, here because somebody has deleted it."""
+    """All of a event log is kept that has no line of the step, here because somebody has deleted it."""
     run, text = RunFolder(tmp_path), '{"kind": "eval", "step": 0}\n{"kind": "checkpoint", "step": 2}\n'
     run.events.write_text(text)
     cut_back(run, TrainingState(step=2, events_bytes=len(text) - 5))
@@ -60,7 +60,7 @@ def test_what_comes_before_the_first_step_is_no_end_of_one(tmp_path: Path) -> No
 
 
 def test_files_that_are_shorter_than_recorded_or_gone_stay_as_they_are(tmp_path: Path) -> None:
-    """A copy of a run may lack the end of its diary, or its completions."""
+    """A copy of a run may lack the end of its event log, or its completions."""
     run, text = RunFolder(tmp_path), '{"kind": "step", "step": 2}\n{"kind": "checkpoint", "step": 2}\n'
     run.events.write_text(text)
     assert cut_back(run, TrainingState(step=2, events_bytes=len(text) + 9, completions_bytes=9)) == ""

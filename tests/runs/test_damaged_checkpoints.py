@@ -20,7 +20,7 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_format import RUN_FORMAT, check_format
 from backend.trainer.stop_signals import handlers_restored
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import small_run
 
 STEPS = 4
@@ -88,7 +88,7 @@ def unrecorded(damage: Callable[[RunFolder], None]) -> Callable[[RunFolder], Non
 
 
 def of_another_run(run: RunFolder) -> None:
-    """Shapes, sums and names fit; the diary that it belongs to is another one."""
+    """Shapes, sums and names fit; the event log that it belongs to is another one."""
     with_state(began=1.5)(run)
 
 
@@ -165,12 +165,12 @@ def test_what_is_whole_is_taken(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("diary", ["", '{"kind": "note", "t": 5.0}\n'])
-def test_without_the_time_of_its_start_a_checkpoint_is_not_of_another_run(run: RunFolder, diary: str) -> None:
-    """Neither where an earlier version has not recorded it, nor where the diary has lost its beginning."""
+def test_without_the_time_of_its_start_a_checkpoint_is_not_of_another_run(run: RunFolder, event_log: str) -> None:
+    """Neither where an earlier version has not recorded it, nor where the event log has lost its beginning."""
     with_state(began=None)(run)
     assert examine(run, last(run)) == ""
     with_state(began=1.5)(run)
-    run.events.write_text(diary)
+    run.events.write_text(event_log)
     assert examine(run, last(run)) == ""
     run.events.write_text('{"kind": "started", "t": 2.5}\n')
     assert "was saved by another run" in examine(run, last(run))
@@ -181,7 +181,7 @@ def test_a_run_that_was_killed_before_its_first_save_begins_again(tmp_path: Path
     run.events.write_text("\n".join([*lines, ""]))
     assert newest_whole(run) == (None, [])
     run.events.write_text("\n".join([*lines, '{"kind": "checkpoint", "step": 1}', ""]))
-    with pytest.raises(Mistake, match="had saved checkpoints, and they are gone"):
+    with pytest.raises(UserError, match="had saved checkpoints, and they are gone"):
         newest_whole(run)
 
 
@@ -189,7 +189,7 @@ def test_the_newest_two_are_named_where_none_is_whole(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "mine")
     for step in (9, 10, 1_000_000):
         (run.checkpoints / f"{step:06d}").mkdir(parents=True)
-    with pytest.raises(Mistake, match=r"mine is whole \(1000000: [^;]*; 000010: [^;]*\)\. They are left as they are"):
+    with pytest.raises(UserError, match=r"mine is whole \(1000000: [^;]*; 000010: [^;]*\)\. They are left as they are"):
         newest_whole(run)
 
 
@@ -208,7 +208,7 @@ def test_what_is_set_aside_never_takes_the_place_of_what_was_before(tmp_path: Pa
 def test_the_run_goes_on_from_the_one_before_to_the_same_end(
     raw: dict[str, Any], whole: RunFolder, run: RunFolder, damage: Callable[[RunFolder], None]
 ) -> None:
-    """The last two look whole until the model is loaded, by which time the diary is cut back to the damaged one."""
+    """The last two look whole until the model is loaded, by which time the event log is cut back to the damaged one."""
     damage(run)
     ending = small_run.train_here(raw, run)
     assert (ending.kind, ending.step) == ("finished", STEPS)
@@ -236,14 +236,14 @@ def test_without_a_whole_one_nothing_starts_over(raw: dict[str, Any], run: RunFo
         flip(folder / "adapters.safetensors")
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     with pytest.raises(
-        Mistake, match=r"No checkpoint of the run run is whole \(000004: adapters.safetensors has not .* as a new run"
+        UserError, match=r"No checkpoint of the run run is whole \(000004: adapters.safetensors has not .* as a new run"
     ):
         small_run.train_here(raw, run)
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file() and path != run.config} == {
         path: content for path, content in before.items() if path != run.config
     }
     shutil.rmtree(run.checkpoints)
-    with pytest.raises(Mistake, match="had saved checkpoints, and they are gone"):
+    with pytest.raises(UserError, match="had saved checkpoints, and they are gone"):
         small_run.train_here(raw, run)
     run.events.unlink()  # asked for: nothing of it is left
     assert newest_whole(run) == (None, [])
@@ -264,8 +264,8 @@ def test_an_earlier_version_s_state_is_filled_in_and_that_is_said(raw: dict[str,
 def test_a_newer_version_s_run_is_refused_and_not_touched(run: RunFolder, where: str) -> None:
     newer = RUN_FORMAT + 1
     if where == "diary":
-        with run.events.open("a") as diary:
-            diary.write(json.dumps({"v": newer, "seq": 99, "t": 1.0, "kind": "of tomorrow"}) + "\n")
+        with run.events.open("a") as event_log:
+            event_log.write(json.dumps({"v": newer, "seq": 99, "t": 1.0, "kind": "of tomorrow"}) + "\n")
     elif where == "state":
         with_state(v=newer)(run)
     else:
@@ -276,5 +276,5 @@ def test_a_newer_version_s_run_is_refused_and_not_touched(run: RunFolder, where:
     assert f"has format {newer} and this version of GRPO Studio knows formats up to {RUN_FORMAT}" in result.stderr
     after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.path.rglob("*") if path.is_file()}
     assert after == before
-    with pytest.raises(Mistake):
+    with pytest.raises(UserError):
         check_format(run)

@@ -1,4 +1,4 @@
-"""The diary: whole lines, one writer, and followers that miss nothing and repeat nothing, whatever happens to the file."""
+"""The event log: whole lines, one writer, and followers that miss nothing and repeat nothing, whatever happens to the file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backend.runs import archive
-from backend.runs import events as diary_ends
-from backend.runs.events import TAIL_BLOCK, Diary, Event, Follower, JsonLines, parse_line, read_events, truncate_file
+from backend.runs import events as event_log_ends
+from backend.runs.events import TAIL_BLOCK, Event, EventLog, Follower, JsonLines, parse_line, read_events, truncate_file
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
-from backend.utils.disk_faults import DiskFault
+from backend.utils.disk_faults import DiskError
 
 
 @pytest.fixture
@@ -43,9 +43,9 @@ def steps(events: list[Event]) -> list[Any]:
 
 def test_every_line_has_a_sequence_number_a_time_and_a_kind(path: Path) -> None:
     events: list[Event] = []
-    diary = Diary(path, events.append)
-    diary.write("started", model="m", iterations=3)
-    diary.write("step", step=1, metrics={"reward": 0.5})
+    event_log = EventLog(path, events.append)
+    event_log.write("started", model="m", iterations=3)
+    event_log.write("step", step=1, metrics={"reward": 0.5})
     lines = path.read_bytes().split(b"\n")
     assert lines.pop() == b"" and [json.loads(event) for event in lines] == events
     assert [(event["v"], event["seq"], event["kind"]) for event in events] == [(1, 0, "started"), (1, 1, "step")]
@@ -53,14 +53,14 @@ def test_every_line_has_a_sequence_number_a_time_and_a_kind(path: Path) -> None:
 
 
 def test_a_written_event_can_be_read_at_once(path: Path) -> None:
-    diary = Diary(path)
+    event_log = EventLog(path)
     for number in range(3):
-        diary.write("step", step=number)
+        event_log.write("step", step=number)
         assert steps(list(read_events(path))) == list(range(number + 1))
 
 
 def test_nan_and_infinities_are_null_and_paths_are_text(path: Path) -> None:
-    written = Diary(path).write(
+    written = EventLog(path).write(
         "of tomorrow", metrics={"kl": math.nan, "a": [math.inf, (1.0, -math.inf)], "p": Path("x/y"), 3: True}
     )
     assert b"NaN" not in path.read_bytes() and b"Infinity" not in path.read_bytes()
@@ -88,18 +88,18 @@ def test_a_writer_counts_the_bytes_of_its_file(path: Path) -> None:
     assert again.size == path.stat().st_size and path.read_bytes().count(b"\n") == 4
 
 
-def test_a_reopened_diary_continues_its_sequence_numbers(path: Path) -> None:
-    first = Diary(path)
+def test_a_reopened_event_log_continues_its_sequence_numbers(path: Path) -> None:
+    first = EventLog(path)
     for number in range(5):
         first.write("step", step=number)
     first.close()
-    assert Diary(path).write("started")["seq"] == 5
+    assert EventLog(path).write("started")["seq"] == 5
     assert [event["seq"] for event in read_events(path)] == list(range(6))
 
 
-def test_a_diary_without_sequence_numbers_goes_on_with_the_number_of_its_lines(path: Path) -> None:
+def test_a_event_log_without_sequence_numbers_goes_on_with_the_number_of_its_lines(path: Path) -> None:
     put(path, line(kind="started") + line(kind="step", step=1) + line(kind="step", step=2))
-    assert Diary(path).seq == 3
+    assert EventLog(path).seq == 3
 
 
 def test_a_file_that_lost_its_name_is_written_again_with_its_whole_lines(path: Path) -> None:
@@ -112,26 +112,26 @@ def test_a_file_that_lost_its_name_is_written_again_with_its_whole_lines(path: P
     put(path, b'{"half": "a li')
     path.unlink()
     assert not rows.has_its_name()
-    rows.take_name_back()
+    rows.recreate()
     assert rows.has_its_name() and path.read_bytes() == whole
     rows.append({"step": 3})
     assert path.read_bytes() == whole + line(step=3) and rows.size == path.stat().st_size
 
 
 def test_after_a_resume_every_step_appears_once_in_both_files(path: Path) -> None:
-    diary, rows = Diary(path), JsonLines(path.with_name("completions.jsonl"))
+    event_log, rows = EventLog(path), JsonLines(path.with_name("completions.jsonl"))
     places = []
     for number in range(1, 6):
-        diary.write("step", step=number)
+        event_log.write("step", step=number)
         rows.append({"step": number, "prompt": "é" * number})
-        places.append((diary.size, rows.size))
-    for writer, size in zip((diary, rows), places[2], strict=True):
+        places.append((event_log.size, rows.size))
+    for writer, size in zip((event_log, rows), places[2], strict=True):
         writer.close()
         put(writer.path, b'{"kind": "step", "step": 6, "half')
         truncate_file(writer.path, size)
-    diary, rows = Diary(path), JsonLines(rows.path)
-    assert (diary.size, rows.size) == places[2] and diary.seq == 3
-    diary.write("step", step=4)
+    event_log, rows = EventLog(path), JsonLines(rows.path)
+    assert (event_log.size, rows.size) == places[2] and event_log.seq == 3
+    event_log.write("step", step=4)
     rows.append({"step": 4})
     assert steps(list(read_events(path))) == steps(list(read_events(rows.path))) == [1, 2, 3, 4]
     assert [event["seq"] for event in read_events(path)] == [0, 1, 2, 3]
@@ -208,8 +208,8 @@ def test_a_line_longer_than_the_limit_is_read_in_one_piece(path: Path) -> None:
     assert len(follower.read()[0]["text"]) == 5000 and steps(follower.read()) == [2]
 
 
-def diary_of(path: Path, count: int, *, t0: float = 0.0) -> list[int]:
-    """A diary of `count` steps, and its size after each; `t0` makes two of them differ in nothing but their times."""
+def event_log_of(path: Path, count: int, *, t0: float = 0.0) -> list[int]:
+    """A event log of `count` steps, and its size after each; `t0` makes two of them differ in nothing but their times."""
     sizes = []
     with path.open("ab") as file:
         for number in range(count):
@@ -219,7 +219,7 @@ def diary_of(path: Path, count: int, *, t0: float = 0.0) -> list[int]:
 
 
 def test_a_file_truncated_below_the_readers_offset_restarts_it(path: Path) -> None:
-    sizes = diary_of(path, 10)
+    sizes = event_log_of(path, 10)
     follower = Follower(path)
     follower.read()
     truncate_file(path, sizes[3])
@@ -231,7 +231,7 @@ def test_a_file_truncated_below_the_readers_offset_restarts_it(path: Path) -> No
 def test_a_file_truncated_and_grown_past_the_reader_restarts_it(path: Path, shift: int) -> None:
     """Between two reads, a resumed run may truncate the file and grow it past the reader's offset. The reader must then
     restart. Sequence numbers alone do not show it: the line after the offset may have the number that was expected."""
-    sizes = diary_of(path, 10)
+    sizes = event_log_of(path, 10)
     follower = Follower(path)
     follower.read()
     truncate_file(path, sizes[3])
@@ -244,11 +244,11 @@ def test_a_file_truncated_and_grown_past_the_reader_restarts_it(path: Path, shif
 
 
 def test_a_file_of_the_same_length_with_other_content_restarts_the_reader(path: Path) -> None:
-    diary_of(path, 10)
+    event_log_of(path, 10)
     follower = Follower(path)
     follower.read()
     path.unlink()
-    diary_of(path, 12, t0=0.5)
+    event_log_of(path, 12, t0=0.5)
     assert len(follower.read()) == 12 and follower.restarted
 
 
@@ -262,7 +262,7 @@ def test_a_file_of_one_line_that_is_replaced_restarts_the_reader(path: Path) -> 
 
 
 def test_a_file_truncated_to_the_readers_offset_goes_on(path: Path) -> None:
-    sizes = diary_of(path, 4)
+    sizes = event_log_of(path, 4)
     put(path, b'{"half": "a li')
     follower = Follower(path)
     assert len(follower.read()) == 4
@@ -272,23 +272,23 @@ def test_a_file_truncated_to_the_readers_offset_goes_on(path: Path) -> None:
 
 
 def test_a_replaced_file_restarts_the_reader(path: Path) -> None:
-    diary_of(path, 5)
+    event_log_of(path, 5)
     follower = Follower(path)
     follower.read()
     other = path.with_name("other")
-    diary_of(other, 20, t0=100.0)
+    event_log_of(other, 20, t0=100.0)
     other.replace(path)
     assert len(follower.read()) == 20 and follower.restarted
 
 
 def test_a_deleted_file_restarts_the_reader_and_may_come_back(path: Path) -> None:
-    diary_of(path, 5)
+    event_log_of(path, 5)
     follower = Follower(path)
     follower.read()
     path.unlink()
     assert follower.read() == [] and follower.restarted and follower.offset == 0
     assert follower.read() == [] and not follower.restarted
-    diary_of(path, 2)
+    event_log_of(path, 2)
     assert len(follower.read()) == 2 and not follower.restarted
 
 
@@ -308,60 +308,60 @@ def run(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def test_the_summary_of_a_long_diary_is_right_and_reads_only_its_ends(
+def test_the_summary_of_a_long_event_log_is_right_and_reads_only_its_ends(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    diary = Diary(run.events)
-    diary.write("started", iterations=20_000)
+    event_log = EventLog(run.events)
+    event_log.write("started", iterations=20_000)
     for number in range(1, 20_001):
-        diary.append({"kind": "step", "step": number, "metrics": {"reward": number / 100}})
-    diary.write("finished", step=20_000, sentence="Finished after 20000 steps.")
+        event_log.append({"kind": "step", "step": number, "metrics": {"reward": number / 100}})
+    event_log.write("finished", step=20_000, sentence="Finished after 20000 steps.")
     read = []
-    monkeypatch.setattr(diary_ends, "parse_line", lambda line: read.append(len(line)) or parse_line(line))
+    monkeypatch.setattr(event_log_ends, "parse_line", lambda line: read.append(len(line)) or parse_line(line))
     result = archive.summary(run)
     assert (result.state, result.step, result.iterations, result.reward) == ("finished", 20_000, 20_000, 200.0)
     assert (result.name, result.model, result.sentence) == ("a-run", "owner/model", "Finished after 20000 steps.")
-    assert sum(read) < 3 * diary_ends.TAIL_BYTES < run.events.stat().st_size
+    assert sum(read) < 3 * event_log_ends.TAIL_BYTES < run.events.stat().st_size
 
 
 def test_the_summary_finds_the_last_step_before_thousands_of_phases(run: RunFolder) -> None:
     """A long rollout or evaluation writes two phases a second: after six minutes the last step was farther from the end than the summary reads."""
-    diary = Diary(run.events)
-    diary.write("started", iterations=9)
-    diary.append({"kind": "step", "step": 1, "metrics": {"reward": 0.25}})
+    event_log = EventLog(run.events)
+    event_log.write("started", iterations=9)
+    event_log.append({"kind": "step", "step": 1, "metrics": {"reward": 0.25}})
     for number in range(4000):
-        diary.append({"kind": "phase", "phase": "evaluating", "progress": number / 4000})
+        event_log.append({"kind": "phase", "phase": "evaluating", "progress": number / 4000})
     result = archive.summary(run)
     assert (result.state, result.step, result.reward, result.iterations) == ("crashed", 1, 0.25, 9)
 
 
 def test_an_ending_longer_than_the_tail_is_still_the_ending(run: RunFolder) -> None:
-    diary = Diary(run.events)
-    diary.write("started", iterations=9)
-    diary.write("step", step=1, metrics={"reward": 1.0})
-    diary.write("failed", step=1, sentence="x" * 2 * diary_ends.TAIL_BYTES)
+    event_log = EventLog(run.events)
+    event_log.write("started", iterations=9)
+    event_log.write("step", step=1, metrics={"reward": 1.0})
+    event_log.write("failed", step=1, sentence="x" * 2 * event_log_ends.TAIL_BYTES)
     result = archive.summary(run)
-    assert result.state == "failed" and result.step == 1 and len(result.sentence) == 2 * diary_ends.TAIL_BYTES
+    assert result.state == "failed" and result.step == 1 and len(result.sentence) == 2 * event_log_ends.TAIL_BYTES
 
 
-def test_a_state_follows_from_the_diary_and_the_lock(run: RunFolder) -> None:
+def test_a_state_follows_from_the_event_log_and_the_lock(run: RunFolder) -> None:
     def state() -> str:
         return archive.summary(run).state
 
     assert state() == "starting"
-    diary = Diary(run.events)
+    event_log = EventLog(run.events)
     handle = hold_lock(run)
-    diary.write("phase", phase="loading")
+    event_log.write("phase", phase="loading")
     assert state() == "starting", "nothing has started before `started`"
-    diary.write("started", iterations=2)
+    event_log.write("started", iterations=2)
     assert state() == "running"
-    diary.write("step", step=1, metrics=None)
+    event_log.write("step", step=1, metrics=None)
     assert archive.summary(run).step == 1 and archive.summary(run).reward is None
 
     os.close(handle)
     assert state() == "crashed"
     for ending in ("failed", "stopped", "finished"):
-        diary.write(ending, step=1, sentence="So it ended.")
+        event_log.write(ending, step=1, sentence="So it ended.")
         assert state() == ending
 
 
@@ -380,13 +380,13 @@ def test_a_fault_of_the_echo_is_raised_by_the_next_event_so_that_this_one_counts
     def echo(event: Event) -> None:
         echoed.append(event["kind"])
         if event["kind"] == "eval":
-            raise DiskFault("log.txt cannot be written: no space left on device.")
+            raise DiskError("log.txt cannot be written: no space left on device.")
 
-    diary = Diary(tmp_path / "events.jsonl", echo)
-    assert diary.write("eval", step=2)["seq"] == 0
-    with pytest.raises(DiskFault, match=r"log\.txt"):
-        diary.write("note", sentence="Not written.")
-    diary.write("step", step=3)
-    diary.close()
+    event_log = EventLog(tmp_path / "events.jsonl", echo)
+    assert event_log.write("eval", step=2)["seq"] == 0
+    with pytest.raises(DiskError, match=r"log\.txt"):
+        event_log.write("note", sentence="Not written.")
+    event_log.write("step", step=3)
+    event_log.close()
     assert echoed == ["eval", "step"] == [event["kind"] for event in read_events(tmp_path / "events.jsonl")]
-    assert diary.take_echo_fault() is None
+    assert event_log.take_echo_fault() is None

@@ -1,4 +1,4 @@
-"""Anything may lie between the lines of a diary or of completions.jsonl: every reader goes on, and so does the run."""
+"""Anything may lie between the lines of a event log or of completions.jsonl: every reader goes on, and so does the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.state.runs.run_state import RunState
 from backend.runs.archive import summary
 from backend.runs.checkpoints import checkpoint
 from backend.runs.completion_rows import parse_group_row
-from backend.runs.events import Diary, Follower, first_and_last_events, has_finished, read_events
+from backend.runs.events import EventLog, Follower, first_and_last_events, has_finished, read_events
 from backend.runs.run_comparison import compare
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import newest_evaluation, reward_curve
@@ -93,9 +93,9 @@ def indexed(run: RunFolder) -> None:
 
 
 def opened(run: RunFolder) -> None:
-    diary = Diary(run.events)
-    diary.write("note", level="info", sentence="Still here.")
-    diary.close()
+    event_log = EventLog(run.events)
+    event_log.write("note", level="info", sentence="Still here.")
+    event_log.close()
 
 
 READERS: list[Callable[[RunFolder], Any]] = [
@@ -115,11 +115,11 @@ def recorded(tmp_path: Path) -> RunFolder:
 
 @pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 100), marks=pytest.mark.proof)], ids=str)
 def test_every_reader_goes_on(recorded: RunFolder, seeds: range) -> None:
-    diary, completions = recorded.events.read_bytes(), recorded.completions.read_bytes()
+    event_log, completions = recorded.events.read_bytes(), recorded.completions.read_bytes()
     raised: dict[str, int] = {}
     for seed in seeds:
         chance = random.Random(seed)
-        recorded.events.write_bytes(with_garbage(chance, diary))
+        recorded.events.write_bytes(with_garbage(chance, event_log))
         recorded.completions.write_bytes(with_garbage(chance, completions))
         for number, read in enumerate(READERS):
             try:

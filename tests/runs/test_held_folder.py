@@ -18,13 +18,13 @@ from backend.runs import held_folder
 from backend.runs.archive import may_be_starting
 from backend.runs.checkpoints import checkpoint
 from backend.runs.clone import clone
-from backend.runs.events import Diary, JsonLines, read_events
-from backend.runs.held_folder import FolderPlace, HeldFolder
+from backend.runs.events import EventLog, JsonLines, read_events
+from backend.runs.held_folder import FolderPlace, RunFolderGuard
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.trainer.run_process import train
 from backend.utils import file_lock
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import small_run
 
 
@@ -89,7 +89,7 @@ def test_a_folder_that_is_emptied_is_deleted_too(inputs: Path, run: RunFolder) -
 
 
 @pytest.mark.parametrize("how", ["deleted", "replaced"])
-def test_a_diary_that_loses_its_name_is_written_again(inputs: Path, run: RunFolder, how: str) -> None:
+def test_a_event_log_that_loses_its_name_is_written_again(inputs: Path, run: RunFolder, how: str) -> None:
     """As an editor or a program that keeps folders alike does it; the lines went into a file without a name."""
 
     def lose() -> None:
@@ -126,8 +126,8 @@ def test_a_folder_whose_disk_is_gone_is_not_said_to_be_deleted(
     inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.path.mkdir(parents=True)
-    diary, completions = Diary(run.events), JsonLines(run.completions)
-    held = HeldFolder(run, diary, completions, print)
+    event_log, completions = EventLog(run.events), JsonLines(run.completions)
+    held = RunFolderGuard(run, event_log, completions, print)
     run.path.rename(run.path.with_name("elsewhere"))
     assert held.place().state == "moved"
     with monkeypatch.context() as unmounted:
@@ -137,10 +137,10 @@ def test_a_folder_whose_disk_is_gone_is_not_said_to_be_deleted(
         assert held.place() == FolderPlace("out of reach", run.path)
     os.close(held._folder)  # every call fails, as on a network disk whose server has deleted the folder
     assert held.place().state == "out of reach"
-    diary.close()
+    event_log.close()
     completions.close()
     gone = FolderPlace("out of reach", run.path)
-    ending = trained(inputs, run, lambda: monkeypatch.setattr(HeldFolder, "place", lambda self: gone), save_every=1)
+    ending = trained(inputs, run, lambda: monkeypatch.setattr(RunFolderGuard, "place", lambda self: gone), save_every=1)
     assert (ending.kind, ending.exit_code) == ("failed", 2)
     assert "is out of reach, its disk unmounted perhaps, so step 2 could not be saved" in ending.sentence
     assert len(ending.sentence) <= 200
@@ -156,7 +156,7 @@ def test_a_lock_file_that_is_deleted_is_made_again(inputs: Path, run: RunFolder)
         if event["kind"] == "step" and event["step"] == 2:
             delete_and_try()
         if event["kind"] == "step" and event["step"] == 3:
-            with pytest.raises(Mistake, match="is being trained by another process") as caught:
+            with pytest.raises(UserError, match="is being trained by another process") as caught:
                 hold_lock(run)
             refused.append(str(caught.value))
 
@@ -214,7 +214,7 @@ def test_a_file_system_without_locks_is_refused(run: RunFolder, monkeypatch: pyt
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fcntl, "flock", none)
-    with pytest.raises(Mistake, match=r"runs_dir: The run folder .* is on a file system without locks"):
+    with pytest.raises(UserError, match=r"runs_dir: The run folder .* is on a file system without locks"):
         hold_lock(run)
     assert not run.is_locked()
 

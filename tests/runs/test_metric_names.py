@@ -83,7 +83,7 @@ def test_whatever_a_user_names_may_have_trls_name(name: str, ours: str) -> None:
 def test_our_names_are_none_of_trls_for_something_else() -> None:
     known = known_metrics(["r1_int_reward_func"])
     assert {name: our_name(name) for name in known if our_name(name) != name} == {
-        "completions/clipped_ratio": "hit_max_tokens_ratio"  # the diary has both, and they are the same number
+        "completions/clipped_ratio": "hit_max_tokens_ratio"  # the event log has both, and they are the same number
     }
     assert {ours: our_name(theirs) for ours, theirs in TRL_NAMES.items()} == {ours: ours for ours in TRL_NAMES}
     assert set(TRL_NAMES) <= set(known) and len(set(TRL_NAMES.values())) == len(TRL_NAMES)

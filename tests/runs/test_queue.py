@@ -14,11 +14,11 @@ from backend.runs.queue import Queue, QueueFile
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.utils import places
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 
 def prepared(name: str, folder: Path | None = None) -> RunFolder:
-    """A run folder with settings and no diary, as old as if it had been waiting for an hour."""
+    """A run folder with settings and no event log, as old as if it had been waiting for an hour."""
     run = RunFolder((folder or places.runs_folder()) / name)
     run.path.mkdir(parents=True)
     run.config.write_text("model: a\ndata: b\n")
@@ -65,7 +65,7 @@ def test_what_was_deleted_or_has_begun_waits_no_more(queue: QueueFile) -> None:
     lock = hold_lock(third)
     assert names(queue) == []
     os.close(lock)
-    assert names(queue) == ["c"], "its process died before the first line of the diary: it waits again"
+    assert names(queue) == ["c"], "its process died before the first line of the event log: it waits again"
     queue.add(prepared("d"))
     assert json.loads(queue.path.read_text())["runs"] == ["c", "d"]
 
@@ -86,17 +86,17 @@ def test_a_run_that_has_begun_waits_until_it_goes_on(queue: QueueFile) -> None:
     queue.add(prepared("d"))
     assert names(queue) == ["stopped", "a", "b", "c", "d"]
     assert queue.holds(stopped) and archive.summary(stopped).state == "stopped"
-    with pytest.raises(Mistake, match="clone it to change them"):
+    with pytest.raises(UserError, match="clone it to change them"):
         queue.rewrite_settings(stopped, "model: other\n")
     lock = queue.hold_runner_lock()
     assert queue.start_next(lambda _: pytest.fail("there was one")) == stopped
     os.close(lock)
     assert names(queue)[0] == "stopped", "its runner died before it went on: it waits again"
-    with stopped.events.open("r+") as diary:  # what the first moment of a resume does
-        diary.truncate(50)
+    with stopped.events.open("r+") as event_log:  # what the first moment of a resume does
+        event_log.truncate(50)
     assert names(queue) == ["a", "b", "c", "d"]
     queue.set_paused(True)
-    assert json.loads(queue.path.read_text())["diaries"] == {}
+    assert json.loads(queue.path.read_text())["event logs"] == {}
     queue.add(stopped)
     assert names(queue)[-1] == "stopped", "stopped once more, it may wait once more"
 
@@ -113,17 +113,17 @@ def test_a_run_that_could_not_go_on_is_dropped(queue: QueueFile) -> None:
 
 def test_what_trains_or_has_finished_may_not_wait(queue: QueueFile, tmp_path: Path) -> None:
     done = begun("done", "finished")
-    with pytest.raises(Mistake, match="has finished; clone it"):
+    with pytest.raises(UserError, match="has finished; clone it"):
         queue.add(done)
     lock = hold_lock(held := begun("held"))
-    with pytest.raises(Mistake, match="is training"):
+    with pytest.raises(UserError, match="is training"):
         queue.add(held)
     os.close(lock)
-    with pytest.raises(Mistake, match=r"holds no config\.yaml"):
+    with pytest.raises(UserError, match=r"holds no config\.yaml"):
         queue.add(RunFolder(places.runs_folder() / "nothing"))
-    with pytest.raises(Mistake, match="is not in the folder of runs"):
+    with pytest.raises(UserError, match="is not in the folder of runs"):
         queue.add(prepared("elsewhere", tmp_path / "other"))
-    with pytest.raises(Mistake, match="does not wait"):
+    with pytest.raises(UserError, match="does not wait"):
         queue.move(done, 0)
 
 
@@ -132,7 +132,7 @@ def test_what_trains_or_has_finished_may_not_wait(queue: QueueFile, tmp_path: Pa
     [
         "{half",
         "[]",
-        '{"runs": [], "diaries": {"a": "x"}}',
+        '{"runs": [], "event logs": {"a": "x"}}',
         '{"runs": "a"}',
         '{"runs": ["../a"]}',
         '{"runs": [], "paused": 1}',
@@ -143,7 +143,7 @@ def test_a_broken_file_is_told_and_stays_as_it_is(queue: QueueFile, text: str) -
     queue.path.write_text(text)
     for change in (queue.read, lambda: queue.add(prepared("d")), lambda: queue.set_paused(True)):
         with pytest.raises(
-            Mistake, match=r"queue\.json (is no queue|is not valid JSON).* mend or delete it, the runs keep"
+            UserError, match=r"queue\.json (is no queue|is not valid JSON).* mend or delete it, the runs keep"
         ):
             change()
     assert queue.path.read_text() == text
@@ -161,9 +161,9 @@ def test_the_run_that_is_being_started_waits_no_more_until_its_runner_dies(queue
     run = queue.start_next(lambda _: pytest.fail("there was one"))
     assert run is not None and run.name == "a"
     assert names(queue) == ["b", "c"]
-    with pytest.raises(Mistake, match="does not wait"):
+    with pytest.raises(UserError, match="does not wait"):
         queue.rewrite_settings(run, "model: other\n")  # its process may have read the old ones already
-    with pytest.raises(Mistake, match="another process"):
+    with pytest.raises(UserError, match="another process"):
         queue.hold_runner_lock()
     os.close(lock)
     assert names(queue) == ["a", "b", "c"]
@@ -203,7 +203,7 @@ def test_two_processes_lose_none_of_each_others_changes(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(Mistake, match="cannot be written"):
+    with pytest.raises(UserError, match="cannot be written"):
         QueueFile(tmp_path / "file" / "runs").set_paused(True)
 
 
@@ -225,6 +225,6 @@ def test_what_does_not_wait_makes_no_folder_for_a_queue(queue: QueueFile, tmp_pa
         lambda: elsewhere.remove(RunFolder(queue.folder / "a")),
         lambda: elsewhere.move(RunFolder(elsewhere.folder / "a"), 0),
     ):
-        with pytest.raises(Mistake):
+        with pytest.raises(UserError):
             refused()
     assert not elsewhere.folder.exists()

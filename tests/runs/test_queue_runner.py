@@ -21,7 +21,7 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.utils import places
 from backend.utils.command import backend_command, backend_environment
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import small_run
 
 
@@ -39,7 +39,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> QueueFile:
     return queue
 
 
-def write_diary(run: RunFolder) -> None:
+def write_event_log(run: RunFolder) -> None:
     run.events.write_text('{"v": 1, "seq": 0, "t": 1.0, "kind": "started"}\n')
 
 
@@ -54,7 +54,7 @@ class Trainings:
         self.order.append(run.name)
         code = self.codes.get(run.name, 0)
         if code != 1:  # 1: it dies before its first line
-            write_diary(run)
+            write_event_log(run)
         return code
 
 
@@ -88,7 +88,7 @@ def test_a_failure_pauses_the_queue_where_that_is_wanted_and_a_stop_does_not(que
 def test_a_pause_lets_the_present_run_end(queue: QueueFile) -> None:
     def train(run: RunFolder) -> int:
         queue.set_paused(True)
-        write_diary(run)
+        write_event_log(run)
         return 0
 
     assert QueueRunner(queue, lambda _: None, train).run() == "paused"
@@ -121,7 +121,7 @@ def test_a_run_of_another_process_is_waited_for(queue: QueueFile) -> None:
     runner.start()
     assert waits.wait(5)
     assert trainings.order == []
-    write_diary(other)
+    write_event_log(other)
     os.close(lock)
     runner.join(5)
     assert trainings.order == ["a", "b", "c"]
@@ -131,7 +131,7 @@ def test_a_run_of_another_process_is_waited_for(queue: QueueFile) -> None:
 def test_what_has_begun_is_resumed(has_begun: bool, queue: QueueFile, monkeypatch: pytest.MonkeyPatch) -> None:
     run = queue.read().waiting[0]
     if has_begun:
-        write_diary(run)
+        write_event_log(run)
     commands: list[list[str]] = []
 
     class Process:
@@ -150,7 +150,7 @@ def test_what_has_begun_is_resumed(has_begun: bool, queue: QueueFile, monkeypatc
 
 def test_there_is_one_runner(queue: QueueFile) -> None:
     lock = queue.hold_runner_lock()
-    with pytest.raises(Mistake, match="another process"):
+    with pytest.raises(UserError, match="another process"):
         QueueRunner(queue, lambda _: None, Trainings()).run()
     os.close(lock)
 

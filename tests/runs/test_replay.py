@@ -18,7 +18,7 @@ from backend.runs import archive
 from backend.runs.events import Event, read_events
 from backend.runs.replay import replay
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.places import project_root, runs_folder
 from tests.support.diaries import recording
 
@@ -142,7 +142,7 @@ def test_a_signal_stops_it_with_the_code_of_a_stop(tmp_path: Path) -> None:
     process = subprocess.Popen(program, cwd=project_root(), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     folder = RunFolder(Path(process.stdout.readline().strip()))
-    while not folder.has_diary:
+    while not folder.has_event_log:
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=20) == 3
@@ -163,9 +163,9 @@ def test_mistakes_are_told_in_a_sentence(tmp_path: Path) -> None:
     link = source.path / "completions.jsonl"
     link.unlink()
     link.symlink_to("/etc/passwd")
-    with pytest.raises(Mistake, match="is a link"):
+    with pytest.raises(UserError, match="is a link"):
         replay(source, tmp_path)
     link.unlink()
     source.events.unlink()
-    with pytest.raises(Mistake, match="has no diary yet"):
+    with pytest.raises(UserError, match="has no event log yet"):
         replay(source, tmp_path)

@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 
 from backend.config.checks import cross_setting_faults
-from backend.runs.events import Diary
+from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder, all_runs, default_run_name, find_run, make_run_folder
 from backend.runs.run_lock import hold_lock
 from backend.utils import places
 from backend.utils.command import backend_environment
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 HOLDER = """
 import sys
@@ -67,7 +67,9 @@ def test_two_processes_cannot_lock_one_run_and_a_killed_one_releases_it(run: Run
     assert not run.is_locked()
     with another_process(run) as holder:
         assert run.is_locked()
-        with pytest.raises(Mistake, match="run: The run mine is being trained by another process; stop that one first"):
+        with pytest.raises(
+            UserError, match="run: The run mine is being trained by another process; stop that one first"
+        ):
             hold_lock(run)
         assert run.is_locked(), "asking takes nothing away"
         holder.send_signal(signal.SIGKILL)
@@ -79,7 +81,7 @@ def test_two_processes_cannot_lock_one_run_and_a_killed_one_releases_it(run: Run
 
 def test_one_process_cannot_lock_a_run_twice(run: RunFolder) -> None:
     handle = hold_lock(run)
-    with pytest.raises(Mistake):
+    with pytest.raises(UserError):
         hold_lock(run)
     os.close(handle)
     os.close(hold_lock(run))
@@ -102,7 +104,7 @@ def test_testing_the_lock_often_leaks_no_file_handles(run: RunFolder) -> None:
 
 
 def test_a_run_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="cannot be written: No such file or directory"):
+    with pytest.raises(UserError, match="cannot be written: No such file or directory"):
         hold_lock(RunFolder(tmp_path / "gone"))
 
 
@@ -123,21 +125,21 @@ def test_a_taken_run_name_gets_a_number(tmp_path: Path) -> None:
     assert names == ["mine", "mine-2", "mine-3"]
 
 
-def test_a_chosen_run_name_is_reused_until_it_has_a_diary(tmp_path: Path) -> None:
+def test_a_chosen_run_name_is_reused_until_it_has_a_event_log(tmp_path: Path) -> None:
     run = make_run_folder("mine", tmp_path, reuse=True)
     assert make_run_folder("mine", tmp_path, reuse=True) == run
     run.events.touch()
-    assert make_run_folder("mine", tmp_path, reuse=True) == run, "an empty diary is none"
-    Diary(run.events).write("phase", phase="loading")
-    with pytest.raises(Mistake, match="run_name: The run mine exists already; choose another name, or resume it"):
+    assert make_run_folder("mine", tmp_path, reuse=True) == run, "an empty event log is none"
+    EventLog(run.events).write("phase", phase="loading")
+    with pytest.raises(UserError, match="run_name: The run mine exists already; choose another name, or resume it"):
         make_run_folder("mine", tmp_path, reuse=True)
 
 
 def test_a_chosen_run_name_is_not_reused_while_its_lock_is_held(tmp_path: Path) -> None:
-    """Between taking the lock and the first line of the diary a trainer loads a model; its config must stay its own."""
+    """Between taking the lock and the first line of the event log a trainer loads a model; its config must stay its own."""
     run = make_run_folder("mine", tmp_path, reuse=True)
     handle = hold_lock(run)
-    with pytest.raises(Mistake, match="exists already"):
+    with pytest.raises(UserError, match="exists already"):
         make_run_folder("mine", tmp_path, reuse=True)
     os.close(handle)
 
@@ -146,17 +148,17 @@ def test_a_chosen_run_name_is_not_reused_while_its_lock_is_held(tmp_path: Path) 
 def test_a_runs_folder_that_cannot_be_written_is_a_mistake_and_leaves_nothing(tmp_path: Path, reuse: bool) -> None:
     (tmp_path / "file").write_text("not a folder")
     for folder, why in (("file", "Not a directory"), ("file/deeper", "Not a directory")):
-        with pytest.raises(Mistake, match=f"runs_dir: The runs folder .*{folder} cannot be written: {why}"):
+        with pytest.raises(UserError, match=f"runs_dir: The runs folder .*{folder} cannot be written: {why}"):
             make_run_folder("mine", tmp_path / folder, reuse=reuse)
     if Path("/proc/self").exists():
-        with pytest.raises(Mistake, match="The runs folder /proc/runs cannot be written: No such file or directory"):
+        with pytest.raises(UserError, match="The runs folder /proc/runs cannot be written: No such file or directory"):
             make_run_folder("mine", Path("/proc/runs"), reuse=reuse)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_file_in_place_of_the_run_folder_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
-    with pytest.raises(Mistake, match="exists and is not a folder"):
+    with pytest.raises(UserError, match="exists and is not a folder"):
         make_run_folder("mine", tmp_path, reuse=True)
     assert make_run_folder("mine", tmp_path).name == "mine-2"
 
@@ -185,8 +187,8 @@ def test_a_run_is_found_by_path_and_by_name(run: RunFolder, monkeypatch: pytest.
     for name, folder in (("mine", None), ("runs/mine", None), (run.path, None), ("mine", runs)):
         assert find_run(name, folder) == run
     with pytest.raises(
-        Mistake,
-        match=re.escape(f"There is no run yours: neither a run folder at that path nor one in {shown(runs, 80)}."),
+        UserError,
+        match=re.escape(f"There is no run yours: neither a run folder at that path nor one in {quote(runs, 80)}."),
     ):
         find_run("yours")
 

@@ -10,7 +10,7 @@ import pytest
 
 from backend.runs import disk_use, run_comparison
 from backend.runs.archive import summary
-from backend.runs.events import Diary
+from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.runs.run_record import (
@@ -28,7 +28,7 @@ from backend.runs.run_record import (
     write_parent,
 )
 from backend.runs.run_search import FLAGS, SHORT_NAMES, all_keys, field_of, search
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import made_up_runs
 
 
@@ -65,7 +65,7 @@ def test_notes_are_kept_field_by_field_and_unknown_fields_with_them(run: RunFold
 @pytest.mark.parametrize("text", ["{", "[]", '{"tags": "math"}', '{"title": 3}', '{"favourite": 1}'])
 def test_broken_notes_are_told_and_never_overwritten(run: RunFolder, text: str) -> None:
     run.about.write_text(text)
-    with pytest.raises(Mistake) as raised:
+    with pytest.raises(UserError) as raised:
         change_notes(run, title="Mine")
     assert raised.value.faults[0].setting == "about" and "about.json" in str(raised.value)
     assert run.about.read_text() == text
@@ -110,27 +110,27 @@ def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path: Path) -> None:
     assert read_record(run).setting("learning_rate") == 1e-5
 
 
-def test_the_curve_of_a_long_diary_is_read_in_windows(tmp_path: Path) -> None:
-    diary = Diary(tmp_path / "events.jsonl")
+def test_the_curve_of_a_long_event_log_is_read_in_windows(tmp_path: Path) -> None:
+    event_log = EventLog(tmp_path / "events.jsonl")
     for step in range(1, 8001):
-        diary.write("step", step=step, metrics={"reward": step / 1000, "text": "x" * 60})
-    diary.close()
-    curve = reward_curve(diary.path)
+        event_log.write("step", step=step, metrics={"reward": step / 1000, "text": "x" * 60})
+    event_log.close()
+    curve = reward_curve(event_log.path)
     assert len(curve) == 40 and list(curve) == sorted(curve)
     assert curve[0] < 0.1 and 7.7 < curve[-1] <= 8
     assert reward_curve(tmp_path / "none.jsonl") == ()
 
 
 def test_the_newest_evaluation_is_found_far_from_the_end_and_never_that_of_the_test_split(tmp_path: Path) -> None:
-    diary = Diary(tmp_path / "events.jsonl")
-    assert newest_evaluation(diary.path) is None, "of an empty file"
-    diary.write("eval", step=1, metrics={"reward": 1.0})
-    diary.write("eval", step=2, metrics={"reward": 2.0})
+    event_log = EventLog(tmp_path / "events.jsonl")
+    assert newest_evaluation(event_log.path) is None, "of an empty file"
+    event_log.write("eval", step=1, metrics={"reward": 1.0})
+    event_log.write("eval", step=2, metrics={"reward": 2.0})
     for step in range(3, 3000):
-        diary.write("step", step=step, metrics={"reward": 0.0})
-    diary.write("eval", step=3000, split="test", metrics={"reward": 9.0})
-    diary.close()
-    assert (newest_evaluation(diary.path) or {})["step"] == 2
+        event_log.write("step", step=step, metrics={"reward": 0.0})
+    event_log.write("eval", step=3000, split="test", metrics={"reward": 9.0})
+    event_log.close()
+    assert (newest_evaluation(event_log.path) or {})["step"] == 2
     assert run_comparison.evaluations(RunFolder(tmp_path)) == [(1, 1.0), (2, 2.0)]
 
 
@@ -192,7 +192,7 @@ def test_a_query(record: RunRecord, yes: str, no: str) -> None:
     ],
 )
 def test_a_query_that_is_none_says_why(record: RunRecord, query: str, sentence: str) -> None:
-    with pytest.raises(Mistake) as raised:
+    with pytest.raises(UserError) as raised:
         passes(query, record)
     assert raised.value.faults[0].sentence == sentence
 
@@ -247,7 +247,7 @@ def test_nothing_of_a_live_run_is_freed(run: RunFolder) -> None:
     folders = [checkpoint(run, step, 0.0) for step in (10, 20, 30)]
     handle = hold_lock(run)
     assert disk_use.freeable_space([run]) == []
-    with pytest.raises(Mistake, match="being trained"):
+    with pytest.raises(UserError, match="being trained"):
         disk_use.free_space(run)
     os.close(handle)
     assert all(folder.exists() for folder in folders)

@@ -11,17 +11,17 @@ import pytest
 
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import LAUNCH_VARIABLE, held_for_launch, hold_lock
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 TRIES = """
 import os, sys
 from pathlib import Path
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 try:
     hold_lock(RunFolder(Path(sys.argv[1])))
-except Mistake as mistake:
+except UserError as mistake:
     sys.exit(str(mistake))
 print("trains")
 """
@@ -45,12 +45,12 @@ def tried(run: RunFolder, **variables: str) -> str:
 def test_only_what_the_launcher_has_started_trains_the_run_between_two_starts(run: RunFolder) -> None:
     with held_for_launch(run):
         assert run.is_locked()
-        os.close(hold_lock(run))  # its own, as for the diary's last line
+        os.close(hold_lock(run))  # its own, as for the event log's last line
         assert run.is_locked(), "no rank is alive, and the window does not take the run for crashed"
         assert "is being trained by another process" in tried(run)
         assert "trains" in tried(run, **{LAUNCH_VARIABLE: os.environ[LAUNCH_VARIABLE]})
         assert "is being trained" in tried(run, **{LAUNCH_VARIABLE: str(run.path.with_name("another"))})
-        with pytest.raises(Mistake, match="is being trained"), held_for_launch(run):
+        with pytest.raises(UserError, match="is being trained"), held_for_launch(run):
             raise AssertionError("two launchers")
     assert not run.is_locked() and not run.launch_lock.exists() and LAUNCH_VARIABLE not in os.environ
     assert "trains" in tried(run)
@@ -58,7 +58,7 @@ def test_only_what_the_launcher_has_started_trains_the_run_between_two_starts(ru
 
 def test_no_launcher_begins_where_a_trainer_is_at_work(run: RunFolder) -> None:
     handle = hold_lock(run)
-    with pytest.raises(Mistake, match="is being trained"), held_for_launch(run):
+    with pytest.raises(UserError, match="is being trained"), held_for_launch(run):
         raise AssertionError("beside a trainer")
     assert not run.launch_lock.exists()
     os.close(handle)

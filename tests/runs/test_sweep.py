@@ -89,7 +89,7 @@ def arrays(run: RunFolder) -> dict[str, np.ndarray]:
 
 
 def story(run: RunFolder) -> list[Any]:
-    """What the diary says of steps and evaluations, times and memory left out."""
+    """What the event log says of steps and evaluations, times and memory left out."""
 
     def plain(metrics: dict[str, float]) -> dict[str, float]:
         timed = ("time/", "tokens_per_second", "memory", "process/", "machine/")
@@ -235,7 +235,7 @@ def test_full_runs_that_are_given_up_while_parked_are_stopped_and_keep_their_mod
         best.sentence,
         "training",
         "",
-    )  # the sweep was killed as this run's diary had ended
+    )  # the sweep was killed as this run's event log had ended
     write_results(folder, results)
     _, again = train(plan, folder)
     assert (again.run(best.run).state, again.run(best.run).sentence) == ("finished", said) and said

@@ -24,7 +24,7 @@ from backend.runs.sweeps.sweep_results import (
     shown_state,
     write_results,
 )
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 BASE = {"model": "m", "data": "d", "iters": 80, "steps_per_eval": 10}
 OVER = {"learning_rate": ["1e-5", 5e-5], "beta": [0, 0.1]}
@@ -46,7 +46,7 @@ def test_a_grid_is_every_combination_with_every_seed() -> None:
 
 def test_a_setting_that_the_stages_replace_does_not_vary() -> None:
     stages = [{"iters": 40}, {"iters": 40, "learning_rate": 1e-6}]
-    with pytest.raises(Mistake) as raised:
+    with pytest.raises(UserError) as raised:
         parse_sweep(sweep(base=BASE | {"stages": stages}))
     assert [(fault.setting, fault.sentence) for fault in raised.value.faults] == [
         (
@@ -148,7 +148,7 @@ def test_the_written_file_is_the_same_sweep(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_every_fault_has_a_sentence_about_its_setting(changes: dict[str, Any], setting: str, words: str) -> None:
-    with pytest.raises(Mistake) as raised:
+    with pytest.raises(UserError) as raised:
         parse_sweep(sweep(**changes))
     (fault,) = raised.value.faults
     assert fault.setting == setting and words in fault.sentence and fault.sentence[-1] in ".?"
@@ -160,7 +160,7 @@ def test_every_fault_has_a_sentence_about_its_setting(changes: dict[str, Any], s
 def test_a_sweep_takes_no_name_that_is_taken(tmp_path: Path) -> None:
     plan = parse_sweep(sweep())
     (tmp_path / "s-2-seed0").mkdir()
-    with pytest.raises(Mistake, match="The run s-2-seed0 exists already"):
+    with pytest.raises(UserError, match="The run s-2-seed0 exists already"):
         make_sweep(plan, tmp_path)
     assert not (tmp_path / "sweeps").exists()
     (tmp_path / "s-2-seed0").rmdir()
@@ -169,7 +169,7 @@ def test_a_sweep_takes_no_name_that_is_taken(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [*(f"s-{n}-seed0" for n in (1, 2, 3, 4)), "sweeps"]
     assert find_sweep("s", tmp_path) == find_sweep(folder.path) == folder
     assert find_sweep("t", tmp_path) is None
-    with pytest.raises(Mistake, match="The sweep s exists already"):
+    with pytest.raises(UserError, match="The sweep s exists already"):
         make_sweep(plan, tmp_path)
 
 
@@ -204,5 +204,5 @@ def test_a_sweep_whose_process_has_died_is_interrupted(tmp_path: Path) -> None:
     assert shown_state(folder, results) == "running"
     os.close(handle)
     folder.results.write_text("{")
-    with pytest.raises(Mistake, match="not valid JSON"):
+    with pytest.raises(UserError, match="not valid JSON"):
         read_results(folder)

@@ -1,4 +1,4 @@
-"""The seconds per completion, from the diaries of earlier runs of the same model."""
+"""The seconds per completion, from the event logs of earlier runs of the same model."""
 
 from __future__ import annotations
 

@@ -22,10 +22,10 @@ from backend.sampling.chat import sides as sides_module
 from backend.sampling.chat.chat import Chat, ChatQuestion, Turn
 from backend.sampling.chat.sides import load_sides
 from backend.sampling.chat.source import find_source
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import GREEDY, Sampling
 from backend.types import Completion
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support.small_run import settings_for
 from tests.support.trained_run import make_run, shaken_policy
 
@@ -63,7 +63,7 @@ def rolled_out(chat: Chat, row: int, sampling: Sampling, seed: int, *, tuned: bo
     policy = shaken_policy(config, seed=1) if tuned else load_policy(config.model_copy(update={"beta": 0.0}))
     rows = open_dataset(config).rows("train")
     problem = prepare(rows, policy.tokenizer, config, "rows").problems[row]
-    return Rollout(policy, 12).sample([problem], 1, sampling, seed, 0)[0].completions[0]
+    return Sampler(policy, 12).sample([problem], 1, sampling, seed, 0)[0].completions[0]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_row_has_its_answer_and_all_its_columns(chats: Callable[..., Chat]):
     assert source.endswith("rows.jsonl") and len(rows) == 8, "a dataset of one split is read from that"
     problem = chat.problem(ChatQuestion("ignored: the row has the prompt", row=2), "tuned")
     assert (problem.index, problem.prompt, problem.answer, problem.row) == (2, "What is 2 plus 2?", "4", rows[2])
-    with pytest.raises(Mistake, match=r"rows 1 to 8, and no row 9"):
+    with pytest.raises(UserError, match=r"rows 1 to 8, and no row 9"):
         chat.problem(ChatQuestion("", row=8), "tuned")
 
 
@@ -227,9 +227,9 @@ def test_a_plain_model_has_a_base_alone(models: Path):
     source = find_source(str(models / "model"))
     chat = Chat(source, load_sides(source))
     assert list(chat.sides.sides) == ["base"] and ask(chat)["base"].text
-    with pytest.raises(Mistake, match="nothing tuned beside it"):
+    with pytest.raises(UserError, match="nothing tuned beside it"):
         load_sides(source, ["tuned"])
-    with pytest.raises(Mistake, match="no prompts of a dataset"):
+    with pytest.raises(UserError, match="no prompts of a dataset"):
         chat.held_out_rows()
 
 
@@ -271,7 +271,7 @@ def test_what_there_is_not_is_told_in_a_sentence(
     places: Path, monkeypatch: pytest.MonkeyPatch, name: str, checkpoint: str, sentence: str
 ):
     monkeypatch.chdir(places)
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         find_source(name, checkpoint, places)
     assert sentence in mistake.value.faults[0].sentence
 
@@ -281,7 +281,7 @@ def test_weights_of_another_model_are_refused(models: Path, tmp_path: Path):
         run = make_run(tmp_path / train_type, models, train_type=train_type)
         (file,) = run.checkpoints.glob("*/*s.safetensors" if train_type == "lora" else "*/model.safetensors")
         mx.save_safetensors(str(file), {"other": mx.zeros(3)}, metadata={"format": "mlx"})
-        with pytest.raises(Mistake, match="do not fit the model"):
+        with pytest.raises(UserError, match="do not fit the model"):
             load_sides(find_source(str(run.path)))
 
 

@@ -14,7 +14,7 @@ from backend.engine import device
 from backend.engine.metal import adapter, heads
 from backend.models.policy import Policy, load_policy
 from backend.sampling import fused_linear, fused_model
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import GREEDY
 from backend.types import Problem
 from backend.utils.machine import TREAT_CPU_AS
@@ -46,10 +46,10 @@ def policy_of(models: Path, arch: str, **making: Any) -> Policy:
     return policy
 
 
-def assert_same_completions(policy: Policy, fused: Rollout, monkeypatch: pytest.MonkeyPatch) -> None:
+def assert_same_completions(policy: Policy, fused: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
     got = fused.sample(PROBLEMS, 2, GREEDY, 0, 0)
     monkeypatch.delenv(TREAT_CPU_AS)
-    expected = Rollout(policy, 12).sample(PROBLEMS, 2, GREEDY, 0, 0)
+    expected = Sampler(policy, 12).sample(PROBLEMS, 2, GREEDY, 0, 0)
     for a, b in zip(got, expected, strict=True):
         for one, other in zip(a.completions, b.completions, strict=True):
             assert one.tokens == other.tokens
@@ -62,7 +62,7 @@ def test_completions_are_those_of_the_models_own_blocks(
 ) -> None:
     """With and without norms of heads, biases, and merged weights; rows of unequal length, refilled and compacted."""
     policy = policy_of(models, arch, **({"bits": bits} if bits else {}))
-    fused = Rollout(policy, 12, rows=4)
+    fused = Sampler(policy, 12, rows=4)
     assert fused.fused.packs_cache and fused.slow_paths == []
     assert_same_completions(policy, fused, monkeypatch)
 
@@ -85,7 +85,7 @@ def test_our_kernels_are_called_with_what_they_compute(
     monkeypatch.setattr(fused_linear, "adapted", adapted)
     monkeypatch.setattr(fused_model, "rotated_heads", rotated)
     policy = policy_of(models, "qwen3", bits=4)
-    fused = Rollout(policy, 12, rows=4)
+    fused = Sampler(policy, 12, rows=4)
     assert calls == []  # no Metal here
     fused.use_kernels(True)
     assert_same_completions(policy, fused, monkeypatch)
@@ -94,7 +94,7 @@ def test_our_kernels_are_called_with_what_they_compute(
 
 @pytest.mark.parametrize("arch", ["gemma3_text", "phi3", "olmo2"])
 def test_other_blocks_keep_their_own_way_without_a_word(arch: str, models: Path, gpu: None) -> None:
-    fused = Rollout(policy_of(models, arch), 4).fused
+    fused = Sampler(policy_of(models, arch), 4).fused
     assert not fused.packs_cache and fused.slow_paths == []
 
 
@@ -108,7 +108,7 @@ def test_blocks_with_other_logits_are_not_used_and_say_why(
         return right(qkv, rotation, heads, None)
 
     monkeypatch.setattr(fused_model, "rotated_heads_plain", without_norms)
-    fused = Rollout(policy, 12)
+    fused = Sampler(policy, 12)
     assert not fused.fused.packs_cache
     (sentence,) = fused.slow_paths
     assert sentence == (
@@ -125,7 +125,7 @@ def test_kernels_with_other_logits_are_not_used_and_say_why(
     monkeypatch.setattr(fused_model, "rotated_heads", heads.rotated_heads_plain)
     monkeypatch.setattr(fused_linear, "adapted", lambda base, *rest: 2 * adapter.adapted_plain(base, *rest))
     policy = policy_of(models, "qwen3", bits=4)
-    fused = Rollout(policy, 12)
+    fused = Sampler(policy, 12)
     assert fused.fused.packs_cache and not any(block.uses_kernels for block in fused.fused.decoding_blocks)
     assert fused.slow_paths == [
         "Decoding steps run more kernels than they need: kernels of our own give other logits than the model."
@@ -134,5 +134,5 @@ def test_kernels_with_other_logits_are_not_used_and_say_why(
 
 
 def test_a_cpu_keeps_the_models_own_blocks(models: Path, as_on_a_cpu: None) -> None:
-    fused = Rollout(policy_of(models, "qwen3", bits=4), 4).fused
+    fused = Sampler(policy_of(models, "qwen3", bits=4), 4).fused
     assert not fused.packs_cache and not any(linear.projection.stores_transposed for linear in fused.fused_linears)

@@ -18,7 +18,7 @@ from backend.models.policy import Policy, load_policy
 from backend.sampling import fused_linear, fused_model
 from backend.sampling.fused_linear import FusedOutput, FusedProjection
 from backend.sampling.fused_model import FusedModel
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import GREEDY, Sampling
 from backend.types import Problem
 from tests.support import random_models
@@ -133,9 +133,9 @@ def test_greedy_rollouts_are_those_without_fusing(
     policy = policy_of(models, **case)
     rng = np.random.default_rng(0)
     problems = [Problem(i, "", [], rng.integers(60, 320, n).tolist(), "") for i, n in enumerate([1, 30, 7, 70])]
-    fast = Rollout(policy, 20, merge=merge).sample(problems, 2, GREEDY, 0, 0)
+    fast = Sampler(policy, 20, merge=merge).sample(problems, 2, GREEDY, 0, 0)
     monkeypatch.setattr(fused_model, "fusable_linears", lambda model, merge: [])
-    plain = Rollout(policy, 20)
+    plain = Sampler(policy, 20)
     assert plain.fused.model is policy.model
     for a, b in zip(fast, plain.sample(problems, 2, GREEDY, 0, 0), strict=True):
         for completion, other in zip(a.completions, b.completions, strict=True):
@@ -225,7 +225,7 @@ def test_a_model_that_reads_its_layers_weights_itself_is_not_fused_and_says_why(
     assert fused.model is policy.model and not fused.fused_linears and fused.split_model is policy.split_model
     (sentence,) = fused.slow_paths
     assert sentence.startswith("Layers are not fused for decoding: a trial forward pass failed with AttributeError: ")
-    assert sentence.endswith(".") and Rollout(policy, 2).slow_paths == [sentence]
+    assert sentence.endswith(".") and Sampler(policy, 2).slow_paths == [sentence]
 
 
 def test_a_fused_model_with_other_logits_is_not_used_and_says_why(
@@ -287,7 +287,7 @@ def test_packed_weights_are_the_only_copy(models: Path, bits: int | None) -> Non
 @pytest.mark.parametrize("train_type", ["lora", "full"])
 def test_merged_weights_are_freed_after_a_rollout(models: Path, train_type: str) -> None:
     policy = policy_of(models, train_type=train_type)
-    rollout = Rollout(policy, 10)
+    rollout = Sampler(policy, 10)
     before, seen = active(), []
     rollout.sample([Problem(0, "", [], [5, 6, 7], "")], 2, Sampling(), 0, 0, lambda token_count: seen.append(active()))
     assert max(seen) > before + 30_000
@@ -296,7 +296,7 @@ def test_merged_weights_are_freed_after_a_rollout(models: Path, train_type: str)
 
 def test_a_step_is_traced_once_for_all_rollouts(models: Path, compiled: None) -> None:
     policy = policy_of(models)
-    rollout, traces = Rollout(policy, 10), []
+    rollout, traces = Sampler(policy, 10), []
     hidden = rollout.fused.split_model.hidden
     rollout.fused.split_model.hidden = lambda tokens, cache: traces.append(tokens.shape) or hidden(tokens, cache)
     for seed in range(3):

@@ -22,12 +22,12 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.sampling import sampler
 from backend.sampling.cached_sequence import CachedSequence
-from backend.sampling.grammar import CompiledGrammar, Grammar, HeldOutputs, check_grammar
-from backend.sampling.rollout import Rollout
-from backend.sampling.sampler import GREEDY, HeldTokens, Sampling, keyed_uniforms, sample_tokens
+from backend.sampling.grammar import CompiledGrammar, Grammar, GrammarState, check_grammar
+from backend.sampling.rollout import Sampler
+from backend.sampling.sampler import GREEDY, ConstrainedTokens, Sampling, keyed_uniforms, sample_tokens
 from backend.trainer.preflight import check
 from backend.types import Completion, Problem
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import random_models, small_run
 
 REGEX = Grammar("regex", r"<think>[a-z ]{0,6}</think><answer>([0-9]{1,3}|none)</answer>")
@@ -78,7 +78,7 @@ def is_valid(grammar: Grammar, text: str) -> bool:
 
 
 def completions(policy: Policy, sampling: Sampling, tokens: int = 200, **how: Any) -> list[Completion]:
-    groups = Rollout(policy, tokens, **how).sample(problems(), 4, sampling, seed=3, first_number=0)
+    groups = Sampler(policy, tokens, **how).sample(problems(), 4, sampling, seed=3, first_number=0)
     return [completion for group in groups for completion in group.completions]
 
 
@@ -109,7 +109,7 @@ def test_log_probabilities_are_the_policy_s_and_the_shares_those_of_the_allowed_
     what top-k then left of that."""
     policy, sampling = policies(), Sampling(0.8, top_k=3, grammar=REGEX)
     compiled = CompiledGrammar(REGEX, policy.tokenizer, policy.eos_ids, policy.split_model.vocab_size)
-    (group,) = Rollout(policy, 60).sample(problems(1), 3, sampling, seed=0, first_number=0)
+    (group,) = Sampler(policy, 60).sample(problems(1), 3, sampling, seed=0, first_number=0)
     for completion in group.completions:
         prompt, matcher = group.problem.tokens, compiled.matcher()
         logits = np.array(policy.model(mx.array([prompt + completion.tokens]))[0], np.float64)[len(prompt) - 1 : -1]
@@ -140,7 +140,10 @@ def test_a_grammar_that_allows_everything_takes_nothing() -> None:
     logits_BV = mx.array(np.random.default_rng(0).normal(0, 2, (60, 320)), mx.float32)
     mask_BM = mx.full((60, 10), 2**32 - 1, mx.uint32)
     held = sample_tokens(logits_BV, mx.full(60, 0.5), Sampling(0.9), mask_BM=mask_BM)
-    assert isinstance(held, HeldTokens) and -1e-5 < held.log_held_B.min().item() <= held.log_held_B.max().item() <= 0
+    assert (
+        isinstance(held, ConstrainedTokens)
+        and -1e-5 < held.log_held_B.min().item() <= held.log_held_B.max().item() <= 0
+    )
 
 
 @pytest.mark.parametrize("how", [Sampling(), Sampling(0.9, 0.7), Sampling(1.1, 0.9, 9, 0.02)], ids=["free", "p", "pk"])
@@ -160,10 +163,10 @@ def test_a_gpu_draws_the_same_tokens(monkeypatch: pytest.MonkeyPatch, how: Sampl
 def test_one_sequence_is_continued_as_a_rollout_is(policies: Any) -> None:
     policy, sampling = policies(), Sampling(grammar=REGEX)
     compiled = CompiledGrammar(REGEX, policy.tokenizer, policy.eos_ids, policy.split_model.vocab_size)
-    (group,) = Rollout(policy, 60).sample(problems(1), 1, sampling, seed=4, first_number=0)
+    (group,) = Sampler(policy, 60).sample(problems(1), 1, sampling, seed=4, first_number=0)
     expected = group.completions[0]
     steps = CachedSequence(policy.model, policy.split_model).generate(
-        group.problem.tokens, sampling, keyed_uniforms(4, [(0, 0)], 60)[0], held=HeldOutputs(compiled)
+        group.problem.tokens, sampling, keyed_uniforms(4, [(0, 0)], 60)[0], held=GrammarState(compiled)
     )
     taken = [step for step, _ in zip(steps, expected.tokens, strict=False)]
     assert [step.token for step in taken] == expected.tokens
@@ -191,7 +194,7 @@ def test_a_stop_string_ends_a_completion_only_where_the_grammar_is_satisfied(pol
 def test_a_place_that_no_token_continues_counts_as_cut_off_and_is_told(tmp_path: Path) -> None:
     """The tokenizer of sums has no x: the end of sequence is all that is left after 1."""
     compiled = CompiledGrammar(Grammar("regex", "1x|1[23]y"), make(), [3], 32)
-    held, index = HeldOutputs(compiled), np.array([4])
+    held, index = GrammarState(compiled), np.array([4])
     assert not held.stuck
     for token in ("1", "2"):
         mask = int(np.array(held.masks(index))[0, 0])
@@ -239,7 +242,7 @@ def test_masks_lead_to_valid_text_with_every_kind_of_tokenizer(tmp_path: Path, k
     )  # a model's logits may have more entries than its tokenizer
     compiled, rng = CompiledGrammar(grammar, tokenizer, eos, size), np.random.default_rng(0)
     for number in range(8):
-        held, tokens, index = HeldOutputs(compiled), [], np.array([number])
+        held, tokens, index = GrammarState(compiled), [], np.array([number])
         while not tokens or tokens[-1] != eos[0]:
             mask = np.array(held.masks(index))[0]
             bits = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:size])
@@ -282,7 +285,7 @@ class WithEnds:
 )
 def test_what_cannot_be_held_is_refused_in_a_sentence(settings: dict[str, str], sentence: str) -> None:
     config = parse({"model": "m", "data": "d", **settings})
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         check_grammar(config, WithEnds(make()))
     (fault,) = caught.value.faults
     assert fault.setting == next(iter(settings)) and sentence in fault.sentence and len(fault.sentence) <= 200
@@ -315,7 +318,7 @@ def test_check_refuses_what_train_would(tmp_path: Path) -> None:
 
 
 def test_a_run_holds_its_output_and_corrects_for_it(tmp_path: Path) -> None:
-    """Through trainer, diary and evaluation: the ratio is the chance of so much luck, and completions that end are valid."""
+    """Through trainer, event log and evaluation: the ratio is the chance of so much luck, and completions that end are valid."""
     raw = small_run.settings_for(
         tmp_path, output_regex="[0-9]{1,2}[ab]", iters=2, top_p=1.0, steps_per_eval=2, record_tokens=True, skip_zero_signal=False, **small_run.low_half(tmp_path)
     )  # fmt: skip
@@ -344,7 +347,7 @@ def test_a_correction_that_was_turned_off_is_told(correction: str, words: str | 
 @pytest.mark.proof
 @pytest.mark.parametrize("grammar", [REGEX, JSON], ids=["regex", "schema"])
 def test_of_a_thousand_samples_all_are_valid(policies: Any, grammar: Grammar) -> None:
-    rollout = Rollout(policies(), 400, rows=100)
+    rollout = Sampler(policies(), 400, rows=100)
     groups = rollout.sample(problems(), 500, Sampling(grammar=grammar), seed=0, first_number=0)
     done = [completion for group in groups for completion in group.completions]
     assert len(done) == 1000 and {completion.stop for completion in done} == {"eos"}

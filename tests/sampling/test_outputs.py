@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backend.sampling.outputs import Outputs
+from backend.sampling.outputs import CompletionBuffer
 
 ENDS = (1, 2)
 SPECIAL = {1: "<end>", 2: "<stop>", 3: "<tool>"}
@@ -22,11 +22,11 @@ class Letters:
         return "".join(special.get(i, "") if i in SPECIAL else chr(i) for i in ids)
 
 
-def outputs_of(count: int, max_tokens: int, *stop: str) -> Outputs:
-    return Outputs(count, max_tokens, Letters(), ENDS, stop)
+def outputs_of(count: int, max_tokens: int, *stop: str) -> CompletionBuffer:
+    return CompletionBuffer(count, max_tokens, Letters(), ENDS, stop)
 
 
-def append(outputs: Outputs, rows: dict[int, list[int | str]], held: bool = False) -> None:
+def append(outputs: CompletionBuffer, rows: dict[int, list[int | str]], held: bool = False) -> None:
     """The next tokens of these rows, a letter or an id each. A token's log-probability is −(its row.its place in the chunk), the logs
     of what was kept and held are ten and a hundred times as much."""
     tokens = np.array([[ord(one) if isinstance(one, str) else one for one in row] for row in rows.values()]).T
@@ -34,7 +34,7 @@ def append(outputs: Outputs, rows: dict[int, list[int | str]], held: bool = Fals
     outputs.append(np.array([*rows]), tokens, logps, 10 * logps, 100 * logps if held else None)
 
 
-def ends(outputs: Outputs) -> list[tuple[str, str]]:
+def ends(outputs: CompletionBuffer) -> list[tuple[str, str]]:
     made = [outputs.completion(row) for row in range(len(outputs.stop))]
     return [(completion.text, completion.stop) for completion in made]
 

@@ -18,7 +18,7 @@ from backend.engine.penalties import CompletionHistory, Penalties, distinct_toke
 from backend.models.policy import Policy, load_policy
 from backend.sampling import sampler
 from backend.sampling.cached_sequence import CachedSequence
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import GREEDY, Sampling, keyed_uniforms, sample_tokens
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
@@ -88,7 +88,7 @@ def test_tokens_and_log_probabilities_are_those_of_a_loop_over_tokens(
 ) -> None:
     """Decoded together, with rows that wait for others, and a group at a time; the random number of each token gives that token."""
     policy, _ = policies(arch)
-    rollout = Rollout(policy, 20, rows=rows)
+    rollout = Sampler(policy, 20, rows=rows)
     assert rollout.has_continuous_batching == (arch == "qwen3")
     repeated = 0
     for p, group in enumerate(rollout.sample(problems(), 3, REPEATING, seed=5, first_number=0)):
@@ -107,7 +107,7 @@ def test_tokens_and_log_probabilities_are_those_of_a_loop_over_tokens(
 def test_learning_has_the_log_probabilities_that_were_sampled(policies: Any, sampling: Sampling) -> None:
     """To 2e-5 in float32, through micro-batches and chunks of the vocabulary head. Without the penalties they are far off."""
     policy, config = policies(**SETTINGS)
-    groups = Rollout(policy, 12).sample(problems(), 3, sampling, seed=2, first_number=0)
+    groups = Sampler(policy, 12).sample(problems(), 3, sampling, seed=2, first_number=0)
     for group in groups:
         for completion, advantage in zip(group.completions, (1.0, -1.0, 0.5), strict=True):
             completion.advantage = advantage
@@ -133,7 +133,7 @@ def test_the_reference_is_penalised_too(policies: Any) -> None:
     """Fresh adapters change nothing, so the KL against the base model is 0; and it is not where the policy alone is penalised."""
     policy, config = policies(beta=0.1, log_kl=True, **SETTINGS)
     policy.model.update(tree_map(mx.zeros_like, policy.model.trainable_parameters()))
-    groups = Rollout(policy, 8).sample(problems(), 3, SAMPLED, seed=2, first_number=0)
+    groups = Sampler(policy, 8).sample(problems(), 3, SAMPLED, seed=2, first_number=0)
     assert grpo_learner(policy, config, 1).learn(pack(groups, pad_id=0))["kl"] == pytest.approx(0, abs=1e-6)
 
 
@@ -215,7 +215,7 @@ def test_a_gpu_draws_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("sampling", [SAMPLED, Sampling(0.0, penalties=PENALTIES)], ids=["sampled", "greedy"])
 def test_one_sequence_is_continued_as_a_rollout_is(policies: Any, sampling: Sampling) -> None:
     policy, _ = policies()
-    (group,) = Rollout(policy, 15).sample([problems()[1]], 2, sampling, seed=4, first_number=0)
+    (group,) = Sampler(policy, 15).sample([problems()[1]], 2, sampling, seed=4, first_number=0)
     steps = CachedSequence(policy.model, policy.split_model).generate(
         group.problem.tokens, sampling, keyed_uniforms(4, [(0, 0)], 15)[0]
     )
@@ -226,7 +226,7 @@ def test_one_sequence_is_continued_as_a_rollout_is(policies: Any, sampling: Samp
 
 def test_a_compiled_step_penalises_as_a_plain_one_does(policies: Any, compiled: None) -> None:
     policy, _ = policies()
-    groups = Rollout(policy, 10).sample(problems(), 2, SAMPLED, seed=1, first_number=0)
+    groups = Sampler(policy, 10).sample(problems(), 2, SAMPLED, seed=1, first_number=0)
     for group in groups:
         z_TV = by_hand(policy, group, 1, SAMPLED)
         logps = [log_softmax(z, 0.9)[token] for z, token in zip(z_TV, group.completions[1].tokens, strict=True)]
@@ -242,7 +242,7 @@ def test_neutral_values_run_none_of_it(policies: Any, monkeypatch: pytest.Monkey
 
     for name in ("_counts", "in_unpenalised"):
         monkeypatch.setattr(penalties_module, name, entered)
-    groups = Rollout(policy, 6).sample(problems(), 3, Sampling.of(config), seed=0, first_number=0)
+    groups = Sampler(policy, 6).sample(problems(), 3, Sampling.of(config), seed=0, first_number=0)
     for group in groups:
         for completion, advantage in zip(group.completions, (1.0, -1.0, 0.0), strict=True):
             completion.advantage = advantage

@@ -20,10 +20,10 @@ from backend.engine.chunk_sizes import BUCKET, capacity
 from backend.models.policy import Policy, load_policy
 from backend.sampling import rollout as rollout_module
 from backend.sampling import scheduler as scheduler_module
-from backend.sampling.drawing import Drawing
+from backend.sampling.drawing import SamplingState
 from backend.sampling.kv_rows import KVRows, Prefilled, WaitingQueue
-from backend.sampling.outputs import REASONS, Outputs
-from backend.sampling.rollout import DECODE_CHUNK, Rollout
+from backend.sampling.outputs import REASONS, CompletionBuffer
+from backend.sampling.rollout import DECODE_CHUNK, Sampler
 from backend.sampling.row_costs import ON_CPU, QUANTIZED, RowCosts
 from backend.sampling.sampler import GREEDY, SampledTokens, Sampling, keyed_uniforms, sample_tokens
 from backend.sampling.scheduler import Scheduler
@@ -53,13 +53,13 @@ def policy_of(models: Path, arch: str = "qwen3", eos: list[int] | None = None, *
 
 
 @pytest.fixture(scope="module")
-def rollouts(models: Path) -> Callable[..., Rollout]:
+def rollouts(models: Path) -> Callable[..., Sampler]:
     """Makes rollouts that share a policy and its compiled steps: tracing them is most of a short rollout's time."""
-    cache: dict[str, Rollout] = {}
+    cache: dict[str, Sampler] = {}
 
-    def rollout(arch: str, max_tokens: int, eos: list[int] | None = None, **settings: Any) -> Rollout:
+    def rollout(arch: str, max_tokens: int, eos: list[int] | None = None, **settings: Any) -> Sampler:
         if arch not in cache:
-            cache[arch] = Rollout(policy_of(models, arch), 1)
+            cache[arch] = Sampler(policy_of(models, arch), 1)
         configured = copy.copy(cache[arch])
         configured.policy = copy.copy(configured.policy)
         configured.policy.eos_ids = eos or configured.policy.eos_ids
@@ -108,7 +108,7 @@ def with_problems(groups: list[Group]) -> list[tuple[Problem, Completion]]:
     "arch", [*BATCHED, *BY_GROUP, *(pytest.param(arch, marks=pytest.mark.proof) for arch in ("llama", "mixtral"))]
 )
 def test_tokens_and_log_probabilities_follow_from_a_full_forward_pass(
-    rollouts: Callable[..., Rollout], arch: str
+    rollouts: Callable[..., Sampler], arch: str
 ) -> None:
     """Every log-probability is the unpadded model's, and every token follows from its logits and its own random number: the
     number of another token or row would give another token."""
@@ -128,7 +128,7 @@ def test_tokens_and_log_probabilities_follow_from_a_full_forward_pass(
             np.testing.assert_allclose(completion.log_kept, np.array(again.log_kept_B), atol=1e-4)
 
 
-def test_log_probabilities_without_the_prompt_or_with_another_one_are_far_off(rollouts: Callable[..., Rollout]) -> None:
+def test_log_probabilities_without_the_prompt_or_with_another_one_are_far_off(rollouts: Callable[..., Sampler]) -> None:
     """The test above would fail if the prompt were left out or a row attended to another row's prompt."""
     rollout = rollouts("qwen3", 20)
     policy = rollout.policy
@@ -140,7 +140,7 @@ def test_log_probabilities_without_the_prompt_or_with_another_one_are_far_off(ro
             assert np.abs(full_logps(policy, wrong, completion.tokens, 1.0) - completion.logps).mean() > 1e-2
 
 
-def test_prefill_in_chunks_changes_nothing(rollouts: Callable[..., Rollout]) -> None:
+def test_prefill_in_chunks_changes_nothing(rollouts: Callable[..., Sampler]) -> None:
     unchunked, chunked = (
         with_problems(rollouts("qwen3", 12, prefill_chunk=chunk).sample(problems(), 2, Sampling(), 0, 0))
         for chunk in (2048, 16)
@@ -153,7 +153,7 @@ def test_prefill_in_chunks_changes_nothing(rollouts: Callable[..., Rollout]) -> 
 def test_weights_changed_between_two_calls_are_seen(models: Path, compiled: None) -> None:
     """The decoding step is compiled once; its weights are inputs, not constants of the trace."""
     policy = policy_of(models)
-    rollout = Rollout(policy, 10)
+    rollout = Sampler(policy, 10)
     first = with_problems(rollout.sample(problems(), 2, Sampling(), 0, 0))
     shake(policy, seed=2)
     second = with_problems(rollout.sample(problems(), 2, Sampling(), 0, 0))
@@ -167,7 +167,7 @@ def test_weights_changed_between_two_calls_are_seen(models: Path, compiled: None
 def test_dropout_is_off_while_sampling(models: Path) -> None:
     policy = policy_of(models, dropout=0.5)
     policy.model.train()
-    sampled = with_problems(Rollout(policy, 10).sample(problems(), 2, Sampling(), 0, 0))
+    sampled = with_problems(Sampler(policy, 10).sample(problems(), 2, Sampling(), 0, 0))
     assert (
         max(
             np.abs(full_logps(policy, p.tokens, completion.tokens, 1.0) - completion.logps).max()
@@ -177,7 +177,7 @@ def test_dropout_is_off_while_sampling(models: Path) -> None:
     )
 
 
-def test_a_compiled_step_computes_what_a_plain_one_does(rollouts: Callable[..., Rollout], compiled: None) -> None:
+def test_a_compiled_step_computes_what_a_plain_one_does(rollouts: Callable[..., Sampler], compiled: None) -> None:
     rollout = rollouts("qwen3", 33, MANY_ENDS)
     steps = with_problems(rollout.sample(problems(), 2, Sampling(), seed=5, first_number=7))
     mx.disable_compile()
@@ -194,7 +194,7 @@ def test_a_compiled_step_computes_what_a_plain_one_does(rollouts: Callable[..., 
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "gemma3_text", "mamba"])
-def test_greedy_tokens_are_those_of_mlx_lms_own_generator(rollouts: Callable[..., Rollout], arch: str) -> None:
+def test_greedy_tokens_are_those_of_mlx_lms_own_generator(rollouts: Callable[..., Sampler], arch: str) -> None:
     rollout = rollouts(arch, 16, [319])
     for p, completion in with_problems(rollout.sample(problems(), 1, GREEDY, 0, 0)):
         steps = generate_step(mx.array(p.tokens), rollout.policy.model, max_tokens=len(completion.tokens))
@@ -202,7 +202,7 @@ def test_greedy_tokens_are_those_of_mlx_lms_own_generator(rollouts: Callable[...
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "mamba"])
-def test_a_completion_does_not_depend_on_the_batch_around_it(rollouts: Callable[..., Rollout], arch: str) -> None:
+def test_a_completion_does_not_depend_on_the_batch_around_it(rollouts: Callable[..., Sampler], arch: str) -> None:
     """Alone, in another batch, in a larger group, in compacted rows: the same tokens and log-probabilities."""
     rollout, sampling = rollouts(arch, 24, MANY_ENDS), FILTERED
     rows = problems([5, 64, 2, 17])
@@ -219,7 +219,7 @@ def test_a_completion_does_not_depend_on_the_batch_around_it(rollouts: Callable[
     ] != [completion.tokens for completion in together[0].completions]
 
 
-def test_the_same_prompt_gives_other_completions_in_each_row_and_group(rollouts: Callable[..., Rollout]) -> None:
+def test_the_same_prompt_gives_other_completions_in_each_row_and_group(rollouts: Callable[..., Sampler]) -> None:
     same = problems([4]) * 3
     groups = rollouts("qwen3", 12, [319]).sample(same, 5, Sampling(), seed=0, first_number=0)
     assert len({tuple(completion.tokens) for _, completion in with_problems(groups)}) == 15
@@ -227,7 +227,7 @@ def test_the_same_prompt_gives_other_completions_in_each_row_and_group(rollouts:
 
 def test_a_prompt_is_prefilled_once_for_its_whole_group(models: Path) -> None:
     policy, shapes = policy_of(models), []
-    rollout = Rollout(policy, 5)
+    rollout = Sampler(policy, 5)
     hidden = rollout.fused.split_model.hidden
     rollout.fused.split_model.hidden = lambda tokens, cache: shapes.append(tokens.shape) or hidden(tokens, cache)
     rollout.sample(problems([40, 20, 30]), 8, Sampling(), 0, 0)
@@ -244,7 +244,7 @@ def test_every_end_of_sequence_id_of_the_model_ends_a_completion(tmp_path: Path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     policy = load_policy(parse({"model": str(tmp_path), "data": "none", "beta": 0}))
     assert policy.eos_ids == ends
-    sampled = with_problems(Rollout(policy, 80).sample(problems([3, 8]), 12, Sampling(), 0, 0))
+    sampled = with_problems(Sampler(policy, 80).sample(problems([3, 8]), 12, Sampling(), 0, 0))
     ended = [completion for _, completion in sampled if completion.stop == "eos"]
     assert {completion.tokens[-1] for completion in ended} == set(ends)
     for _, completion in sampled:
@@ -262,7 +262,7 @@ def test_every_end_of_sequence_id_of_the_model_ends_a_completion(tmp_path: Path)
         *(("mamba", n) for n in (1, DECODE_CHUNK, DECODE_CHUNK + 1)),
     ],
 )
-def test_the_length_limit_is_exact(rollouts: Callable[..., Rollout], arch: str, max_tokens: int) -> None:
+def test_the_length_limit_is_exact(rollouts: Callable[..., Sampler], arch: str, max_tokens: int) -> None:
     rollout = rollouts(arch, max_tokens, [319])
     policy = rollout.policy
     sampled = with_problems(rollout.sample(problems([4, 2]), 2, Sampling(), 0, 0))
@@ -273,7 +273,7 @@ def test_the_length_limit_is_exact(rollouts: Callable[..., Rollout], arch: str, 
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "mamba"])
-def test_an_end_of_sequence_id_as_first_token_ends_a_completion(rollouts: Callable[..., Rollout], arch: str) -> None:
+def test_an_end_of_sequence_id_as_first_token_ends_a_completion(rollouts: Callable[..., Sampler], arch: str) -> None:
     counts: list[int] = []
     sampled = with_problems(rollouts(arch, 50, list(range(320))).sample(problems(), 3, Sampling(), 0, 0, counts.append))
     assert all(
@@ -295,11 +295,11 @@ def stop_across_tokens(policy: Policy, completion: Completion) -> str | None:
 
 def test_a_stop_string_across_two_tokens_ends_a_completion(models: Path) -> None:
     policy = policy_of(models, eos=[319])
-    free = with_problems(Rollout(policy, 40).sample(problems([5, 3]), 16, Sampling(), 0, 0))
+    free = with_problems(Sampler(policy, 40).sample(problems([5, 3]), 16, Sampling(), 0, 0))
     i, word = next(
         (i, word) for i, (_, completion) in enumerate(free) if (word := stop_across_tokens(policy, completion))
     )
-    stopping = Rollout(policy, 40, stop=["never there", word])
+    stopping = Sampler(policy, 40, stop=["never there", word])
     stopped = with_problems(stopping.sample(problems([5, 3]), 16, Sampling(), 0, 0))
     for (_, completion), (_, unstopped) in zip(stopped, free, strict=True):
         assert completion.tokens == unstopped.tokens[: len(completion.tokens)]
@@ -314,7 +314,7 @@ def test_a_stop_string_across_two_tokens_ends_a_completion(models: Path) -> None
     assert stopped[i][1].stop == "string" and len(stopped[i][1].tokens) < 40
 
 
-def test_a_stop_string_before_the_end_of_sequence_in_one_chunk_comes_first(rollouts: Callable[..., Rollout]) -> None:
+def test_a_stop_string_before_the_end_of_sequence_in_one_chunk_comes_first(rollouts: Callable[..., Sampler]) -> None:
     free = with_problems(rollouts("qwen3", 40, MANY_ENDS).sample(problems([5, 3]), 32, Sampling(), 0, 0))
     i, ended = next(
         (i, completion)
@@ -337,7 +337,7 @@ class Enough(Exception):
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "mamba"])
-def test_poll_receives_the_token_count_and_may_raise_to_stop(rollouts: Callable[..., Rollout], arch: str) -> None:
+def test_poll_receives_the_token_count_and_may_raise_to_stop(rollouts: Callable[..., Sampler], arch: str) -> None:
     rollout, counts = rollouts(arch, 40, MANY_ENDS), []
     sampled = with_problems(rollout.sample(problems(), 2, Sampling(), 0, 0, counts.append))
     assert counts == sorted(counts) and len(counts) >= 5
@@ -353,7 +353,7 @@ def test_poll_receives_the_token_count_and_may_raise_to_stop(rollouts: Callable[
     assert [completion.tokens for _, completion in again] == [completion.tokens for _, completion in sampled]
 
 
-def recorded_steps(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+def recorded_steps(rollout: Sampler, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     """Record (rows, columns written, capacity) of every decoding step from now on."""
     seen: list[tuple[int, int, int]] = []
     real = rollout.compiled_step
@@ -371,7 +371,7 @@ def recorded_steps(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> list[tu
     return seen
 
 
-def test_the_batch_is_compacted_as_rows_end(rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_batch_is_compacted_as_rows_end(rollouts: Callable[..., Sampler], monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows are long, and the last steps must not be computed for all rows. Few distinct row counts mean few traces."""
     rollout = rollouts("qwen3", 64, MANY_ENDS)
     seen = recorded_steps(rollout, monkeypatch)
@@ -400,7 +400,7 @@ def test_the_batch_is_compacted_as_rows_end(rollouts: Callable[..., Rollout], mo
     ids=["many ends", "the limit among ends", "31 rows", "greedy"],
 )
 def test_the_number_of_rows_decoded_at_once_changes_nothing(
-    rollouts: Callable[..., Rollout], sampling: Sampling, ends: list[int], max_tokens: int, limits: tuple[int, ...]
+    rollouts: Callable[..., Sampler], sampling: Sampling, ends: list[int], max_tokens: int, limits: tuple[int, ...]
 ) -> None:
     """Prompts of many lengths: a waiting row may be longer than all rows of the batch when it is admitted, or much shorter."""
     rows = problems([5, 30, 2, 90, 1, 140])
@@ -419,8 +419,8 @@ def test_the_number_of_rows_decoded_at_once_changes_nothing(
 
 def test_a_limit_splits_groups_that_are_decoded_one_at_a_time(models: Path) -> None:
     policy = policy_of(models, "mamba", MANY_ENDS)
-    unlimited = with_problems(Rollout(policy, 20).sample(problems([5, 3]), 5, Sampling(), 1, 0))
-    limited, sizes = Rollout(policy, 20, rows=3), []
+    unlimited = with_problems(Sampler(policy, 20).sample(problems([5, 3]), 5, Sampling(), 1, 0))
+    limited, sizes = Sampler(policy, 20, rows=3), []
     steps = limited._group_steps
     limited._group_steps = lambda prompt, G, *rest: sizes.append(G) or steps(prompt, G, *rest)
     some = with_problems(limited.sample(problems([5, 3]), 5, Sampling(), 1, 0))
@@ -428,7 +428,7 @@ def test_a_limit_splits_groups_that_are_decoded_one_at_a_time(models: Path) -> N
     assert [completion.tokens for _, completion in some] == [completion.tokens for _, completion in unlimited]
 
 
-def test_free_rows_are_refilled(rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_rows_are_refilled(rollouts: Callable[..., Sampler], monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = rollouts("qwen3", 60, MANY_ENDS, rows=16)
     seen = recorded_steps(rollout, monkeypatch)
     sampled = with_problems(rollout.sample(problems([4, 9] * 8), 8, Sampling(), 0, 0))
@@ -439,7 +439,7 @@ def test_free_rows_are_refilled(rollouts: Callable[..., Rollout], monkeypatch: p
 
 
 def test_prompts_are_prefilled_once_and_when_they_are_admitted(
-    rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch
+    rollouts: Callable[..., Sampler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
     rollout = rollouts("qwen3", 40, MANY_ENDS, rows=8)
@@ -450,7 +450,7 @@ def test_prompts_are_prefilled_once_and_when_they_are_admitted(
 
 
 def test_capacity_is_bounded_by_the_longest_living_row(
-    rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch
+    rollouts: Callable[..., Sampler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Columns that only finished rows used are dropped; otherwise the arrays would grow with every refill."""
     rollout = rollouts("qwen3", 100, MANY_ENDS, rows=8)
@@ -463,7 +463,7 @@ def test_capacity_is_bounded_by_the_longest_living_row(
 
 
 def test_the_columns_of_the_longest_row_are_dropped_when_it_ends(
-    rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch
+    rollouts: Callable[..., Sampler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Too few rows have finished to reduce the row count, and none waits; the columns must be dropped nevertheless."""
     prompts = problems([270, 3, 4, 5, 6, 7, 8, 9])
@@ -489,7 +489,7 @@ def test_capacities_are_few_and_fit() -> None:
 
 def test_prefill_chunks_count_the_tokens_of_every_row(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, shapes = policy_of(models), []
-    rollout = Rollout(policy, 2)
+    rollout = Sampler(policy, 2)
     hidden = rollout.fused.split_model.hidden
     rollout.fused.split_model.hidden = lambda tokens, cache: shapes.append(tokens.shape) or hidden(tokens, cache)
     monkeypatch.setattr(rollout_module, "PREFILL_TOKENS", 100)
@@ -502,7 +502,7 @@ def test_a_stop_string_across_two_chunks_is_found(models: Path) -> None:
     tokenizer = policy_of(models).tokenizer
     ids = tokenizer.encode("0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 30 40", add_special_tokens=False)
     for word in ("13 14", "9 10 11", "30"):
-        outputs = Outputs(1, 100, tokenizer, [1], [word])
+        outputs = CompletionBuffer(1, 100, tokenizer, [1], [word])
         for start in range(0, len(ids), 3):
             part = np.array(ids[start : start + 3])[:, None]
             outputs.append(np.array([0]), part, np.zeros(part.shape), np.zeros(part.shape))
@@ -544,7 +544,7 @@ def _noted(x: Any, name: str, seen: list[str]) -> None:
 
 
 def test_a_gpu_never_waits_between_steps_and_gets_the_same_tokens(
-    rollouts: Callable[..., Rollout], waits: list[str], monkeypatch: pytest.MonkeyPatch
+    rollouts: Callable[..., Sampler], waits: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However large the caches are: a token is read a chunk after it was sampled."""
     queued = with_problems(rollouts("qwen3", 40, MANY_ENDS).sample(problems(), 4, FILTERED, seed=3, first_number=20))
@@ -557,7 +557,7 @@ def test_a_gpu_never_waits_between_steps_and_gets_the_same_tokens(
 
 
 def test_a_gpu_short_of_memory_waits_from_then_on_and_says_so_once(
-    rollouts: Callable[..., Rollout], waits: list[str], monkeypatch: pytest.MonkeyPatch
+    rollouts: Callable[..., Sampler], waits: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rollout = rollouts("qwen3", 24, [319], slow_paths=[])
     monkeypatch.setattr(mx, "get_memory_limit", lambda: 100_000_000)
@@ -569,7 +569,7 @@ def test_a_gpu_short_of_memory_waits_from_then_on_and_says_so_once(
     assert rollout.new_notes() == []
 
 
-def test_on_a_gpu_rows_fill_tiles(rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_rows_fill_tiles(rollouts: Callable[..., Sampler], monkeypatch: pytest.MonkeyPatch) -> None:
     """48 completions: 32 rows, refilled as long as any wait, and no 33 to 63, nor a copy into 24."""
     rollout = rollouts("qwen3", 64, MANY_ENDS, row_costs=QUANTIZED)
     seen = recorded_steps(rollout, monkeypatch)
@@ -584,13 +584,13 @@ def test_on_a_gpu_rows_fill_tiles(rollouts: Callable[..., Rollout], monkeypatch:
 # ---- slow paths ------------------------------------------------------------------------------------------------
 
 
-def test_the_fast_path_has_nothing_to_report(rollouts: Callable[..., Rollout]) -> None:
+def test_the_fast_path_has_nothing_to_report(rollouts: Callable[..., Sampler]) -> None:
     assert rollouts("qwen3", 1).slow_paths == [] and rollouts("qwen3_moe", 1).slow_paths == []
 
 
 @pytest.mark.parametrize(("arch", "cache"), [("gemma3_text", "RotatingKVCache"), ("mamba", "ArraysCache")])
 def test_a_cache_that_cannot_be_batched_is_named_as_the_reason(
-    rollouts: Callable[..., Rollout], arch: str, cache: str
+    rollouts: Callable[..., Sampler], arch: str, cache: str
 ) -> None:
     assert rollouts(arch, 1).slow_paths == [
         f"Completions are decoded one group at a time: the model's {cache} cannot hold rows of unequal length."
@@ -608,7 +608,7 @@ def test_a_model_that_takes_one_position_for_all_rows_is_decoded_by_group_and_sa
             return super().__call__(x, mask, cache)
 
     attention.__class__ = OnePosition
-    rollout = Rollout(policy, 9)
+    rollout = Sampler(policy, 9)
     assert rollout.slow_paths == [
         "Completions are decoded one group at a time: a trial with prompts of unequal length failed with ValueError: "
         "one position, please."
@@ -622,12 +622,12 @@ def test_a_model_that_is_wrong_for_rows_of_unequal_length_says_so(
 ) -> None:
     batched = rollout_module.BatchKVCache
     monkeypatch.setattr(rollout_module, "BatchKVCache", lambda pads: batched([0] * len(pads)))
-    (sentence,) = Rollout(policy_of(models), 4).slow_paths
+    (sentence,) = Sampler(policy_of(models), 4).slow_paths
     assert sentence.endswith("gave other log-probabilities than each prompt alone.")
 
 
 def test_room_for_tokens_is_doubled_when_it_is_needed_and_not_before() -> None:
-    outputs = Outputs(1, 1000, None, [2], [])
+    outputs = CompletionBuffer(1, 1000, None, [2], [])
     token = np.full((1, 1), 7)
     shapes = []
     for _ in range(129):
@@ -644,10 +644,10 @@ def scheduler_of(
     rows.index, rows.generated, rows.slot = np.arange(N), np.array(generated), max(lengths)
     rows.pad, rows.column_C = rows.slot - np.array(lengths), mx.arange(columns)
     rows.keys, rows.values = [mx.zeros((N, 1, columns, 4))], [mx.zeros((N, 1, columns, 4))]
-    outputs = Outputs(N, max_tokens, None, [2], [])
+    outputs = CompletionBuffer(N, max_tokens, None, [2], [])
     outputs.stop[ended] = REASONS.index("eos")
     queue: Any = SimpleNamespace(waiting=0)
-    scheduler = Scheduler(queue, outputs, np.zeros((N, max_tokens)), Drawing(Sampling()), lambda: None, N, costs)
+    scheduler = Scheduler(queue, outputs, np.zeros((N, max_tokens)), SamplingState(Sampling()), lambda: None, N, costs)
     scheduler.rows, scheduler.latest = rows, SampledTokens(*[mx.zeros(N)] * 3)
     return scheduler
 
@@ -708,8 +708,8 @@ def queue_of(tokens: int, count: int) -> WaitingQueue:
 
 def test_an_admitted_row_has_columns_for_its_first_chunk() -> None:
     """58 tokens of a prompt, and seven that follow the one from its prefill: one more than 64."""
-    queue, outputs = queue_of(58, 2), Outputs(2, 8, None, [2], [])
-    scheduler = Scheduler(queue, outputs, np.zeros((2, 8)), Drawing(Sampling()), lambda: None, 2, ON_CPU)
+    queue, outputs = queue_of(58, 2), CompletionBuffer(2, 8, None, [2], [])
+    scheduler = Scheduler(queue, outputs, np.zeros((2, 8)), SamplingState(Sampling()), lambda: None, 2, ON_CPU)
     assert scheduler.schedule() and scheduler.rows.capacity >= 58 + 7
 
 
@@ -729,7 +729,7 @@ def test_row_counts_are_one_two_three_or_four_times_a_power_of_two() -> None:
 
 @pytest.mark.parametrize("arch", BY_GROUP)
 def test_other_caches_are_prefilled_in_chunks(
-    rollouts: Callable[..., Rollout], arch: str, monkeypatch: pytest.MonkeyPatch
+    rollouts: Callable[..., Sampler], arch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The memory plan counts chunks for every model, sliding windows and state spaces included."""
     rollout = rollouts(arch, 6)

@@ -13,7 +13,7 @@ from backend.config.config import parse
 from backend.models.policy import Policy, load_policy
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
@@ -63,7 +63,7 @@ def test_logp_minus_log_kept_is_the_filtered_distribution_s_log_probability(
     """The kept share was once read at the last token of the vocabulary, and NaN where that was filtered."""
     policy = policy_of(models, arch)
     seen = 0
-    for group in Rollout(policy, 8).sample(prompts(), 3, sampling, seed=0, first_number=0):
+    for group in Sampler(policy, 8).sample(prompts(), 3, sampling, seed=0, first_number=0):
         for completion in group.completions:
             logits = np.array(policy.model(mx.array([group.problem.tokens + completion.tokens]))[0], np.float64)
             rows = logits[len(group.problem.tokens) - 1 : -1]
@@ -85,7 +85,7 @@ def gaps(models: Path, sampling: Sampling, **settings: Any) -> tuple[dict[str, f
     about = {"batch_size": 3, "group_size": 3, "skip_zero_signal": False} | filters | settings
     policy = policy_of(models, **about)
     config = parse({"model": str(models / "qwen3"), "data": "none", "beta": 0, "num_layers": -1} | about)
-    groups = Rollout(policy, 8).sample(prompts(), 3, sampling, seed=0, first_number=0)
+    groups = Sampler(policy, 8).sample(prompts(), 3, sampling, seed=0, first_number=0)
     for group in groups:
         for completion, advantage in zip(group.completions, (1.0, -1.0, 0.0), strict=True):
             completion.advantage = advantage
@@ -112,7 +112,7 @@ def test_without_filters_the_sampler_is_the_policy(models: Path, settings: dict[
     assert metrics["sampling/importance_sampling_ratio/max"] < 1.001
 
 
-def test_a_run_s_diary_has_the_importance_ratio_of_filtered_sampling(tmp_path: Path) -> None:
+def test_a_run_s_event_log_has_the_importance_ratio_of_filtered_sampling(tmp_path: Path) -> None:
     means = []
     for name, filters in (("all", {"top_p": 1.0, "top_k": 0}), ("cut", {"top_p": 0.5, "top_k": 0})):
         run = RunFolder(tmp_path / name)

@@ -14,7 +14,7 @@ from backend.serve import chat_questions
 from backend.serve.chat_questions import chat_load, chat_reply, chat_row
 from backend.serve.question_call import Cancelled, QuestionCall
 from backend.serve.reward_questions import score
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support.trained_run import make_run
 
 HOW = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens": 20, "seed": 3}
@@ -94,5 +94,5 @@ def test_a_cancelled_answer_ends_at_once(loaded: dict[str, Any]):
 
 def test_nothing_can_be_asked_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(chat_questions, "_loaded", [])
-    with pytest.raises(Mistake, match="No model is loaded"):
+    with pytest.raises(UserError, match="No model is loaded"):
         ask()

@@ -18,7 +18,7 @@ from backend.serve.loop import Server
 from backend.serve.question_call import QuestionCall
 from backend.serve.questions import QUESTIONS, Question
 from backend.utils.command import backend_command, backend_environment
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 HERE = "tests.serve.test_serve:"
 
@@ -29,7 +29,7 @@ def echo(fields: dict[str, Any], call: QuestionCall) -> Any:
 
 
 def refuse(fields: dict[str, Any], call: QuestionCall) -> Any:
-    raise Mistake("data", "There is no file rows.csv.")
+    raise UserError("data", "There is no file rows.csv.")
 
 
 def stumble(fields: dict[str, Any], call: QuestionCall) -> Any:

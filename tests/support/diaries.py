@@ -1,6 +1,6 @@
-"""Recorded diaries: what real runs of the demo's model wrote, healthy and sick ones, in `tests/golden/diaries/NAME.jsonl.gz`.
+"""Recorded event logs: what real runs of the demo's model wrote, healthy and sick ones, in `tests/golden/diaries/NAME.jsonl.gz`.
 
-The first line is the recording's header, the others are the diary's events without phases and health findings, numbers rounded to six
+The first line is the recording's header, the others are the event log's events without phases and health findings, numbers rounded to six
 digits. `python -m tests.support.record_diaries` makes them.
 """
 
@@ -20,7 +20,7 @@ from backend.runs.events import Event, well_formed
 from backend.runs.run_folder import RunFolder
 from backend.trainer.health.watch import Watch
 
-FOLDER = Path(__file__).parents[1] / "golden" / "diaries"
+FOLDER = Path(__file__).parents[1] / "golden" / "event logs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Recording:
     """One recorded run. `settings`: its raw settings; `signs`: the rules that must find something in it, none for a healthy run.
 
     `constructed`: how it was made from another recording, where the sickness cannot be provoked on a tiny model; empty for a real run.
-    `tail`: bytes after the last whole line, of a diary whose process died while it wrote.
+    `tail`: bytes after the last whole line, of a event log whose process died while it wrote.
     """
 
     name: str

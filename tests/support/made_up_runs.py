@@ -1,4 +1,4 @@
-"""Synthetic runs for tests and screenshots of the window: a diary as a trainer writes it, with plausible metrics."""
+"""Synthetic runs for tests and screenshots of the window: a event log as a trainer writes it, with plausible metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from backend.runs.events import Diary, JsonLines
+from backend.runs.events import EventLog, JsonLines
 from backend.runs.run_folder import RunFolder
 
 REWARDS = ("r1_accuracy_reward_func", "r1_int_reward_func", "r1_strict_format_reward_func", "r1_soft_format_reward_func", "r1_count_xml")  # fmt: skip
@@ -135,11 +135,11 @@ def _write_run(
                 "group_size": 8, "batch_size": 4, "reward_functions": list(REWARDS), **config}  # fmt: skip
     folder.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
     folder.log.write_text(log_text(steps), encoding="utf-8")
-    diary, dice, clock = Diary(folder.events), random.Random(7), Clock(began)
+    event_log, dice, clock = EventLog(folder.events), random.Random(7), Clock(began)
     rows = JsonLines(folder.completions)
     machines = {"machines": MACHINES[:ranks], "distributed_backend": "ring"} if ranks > 1 else {}
     write(
-        diary,
+        event_log,
         clock,
         "started",
         model="demo/model",
@@ -149,30 +149,30 @@ def _write_run(
         versions={},
         **machines,
     )
-    write(diary, clock.after(0.1), "phase", phase="loading")
+    write(event_log, clock.after(0.1), "phase", phase="loading")
     for step in range(1, steps + 1):
-        write(diary, clock.after(2.0 if step == 1 else 0.1), "phase", phase="sampling")
+        write(event_log, clock.after(2.0 if step == 1 else 0.1), "phase", phase="sampling")
         of_ranks = rank_metrics(ranks, random.Random(step)) if ranks > 1 else {}
-        write(diary, clock.after(seconds - 0.1), "step", step=step, metrics=metrics(step, total, dice) | of_ranks)
+        write(event_log, clock.after(seconds - 0.1), "step", step=step, metrics=metrics(step, total, dice) | of_ranks)
         for row in groups(step, total, dice):
             rows.append(row)
         if step % 20 == 0 or step == 1:
-            write(diary, clock, "eval", step=step, metrics=held_out(step, total))
+            write(event_log, clock, "eval", step=step, metrics=held_out(step, total))
     if ending:
         told = (
             {"sentence": LOST.format(**MACHINES[lost_rank]), "lost_rank": lost_rank}
             if lost_rank
             else {"sentence": SENTENCES[ending]}
         )
-        write(diary, clock.after(0.5), ending, step=steps, reason="done", **told)
-    diary.close()
+        write(event_log, clock.after(0.5), ending, step=steps, reason="done", **told)
+    event_log.close()
     rows.close()
     return folder
 
 
 def make_long_run(path: Path, steps: int = 100_000, extra: int = 7) -> RunFolder:
     """A finished run of many steps with 40 metrics each, an evaluation every 100 and a checkpoint every 500. It is written in one go:
-    a diary that is flushed line by line takes minutes."""
+    a event log that is flushed line by line takes minutes."""
     folder = make_run(path, steps=0, total=steps, ending=None)
     dice = random.Random(1)
     with folder.events.open("a", encoding="utf-8") as file:
@@ -215,9 +215,9 @@ class Clock:
         return self
 
 
-def write(diary: Diary, clock: Clock, kind: str, **carries) -> None:
+def write(event_log: EventLog, clock: Clock, kind: str, **carries) -> None:
     """An event at the clock's time."""
-    diary.write(kind, **{"t": clock.t, **carries})
+    event_log.write(kind, **{"t": clock.t, **carries})
 
 
 def held_out(step: int, total: int) -> dict[str, float]:

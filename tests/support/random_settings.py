@@ -8,7 +8,7 @@ from typing import Any
 
 from backend.config.config import SETTINGS, Config, parse
 from backend.config.setting import Setting
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 NEEDED = {"model": "owner/model", "data": "owner/rows"}
 _TEXTS: dict[str, list[Any]] = {
@@ -39,7 +39,7 @@ def random_config(rng: random.Random, share: float = 0.3) -> Config:
         }
         try:
             return parse(raw)
-        except Mistake:
+        except UserError:
             continue
 
 

@@ -22,16 +22,16 @@ from backend.distributed.leader import Leader
 from backend.distributed.step_shares import StepShares
 from backend.distributed.worker import work
 from backend.runs.run_folder import RunFolder
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.trainer.run_process import train
 from backend.training.learner import Learner
 
 
 def slow_down(token_s: float) -> None:
     """Let every token of this rank take at least so long."""
-    sample, backward = Rollout.sample, Learner._backward
+    sample, backward = Sampler.sample, Learner._backward
 
-    def slow_sample(self: Rollout, *arguments: Any) -> Any:
+    def slow_sample(self: Sampler, *arguments: Any) -> Any:
         *others, poll = arguments
         done = 0
 
@@ -47,7 +47,7 @@ def slow_down(token_s: float) -> None:
         time.sleep(float(micro_batch.batch.length_B.sum()) * token_s / 3)
         return backward(self, micro_batch, *arguments)
 
-    Rollout.sample, Learner._backward = slow_sample, slow_backward
+    Sampler.sample, Learner._backward = slow_sample, slow_backward
 
 
 def split_equally() -> None:

@@ -12,7 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from backend.config.config import parse
 from backend.models.policy import Policy, load_policy
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.training.batch import pack
 from backend.training.policy_forward import PolicyForward
@@ -55,7 +55,7 @@ def sampled_groups(
     draw = np.random.default_rng(0)
     problems = [Problem(i, "", [], draw.integers(60, 320, PROMPT).tolist(), "") for i in range(prompts)]
     policy.eos_ids = [-1]  # no id, so no completion ends early
-    groups = Rollout(policy, tokens).sample(problems, G, sampling or Sampling(), 0, 0)
+    groups = Sampler(policy, tokens).sample(problems, G, sampling or Sampling(), 0, 0)
     for group in groups:
         for g, completion in enumerate(group.completions):
             completion.advantage = 1.0 if g % 2 == 0 else -1.0
@@ -64,7 +64,7 @@ def sampled_groups(
 
 def by_sampler(policy: Policy, groups: list[Group]) -> np.ndarray:
     """log π of the completions [N], one token at a time through the model that decodes."""
-    fused = Rollout(policy, 1).fused
+    fused = Sampler(policy, 1).fused
     fused.refresh()
     rows = [group.problem.tokens + c.tokens for group in groups for c in group.completions]
     tokens_BL, cache = mx.array(rows), make_prompt_cache(policy.model)

@@ -24,7 +24,7 @@ from backend.distributed.worker import work
 from backend.models.policy import Policy
 from backend.models.sharded_policy import load_sharded_policy
 from backend.runs.run_folder import RunFolder
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.trainer.control import Stopped
 from backend.trainer.run_process import train
@@ -66,7 +66,7 @@ def forward_and_gradient(policy: Policy) -> dict[str, np.ndarray]:
     logits, reference = policy.model(TOKENS), policy.reference_model(TOKENS)  # pyright: ignore
     mx.eval(logits, reference)
     _, gradient = nn.value_and_grad(policy.model, loss)(policy.model, TOKENS)
-    arrays = dict(tree_flatten(policy.whole_gradient(gradient)))
+    arrays = dict(tree_flatten(policy.gather_gradient(gradient)))
     return {"logits": np.array(logits), "reference": np.array(reference)} | {
         f"gradient of {name}": np.array(array) for name, array in arrays.items()
     }
@@ -74,7 +74,7 @@ def forward_and_gradient(policy: Policy) -> dict[str, np.ndarray]:
 
 def step(policy: Policy, raw: dict[str, Any]) -> dict[str, np.ndarray]:
     """A rollout and its updates: tokens, log-probabilities, metrics and the weights after it."""
-    groups = Rollout(policy, 8).sample(
+    groups = Sampler(policy, 8).sample(
         [_problem(tokens) for tokens in PROMPTS], 4, Sampling(0.9), seed=3, first_number=0
     )
     completions = [completion for group in groups for completion in group.completions]
@@ -133,7 +133,7 @@ def _read(folder: Path, cases: dict[str, Any], rank: int) -> dict[str, dict[str,
 
 def disturbed_tokens(policy: Policy, rank: int) -> np.ndarray:
     """What is drawn where every rank but the first has other logits, as another chip has by rounding; here they are in reverse."""
-    rollout = Rollout(policy, 8)
+    rollout = Sampler(policy, 8)
     logits = rollout.fused.split_model.logits
     if rank:
         rollout.fused.split_model.logits = lambda hidden: logits(hidden)[..., ::-1]

@@ -81,7 +81,7 @@ def train_here(raw: dict[str, Any], run: RunFolder, echo: Any = None, *, may_res
 
 
 def kinds(run: RunFolder) -> list[str]:
-    """The kinds of a run's diary, phases left out."""
+    """The kinds of a run's event log, phases left out."""
     return [event["kind"] for event in read_events(run.events) if event["kind"] != "phase"]
 
 

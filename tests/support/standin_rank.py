@@ -1,6 +1,6 @@
 """A rank without MLX, for tests of the launcher: the real control channel, and a gather through files in the run folder.
 
-Rank 0 writes a diary of steps of 50 ms, saves nothing, and ends as the trainer does. `GRPO_STUDIO_TEST_RANK` says what goes wrong: a JSON
+Rank 0 writes a event log of steps of 50 ms, saves nothing, and ends as the trainer does. `GRPO_STUDIO_TEST_RANK` says what goes wrong: a JSON
 object of rank → one of the words in `misbehave`.
 """
 
@@ -19,10 +19,10 @@ from backend.distributed.faults import LostRank, WorkerFault
 from backend.distributed.launching.late_ending import write_late_ending
 from backend.distributed.launching.launcher_watch import end_with_launcher
 from backend.distributed.orders import RESTART_RANKS, Orders, OrdersFolder, given_orders
-from backend.runs.events import Diary, read_events
+from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 STEP_S = 0.05
 
@@ -59,7 +59,7 @@ def main() -> NoReturn:
         lead(run, orders, None, wrong)
     try:
         channel = open_channel(FileGroup(run.path, rank, size, token))
-    except Mistake as mistake:
+    except UserError as mistake:
         write_late_ending(run, "failed", str(mistake))
         os._exit(2)
     if isinstance(channel, WorkerChannel):
@@ -88,7 +88,7 @@ def misbehave(word: str, moment: str) -> None:
 def work(channel: WorkerChannel, wrong: str) -> NoReturn:
     print("this worker works", flush=True)
     if wrong == "fault":
-        channel.fault(Mistake("reward_functions", "The reward function broke."))
+        channel.fault(UserError("reward_functions", "The reward function broke."))
         os._exit(2)
     while (message := channel.receive()) is not None:
         if message.kind == GOODBYE:
@@ -109,15 +109,15 @@ def lead(run: RunFolder, orders: OrdersFolder | None, channel: LeaderChannel | N
     hold_lock(run)
     stops: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
-    diary = Diary(run.events)
-    diary.write(
+    event_log = EventLog(run.events)
+    event_log.write(
         "started",
         ranks=len(channel.machines) if channel else 1,
         pids=[info.pid for info in channel.machines] if channel else [],
     )
     for sentence in given.warnings:
-        diary.write("note", level="warning", sentence=sentence)
-    code = _steps(diary, given, channel, stops, wrong)
+        event_log.write("note", level="warning", sentence=sentence)
+    code = _steps(event_log, given, channel, stops, wrong)
     if channel:
         channel.close()
     if orders:
@@ -128,8 +128,8 @@ def lead(run: RunFolder, orders: OrdersFolder | None, channel: LeaderChannel | N
     os._exit(code)
 
 
-def _steps(diary: Diary, given: Orders, channel: LeaderChannel | None, stops: list[int], wrong: str) -> int:
-    step = max((event["step"] for event in read_events(diary.path) if event["kind"] == "step"), default=0)
+def _steps(event_log: EventLog, given: Orders, channel: LeaderChannel | None, stops: list[int], wrong: str) -> int:
+    step = max((event["step"] for event in read_events(event_log.path) if event["kind"] == "step"), default=0)
     last = int(os.environ.get("GRPO_STUDIO_TEST_STEPS", "10"))
     try:
         while step < last:
@@ -137,21 +137,21 @@ def _steps(diary: Diary, given: Orders, channel: LeaderChannel | None, stops: li
             if channel:
                 channel.check()
             if stops:
-                diary.write("stopped", step=step, reason="stopped", sentence="Stopped.")
+                event_log.write("stopped", step=step, reason="stopped", sentence="Stopped.")
                 return 3
             step += 1
-            diary.write("step", step=step, metrics={})
-            if wrong == "restart once" and not any(event["kind"] == "note" for event in read_events(diary.path)):
-                diary.write("note", level="warning", sentence="A GPU error.")
+            event_log.write("step", step=step, metrics={})
+            if wrong == "restart once" and not any(event["kind"] == "note" for event in read_events(event_log.path)):
+                event_log.write("note", level="warning", sentence="A GPU error.")
                 return RESTART_RANKS
     except (LostRank, WorkerFault) as failure:
         if wrong == "hang when lost":
             time.sleep(600)
         if isinstance(failure, LostRank) and given.goes_on:
             return RESTART_RANKS
-        diary.write("failed", step=step, reason="failed", sentence=str(failure))
+        event_log.write("failed", step=step, reason="failed", sentence=str(failure))
         return 2
-    diary.write("finished", step=step, reason="finished", sentence="Finished.")
+    event_log.write("finished", step=step, reason="finished", sentence="Finished.")
     return 0
 
 

@@ -25,7 +25,7 @@ def events_of(run: RunFolder) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run.events.read_text().splitlines()]
 
 
-def diary_without_times(run: RunFolder, tracker: str = "") -> list[dict[str, Any]]:
+def event_log_without_times(run: RunFolder, tracker: str = "") -> list[dict[str, Any]]:
     """The events that the run's settings determine: without the phases, whose number is one of time, and without what is said of a tracker."""
     kept = [event for event in events_of(run) if event["kind"] not in ("phase", "health")]
     return [
@@ -42,8 +42,8 @@ def _without_times(value: Any) -> Any:
 
 
 def assert_same_but_for_the_tracker(run: RunFolder, alone: RunFolder, tracker: str) -> None:
-    """Diary, completions, and the weights of every checkpoint."""
-    assert diary_without_times(run, tracker) == diary_without_times(alone)
+    """EventLog, completions, and the weights of every checkpoint."""
+    assert event_log_without_times(run, tracker) == event_log_without_times(alone)
     assert run.completions.read_bytes() == alone.completions.read_bytes()
     weights = sorted(path.relative_to(alone.path) for path in alone.path.glob("checkpoints/*/*.safetensors"))
     assert weights

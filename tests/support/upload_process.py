@@ -12,7 +12,7 @@ FORKS.set_forkserver_preload(["backend.export.publish.upload", "tests.support.up
 
 
 def start_upload(url: str, folder: Path, repo_id: str, token: str) -> BaseProcess:
-    """Start to upload `folder` to the Hub at `url`. Exit status 0: uploaded; 2: a Mistake, printed."""
+    """Start to upload `folder` to the Hub at `url`. Exit status 0: uploaded; 2: a UserError, printed."""
     process = FORKS.Process(target=_upload, args=(url, str(folder), repo_id, token))
     process.start()
     return process
@@ -22,11 +22,11 @@ def _upload(url: str, folder: str, repo_id: str, token: str) -> None:
     from huggingface_hub import constants
 
     from backend.export.publish.upload import Upload, upload
-    from backend.utils.errors import Mistake
+    from backend.utils.errors import UserError
 
     constants.ENDPOINT, constants.HF_HUB_DISABLE_XET = url, True
     try:
         upload(Upload(repo_id, Path(folder)), token, lambda *_, **__: None)
-    except Mistake as mistake:
+    except UserError as mistake:
         print(mistake)
         sys.exit(2)

@@ -20,7 +20,7 @@ import time
 from itertools import cycle
 from pathlib import Path
 
-from backend.runs.events import Diary, JsonLines
+from backend.runs.events import EventLog, JsonLines
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from tests.support import made_up_runs
@@ -48,18 +48,18 @@ def main() -> None:
 def write_forever(folder: RunFolder) -> None:
     """Be the trainer of a run of 50 steps a second, with a group of completions each, until killed."""
     handle, dice = hold_lock(folder), random.Random(1)
-    diary, rows = Diary(folder.events), JsonLines(folder.completions)
-    diary.write("started", iterations=100_000)
+    event_log, rows = EventLog(folder.events), JsonLines(folder.completions)
+    event_log.write("started", iterations=100_000)
     began, step = time.monotonic(), 0
     while handle:
         step += 1
-        diary.write("step", step=step, metrics=made_up_runs.metrics(step, 30_000, dice))
+        event_log.write("step", step=step, metrics=made_up_runs.metrics(step, 30_000, dice))
         for row in made_up_runs.groups(step, 30_000, dice, prompts=1):
             rows.append(row)
         if step % 100 == 0:
-            diary.write("eval", step=step, metrics=made_up_runs.held_out(step, 30_000))
+            event_log.write("eval", step=step, metrics=made_up_runs.held_out(step, 30_000))
         if step % 500 == 0:
-            diary.write("checkpoint", step=step, path=f"checkpoints/{step:06}")
+            event_log.write("checkpoint", step=step, path=f"checkpoints/{step:06}")
         time.sleep(max(0.0, began + step / STEPS_PER_SECOND - time.monotonic()))
 
 

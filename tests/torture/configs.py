@@ -2,7 +2,7 @@
 
 A case is a sound configuration with one to four mutations of a kind listed in MUTATIONS (or a sweep of such), as a file of YAML or as the
 mapping that the window has. It goes through reading, `check`, the memory estimate, what is unusual, the export for mlx-lm-lora and the reader of
-sweeps, in a process of its own for many cases. A case fails where anything but a Mistake is raised, where a sentence is not one printable line of
+sweeps, in a process of its own for many cases. A case fails where anything but a UserError is raised, where a sentence is not one printable line of
 at most 200 characters that names a setting, where the same input gives other faults a second time, where it takes longer than 5 seconds, and
 where a file appears. No request leaves the machine.
 """
@@ -28,7 +28,7 @@ from typing import Any
 
 import yaml
 
-from backend.utils.text import shown
+from backend.utils.text import quote
 from tests.torture.report import Report
 
 NAME = "configs"
@@ -535,7 +535,7 @@ class TooSlow(BaseException):
 
 
 def try_case(case: Case, place: Place, is_repeated: bool = True) -> str:
-    """Everything that reads a configuration, with `case`. Returns the longest sentence. Raises AssertionError, or whatever was not a Mistake."""
+    """Everything that reads a configuration, with `case`. Returns the longest sentence. Raises AssertionError, or whatever was not a UserError."""
     file = place.root / "case.yaml"
     if case.content is not None:
         file.write_bytes(case.content)
@@ -557,7 +557,7 @@ def _faults_of(case: Case, place: Place, file: Path, use: Callable[[Raw], None] 
     """The faults of a case, and those of `use` where the settings are sound."""
     from backend.config.config import problems, read
     from backend.runs.sweeps.sweep_file import load_sweep, parse_sweep
-    from backend.utils.errors import Mistake
+    from backend.utils.errors import UserError
 
     try:
         if case.is_sweep:
@@ -568,12 +568,12 @@ def _faults_of(case: Case, place: Place, file: Path, use: Callable[[Raw], None] 
         if use is not None and not faults:
             use(raw)
         return faults
-    except Mistake as mistake:
+    except UserError as mistake:
         return mistake.faults
 
 
 def _use(raw: Mapping[str, Any], *, is_written: bool) -> None:
-    """What follows valid settings; `is_written`: also written as YAML, which takes long, and read again. Raises Mistake."""
+    """What follows valid settings; `is_written`: also written as YAML, which takes long, and read again. Raises UserError."""
     from backend.config.config import dump, parse
     from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
     from backend.config.other_programs.into_trl.exported import into_trl, trl_yaml
@@ -611,7 +611,7 @@ def _known_settings(case: Case) -> set[str] | None:
     """What a fault may name: our settings, and what the case itself has as keys. None where the file's keys are unknown."""
     from backend.config.config import SETTINGS
     from backend.config.other_programs.translation import FOREIGN_WORDS
-    from backend.utils.errors import Fault
+    from backend.utils.errors import ConfigProblem
 
     if case.content is not None:
         return None
@@ -626,12 +626,12 @@ def _known_settings(case: Case) -> set[str] | None:
         *SETTINGS,
         *FOREIGN_WORDS,
         *_SETTING_OF_ANOTHER,
-        *(Fault(_plain(key), "").setting for key in [*keys, *nested, *deeper]),
+        *(ConfigProblem(_plain(key), "").setting for key in [*keys, *nested, *deeper]),
     }
 
 
 def _plain(key: Any) -> str:
-    return key if isinstance(key, str) else shown(key)
+    return key if isinstance(key, str) else quote(key)
 
 
 # ── many cases ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -30,7 +30,7 @@ from backend.data.rows import SPLITS, check_columns, read_splits
 from backend.models.tokenizers import load_tokenizer
 from backend.serve import dataset_questions
 from backend.serve.question_call import QuestionCall
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 from tests.support.random_models import tiny_tokenizer
 from tests.torture.hostile_files import NAMES, ODD_TEXTS, put
 from tests.torture.report import run_cases
@@ -95,7 +95,7 @@ TEMPLATES = (
 PATTERNS = ("(.*)", "#### (.*)", "(a+)+$", "(", "((.)*)*x", "(?P<a>.)", "(?i)(\\d+)", "(\\", "(.{1000000000})", "()")
 
 
-def faults_of(raw: dict[str, Any], tokenizer: Any) -> Iterator[Fault]:
+def faults_of(raw: dict[str, Any], tokenizer: Any) -> Iterator[ConfigProblem]:
     """The sentences that `check`, a run and the Dataset page have for these settings."""
     if wrong := problems(raw):
         yield from wrong
@@ -113,11 +113,11 @@ def faults_of(raw: dict[str, Any], tokenizer: Any) -> Iterator[Fault]:
         prompts = TokenizedPrompts(splits.train, tokenizer, PromptFormat.of(config), source)
         measure_first_rows(prompts, "train")
         prompts.measure(prompts.longest_texts())
-    except Mistake as mistake:
+    except UserError as mistake:
         yield from mistake.faults
 
 
-def faults_of_the_page(raw: dict[str, Any]) -> Iterator[Fault]:
+def faults_of_the_page(raw: dict[str, Any]) -> Iterator[ConfigProblem]:
     call = QuestionCall(lambda progress: None)
     answers: list[Any] = []
     questions = (
@@ -127,14 +127,14 @@ def faults_of_the_page(raw: dict[str, Any]) -> Iterator[Fault]:
     for question, more in questions:
         try:
             answers.append(question({"settings": raw, **more}, call))
-        except Mistake as mistake:
+        except UserError as mistake:
             yield from mistake.faults
     json.dumps(answers, default=str)
     for answer in answers:
-        yield from (Fault(**fault) for fault in answer.get("faults", ()))
+        yield from (ConfigProblem(**fault) for fault in answer.get("faults", ()))
 
 
-def wrong_sentences(faults: list[Fault]) -> list[str]:
+def wrong_sentences(faults: list[ConfigProblem]) -> list[str]:
     return [
         f"{len(fault.sentence)} characters for {fault.setting!r}: {fault.sentence!r}"
         for fault in faults

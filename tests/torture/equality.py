@@ -15,7 +15,7 @@ LEFT_OUT = re.compile(r"(^|/)(log\.txt|queue\.log|[^/]+\.lock|control)$|^prefs(/
 """Files that tell what happened on the way, and not what came of it."""
 
 COMPARED_EVENTS = ("step", "eval", "checkpoint", "change", "health", "finished", "stopped", "failed")
-"""Kinds of a diary that a resume repeats exactly. Phases, starts and notes tell of processes."""
+"""Kinds of a event log that a resume repeats exactly. Phases, starts and notes tell of processes."""
 
 OF_TIME = re.compile(
     r"^(t|mono|seq|pid|elapsed_s|events_bytes|completions_bytes|began|updated|completions|created|seconds|.*_s"
@@ -49,7 +49,7 @@ def _content(path: Path, home: Path) -> Any:
     if path.is_dir():
         return "a folder"
     if path.name == "events.jsonl":
-        return _diary(path, home)
+        return _event_log(path, home)
     if path.name == FILE:  # what the file of a queue lists may be done already: its readers look at the runs
         return [run.name for run in QueueFile(path.parent).read().waiting]
     if path.suffix == ".json":
@@ -59,7 +59,7 @@ def _content(path: Path, home: Path) -> Any:
     return content.replace(bytes(home), b"HOME") if path.suffix not in (".safetensors", ".gguf") else content
 
 
-def _diary(path: Path, home: Path) -> Any:
+def _event_log(path: Path, home: Path) -> Any:
     """The events by kind. `seq` has no gaps, and no line is half."""
     text = path.read_bytes()
     events = list(read_events(path))

@@ -16,7 +16,7 @@ from random import Random
 
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import request_change
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.torture.drawn_settings import Inputs
 from tests.torture.equality import differences
 from tests.torture.preload import Blow, Call, traced
@@ -131,7 +131,7 @@ class Killer:
             if run.config.exists() and not work.is_done(home):
                 try:
                     request_change(run, asked)
-                except Mistake:
+                except UserError:
                     return
 
         timer = threading.Timer(random.random() * seconds, ask)

@@ -1,8 +1,8 @@
 """Run folders of somebody else, or damaged ones: every file of a recorded run mutated, then read by all that reads runs.
 
-Each case takes a fresh copy of a small run (diary, completions, changes, notes, parent, evaluations, checkpoints, a sweep, a queue), breaks
+Each case takes a fresh copy of a small run (event log, completions, changes, notes, parent, evaluations, checkpoints, a sweep, a queue), breaks
 one to three of its files, and calls every reader of `backend.spec`, the window's models and the verbs that look at runs. A reader may raise
-Mistake with one printable line, and nothing else; it may take 5 seconds at most, and may write nothing outside of the folder.
+UserError with one printable line, and nothing else; it may take 5 seconds at most, and may write nothing outside of the folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from backend.runs.sweeps import sweep_results
 from backend.runs.sweeps.sweep_file import load_sweep
 from backend.trainer.evaluation import evaluation_rows
 from backend.trainer.health.watch import examine
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import made_up_runs
 from tests.torture.hostile_files import beginning
 from tests.torture.report import Report
@@ -75,7 +75,7 @@ def main(count: int, seed: int) -> int:
     with tempfile.TemporaryDirectory(prefix="run-folders-", dir=MEMORY if MEMORY.is_dir() else None) as folder:
         template = make_template(Path(folder) / "template")
         for _, read in readers(shutil.copytree(template, Path(folder) / "whole")):
-            with contextlib.suppress(Mistake):
+            with contextlib.suppress(UserError):
                 read()  # imports everything, which the alarm of a case must not interrupt
         for number in range(count):
             failures = case(template, Path(folder) / "case", seed + number)
@@ -126,7 +126,13 @@ def make_template(folder: Path) -> Path:
     })  # fmt: skip
     write(
         folder / "queue.json",
-        {"runs": ["first"], "diaries": {"first": 1}, "starting": None, "paused": False, "pause_after_failure": False},
+        {
+            "runs": ["first"],
+            "event logs": {"first": 1},
+            "starting": None,
+            "paused": False,
+            "pause_after_failure": False,
+        },
     )
     return folder
 
@@ -400,7 +406,7 @@ def _problem(read: Callable[[], Any], limit_s: int = LIMIT_S) -> tuple[str, str]
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             read()
-    except Mistake as mistake:
+    except UserError as mistake:
         bad = [
             fault.sentence
             for fault in mistake.faults

@@ -99,11 +99,11 @@ class Syscalls:
             self.warm.take_temporary_files()
 
     def _faults_of(self, case: Case, home: Path, ended: Ended) -> list[str]:
-        """What must hold at once: exit code 2 with a sentence, its ending in the diary, and every weight that was complete is whole."""
+        """What must hold at once: exit code 2 with a sentence, its ending in the event log, and every weight that was complete is whole."""
         run, blow = RunFolder(home / "runs" / "mine"), case.blow
         told = ended.output + (run.events.read_text(errors="replace") if run.events.exists() else "")
         told += run.log.read_text(errors="replace") if run.log.exists() else ""
-        # 0 after a kill: it never came, for how often a diary is written depends on the time that things take.
+        # 0 after a kill: it never came, for how often a event log is written depends on the time that things take.
         allowed = (-9, 0) if blow.action.startswith("kill") else (0, 2)
         faults: list[str] = []
         if ended.hung or ended.left:
@@ -116,13 +116,13 @@ class Syscalls:
             faults.append("it said nothing")
         if (
             ended.code == 2
-            and run.has_diary
+            and run.has_event_log
             and blow.action != "full disk"
             and not blow.call.path.endswith(run.events.name)
         ):
             last = first_and_last_events(run.events)[1]
             if not last or last[-1]["kind"] != "failed":
-                faults.append(f"the diary has no ending but {last[-1] if last else None}")
+                faults.append(f"the event log has no ending but {last[-1] if last else None}")
         return faults + _unreadable(run, case.follows_a_save)
 
     def _faults_resumed(self, case: Case, home: Path) -> list[str]:

@@ -89,8 +89,8 @@ def test_the_homes_of_two_runs_differ_by_a_byte_a_file_or_an_event(syscalls: Sys
     ]
     for damage in (b'{"kind":"step","step":2,"seq":99,"metrics":{}}\n', b'{"half'):
         fresh()
-        with run.events.open("ab") as diary:
-            diary.write(damage)
+        with run.events.open("ab") as event_log:
+            event_log.write(damage)
         assert len(differences(home, whole)) == 1
 
 

@@ -232,7 +232,7 @@ class Queue(Work):
 
     def command(self, home: Path) -> list[str | Path]:
         run, queue = RunFolder(home / "runs" / "mine"), QueueFile(home / "runs")
-        if run.has_diary and not queue.holds(run):
+        if run.has_event_log and not queue.holds(run):
             return ["resume", "mine"]
         return ["queue", "run"] if queue.holds(run) else ["queue", "add", home / "config.yaml"]
 

@@ -28,7 +28,7 @@ from backend.trainer.parts import RunParts
 from backend.trainer.planned_end import patience_is_over
 from backend.trainer.preflight import check
 from backend.trainer.stop_signals import handlers_restored
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import small_run
 
 VERBS = verbs()
@@ -201,11 +201,11 @@ def test_evaluation_batches_have_a_size_of_their_own(
 ) -> None:
     """The held-out rows and the noise are the same, so only rounding may differ."""
     sizes: list[int] = []
-    from backend.sampling.rollout import Rollout
+    from backend.sampling.rollout import Sampler
 
-    sample = Rollout.sample
+    sample = Sampler.sample
     monkeypatch.setattr(
-        Rollout, "sample", lambda self, batch, *rest: sizes.append(len(batch)) or sample(self, batch, *rest)
+        Sampler, "sample", lambda self, batch, *rest: sizes.append(len(batch)) or sample(self, batch, *rest)
     )
     about = {"validation_split": 0.5, "val_batches": 2, "steps_per_eval": 9, "iters": 1}
     rewards: list[list[float]] = []
@@ -263,11 +263,11 @@ def test_a_run_goes_back_to_a_checkpoint_and_repeats_what_came_after_it(
 
 
 def test_a_run_does_not_go_back_to_a_damaged_checkpoint_or_to_none(copied: RunFolder) -> None:
-    with pytest.raises(Mistake, match="there are 1, 2, 3, best and last"):
+    with pytest.raises(UserError, match="there are 1, 2, 3, best and last"):
         go_back(copied, "9")
     with (find_checkpoint(copied, "2").arrays).open("ab") as file:
         file.write(b"x")
-    with pytest.raises(Mistake, match="The checkpoint of step 2 cannot be used"):
+    with pytest.raises(UserError, match="The checkpoint of step 2 cannot be used"):
         go_back(copied, "2")
     assert [saved.step for saved in saved_weights(copied)] == [1, 2, 3]
 

@@ -13,12 +13,12 @@ import pytest
 from backend.config.config import load, parse
 from backend.rewards.scorer import ThreadScorer
 from backend.runs.run_folder import RunFolder
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.trainer.evaluation import comparison
 from backend.trainer.evaluation.comparison import EvaluationChoices, EvaluationProgress, evaluate_model
 from backend.trainer.evaluation.evaluated_model import EvaluatedModel, find_evaluated
 from backend.trainer.evaluation.evaluation_rows import DecodingName, EvaluatedRow, Evaluation
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import small_run
 
 COUNTED = '''
@@ -217,9 +217,9 @@ def test_sampling_stays_within_the_memory_plan(lora_run: RunFolder, monkeypatch:
         return plan_memory(config, *more)
 
     rows: list[Any] = []
-    made = Rollout.__init__
+    made = Sampler.__init__
     monkeypatch.setattr(comparison, "plan_memory", plan)
-    monkeypatch.setattr(Rollout, "__init__", lambda self, *a, **k: (rows.append(k["rows"]), made(self, *a, **k))[1])
+    monkeypatch.setattr(Sampler, "__init__", lambda self, *a, **k: (rows.append(k["rows"]), made(self, *a, **k))[1])
     evaluate(find_evaluated(str(lora_run.path), None), completions=5, limit=4, base_only=True)
     assert (planned[0].batch_size, planned[0].group_size) == (4, 5) and rows[0] <= 20
 
@@ -231,7 +231,7 @@ def test_a_checkpoint_is_chosen_by_step_or_score(lora_run: RunFolder) -> None:
     state = lora_run.checkpoints / "000001" / "state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"score": 1e6}))
     assert [find_evaluated(str(lora_run.path), None, which=which).step for which in ("last", "best", "1")] == [2, 1, 1]
-    with pytest.raises(Mistake, match="no checkpoint 7; there are 1, 2"):
+    with pytest.raises(UserError, match="no checkpoint 7; there are 1, 2"):
         find_evaluated(str(lora_run.path), None, which="7")
 
 
@@ -253,7 +253,7 @@ def test_choices_that_cannot_be_met_are_told_before_the_model_is_loaded(
     lora_run: RunFolder, choices: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(comparison, "load_policy", None)
-    with pytest.raises(Mistake, match=says):
+    with pytest.raises(UserError, match=says):
         evaluate(find_evaluated(str(lora_run.path), None), **choices)
 
 
@@ -268,5 +268,5 @@ def test_weights_of_another_model_are_told_in_a_sentence(lora_run: RunFolder, tm
         evaluated.checkpoint,
         2,
     )
-    with pytest.raises(Mistake, match="do not fit the model"):
+    with pytest.raises(UserError, match="do not fit the model"):
         evaluate(other, decodings=("greedy",), limit=1)

@@ -1,4 +1,4 @@
-"""Commands are obeyed once, written to the diary and never lost; a signal saves and stops."""
+"""Commands are obeyed once, written to the event log and never lost; a signal saves and stops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from backend.config.config import parse
 from backend.runs.checkpoints import checkpoint
-from backend.runs.events import Diary, read_events
+from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.runs.start_progress import tell
@@ -46,7 +46,7 @@ def words(run: RunFolder) -> list[str]:
 
 
 def after(run: RunFolder, step: int, *commands: str) -> Any:
-    """An echo that writes these commands once `step` is in the diary, each after the previous one was claimed."""
+    """An echo that writes these commands once `step` is in the event log, each after the previous one was claimed."""
 
     def speak() -> None:
         for word in commands:
@@ -66,8 +66,8 @@ def after(run: RunFolder, step: int, *commands: str) -> Any:
 # ── Control ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_command_is_obeyed_once_and_written_to_the_diary(run: RunFolder) -> None:
-    control = Control(run, Diary(run.events))
+def test_a_command_is_obeyed_once_and_written_to_the_event_log(run: RunFolder) -> None:
+    control = Control(run, EventLog(run.events))
     control.obey()
     run.say("save")
     control.obey()
@@ -79,7 +79,7 @@ def test_a_command_is_obeyed_once_and_written_to_the_diary(run: RunFolder) -> No
 
 
 def test_a_stop_between_updates_waits_for_the_end_of_the_step(run: RunFolder) -> None:
-    control = Control(run, Diary(run.events))
+    control = Control(run, EventLog(run.events))
     run.say("stop")
     control.obey(may_stop=False)
     assert control.stop_requested and words(run) == ["stop"]
@@ -91,14 +91,14 @@ def test_a_stop_between_updates_waits_for_the_end_of_the_step(run: RunFolder) ->
 def test_control_files_of_an_earlier_process_are_not_obeyed(run: RunFolder) -> None:
     run.control.write_text("stop")
     run.control_taken.write_text("stop")
-    control = Control(run, Diary(run.events))
+    control = Control(run, EventLog(run.events))
     control.obey()
     assert not control.stop_requested and not run.control.exists() and not run.control_taken.exists()
 
 
 @pytest.mark.parametrize("word", ["halt", "", "stop\x00", b"\xff\xfe", "x" * 5000])
 def test_an_unknown_command_is_noted_and_ignored(run: RunFolder, word: str | bytes) -> None:
-    control = Control(run, Diary(run.events))
+    control = Control(run, EventLog(run.events))
     run.control.write_bytes(word if isinstance(word, bytes) else word.encode())
     control.obey()
     assert not control.stop_requested and not control.save_requested and words(run) == []
@@ -109,8 +109,8 @@ def test_an_unknown_command_is_noted_and_ignored(run: RunFolder, word: str | byt
 @pytest.mark.parametrize("what", ["pipe", "endless", "folder"])
 def test_what_is_no_control_file_is_neither_waited_for_nor_in_the_way(run: RunFolder, what: str) -> None:
     """A pipe that nobody writes hung the run, and a link to an endless file filled its memory."""
-    diary = Diary(run.events)
-    control = Control(run, diary)
+    event_log = EventLog(run.events)
+    control = Control(run, event_log)
     for _ in range(2):
         if what == "pipe":
             os.mkfifo(run.control)
@@ -123,18 +123,18 @@ def test_what_is_no_control_file_is_neither_waited_for_nor_in_the_way(run: RunFo
         control.obey()
         assert not os.path.lexists(run.control) and not os.path.lexists(run.control_taken)
     run.control.mkdir()
-    Control(run, diary)  # of the next process
+    Control(run, event_log)  # of the next process
     assert not run.control.exists()
     run.say("stop")
     with pytest.raises(StopPending):
         control.look_for_stop()
     with pytest.raises(Stopped):
         control.obey()
-    diary.close()
+    event_log.close()
 
 
 def test_white_space_around_a_command_is_stripped(run: RunFolder) -> None:
-    control = Control(run, Diary(run.events))
+    control = Control(run, EventLog(run.events))
     run.control.write_text(" save\n")
     control.obey()
     assert control.save_requested
@@ -143,7 +143,10 @@ def test_white_space_around_a_command_is_stripped(run: RunFolder) -> None:
 def test_a_pause_lasts_until_resume_and_frees_memory_once(run: RunFolder) -> None:
     calls: list[str] = []
     control = Control(
-        run, Diary(run.events), before_pause=lambda: calls.append("before"), after_pause=lambda: calls.append("after")
+        run,
+        EventLog(run.events),
+        before_pause=lambda: calls.append("before"),
+        after_pause=lambda: calls.append("after"),
     )
     threading.Timer(0.3, run.say, ["resume"]).start()
     run.say("pause")
@@ -155,7 +158,7 @@ def test_a_pause_lasts_until_resume_and_frees_memory_once(run: RunFolder) -> Non
 
 
 def test_save_and_stop_work_during_a_pause(run: RunFolder) -> None:
-    control = Control(run, Diary(run.events))
+    control = Control(run, EventLog(run.events))
     run.say("pause")
 
     def speak() -> None:
@@ -172,7 +175,7 @@ def test_save_and_stop_work_during_a_pause(run: RunFolder) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_means_save_and_stop(run: RunFolder, number: signal.Signals) -> None:
-    control = Control(run, Diary(run.events))
+    control = Control(run, EventLog(run.events))
     control.listen_to_signals()
     os.kill(os.getpid(), number)
     with pytest.raises(Stopped, match=f"{number.name} was received"):
@@ -182,7 +185,7 @@ def test_a_signal_means_save_and_stop(run: RunFolder, number: signal.Signals) ->
 
 
 def test_a_signal_ends_a_pause(run: RunFolder) -> None:
-    control = Control(run, Diary(run.events))
+    control = Control(run, EventLog(run.events))
     control.listen_to_signals()
     threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGTERM]).start()
     run.say("pause")

@@ -180,7 +180,7 @@ def test_an_exported_adapter_ends_its_texts_where_its_own_tokenizer_does(tmp_pat
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
     from backend.models.loading import load_model
     from backend.models.own_tokenizer import run_tokenizer, vocabulary_rows
-    from backend.utils.errors import Mistake
+    from backend.utils.errors import UserError
 
     raw = small_run.settings_for(tmp_path)
     model, own, _ = load_model(raw["model"], "model")
@@ -190,7 +190,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) 
     embedding = next(module for name, module in model.named_modules() if name.endswith("embed_tokens"))
     embedding.weight = mx.zeros((40, embedding.weight.shape[1]))
     model.update_modules({})
-    with pytest.raises(Mistake, match="and the model's vocabulary ends at 39: it is another model's"):
+    with pytest.raises(UserError, match="and the model's vocabulary ends at 39: it is another model's"):
         run_tokenizer(raw["model"], own, model)
 
 

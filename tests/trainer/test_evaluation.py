@@ -25,7 +25,7 @@ from backend.trainer.evaluation.evaluation_rows import (
     read_rows,
     write_evaluation,
 )
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support.made_up_evaluations import evaluated_row, evaluation
 
 ENTRIES = ["r1_int", "accuracy_reward(name=right)", "mine.py::brevity"]
@@ -60,7 +60,7 @@ def test_an_evaluation_that_cannot_be_finished_is_not_listed(tmp_path: Path, mon
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", fail_on_json)
-    with pytest.raises(Mistake, match="the disk is full"):
+    with pytest.raises(UserError, match="the disk is full"):
         write_evaluation(run.evaluations, evaluation(), [evaluated_row(0, 0.0, 1.0)])
     assert evaluations_of(run) == [] and list(run.evaluations.iterdir()) == []
 
@@ -68,7 +68,7 @@ def test_an_evaluation_that_cannot_be_finished_is_not_listed(tmp_path: Path, mon
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', '{"name": "x", "decodings": []}'])
 def test_a_file_that_is_no_evaluation_is_told_in_a_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
-    with pytest.raises(Mistake, match=r"x\.json is no evaluation"):
+    with pytest.raises(UserError, match=r"x\.json is no evaluation"):
         read_evaluation(tmp_path / "x.json")
 
 
@@ -128,7 +128,7 @@ def test_the_user_says_what_passes(text: str, name: str, at_least: float) -> Non
     ],
 )
 def test_a_rule_that_cannot_be_read_is_told_in_a_sentence(text: str, says: str) -> None:
-    with pytest.raises(Mistake, match=says):
+    with pytest.raises(UserError, match=says):
         read_pass_rule(text, ENTRIES)
 
 

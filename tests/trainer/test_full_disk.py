@@ -19,8 +19,8 @@ from backend.config.config import parse
 from backend.models import saving
 from backend.runs import events as events_module
 from backend.runs import room_for_saving
-from backend.runs.events import Diary, JsonLines, read_events
-from backend.runs.room_for_saving import LOOK_EVERY_S, RESERVED_FILES, RoomForSaving
+from backend.runs.events import EventLog, JsonLines, read_events
+from backend.runs.room_for_saving import LOOK_EVERY_S, RESERVED_FILES, DiskSpaceGuard
 from backend.runs.run_disk_use import RESERVE, run_bytes
 from backend.runs.run_folder import RunFolder
 from backend.trainer import control as controls
@@ -30,8 +30,8 @@ from backend.trainer.memory.model_shape import shape_of
 from backend.trainer.preflight import check
 from backend.utils import disk_faults
 from backend.utils.disk_faults import LONGEST_PLACE, Room
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 from tests.support import small_run
 
 FULL = partial(OSError, errno.ENOSPC, "No space left on device")
@@ -92,7 +92,7 @@ def test_a_line_that_cannot_be_written_ends_the_run_with_a_sentence_and_resuming
         patch.setattr(events_module, "write_all", full)
         ending = small_run.train_here(settings(inputs), run)
     assert (ending.kind, ending.exit_code) == ("failed", 2)
-    place = shown(run.path / name, LONGEST_PLACE)
+    place = quote(run.path / name, LONGEST_PLACE)
     assert ending.sentence == f"disk: {place} cannot be written: the disk is full." and place.endswith(f"/run/{name}")
     last = list(read_events(run.events))[-1]
     assert (last["kind"], last["sentence"]) == ("failed", ending.sentence) and "traceback" not in last
@@ -153,7 +153,7 @@ def test_a_model_that_cannot_be_written_leaves_the_old_one(
     with monkeypatch.context() as patch:
         patch.setattr(saving, "write_model", full)
         ending = small_run.train_here(raw, run)
-    place = shown(run.model, LONGEST_PLACE)
+    place = quote(run.model, LONGEST_PLACE)
     assert (ending.exit_code, ending.sentence) == (2, f"disk: {place} cannot be written: the disk is full.")
     assert os.listdir(run.model) == ["config.json"] and not (run.path / ".model").exists()
     assert small_run.train_here(raw, run).kind == "finished"
@@ -186,7 +186,7 @@ def test_a_run_waits_for_room_and_goes_on_by_itself(
     rooms(monkeypatch, plenty, none, none, none, plenty)
     assert small_run.train_here(settings(inputs), run).kind == "finished"
     lacks, again = notes(run)
-    where = shown(run.path, LONGEST_PLACE)
+    where = quote(run.path, LONGEST_PLACE)
     assert lacks == f"The disk of {where} has 3 MB free, and 16.8 MB are needed. The run is paused until there is room."
     assert again == "There is room on the disk again; the run goes on."
     assert [event.get("sentence") for event in read_events(run.events) if event.get("phase") == "paused"] == [lacks]
@@ -220,7 +220,7 @@ def test_where_the_system_does_not_say_how_much_is_free_nothing_is_done(
 
 def waiting(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, *free: Room | None
-) -> tuple[RoomForSaving, Control, list[float]]:
+) -> tuple[DiskSpaceGuard, Control, list[float]]:
     """The room that a run waits for, its control, and when the disk was looked at, by a clock that goes on by half a second each time that
     it is read. The disk has these rooms at its looks."""
     run.path.mkdir(parents=True)
@@ -233,9 +233,9 @@ def waiting(
     monkeypatch.setattr(controls, "PAUSE_POLL_S", 0.0)
     monkeypatch.setattr(room_for_saving, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     monkeypatch.setattr(room_for_saving, "room_on", look)
-    diary = Diary(run.events)
-    control = Control(run, diary)
-    return RoomForSaving(run, diary, control), control, looks
+    event_log = EventLog(run.events)
+    control = Control(run, event_log)
+    return DiskSpaceGuard(run, event_log, control), control, looks
 
 
 def test_a_run_waits_until_the_checkpoint_fits_beside_the_reserve_and_looks_seldom(
@@ -258,7 +258,7 @@ def test_one_who_resumes_or_stops_the_run_is_not_asked_again_before_there_was_ro
 ) -> None:
     none, plenty = Room(10**12, 3), Room(10**12, None)
     room, control, _ = waiting(run, monkeypatch, none, none, plenty, none, plenty, none)
-    control.diary.followers.append(lambda event: run.say("resume") if event.get("phase") == "paused" else None)
+    control.event_log.followers.append(lambda event: run.say("resume") if event.get("phase") == "paused" else None)
     for asked in (1, 1, 1, 2, 2):
         room.wait()
         assert len(notes(run)) == asked
@@ -281,7 +281,7 @@ def test_a_disk_without_room_for_the_run_refuses_it_with_both_numbers(
     assert re.fullmatch(r"The run needs 1[67]\.?\d* MB on the disk of .*, which has 5 MB free\.", fault.sentence), (
         fault.sentence
     )
-    with pytest.raises(Mistake, match="disk: The run needs"):
+    with pytest.raises(UserError, match="disk: The run needs"):
         new_run(raw, tmp_path / "runs", "a")
     assert not (tmp_path / "runs").exists()
     monkeypatch.setattr(disk_faults, "room_on", lambda folder: None)

@@ -17,8 +17,8 @@ from backend.runs.run_folder import RunFolder
 from backend.trainer.machine.gpu_retries import BUFFERS, DISCARDED, INTERACTIVITY, MEMORY, OTHER, TIMEOUT, gpu_error
 from backend.trainer.trainer import Trainer
 from backend.training.learner import Learner
-from backend.utils.disk_faults import DiskFault
-from backend.utils.errors import Mistake
+from backend.utils.disk_faults import DiskError
+from backend.utils.errors import UserError
 from tests.support import failing_gpu, small_run
 
 METAL = failing_gpu.METAL
@@ -96,7 +96,7 @@ def test_a_run_without_memory_is_saved_and_says_what_helps(
     assert saved is not None and saved.state.step == 2
 
 
-@pytest.mark.parametrize("error", [MemoryError(), DiskFault("The disk is full.")], ids=["memory", "disk"])
+@pytest.mark.parametrize("error", [MemoryError(), DiskError("The disk is full.")], ids=["memory", "disk"])
 def test_where_it_cannot_be_saved_either_the_ending_is_the_same(
     error: Exception, tmp_path: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,7 +120,7 @@ def test_where_it_cannot_be_saved_either_the_ending_is_the_same(
         RuntimeError("[metal::Device] Unable to build metal library from source"),
         ValueError(failing_gpu.OUT_OF_MEMORY),
         NotImplementedError(failing_gpu.OUT_OF_MEMORY),  # a RuntimeError too, which mlx does not raise
-        Mistake("save_every", failing_gpu.OUT_OF_MEMORY),
+        UserError("save_every", failing_gpu.OUT_OF_MEMORY),
     ],
 )
 def test_nothing_else_is_a_gpu_error(error: Exception) -> None:

@@ -26,7 +26,7 @@ from backend.trainer.machine.gpu_retries import BUFFERS, INTERACTIVITY, MEMORY, 
 from backend.trainer.machine.memory_plan import learner_limits, rollout_limits
 from backend.trainer.stop_signals import STOP_SIGNALS
 from backend.utils.disk_faults import disk_fault
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import failing_gpu, small_run
 from tests.support.failing_gpu import OUT_OF_MEMORY
 
@@ -80,7 +80,7 @@ def weights(run: RunFolder) -> dict[str, np.ndarray]:
 
 
 def assert_whole(run: RunFolder, steps: int = 4) -> None:
-    """Every step once in both files, and no gap in the diary."""
+    """Every step once in both files, and no gap in the event log."""
     assert small_run.steps(run) == list(range(1, steps + 1))
     lines = [json.loads(line)["step"] for line in run.completions.read_text().splitlines()]
     assert lines == [step for step in range(1, steps + 1) for _ in range(2)]
@@ -173,13 +173,13 @@ def test_a_log_that_cannot_be_written_ends_the_run_saved_and_with_a_sentence(
 def test_a_damaged_log_is_told_with_what_to_do(inputs: Path, run: RunFolder) -> None:
     run.path.mkdir(parents=True, exist_ok=True)
     run.gpu_errors.write_text('{"kind": "memory"}\n')
-    with pytest.raises(Mistake, match=r"gpu_errors\.jsonl in the run folder is damaged; delete it"):
+    with pytest.raises(UserError, match=r"gpu_errors\.jsonl in the run folder is damaged; delete it"):
         small_run.train_here(settings(inputs), run)
     assert not run.is_locked()
 
 
-def test_a_note_that_a_resume_cuts_from_the_diary_is_told_again_and_once(inputs: Path, run: RunFolder) -> None:
-    """Both errors go back to the checkpoint of step 2, whose length of the diary has neither note."""
+def test_a_note_that_a_resume_cuts_from_the_event_log_is_told_again_and_once(inputs: Path, run: RunFolder) -> None:
+    """Both errors go back to the checkpoint of step 2, whose length of the event log has neither note."""
     failures = [["update", 3, failing_gpu.INTERACTIVITY], ["update", 4, OUT_OF_MEMORY]]
     assert train_until_it_ends(settings(inputs), run, failures).kind == "finished"
     first, second = warnings(run)

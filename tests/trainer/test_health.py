@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backend.config.config import SETTINGS
-from backend.runs.events import Diary, Event, read_events
+from backend.runs.events import Event, EventLog, read_events
 from backend.trainer.health.recent import LONG, WINDOW, Recent
 from backend.trainer.health.rules import RULES, findings
 from backend.trainer.health.watch import QUIET, Episode, Watch, examined, reported
@@ -76,10 +76,10 @@ def test_a_resumed_run_reports_what_one_that_was_never_stopped_reports(name: str
     whole = Watch(settings)
     written = [(event, whole.take(event)) for event in events]
     for cut in range(0, len(events), max(7, len(events) // 12)):
-        diary = [
+        event_log = [
             line for event, health in written[:cut] for line in (event, *({"kind": "health", **h} for h in health))
         ]
-        resumed = Watch.resumed(settings, diary)
+        resumed = Watch.resumed(settings, event_log)
         assert [resumed.take(event) for event, _ in written[cut:]] == [health for _, health in written[cut:]], cut
 
 
@@ -282,20 +282,20 @@ def test_rules_name_real_settings_and_have_a_source() -> None:
 # ── reporting ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def drive(diary: Diary, events: list[Event]) -> None:
+def drive(event_log: EventLog, events: list[Event]) -> None:
     for event in events:
-        diary.write("step", step=event["step"], metrics=event["metrics"])
+        event_log.write("step", step=event["step"], metrics=event["metrics"])
 
 
-def health(diary: Diary) -> list[Event]:
-    return [event for event in read_events(diary.path) if event["kind"] == "health"]
+def health(event_log: EventLog) -> list[Event]:
+    return [event for event in read_events(event_log.path) if event["kind"] == "health"]
 
 
 def test_a_finding_is_reported_when_it_begins_and_when_it_is_over(tmp_path: Path) -> None:
-    diary = Diary(tmp_path / "events.jsonl")
-    HealthReporter(diary, {})
-    drive(diary, [*run(WINDOW + 5, kl=1.0), *run(3, 15), *run(7, 18, kl=1.0), *run(20, 25)])
-    begun, over = health(diary)  # three good steps in between are one finding, not two
+    event_log = EventLog(tmp_path / "events.jsonl")
+    HealthReporter(event_log, {})
+    drive(event_log, [*run(WINDOW + 5, kl=1.0), *run(3, 15), *run(7, 18, kl=1.0), *run(20, 25)])
+    begun, over = health(event_log)  # three good steps in between are one finding, not two
     assert (begun["code"], begun["step"], begun["metric"], begun["threshold"]) == ("drifting", WINDOW, "kl", 0.5)
     assert over["code"] == "drifting" and over["until"] == over["step"] - QUIET
     (episode,) = reported([begun, over])
@@ -303,16 +303,16 @@ def test_a_finding_is_reported_when_it_begins_and_when_it_is_over(tmp_path: Path
 
 
 def test_a_resumed_run_does_not_repeat_its_findings(tmp_path: Path) -> None:
-    diary = Diary(tmp_path / "events.jsonl")
-    HealthReporter(diary, {})
-    drive(diary, run(WINDOW, kl=1.0))
-    resumed = Diary(diary.path)
+    event_log = EventLog(tmp_path / "events.jsonl")
+    HealthReporter(event_log, {})
+    drive(event_log, run(WINDOW, kl=1.0))
+    resumed = EventLog(event_log.path)
     HealthReporter(resumed, {})
     drive(resumed, run(5, WINDOW, kl=1.0))
-    assert len(health(diary)) == 1
+    assert len(health(event_log)) == 1
 
 
-def test_a_finding_of_an_old_diary_is_shown_as_far_as_it_is_known() -> None:
+def test_a_finding_of_an_old_event_log_is_shown_as_far_as_it_is_known() -> None:
     old = {
         "kind": "health",
         "code": "drifting",

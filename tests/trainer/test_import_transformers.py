@@ -15,7 +15,7 @@ from backend.export.export_run import Export, export_run
 from backend.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.models.peft.importing import import_adapter
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support.random_models import tiny_tokenizer
 from tests.support.random_runs import PROMPT, furthest, write_run
 from tests.support.torch_process import Torch, torch_process
@@ -86,5 +86,5 @@ def test_trained_biases_are_refused(tmp_path: Path, torch: Torch) -> None:
     base = tiny_tokenizer(tmp_path / "base")
     torch.make("qwen2", base)
     torch.adapt(base, tmp_path / "peft", target_modules=["q_proj"], r=2, bias="lora_only")
-    with pytest.raises(Mistake, match=r"layers\.0\.self_attn\.q_proj\.bias was trained beside the adapters"):
+    with pytest.raises(UserError, match=r"layers\.0\.self_attn\.q_proj\.bias was trained beside the adapters"):
         import_adapter(tmp_path / "peft", str(base), tmp_path / "mlx")

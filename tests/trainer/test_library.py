@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import backend
-from backend import Callback, Config, Mistake, RunFailed, StopTraining, TrainedRun, resume, train
+from backend import Callback, Config, RunFailed, StopTraining, TrainedRun, UserError, resume, train
 from backend.cli.resume import resume as verb_resume
 from backend.config.config import load
 from backend.runs.run_folder import RunFolder
@@ -130,7 +130,7 @@ def test_a_callback_stops_the_run_and_it_is_resumed_with_its_functions(trained: 
     assert run.sentence == "Stopped at step 2 because two are enough; everything is saved."
 
     with pytest.raises(
-        Mistake, match="reward_functions: The run was trained with functions of a program, and constant is not"
+        UserError, match="reward_functions: The run was trained with functions of a program, and constant is not"
     ):
         resume(run.folder)
     told = Told()
@@ -138,18 +138,18 @@ def test_a_callback_stops_the_run_and_it_is_resumed_with_its_functions(trained: 
     assert (resumed.ending, resumed.step) == ("finished", 4)
     assert told.events == [("step", 3), ("step", 4), ("save", 4, True), ("end", "finished", 4)]
     assert [step["step"] for step in resumed.metrics] == [1, 2, 3, 4]
-    with pytest.raises(Mistake, match="has finished; give it more steps"):
+    with pytest.raises(UserError, match="has finished; give it more steps"):
         resume(run.folder, reward_functions=[constant])
 
 
 def test_the_command_line_says_where_the_functions_are(trained: Any) -> None:
     run = trained(reward_functions=[lambda completions, **_: [0.0] * len(completions)], callbacks=[Told(_stop)])
-    diary = (run.folder / "events.jsonl").read_bytes()
-    with pytest.raises(Mistake, match="reward functions lambda_1 are objects of the program that called") as mistake:
+    event_log = (run.folder / "events.jsonl").read_bytes()
+    with pytest.raises(UserError, match="reward functions lambda_1 are objects of the program that called") as mistake:
         verb_resume.__wrapped__.__wrapped__(str(run.folder))
-    assert len(str(mistake.value)) <= 200 and (run.folder / "events.jsonl").read_bytes() == diary
+    assert len(str(mistake.value)) <= 200 and (run.folder / "events.jsonl").read_bytes() == event_log
     # Whatever else would score with it says so too.
-    with pytest.raises(Mistake, match=r"lambda_1: of the program that called train\(\); resume with backend.resume"):
+    with pytest.raises(UserError, match=r"lambda_1: of the program that called train\(\); resume with backend.resume"):
         read_inputs(load(run.folder / "config.yaml"))
 
 
@@ -166,7 +166,7 @@ def test_a_callback_that_raises_ends_the_run_saved_with_its_name(trained: Any) -
     ) as failed:
         trained(reward_functions=["r1_int"], callbacks=[Told(fail)])
     run = failed.value.run
-    assert (run.ending, run.step) == ("failed", 1) and RunFolder(run.folder).has_diary
+    assert (run.ending, run.step) == ("failed", 1) and RunFolder(run.folder).has_event_log
     assert (run.folder / "checkpoints" / "000001" / "state.json").is_file()
     assert len(str(failed.value)) <= 200
 
@@ -176,7 +176,7 @@ def test_an_exception_at_the_end_is_raised_once_the_run_is_whole(trained: Any, t
         def on_end(self, run: TrainedRun) -> None:
             raise SystemExit(3)
 
-    with pytest.raises(Mistake, match="on_end of Ends raised SystemExit: 3"):
+    with pytest.raises(UserError, match="on_end of Ends raised SystemExit: 3"):
         trained(reward_functions=["r1_int"], callbacks=[Ends()])
     assert small_run.kinds(RunFolder(runs(tmp_path)[0]))[-1] == "finished"
 
@@ -202,7 +202,7 @@ def test_an_exception_at_the_end_is_raised_once_the_run_is_whole(trained: Any, t
 def test_mistakes_leave_nothing_behind(
     trained: Any, tmp_path: Path, settings: dict[str, Any], options: dict[str, Any], sentence: str
 ) -> None:
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         trained(settings, **{"reward_functions": ["r1_int"]} | options)
     assert str(mistake.value).startswith(sentence) and len(str(mistake.value)) <= 200
     assert runs(tmp_path) == []
@@ -211,7 +211,7 @@ def test_mistakes_leave_nothing_behind(
 def test_a_folder_that_was_there_stays_without_what_was_put_into_it(trained: Any, tmp_path: Path) -> None:
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "note.txt").write_text("mine")
-    with pytest.raises(Mistake):
+    with pytest.raises(UserError):
         trained({"prompt_feature": "question"}, name="mine", reward_functions=[lambda completions: []])
     assert [path.name for path in runs(tmp_path)[0].iterdir()] == ["note.txt"]
 

@@ -21,7 +21,7 @@ from backend.config.config import SETTINGS, Config, parse
 from backend.models.policy import Policy, load_policy
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.trainer.machine.memory_plan import learner_limits, plan_memory, refuse_too_large, rollout_limits
 from backend.trainer.memory import estimate
@@ -30,7 +30,7 @@ from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
 from backend.types import Completion, Group, Problem
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.random_models import tiny_model
 from tests.support.small_run import settings_for, train_here, write_config
@@ -117,7 +117,7 @@ def peaks(case: Case, folder: Path) -> tuple[estimate.Estimate, int, int]:
 
 
 def sampling_peak(case: Case, config: Config, policy: Policy, limits: dict[str, Any]) -> int:
-    sampler = Rollout(policy, config.max_completion_length, **limits)
+    sampler = Sampler(policy, config.max_completion_length, **limits)
     policy.eos_ids = [-1]  # every completion runs to its limit
     mx.clear_cache()
     mx.reset_peak_memory()
@@ -509,7 +509,7 @@ def test_a_rough_estimate_refuses_no_run(tmp_path: Path) -> None:
 def test_refuse_too_large_needs_no_policy(small_model: Path) -> None:
     config = SMALL.config(small_model)
     refuse_too_large(config)
-    with pytest.raises(Mistake, match="Memory limit allows"):
+    with pytest.raises(UserError, match="Memory limit allows"):
         refuse_too_large(config.model_copy(update={"memory_limit": 1e-4}))
 
 

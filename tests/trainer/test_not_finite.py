@@ -28,7 +28,7 @@ from backend.training.not_finite import (
     not_finite_arrays,
 )
 from backend.types import Completion, Group, Problem
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import small_run
 
 
@@ -118,7 +118,7 @@ def test_a_loss_that_is_not_finite_is_told_as_the_loss(
 def test_weights_that_are_not_finite_are_never_saved(
     inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An update can overflow although its gradient has not: the step is in the diary, its weights are nowhere."""
+    """An update can overflow although its gradient has not: the step is in the event log, its weights are nowhere."""
     apply = Learner._apply  # pyright: ignore[reportPrivateUsage]
 
     def overflowing(learner: Learner, gradient: Any, loss: mx.array) -> dict[str, float]:
@@ -266,6 +266,6 @@ def test_the_model_is_suspected_until_an_update_is_applied(
     """`update` is the one that the number was found in, 0 before the step's first."""
     found = NotFinite("log-probability", "nan at token 1 of a completion")
     found.update = update
-    with pytest.raises(Mistake) as told, ends_run(parse(raw(inputs)), run, step, of([-1.0])):
+    with pytest.raises(UserError) as told, ends_run(parse(raw(inputs)), run, step, of([-1.0])):
         raise found
     assert told.value.faults[0].setting == setting

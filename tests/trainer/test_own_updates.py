@@ -12,7 +12,7 @@ import pytest
 from mlx import optimizers
 from mlx.optimizers import Optimizer, schedulers
 
-from backend import Callback, Mistake, StopTraining, TrainedRun, resume, train
+from backend import Callback, StopTraining, TrainedRun, UserError, resume, train
 from backend.cli.resume import resume as verb_resume
 from backend.config.config import load, parse
 from backend.runs.clone import clone
@@ -100,22 +100,23 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(trained: Any)
 
     stopped = trained(callbacks=[StopAfter(2)], **given)
     assert stopped.step == 2 and weights(stopped) != weights(whole)
-    diary = (stopped.folder / "events.jsonl").read_bytes()
+    event_log = (stopped.folder / "events.jsonl").read_bytes()
     with pytest.raises(
-        Mistake,
+        UserError,
         match=r"optimizer: The run was trained with Averaging\(memory=0.5\) of a program; give it again: backend.resume",
     ):
         resume(stopped.folder, reward_functions=[length], schedule=halves)
     with pytest.raises(
-        Mistake, match=r"schedule: The run was trained with halves: 0.01, 0.005 at updates 0, 1, and given is lambda: "
+        UserError,
+        match=r"schedule: The run was trained with halves: 0.01, 0.005 at updates 0, 1, and given is lambda: ",
     ):
         resume(stopped.folder, reward_functions=[length], optimizer=Averaging(1.0), schedule=lambda n: 0.01)
     with pytest.raises(
-        Mistake,
+        UserError,
         match=r"optimizer: The run was trained with Averaging\(memory=0.5\), and given is Averaging\(memory=0.4\)",
     ):
         resume(stopped.folder, reward_functions=[length], optimizer=Averaging(1.0, 0.4), schedule=halves)
-    assert (stopped.folder / "events.jsonl").read_bytes() == diary, "a refused resume changes nothing"
+    assert (stopped.folder / "events.jsonl").read_bytes() == event_log, "a refused resume changes nothing"
     resumed = resume(stopped.folder, reward_functions=[length], **given)
     assert (resumed.step, weights(resumed)) == (4, weights(whole))
 
@@ -140,11 +141,11 @@ def test_what_is_no_program_refuses_the_run_and_says_how_to_go_on(trained: Any, 
         run.folder,
         *(clone(RunFolder(run.folder), warm=warm, runs_dir=tmp_path / str(warm)).path for warm in (True, False)),
     ):
-        diary = (folder / "events.jsonl").read_bytes()
-        with pytest.raises(Mistake) as mistake:
+        event_log = (folder / "events.jsonl").read_bytes()
+        with pytest.raises(UserError) as mistake:
             verb_resume.__wrapped__.__wrapped__(str(folder))
         assert "go on with backend.resume(run, optimizer=…)" in str(mistake.value)
-        assert (folder / "events.jsonl").read_bytes() == diary
+        assert (folder / "events.jsonl").read_bytes() == event_log
     faults = check(load(run.folder / "config.yaml").model_dump())
     assert [fault.setting for fault in faults] == ["optimizer", "lr_schedule"]
     cold = tmp_path / "False" / f"{run.folder.name}-from-1"
@@ -245,7 +246,7 @@ def test_what_could_not_go_on_from_a_checkpoint_is_refused_in_a_sentence(
     optimizer: Any, schedule: Any, sentence: str
 ) -> None:
     config = parse(RUN | {"num_iterations": 1})
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         GivenUpdates(optimizer, schedule, config).settings(config)
     assert str(mistake.value).startswith(sentence) and len(mistake.value.faults[0].sentence) <= 200
 
@@ -257,7 +258,8 @@ def test_every_optimizer_of_mlx_can_be_given() -> None:
 
 def test_a_mistake_leaves_no_folder(trained: Any, tmp_path: Path) -> None:
     with pytest.raises(
-        Mistake, match="optimizer_bits: The state of a program's optimizer has the precision that its own code gives it"
+        UserError,
+        match="optimizer_bits: The state of a program's optimizer has the precision that its own code gives it",
     ):
         trained({"optimizer_bits": "8"}, optimizer=Averaging(1.0))
     assert not list((tmp_path / "runs").iterdir())
@@ -278,13 +280,13 @@ OWN_RATE = RUN | {"lr_schedule": "own", "own_schedule": "halves"}
     ],
 )
 def test_settings_that_an_object_contradicts(raw: dict[str, Any], setting: str, sentence: str) -> None:
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         parse(raw)
     assert [fault.setting for fault in mistake.value.faults] == [setting] and sentence in str(mistake.value)
 
 
 def test_the_rate_of_a_schedule_of_ones_own_changes_by_no_setting() -> None:
-    with pytest.raises(Mistake, match="learning_rate: The learning rate of this run is a program's schedule"):
+    with pytest.raises(UserError, match="learning_rate: The learning rate of this run is a program's schedule"):
         changed(parse(OWN_RATE), {"learning_rate": 1e-3})
     assert changed(parse(RUN | {"optimizer": "own"}), {"learning_rate": 1e-3}), (
         "the optimizer's rate is set before every update"
@@ -292,9 +294,9 @@ def test_the_rate_of_a_schedule_of_ones_own_changes_by_no_setting() -> None:
 
 
 def test_nothing_builds_another_optimizer_in_the_place_of_a_programs() -> None:
-    with pytest.raises(Mistake, match="The optimizer is an object of the program"):
+    with pytest.raises(UserError, match="The optimizer is an object of the program"):
         optimizer_of(parse(RUN | {"optimizer": "own"}))
-    with pytest.raises(Mistake, match="The learning rate is an object of the program"):
+    with pytest.raises(UserError, match="The learning rate is an object of the program"):
         learning_rate_of(parse(OWN_RATE), 10)
 
 
@@ -306,7 +308,7 @@ def test_an_update_that_raises_ends_the_run_with_its_name(trained: Any) -> None:
             return super().apply_single(gradient, parameter, state)
 
     with pytest.raises(
-        Mistake, match=r"optimizer: An update of Tires raised RuntimeError: enough \(test_own_updates.py, line \d+\)"
+        UserError, match=r"optimizer: An update of Tires raised RuntimeError: enough \(test_own_updates.py, line \d+\)"
     ) as mistake:
         trained(optimizer=Tires(1e-3))
     run = mistake.value.run  # pyright: ignore

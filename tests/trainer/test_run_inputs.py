@@ -16,7 +16,7 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.parts import load_parts
 from backend.trainer.preflight import check, preflight
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import small_run
 from tests.support.random_models import tiny_model
 
@@ -111,7 +111,7 @@ def test_preflight_raises_every_fault_that_check_returns(tmp_path: Path) -> None
     )
     faults = check(raw)
     assert [fault.setting for fault in faults] == ["model", "data", "reward_functions"]
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         preflight(raw)
     assert caught.value.faults == faults
 
@@ -125,14 +125,14 @@ def test_check_refuses_what_no_layer_is_called(tmp_path: Path) -> None:
 
 
 def test_loading_refuses_a_missing_column_without_preflight(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"^answer_feature: There is no column solution; "):
+    with pytest.raises(UserError, match=r"^answer_feature: There is no column solution; "):
         load_parts(parse(small_run.settings_for(tmp_path, answer_feature="solution")), lambda sentence: None)
 
 
 # ── slow paths ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_diary_notes_why_an_architecture_takes_a_slow_path(tmp_path: Path) -> None:
+def test_the_event_log_notes_why_an_architecture_takes_a_slow_path(tmp_path: Path) -> None:
     tiny_model(tmp_path / "mamba", "mamba")
     run = RunFolder(tmp_path / "run")
     raw = small_run.settings_for(tmp_path, model=str(tmp_path / "mamba"), iters=1, max_completion_length=2)
@@ -143,7 +143,7 @@ def test_the_diary_notes_why_an_architecture_takes_a_slow_path(tmp_path: Path) -
     assert kinds.index("started") < kinds.index("note") < kinds.index("step")
 
 
-def test_the_diary_has_no_note_where_every_path_is_the_fast_one(tmp_path: Path) -> None:
+def test_the_event_log_has_no_note_where_every_path_is_the_fast_one(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     assert small_run.train_here(small_run.settings_for(tmp_path, iters=1, num_iterations=2), run).kind == "finished"
     assert notes(run) == []

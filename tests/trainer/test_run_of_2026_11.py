@@ -39,7 +39,7 @@ def test_the_archive_summary_reads_the_run(run: RunFolder) -> None:
     assert (result.reward_before, result.reward) == (0.29528862341362344, 0.3536270442520442)
 
 
-def test_every_event_of_the_diary_is_read(run: RunFolder) -> None:
+def test_every_event_of_the_event_log_is_read(run: RunFolder) -> None:
     events = list(read_events(run.events))
     assert [event["seq"] for event in events] == list(range(13))
     assert [event["kind"] for event in events if event["kind"] != "phase"] == [
@@ -117,7 +117,7 @@ def test_a_finished_run_is_not_resumed(run: RunFolder) -> None:
 
 
 def test_the_run_resumes_from_its_checkpoint_past_its_last_step(run: RunFolder) -> None:
-    """As if it had been killed in its third step: the diary ends within a line, and the last checkpoint is missing."""
+    """As if it had been killed in its third step: the event log ends within a line, and the last checkpoint is missing."""
     before = rows_of(run)
     third = next(event for event in read_events(run.events) if event.get("step") == 3)
     shutil.rmtree(run.checkpoints / "000003")

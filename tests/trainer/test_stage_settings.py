@@ -23,7 +23,7 @@ from backend.trainer.memory.estimate import estimate, estimate_run
 from backend.trainer.memory.model_shape import shape_of
 from backend.trainer.preflight import check
 from backend.trainer.steering import Steering
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import small_run
 
 OTHERS: dict[str, Any] = {
@@ -138,7 +138,9 @@ def test_the_rows_of_a_stage_come_in_an_order_of_their_own_and_return_to_the_run
     assert texts[:2] != texts[8:]
 
 
-def test_the_diary_says_what_each_stage_changes(whole: RunFolder, raw: dict[str, Any], birds: dict[str, Any]) -> None:
+def test_the_event_log_says_what_each_stage_changes(
+    whole: RunFolder, raw: dict[str, Any], birds: dict[str, Any]
+) -> None:
     second, third = events(whole, "change")
     assert (second["step"], third["step"]) == (3, 6)
     assert second["settings"]["learning_rate"] == [1e-3, 3e-3] and third["settings"]["learning_rate"] == [3e-3, 5e-4]
@@ -169,7 +171,7 @@ def test_a_warm_clone_of_a_staged_run_continues_as_its_parent(whole: RunFolder, 
     cloned = clone(whole, "4", name="twin", runs_dir=tmp_path)
     assert small_run.train_here(yaml.safe_load(cloned.config.read_text()), cloned).kind == "finished"
     assert same_at(cloned, whole, 7) and rows_of(cloned) == rows_of(whole)
-    with pytest.raises(Mistake, match="The stages of this run have a Learning Rate of their own; change the stages"):
+    with pytest.raises(UserError, match="The stages of this run have a Learning Rate of their own; change the stages"):
         clone(whole, "4", {"learning_rate": 1e-5}, name="other", runs_dir=tmp_path)
 
 
@@ -196,17 +198,17 @@ def test_a_change_in_a_stage_is_repeated_by_a_resume(staged: dict[str, Any], run
 def test_evaluations_keep_their_prompts_and_groups_in_every_stage(
     raw: dict[str, Any], birds: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from backend.sampling.rollout import Rollout
+    from backend.sampling.rollout import Sampler
 
     sampled: list[tuple[list[str], int]] = []
-    sample = Rollout.sample
+    sample = Sampler.sample
 
-    def spy(self: Rollout, batch: Any, group: int, sampling: Any, seed: int, *rest: Any) -> Any:
+    def spy(self: Sampler, batch: Any, group: int, sampling: Any, seed: int, *rest: Any) -> Any:
         if seed == 0x6576616C:
             sampled.append(([problem.prompt for problem in batch], group))
         return sample(self, batch, group, sampling, seed, *rest)
 
-    monkeypatch.setattr(Rollout, "sample", spy)
+    monkeypatch.setattr(Sampler, "sample", spy)
     stages = [{"iters": 1, "max_completion_length": 3}, {"iters": 2, **OTHERS, **birds}]
     held_out = raw | {"stages": stages, "steps_per_eval": 1, "validation_split": 0.5, "val_batches": 2}
 

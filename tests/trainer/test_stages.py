@@ -20,7 +20,7 @@ from backend.runs.run_folder import RunFolder
 from backend.trainer.preflight import check
 from backend.trainer.scoring_stages import ScoringStages
 from backend.types import Completion, Group, Problem
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import small_run
 
 REWARDS = '''
@@ -264,7 +264,7 @@ def test_a_changed_run_keeps_its_adaptive_factors_and_a_changed_schedule_begins_
     adaptive.restore(constant.state())
     assert constant.stage(1).weights.at(1) == adaptive.stage(1).weights.at(1) == [2.0, 1.0]
     _, other = scoring_with("adaptive", names[::-1])
-    with pytest.raises(Mistake, match="are of other reward functions"):
+    with pytest.raises(UserError, match="are of other reward functions"):
         other.restore(scoring.state())
 
 

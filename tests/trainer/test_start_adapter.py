@@ -23,7 +23,7 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import find_checkpoint
 from backend.trainer.preflight import check
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import small_run
 
 
@@ -208,7 +208,7 @@ def test_an_adapter_that_holds_no_numbers_is_the_one_to_blame(
 def test_a_fully_fine_tuned_run_is_a_base_model_and_no_adapter(raw: dict[str, Any], run: RunFolder) -> None:
     small_run.train_here(raw | {"train_type": "full", "iters": 1}, run)
     with pytest.raises(
-        Mistake, match="trained every weight, so it has no adapter; choose its model folder as the Base"
+        UserError, match="trained every weight, so it has no adapter; choose its model folder as the Base"
     ):
         find_adapter(str(run.path))
     assert not problems(raw | {"model": str(run.model)}) and not check(raw | {"model": str(run.model)})

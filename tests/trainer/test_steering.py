@@ -23,7 +23,7 @@ from backend.trainer import telemetry
 from backend.trainer.parts import load_parts
 from backend.trainer.run_process import train
 from backend.trainer.stop_signals import handlers_restored
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import small_run
 
 Echo = Callable[[dict[str, Any]], None]
@@ -52,7 +52,7 @@ def trained(raw: dict[str, Any], run: RunFolder, echo: Echo | None = None) -> Ru
 
 
 def asking(run: RunFolder, settings: dict[str, Any], step: int = 3) -> Echo:
-    """Asks for a change as soon as `step` is in the diary."""
+    """Asks for a change as soon as `step` is in the event log."""
 
     def echo(event: dict[str, Any]) -> None:
         if event["kind"] == "step" and event["step"] == step:
@@ -101,7 +101,7 @@ def assert_equals(run: RunFolder, other: RunFolder) -> None:
 
 
 def cut_to(source: RunFolder, folder: Path, step: int) -> RunFolder:
-    """A copy of a run as a kill would have left it whose newest checkpoint is that of `step`; its diary is ahead of it."""
+    """A copy of a run as a kill would have left it whose newest checkpoint is that of `step`; its event log is ahead of it."""
     import shutil
 
     run = RunFolder(folder / f"killed-after-{step}")
@@ -234,7 +234,7 @@ def test_a_finished_run_goes_on_to_a_later_end(raw: dict[str, Any], run: RunFold
     assert (ending.kind, ending.step) == ("finished", 3)
     assert events(run, "started")[-1]["iterations"] == summary(run).iterations == 3
     assert_equals(run, trained(constant | {"iters": 3}, RunFolder(tmp_path / "long")))
-    with pytest.raises(Mistake, match="Iterations must be at least 3, which are done"):
+    with pytest.raises(UserError, match="Iterations must be at least 3, which are done"):
         train(parse(constant | {"iters": 2}), run, command="a test", changes={"iters": 2})
     assert [change.settings["iters"] for change in read_changes(run)] == [(2, 3)]
 
@@ -264,7 +264,7 @@ def test_finish_step_ends_after_the_step_in_flight(
 def test_a_change_of_the_step_in_which_a_run_is_stopped_is_told_once(
     raw: dict[str, Any], changed: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stop saves step 3 once more, if need be with a diary that tells the change of step 4 already; the resume takes it up again."""
+    """The stop saves step 3 once more, if need be with a event log that tells the change of step 4 already; the resume takes it up again."""
     monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
     raw |= {"save_every": 100}
     ask = asking(run, CHANGED)
@@ -297,7 +297,7 @@ def test_a_change_asked_for_at_the_very_end_is_answered_and_leaves_nothing(raw: 
 def test_a_damaged_list_of_changes_is_told_and_left_alone(raw: dict[str, Any], run: RunFolder) -> None:
     run.path.mkdir(parents=True)
     run.changes.write_text('{"changes": [{"step": 2, "sett')
-    with pytest.raises(Mistake, match=r"changes\.json is (damaged|not valid JSON)"):
+    with pytest.raises(UserError, match=r"changes\.json is (damaged|not valid JSON)"):
         small_run.train_here(raw, run)
     assert run.changes.read_text().endswith('"sett')
 
@@ -306,7 +306,7 @@ def test_a_change_from_an_infinite_step_on_is_told(run: RunFolder) -> None:
     """JSON may hold 1e999, which Python reads as infinity."""
     run.path.mkdir(parents=True)
     run.changes.write_text('{"changes": [{"step": 1e999, "settings": {}}]}')
-    with pytest.raises(Mistake, match="does not hold a list of changes"):
+    with pytest.raises(UserError, match="does not hold a list of changes"):
         read_changes(run)
 
 
@@ -339,11 +339,11 @@ def test_a_change_asked_for_before_a_resumed_run_goes_on_holds_from_its_next_ste
 def test_where_a_run_trains_is_changed_when_it_is_resumed_and_not_before(changed: RunFolder) -> None:
     config = parse(read(changed.config))
     asked = {"on_lost_rank": "go_on", "distributed_backend": "ring"}
-    with pytest.raises(Mistake, match="fixed while a run trains; stop the run, and resume it"):
+    with pytest.raises(UserError, match="fixed while a run trains; stop the run, and resume it"):
         changed_settings(config, asked)
     pairs = changed_settings(config, asked, at_resume=True)
     assert pairs == {"on_lost_rank": ("stop", "go_on"), "distributed_backend": ("auto", "ring")}
-    with pytest.raises(Mistake, match="clone the run"):
+    with pytest.raises(UserError, match="clone the run"):
         changed_settings(config, {"rank": 3}, at_resume=True)
 
 

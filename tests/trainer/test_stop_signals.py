@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from backend.cli.lost_terminal import LostTerminal, outlives_terminal
+from backend.cli.lost_terminal import LostTerminal, ignore_sighup
 from backend.engine.cpu.compiler import COMPILER
 from backend.engine.device import on_cpu
 from backend.runs.checkpoints import checkpoint
-from backend.runs.events import Diary, read_events
+from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.control import Control, Stopped
 from backend.trainer.stop_signals import STOP_SIGNALS, StopRequested, raising_stop
@@ -40,7 +40,7 @@ def not_under_nohup(signal_handlers_restored: None) -> None:
 @pytest.fixture
 def control(run: RunFolder) -> Control:
     run.path.mkdir(parents=True)
-    return Control(run, Diary(run.events))
+    return Control(run, EventLog(run.events))
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
@@ -217,5 +217,5 @@ def test_any_other_failing_write_is_an_error() -> None:
 def test_a_verb_has_its_streams_back_afterwards() -> None:
     before = sys.stdout, sys.stderr
     seen: list[object] = []
-    outlives_terminal(lambda: seen.append(sys.stdout))()
+    ignore_sighup(lambda: seen.append(sys.stdout))()
     assert isinstance(seen[0], LostTerminal) and (sys.stdout, sys.stderr) == before

@@ -17,7 +17,7 @@ import pytest
 from backend.config.config import Config, parse
 from backend.engine import compiled
 from backend.models.policy import Policy, load_policy
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
@@ -65,7 +65,7 @@ class Steps:
     def __init__(self, folder: Path) -> None:
         self.policy, self.config = _policy(folder)
         self.learner: Learner = grpo_learner(self.policy, self.config, 1000)
-        self.rollout = Rollout(self.policy, self.config.max_completion_length)
+        self.rollout = Sampler(self.policy, self.config.max_completion_length)
         self.rng = np.random.default_rng(0)
 
     def run(self, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Trackers follow a run's diary: every step once, under TRL's names, whatever happens to their processes, and nothing leaves the machine unasked."""
+"""Trackers follow a run's event log: every step once, under TRL's names, whatever happens to their processes, and nothing leaves the machine unasked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from backend.cli.exit_codes import MISTAKE
 from backend.cli.track import track as verb_track
 from backend.config.checks import cross_setting_faults
 from backend.config.config import parse, problems
-from backend.runs.events import Diary, JsonLines, truncate_file
+from backend.runs.events import EventLog, JsonLines, truncate_file
 from backend.runs.metric_names import trl_metrics
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hand_on_lock, hold_lock
@@ -35,8 +35,8 @@ from backend.trainer.trackers.follow import MAKERS, CsvTables, about_run, track
 from backend.trainer.trackers.records import AboutRun, RecordReader, Sent, StepRecord
 from backend.trainer.trackers.targets import ALL, NONE, TRACKERS, chosen
 from backend.utils.command import backend_environment
-from backend.utils.disk_faults import DiskFault
-from backend.utils.errors import Mistake
+from backend.utils.disk_faults import DiskError
+from backend.utils.errors import UserError
 from tests.support import small_run
 from tests.support.tracked_runs import assert_same_but_for_the_tracker, events_of
 
@@ -45,7 +45,7 @@ METRICS = {"reward": 1.5, "reward_std": 0.9, "reward_std_within_groups": 0.4, "k
 
 
 class MadeUpRun:
-    """A run whose diary and completions are written by a test."""
+    """A run whose event log and completions are written by a test."""
 
     def __init__(self, path: Path, **settings: Any) -> None:
         self.folder = RunFolder(path)
@@ -55,10 +55,10 @@ class MadeUpRun:
         self.begin()
 
     def begin(self) -> None:
-        self.diary, self.rows = Diary(self.folder.events), JsonLines(self.folder.completions)
+        self.event_log, self.rows = EventLog(self.folder.events), JsonLines(self.folder.completions)
 
     def step(self, number: int, evaluated: bool = False, **metrics: Any) -> None:
-        self.diary.write("phase", phase="sampling")
+        self.event_log.write("phase", phase="sampling")
         completion = {"text": f"=answer {number}", "tokens": 3, "stop": "eos", "rewards": {"exact": 0.5}, "reward": 0.5}
         self.rows.append(
             {
@@ -69,25 +69,25 @@ class MadeUpRun:
                 "completions": [completion | {"advantage": a} for a in (1.0, -1.0)],
             }
         )
-        self.diary.write("step", step=number, metrics=METRICS | {"loss": float(number)} | metrics)
+        self.event_log.write("step", step=number, metrics=METRICS | {"loss": float(number)} | metrics)
         if evaluated:
             self.evaluate(number)
 
     def evaluate(self, number: int, split: str = "valid") -> None:
-        self.diary.write("eval", step=number, split=split, metrics={"reward": 10.0 + number})
+        self.event_log.write("eval", step=number, split=split, metrics={"reward": 10.0 + number})
 
     def end(self, kind: str = "finished") -> None:
-        self.diary.write(kind, step=0, sentence="")
+        self.event_log.write(kind, step=0, sentence="")
 
     def cut_back(self, to: tuple[int, int]) -> None:
-        for log, size in zip((self.diary, self.rows), to, strict=True):
+        for log, size in zip((self.event_log, self.rows), to, strict=True):
             log.close()
             truncate_file(log.path, size)
         self.begin()
 
     @property
     def sizes(self) -> tuple[int, int]:
-        return self.diary.size, self.rows.size
+        return self.event_log.size, self.rows.size
 
     def table(self, name: str = "metrics.csv") -> list[dict[str, str]]:
         with (self.folder.path / name).open(newline="") as file:
@@ -120,7 +120,7 @@ def test_a_record_is_whole_before_it_is_told(made_up: MadeUpRun) -> None:
     made_up.step(2)
     (first,) = read_all(reader)
     assert first.step == 1 and first.training["loss"] == 1.0 and first.evaluations == {"valid": {"reward": 11.0}}
-    assert "kl" not in first.training, "null in the diary: a gap"
+    assert "kl" not in first.training, "null in the event log: a gap"
     assert [group["prompt"] for group in first.groups] == ["p1"]
     made_up.evaluate(2, "test")
     made_up.end()
@@ -141,7 +141,7 @@ def test_half_a_line_is_read_once_it_is_whole(made_up: MadeUpRun) -> None:
     assert [record.step for record in read_all(reader)] == [1]
 
 
-def test_steps_come_again_after_the_diary_was_cut_back(made_up: MadeUpRun) -> None:
+def test_steps_come_again_after_the_event_log_was_cut_back(made_up: MadeUpRun) -> None:
     reader = RecordReader(made_up.folder, {})
     made_up.step(1)
     place = made_up.sizes
@@ -193,11 +193,11 @@ def test_trls_reward_std_is_that_of_the_scale() -> None:
 
 
 def test_a_named_evaluation_set_has_its_name_before_its_metrics(tmp_path: Path) -> None:
-    """Its metrics stand in the diary's evaluation as hard/kl; transformers calls them eval/hard_kl."""
+    """Its metrics stand in the event log's evaluation as hard/kl; transformers calls them eval/hard_kl."""
     run = MadeUpRun(tmp_path / "sets", eval_data={"hard": "h.jsonl"})
     run.step(1)
     metrics = {"reward": 1.0, "hit_max_tokens_ratio": 0.5, "hard/reward": 2.0, "hard/hit_max_tokens_ratio": 0.25}
-    run.diary.write("eval", step=1, split="valid", metrics=metrics)
+    run.event_log.write("eval", step=1, split="valid", metrics=metrics)
     run.end()
     track(run.folder, "csv", say=print)
     (row,) = run.table()
@@ -209,7 +209,7 @@ def test_a_named_evaluation_set_has_its_name_before_its_metrics(tmp_path: Path) 
 
 def test_the_scale_is_that_of_the_step(made_up: MadeUpRun) -> None:
     made_up.step(1)
-    made_up.diary.write("change", step=2, settings={"scale_rewards": ["group", "batch"]})
+    made_up.event_log.write("change", step=2, settings={"scale_rewards": ["group", "batch"]})
     made_up.step(2)
     track(made_up.folder, "csv", say=print)
     assert [row["train/reward_std"] for row in made_up.table()] == ["0.4", "0.9"]
@@ -281,7 +281,7 @@ def test_a_full_disk_is_told_once_and_tried_again(made_up: MadeUpRun, monkeypatc
     def full_at_first(about: AboutRun) -> None:
         attempts.append(1)
         if len(attempts) < 4:
-            raise DiskFault("The disk is full.")
+            raise DiskError("The disk is full.")
         write(about)
         held.clear()  # the run is over
 
@@ -350,7 +350,7 @@ def test_one_process_at_a_time_serves_a_tracker(made_up: MadeUpRun) -> None:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(Mistake, match="Another process sends one to csv"):
+        with pytest.raises(UserError, match="Another process sends one to csv"):
             track(made_up.folder, "csv", say=print)
 
 
@@ -739,7 +739,7 @@ HARM: dict[str, str] = {
 def test_a_tracker_changes_nothing_of_a_run(
     plain: tuple[Path, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
-    """Diary, completions and weights are the same, and the run waits for none of them. The real packages, and what real machines do to them:
+    """EventLog, completions and weights are the same, and the run waits for none of them. The real packages, and what real machines do to them:
     tests/trainer/test_trackers_proof.py."""
     place, alone = plain
     started: list[subprocess.Popen[bytes]] = []
@@ -906,7 +906,7 @@ def test_what_a_tracker_complains_of_stands_in_the_log_of_its_run_once(
                 warnings.warn(f"{category.__name__}: not written", category, stacklevel=1)
 
         def flush(self, sent: Sent) -> None:
-            raise DiskFault("The disk is full.")
+            raise DiskError("The disk is full.")
 
     monkeypatch.setitem(MAKERS, "csv", Complaining)
     monkeypatch.setattr(os, "nice", lambda value: 0)

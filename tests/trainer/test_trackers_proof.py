@@ -1,4 +1,4 @@
-"""Whatever happens to a tracker, real packages and a real machine: its run has the same diary, weights and exit code, the user reads a sentence
+"""Whatever happens to a tracker, real packages and a real machine: its run has the same event log, weights and exit code, the user reads a sentence
 about it, and no process stays. `python -m pytest -m proof -s tests/trainer/test_trackers_proof.py`; about a quarter of an hour on two cores.
 
 Needs Linux; root for the full disks, `unshare` for the missing network; wandb and trackio where they are installed.

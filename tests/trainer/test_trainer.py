@@ -24,7 +24,7 @@ from backend.runs.checkpoints import checkpoint
 from backend.runs.checkpoints import checkpoint_writer as checkpoint_writer_module
 from backend.runs.events import METRICS, PHASES, read_events
 from backend.runs.run_folder import RunFolder
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.trainer import telemetry
 from backend.trainer.stop_signals import handlers_restored
 from backend.training.learner import Learner
@@ -166,19 +166,19 @@ def test_every_step_carries_every_metric(uninterrupted: RunFolder) -> None:
     assert tokens == sorted(tokens) and tokens[0] < tokens[-1]
 
 
-def test_the_diary_has_every_event_in_order(uninterrupted: RunFolder) -> None:
-    diary = list(read_events(uninterrupted.events))
+def test_the_event_log_has_every_event_in_order(uninterrupted: RunFolder) -> None:
+    event_log = list(read_events(uninterrupted.events))
     assert small_run.kinds(uninterrupted) == [
         "started", "note", "eval", "step", "step", "checkpoint", "step", "eval", "step", "checkpoint", "step", "eval",
         "checkpoint", "finished",
     ]  # fmt: skip
     (note,) = events(uninterrupted, "note")
     assert "reward_isolation: thread" in note["sentence"]
-    assert [event["seq"] for event in diary] == list(range(len(diary)))
-    assert all(event["v"] == 1 and event["t"] > 1.7e9 for event in diary)
-    assert diary[0] | {"phase": "loading"} == diary[0] and {e["phase"] for e in diary if e["kind"] == "phase"} <= set(
-        PHASES
-    )
+    assert [event["seq"] for event in event_log] == list(range(len(event_log)))
+    assert all(event["v"] == 1 and event["t"] > 1.7e9 for event in event_log)
+    assert event_log[0] | {"phase": "loading"} == event_log[0] and {
+        e["phase"] for e in event_log if e["kind"] == "phase"
+    } <= set(PHASES)
     (started,) = events(uninterrupted, "started")
     assert started["iterations"] == 5 and started["pid"] == os.getpid() and started["resumed_from"] is None
     assert {"python", "mlx", "mlx-lm"} <= started["versions"].keys()
@@ -235,9 +235,9 @@ def test_seq_step_size_is_the_prefill_chunk_of_long_prompts(
     inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces: list[int] = []
-    prefill = Rollout._prefill
+    prefill = Sampler._prefill
     monkeypatch.setattr(
-        Rollout, "_prefill", lambda self, prompts: pieces.append(self.prefill_chunk) or prefill(self, prompts)
+        Sampler, "_prefill", lambda self, prompts: pieces.append(self.prefill_chunk) or prefill(self, prompts)
     )
     small_run.train_here(settings(inputs, iters=1, efficient_long_context=True, seq_step_size=16), run)
     assert set(pieces) == {16}
@@ -348,7 +348,7 @@ def test_a_stop_leaves_the_last_finished_step_and_loses_nothing(
     assert_equals(run, uninterrupted)
 
 
-def test_a_resumed_diary_names_the_checkpoint_it_came_from(inputs: Path, run: RunFolder) -> None:
+def test_a_resumed_event_log_names_the_checkpoint_it_came_from(inputs: Path, run: RunFolder) -> None:
     raw = settings(inputs, iters=4, save_every=2, max_completion_length=2)
     small_run.train_here(raw, run, stop_in_step(run, 2))
     small_run.train_here(raw, run)
@@ -414,7 +414,7 @@ def failing_at(count: int, work: Callable[..., Any], error: Exception) -> Callab
     return call
 
 
-def test_a_bug_is_in_the_diary_with_its_traceback(
+def test_a_bug_is_in_the_event_log_with_its_traceback(
     inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The traceback was once formatted after the exception had been handled, so every bug report read “NoneType: None”."""
@@ -488,7 +488,7 @@ def test_a_run_that_fails_and_cannot_be_saved_reports_both_and_releases_the_lock
     assert last["kind"] == "failed" and "KeyError" in last["traceback"] and not run.is_locked()
 
 
-def test_a_failure_before_the_first_step_is_in_the_diary(inputs: Path, run: RunFolder) -> None:
+def test_a_failure_before_the_first_step_is_in_the_event_log(inputs: Path, run: RunFolder) -> None:
     ending = small_run.train_here(settings(inputs, model="./nowhere"), run)
     assert (ending.kind, ending.step, ending.exit_code) == ("failed", 0, 2)
     assert small_run.kinds(run) == ["failed"] and "There is no model ./nowhere" in ending.sentence

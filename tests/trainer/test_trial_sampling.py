@@ -13,7 +13,7 @@ from backend.config.config import Config, parse
 from backend.models import policy as policy_module
 from backend.trainer import trial_sampling
 from backend.trainer.trial_sampling import Pick, TrialSampler
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import small_run
 
 
@@ -69,5 +69,5 @@ def test_a_trial_samples_with_the_adapter_that_the_run_starts_from(tmp_path: Pat
     write(1)
     os.utime(adapter, (1, 1))
     assert texts(adapter=str(adapter)) not in (adapted, base)
-    with pytest.raises(Mistake, match="does not fit this run"):
+    with pytest.raises(UserError, match="does not fit this run"):
         sampler.sample(parse(raw | {"adapter": str(adapter), "rank": 4}), Pick("first", 1), 4, 0)

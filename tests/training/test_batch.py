@@ -18,7 +18,7 @@ from backend.runs.completion_rows import Stop
 from backend.training.additive_metrics import merge
 from backend.training.batch import Batch, completion_metrics, pack
 from backend.training.importance_sampling import importance_ratio, logp_gap
-from backend.training.losses import Settings, policy_terms, token_weights
+from backend.training.losses import LossConfig, policy_terms, token_weights
 from backend.types import Completion, Group, Problem
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -175,7 +175,7 @@ def test_any_split_gives_the_same_loss_gradient_and_metrics(
             return policy_terms(
                 toy_policy(w, part),
                 *arrays,
-                Settings(beta=beta, loss_type=loss_type, epsilon=0.05),
+                LossConfig(beta=beta, loss_type=loss_type, epsilon=0.05),
                 weights=part.weight_BT,
             )
 

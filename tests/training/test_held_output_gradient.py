@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten, tree_map
 from backend.config.config import Config, parse
 from backend.models.policy import Policy, load_policy
 from backend.sampling.grammar import CompiledGrammar, Grammar
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.training.batch import pack
 from backend.training.grpo import correction_mode, grpo_learner
@@ -100,7 +100,7 @@ def flat(tree: Any) -> np.ndarray:
 def estimated_gradients(policy: Policy, config: Config) -> np.ndarray:
     """[BATCHES, parameters]: what the learner makes of as many batches of held samples."""
     parameters = policy.model.trainable_parameters()
-    rollout, learner = Rollout(policy, LONGEST), grpo_learner(policy, config, 1)
+    rollout, learner = Sampler(policy, LONGEST), grpo_learner(policy, config, 1)
     rows = []
     for number in range(BATCHES):
         groups = rollout.sample([Problem(0, "", [], PROMPT, "")], BATCH, Sampling.of(config), 0, number)
@@ -136,7 +136,7 @@ def test_automatic_leaves_top_p_alone(folder: Path) -> None:
     """As without a grammar: the ratio is what the grammar took, and the product of what top-p took would end at 0."""
     config = settings(folder, top_p=0.5)
     policy = toy(config)
-    groups = Rollout(policy, LONGEST).sample([Problem(0, "", [], PROMPT, "")], 8, Sampling.of(config), 0, 0)
+    groups = Sampler(policy, LONGEST).sample([Problem(0, "", [], PROMPT, "")], 8, Sampling.of(config), 0, 0)
     for completion in groups[0].completions:
         completion.advantage = 1.0
     metrics = grpo_learner(policy, config, 1).learn(pack(groups, pad_id=0))

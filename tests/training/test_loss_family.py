@@ -23,7 +23,7 @@ from backend.models.policy import Policy, load_policy
 from backend.training import learner as learner_module
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner, loss_settings
-from backend.training.losses import KL_ESTIMATORS, LEVELS, LOSSES, Settings, entropy_quantile, policy_loss
+from backend.training.losses import KL_ESTIMATORS, LEVELS, LOSSES, LossConfig, entropy_quantile, policy_loss
 from backend.training.policy_forward import PolicyForward
 from backend.types import Group
 from tests.support import random_models
@@ -566,7 +566,7 @@ def test_the_choices_of_a_menu_are_the_rows_of_its_table(key: str, table: dict[s
 
 def test_every_parameter_of_the_objective_is_a_setting_with_the_same_default() -> None:
     """Epsilon and beta have the defaults of the guide that the form follows."""
-    defaults = {field.name: field.default for field in fields(Settings)}
+    defaults = {field.name: field.default for field in fields(LossConfig)}
     renamed = {"loss_type": "grpo_loss_type"}
     elsewhere = {"max_completion_length", "epsilon", "beta"}
     for name in defaults.keys() - elsewhere:
@@ -591,7 +591,7 @@ def test_a_run_uses_no_default_of_the_loss() -> None:
     of_run = asdict(loss_settings(config))
     assert of_run.pop("loss_type") == config.grpo_loss_type
     assert of_run == {name: getattr(config, name) for name in of_run}
-    assert (of_run["epsilon"], Settings().epsilon) == (1e-4, 0.2)
+    assert (of_run["epsilon"], LossConfig().epsilon) == (1e-4, 0.2)
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [

@@ -19,7 +19,7 @@ from backend.training.additive_metrics import Tally, merge
 from backend.training.losses import (
     LEVELS,
     LOSSES,
-    Settings,
+    LossConfig,
     entropy_quantile,
     policy_loss,
     policy_terms,
@@ -363,7 +363,7 @@ def run(batch: dict[str, np.ndarray], **settings: Any) -> tuple[float, Tally, np
             a["ref"],
             a["advantages"],
             a["mask"],
-            Settings(**settings),
+            LossConfig(**settings),
             entropies=a["entropies"],
             sampling_logps=a["sampler"],
             weights=None if weights is None else mx.array(weights),
@@ -574,7 +574,7 @@ def test_what_is_recorded_of_a_token_is_what_the_loss_made_of_it(
         mx.zeros((2, 2)),
         ADVANTAGES,
         rows([1, 1], [1, 1]),
-        Settings(top_entropy_quantile=0.75, **settings),
+        LossConfig(top_entropy_quantile=0.75, **settings),
         entropies=rows([0.9, 0.1], [0.8, 0.7]),
         is_ratio=rows([0.25], [2.0]),
     )

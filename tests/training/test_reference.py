@@ -20,7 +20,7 @@ from backend.runs.run_folder import RunFolder
 from backend.trainer.preflight import check
 from backend.training.batch import Batch, pack
 from backend.training.grpo import grpo_learner
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import random_models, small_run
 from tests.support.adapters import save_adapters
 from tests.support.reference_forward import plain_scores, rows_of, sampled_groups
@@ -201,7 +201,7 @@ def test_an_adapter_of_another_model_is_a_fault(models: Path, tmp_path: Path, se
     else:  # its config says rank 5, its arrays are of rank 3
         text = (folder / "adapter_config.json").read_text()
         (folder / "adapter_config.json").write_text(text.replace('"rank": 3', '"rank": 5'))
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         load_policy(config_of(models, reference_model_path=str(folder), beta=0.1))
     (fault,) = caught.value.faults
     assert fault.setting == "reference_model_path"

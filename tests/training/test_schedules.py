@@ -13,7 +13,7 @@ from mlx.optimizers import schedulers
 from backend.config.config import SETTINGS, parse
 from backend.config.config_notes import config_notes
 from backend.training.optimizers.schedules import SCHEDULES, learning_rates, schedule
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "schedules.json").read_text())
 
@@ -123,7 +123,7 @@ def test_the_final_rate_follows_the_learning_rate() -> None:
     ids=lambda value: str(value)[:40],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(settings: dict[str, Any], key: str, words: str) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         config_of(**settings)
     (fault,) = caught.value.faults
     assert fault.setting == key and words in fault.sentence and len(fault.sentence) <= 200

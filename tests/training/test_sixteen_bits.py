@@ -18,13 +18,13 @@ from backend.engine.adapter_product import add_adapter
 from backend.models.policy import Policy, load_policy
 from backend.sampling import fused_model
 from backend.sampling.fused_model import DecodingBlock
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.training.batch import pack
 from backend.training.grpo import correction_mode, grpo, grpo_learner
 from backend.training.policy_forward import PolicyForward
 from backend.types import Group
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.machine import TREAT_CPU_AS
 from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.random_models import tiny_model
@@ -82,7 +82,7 @@ def test_the_blocks_of_a_gpu_s_decoding_step_round_as_the_learner_does(
     with monkeypatch.context() as gpu:
         gpu.setenv(TREAT_CPU_AS, "gpu")
         gpu.setattr(mx.fast, "scaled_dot_product_attention", in_float32(mx.fast.scaled_dot_product_attention))
-        rollout = Rollout(policy, 12)
+        rollout = Sampler(policy, 12)
         assert rollout.slow_paths == [] and any(
             isinstance(part, DecodingBlock) for part in rollout.fused.model.modules()
         )
@@ -220,7 +220,7 @@ def test_a_model_computes_in_the_type_that_the_settings_give(folder: Path, dtype
 def test_a_type_that_an_operation_does_not_take_is_refused(tmp_path: Path) -> None:
     """mlx multiplies with experts in float32 alone on a CPU; it was a traceback."""
     model = tiny_model(tmp_path / "model", "qwen3_moe", own=tiny_config("qwen3_moe"))
-    with pytest.raises(Mistake) as error:
+    with pytest.raises(UserError) as error:
         load_policy(parse({"model": str(model), "data": "none", "dtype": "bfloat16"}))
     assert error.value.faults[0].setting == "dtype" and "bfloat16" in error.value.faults[0].sentence
 

@@ -18,8 +18,8 @@ from backend.rewards.trust_record import TrustRecord
 from backend.runs.queue import QueueFile
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import read_changes
-from backend.utils.errors import Mistake
-from backend.utils.text import fitted
+from backend.utils.errors import UserError
+from backend.utils.text import shorten
 from tests.support import small_run
 from tests.support.trained_run import make_run
 
@@ -79,7 +79,7 @@ def test_no_verb_runs_a_foreign_reward_file(verb: str, theirs: Path) -> None:
     result = call(*(argument.format(theirs) for argument in VERBS_ON_RUNS[verb]))
     assert result.exit_code == 2, (result.output, result.exception)
     refusal = f"The reward file {theirs / 'theirs.py'} was never allowed to run on this machine inside the trainer. Read it first; "
-    assert fitted(f"{refusal}--allow-code runs it from now on.") in result.stderr
+    assert shorten(f"{refusal}--allow-code runs it from now on.") in result.stderr
     assert not (theirs / "it-ran").exists()
 
 
@@ -97,7 +97,7 @@ def test_what_a_person_has_allowed_runs_and_goes_on(theirs: Path, tmp_path: Path
 
 def test_a_yaml_on_the_command_line_is_a_choice_and_is_remembered(theirs: Path) -> None:
     raw = config.read(theirs / "fresh" / "config.yaml")
-    with pytest.raises(Mistake, match="was never allowed"):
+    with pytest.raises(UserError, match="was never allowed"):
         require_allowed(raw)
     allow_named(raw)
     require_allowed(raw)
@@ -138,7 +138,7 @@ def test_changes_of_a_run_name_no_code(tmp_path: Path) -> None:
     small_run.write_config(run.config, {"model": "m", "data": "d"})
     change = {"step": 1, "settings": {"reward_functions_file": ["", "theirs.py"]}}
     run.changes.write_text(json.dumps({"v": 1, "changes": [change]}))
-    with pytest.raises(Mistake, match="has reward_functions_file, which never changes during a run"):
+    with pytest.raises(UserError, match="has reward_functions_file, which never changes during a run"):
         read_changes(run)
 
 
@@ -150,9 +150,9 @@ def test_a_queue_of_somebody_else_starts_no_code(theirs: Path, tmp_path: Path) -
     (folder / "theirs.py").unlink()  # the files name that of the first folder
     shutil.rmtree(
         folder / "trained"
-    )  # a folder so new and without a diary is taken for one that is being started, and waited for
+    )  # a folder so new and without a event log is taken for one that is being started, and waited for
     (folder / "fresh" / "events.jsonl").unlink(missing_ok=True)
-    (folder / "queue.json").write_text(json.dumps({"runs": ["fresh"], "diaries": {}}))
+    (folder / "queue.json").write_text(json.dumps({"runs": ["fresh"], "event logs": {}}))
 
     def train(run: RunFolder) -> int:
         return call("train", "--run", run.path).exit_code

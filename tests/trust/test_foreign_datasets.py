@@ -16,7 +16,7 @@ from fsspec.registry import get_filesystem_class, known_implementations
 
 from backend.config.config import parse
 from backend.data.rows import read_splits
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.hub_cache import repo_cache
 from tests.models.test_hub import point_at
 from tests.support.hub_server import COMMIT, HubStandIn, Repo
@@ -67,7 +67,7 @@ def test_a_readme_contacts_no_machine(address: str, hub: HubStandIn, stranger: s
     place = address.format(f"127.0.0.1:{stranger.getsockname()[1]}")
     hub.repos["datasets"]["owner/rows"] = Repo({"README.md": card(place), "train.jsonl": ROWS})
     loaded, known = get_filesystem_class("memory"), dict(known_implementations)
-    with pytest.raises(Mistake, match="names a file outside its own repository"):
+    with pytest.raises(UserError, match="names a file outside its own repository"):
         read_splits(settings())
     assert get_filesystem_class("memory") is loaded and known_implementations == known, "other code's files open again"
 
@@ -104,7 +104,7 @@ def test_a_readme_in_the_cache_names_no_file_of_the_user(name: str, hub: HubStan
     (snapshot / "train.jsonl").write_bytes(ROWS)
     path = "../" * 20 + str(secret)[1:] if name.startswith("..") else name.format(secret)
     (snapshot / "README.md").write_bytes(card(path))
-    with pytest.raises(Mistake, match="as a file of its own, and it is none") as refused:
+    with pytest.raises(UserError, match="as a file of its own, and it is none") as refused:
         read_splits(settings())
     assert len(refused.value.faults[0].sentence) <= 200
     (snapshot / "README.md").write_bytes(card("train.jsonl"))

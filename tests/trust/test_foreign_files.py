@@ -19,7 +19,7 @@ from backend.export.trl.folder import Requirements, export_trl, readme
 from backend.models.peft.settings import _matching
 from backend.runs.adapter_source import find_adapter
 from backend.trainer.preflight import preflight
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.hub_cache import hub_cache
 from backend.utils.own_files import own_file, own_files
 from tests.support import small_run
@@ -78,7 +78,7 @@ def test_no_link_beside_a_reward_file_is_carried_into_an_export(
     link = tmp_path / "theirs" / place
     link.unlink(missing_ok=True)
     link.symlink_to(secret.parent if place.endswith("folder") else secret)
-    with pytest.raises(Mistake, match="is a link") as refused:
+    with pytest.raises(UserError, match="is a link") as refused:
         exported()
     assert link.name in refused.value.faults[0].sentence and len(refused.value.faults[0].sentence) <= 200
     assert "a secret" not in texts_below(folder), "the folder that was there stays as it was"
@@ -88,7 +88,7 @@ def test_a_reward_file_that_is_no_python_is_a_sentence(exported: Callable[..., P
     file = tmp_path / "theirs" / "theirs.py"
     for content in (b"def f(:\n", b"x = '\xff'\n", b"a = 1\x00", b"(" * 5_000):
         file.write_bytes(content)
-        with pytest.raises(Mistake, match=r"theirs\.py") as refused:
+        with pytest.raises(UserError, match=r"theirs\.py") as refused:
             exported()
         assert refused.value.faults[0].setting == "reward_functions_file"
 
@@ -111,15 +111,15 @@ def linked_model(models: Path, tmp_path: Path, secret: Path) -> Path:
 def test_no_link_of_a_model_is_followed_into_an_export(
     linked_model: Path, models: Path, exported: Callable[..., Path]
 ) -> None:
-    with pytest.raises(Mistake, match=r"vocab\.txt is a link that leads out of its folder"):
+    with pytest.raises(UserError, match=r"vocab\.txt is a link that leads out of its folder"):
         kept_files(linked_model)
-    with pytest.raises(Mistake, match=r"vocab\.txt is a link"):
+    with pytest.raises(UserError, match=r"vocab\.txt is a link"):
         exported(model=str(linked_model))
     raw = small_run.settings_for(models, model=str(linked_model), data=str(models / "rows.jsonl"))
     for own, is_refused in (({"fuse": True}, True), ({"train_type": "full"}, True), ({"fuse": False}, False)):
         try:
             preflight(raw | own).scorer.close()
-        except Mistake as mistake:
+        except UserError as mistake:
             assert is_refused and "vocab.txt is a link" in str(mistake), str(mistake)
         else:
             assert not is_refused, "a run would end without the model that it was to write"
@@ -127,7 +127,7 @@ def test_no_link_of_a_model_is_followed_into_an_export(
 
 def test_no_link_of_a_model_is_followed_to_another_machine(linked_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")  # no ssh: nothing could be sent
-    with pytest.raises(Mistake, match=r"vocab\.txt is a link"):
+    with pytest.raises(UserError, match=r"vocab\.txt is a link"):
         copy_model(str(linked_model), Host("mac-b"), "mac-b", lambda _: None, lambda: None)
 
 
@@ -153,7 +153,7 @@ def test_links_of_the_hubs_cache_are_its_own(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "keys" / "id").write_text(SECRET)
     (tmp_path / "false" / "blobs").symlink_to(tmp_path / "keys")
     (false / "vocab.txt").symlink_to("../../blobs/id")
-    with pytest.raises(Mistake, match="is a link"):
+    with pytest.raises(UserError, match="is a link"):
         own_file(false / "vocab.txt", false, "model")
 
 
@@ -172,7 +172,7 @@ def test_an_adapter_is_never_fetched(name: str, tmp_path: Path, monkeypatch: pyt
         raise AssertionError("a connection")
 
     monkeypatch.setattr("socket.socket", no_socket)
-    with pytest.raises(Mistake, match="There is no adapter"):
+    with pytest.raises(UserError, match="There is no adapter"):
         find_adapter(name, tmp_path)
 
 
@@ -180,15 +180,15 @@ def test_an_adapter_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "theirs" / "adapters.safetensors").symlink_to(tmp_path / "pipe")
-    with pytest.raises(Mistake, match="There is no adapter"):
+    with pytest.raises(UserError, match="There is no adapter"):
         find_adapter(str(tmp_path / "theirs"), tmp_path)
 
 
 def test_a_pattern_of_a_foreign_adapter_writes_out_no_billion_repetitions() -> None:
     began = time.monotonic()
-    with pytest.raises(Mistake, match="repetitions written out"):
+    with pytest.raises(UserError, match="repetitions written out"):
         _matching({"(.{1000000000})": 8}, "model.layers.0.self_attn.q_proj", 4)
-    with pytest.raises(Mistake, match="repetitions written out"):
+    with pytest.raises(UserError, match="repetitions written out"):
         _matching({"((x{1000}){1000}){1000}": 8}, "model.layers.0.self_attn.q_proj", 4)
     assert time.monotonic() - began < 5
     assert _matching({r"layers\.\d{1,3}\.self_attn\.q_proj": 8}, "model.layers.0.self_attn.q_proj", 4) == 8

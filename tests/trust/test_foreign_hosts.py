@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from backend.__main__ import app
 from backend.distributed.allowed_hosts import AllowedHosts, allow_hosts, require_hosts
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import small_run
 
 VERBS = app()
@@ -66,7 +66,7 @@ def test_no_verb_contacts_the_machines_of_a_foreign_run(
         "a sentence of 200 characters, and what marks it as an error"
     )
     assert not contacted.exists()
-    if verb == "train --run":  # the window reads the diary alone
+    if verb == "train --run":  # the window reads the event log alone
         assert "was never allowed" in run.events.read_text()
 
 
@@ -109,12 +109,12 @@ def test_a_hosts_file_is_no_reward_file_and_the_reverse(tmp_path: Path) -> None:
     file, settings = tmp_path / "hosts.json", {"reward_functions_file": str(tmp_path / "hosts.json")}
     file.write_text(json.dumps(HOSTS))
     allow_hosts(str(file))
-    with pytest.raises(Mistake, match="was never allowed"):
+    with pytest.raises(UserError, match="was never allowed"):
         require_allowed(settings)
     other, settings = tmp_path / "other.json", {"reward_functions_file": str(tmp_path / "other.json")}
     other.write_text(json.dumps(HOSTS))
     allow_named(settings)
-    with pytest.raises(Mistake, match="was never allowed"):
+    with pytest.raises(UserError, match="was never allowed"):
         require_hosts(str(other))
     require_hosts(str(file))
     require_allowed(settings)
@@ -124,5 +124,5 @@ def test_a_byte_order_mark_hides_no_file(tmp_path: Path) -> None:
     """What a run can read is asked about."""
     file = tmp_path / "hosts.json"
     file.write_text(json.dumps(HOSTS), encoding="utf-8-sig")
-    with pytest.raises(Mistake, match="was never allowed"):
+    with pytest.raises(UserError, match="was never allowed"):
         require_hosts(str(file))

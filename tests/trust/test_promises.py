@@ -28,7 +28,7 @@ from backend.runs import disk_use
 from backend.runs.run_lock import hold_lock
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.documents import parse_yaml
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.regular_file import append_regular
 from tests.support import made_up_runs, small_run
 
@@ -96,14 +96,14 @@ def test_pickles_are_no_datasets(name: str, tmp_path: Path) -> None:
 
     raw = small_run.settings_for(tmp_path, data=str(tmp_path / name))
     (tmp_path / name).write_bytes(pickle.dumps(Bomb(tmp_path / "it-ran")))
-    with pytest.raises(Mistake):
+    with pytest.raises(UserError):
         read_splits(parse(raw))
     assert not (tmp_path / "it-ran").exists()
 
 
 def test_yaml_has_no_tags(tmp_path: Path) -> None:
     for text in (f"a: !!python/object/apply:os.mkdir ['{tmp_path}/it-ran']", "a: !!set {b}", "!own x"):
-        with pytest.raises(Mistake, match="tags are not read"):
+        with pytest.raises(UserError, match="tags are not read"):
             parse_yaml(text, "it", "config")
     assert not (tmp_path / "it-ran").exists()
 
@@ -115,7 +115,7 @@ NAMES = ("..", "../x", "a/b", "/etc", "a\\b", "a\0b", ".hidden", "a\nb", "\udcff
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_exports_name_cannot_leave_its_folder(name: str) -> None:
-    with pytest.raises(Mistake):
+    with pytest.raises(UserError):
         safe_name(name)
     assert name == "" or cross_setting_faults({"run_name": name}), "nor a run's"
 
@@ -136,7 +136,7 @@ def test_no_link_of_a_run_folder_is_written_through(place: str, tmp_path: Path) 
     link.symlink_to(mine.checkpoints if place == "checkpoints" else mine.events)
     before = sorted(mine.path.rglob("*"))
     for work in (disk_use.free_space, hold_lock):
-        with pytest.raises(Mistake, match="is a link"):
+        with pytest.raises(UserError, match="is a link"):
             work(theirs)
     assert sorted(mine.path.rglob("*")) == before
 
@@ -152,7 +152,7 @@ def test_the_log_of_a_run_folder_is_a_file_before_a_word_is_written_to_it(tmp_pa
         run.log.symlink_to(mine)
     else:
         os.mkfifo(run.log)
-    with pytest.raises(Mistake, match=says), logging_to(run):
+    with pytest.raises(UserError, match=says), logging_to(run):
         print("theirs")
     assert mine.read_text() == "mine"
     with pytest.raises(OSError):  # where it is put there between the look and the opening
@@ -167,7 +167,7 @@ def test_a_pipe_of_a_run_folder_is_waited_for_by_nobody(tmp_path: Path, place: s
     pipe.unlink(missing_ok=True)
     os.mkfifo(pipe)
     for work in (disk_use.free_space, hold_lock):
-        with pytest.raises(Mistake, match="is a pipe, and a run's folder holds only files and folders"):
+        with pytest.raises(UserError, match="is a pipe, and a run's folder holds only files and folders"):
             work(run)
 
 

@@ -14,14 +14,14 @@ def test_a_sample_of_broken_run_folders_is_read() -> None:
 
 
 def test_a_reader_that_fails_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The torture itself: an exception that is no Mistake, and a sentence that is too long, are failures."""
-    from backend.utils.errors import Mistake
+    """The torture itself: an exception that is no UserError, and a sentence that is too long, are failures."""
+    from backend.utils.errors import UserError
 
     def raises(error: Exception) -> None:
         raise error
 
     assert run_folders._problem(lambda: raises(KeyError("x"))) is not None
-    too_long = Mistake("run", "Fine.")
+    too_long = UserError("run", "Fine.")
     object.__setattr__(too_long.faults[0], "sentence", "x" * 500)  # a Fault cuts what it is given
     assert run_folders._problem(lambda: raises(too_long)) is not None
-    assert run_folders._problem(lambda: raises(Mistake("run", "Fine."))) is None
+    assert run_folders._problem(lambda: raises(UserError("run", "Fine."))) is None

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from backend.runs.events import TAIL_BLOCK, Diary, JsonLines, read_events, write_all
+from backend.runs.events import TAIL_BLOCK, EventLog, JsonLines, read_events, write_all
 from backend.utils import whole_file
-from backend.utils.disk_faults import DiskFault, Room, fault_of, room_on
+from backend.utils.disk_faults import DiskError, Room, fault_of, room_on
 from backend.utils.whole_file import remove_folder, replace_file, save_as, whole_folder
 
 
@@ -34,7 +34,7 @@ def test_a_line_is_written_whole_or_not_at_all(tmp_path: Path, size_limit: None)
     rows.append({"n": 1})
     size = rows.size
     with pytest.raises(
-        DiskFault, match=r"disk: .*rows\.jsonl cannot be written: the file is larger than the system allows\."
+        DiskError, match=r"disk: .*rows\.jsonl cannot be written: the file is larger than the system allows\."
     ):
         rows.append({"text": "x" * 9000})
     assert rows.size == size == rows.path.stat().st_size
@@ -45,15 +45,15 @@ def test_a_line_is_written_whole_or_not_at_all(tmp_path: Path, size_limit: None)
 
 def test_a_failed_event_has_no_number_and_nobody_hears_of_it(tmp_path: Path, size_limit: None) -> None:
     heard: list[int] = []
-    diary = Diary(tmp_path / "events.jsonl", lambda event: heard.append(event["seq"]))
-    diary.followers.append(lambda event: heard.append(event["seq"]))
-    diary.write("note", sentence="a")
-    with pytest.raises(DiskFault):
-        diary.write("note", sentence="x" * 9000)
-    diary.write("note", sentence="b")
-    diary.close()
-    assert heard == [0, 0, 1, 1] and [event["seq"] for event in read_events(diary.path)] == [0, 1]
-    assert Diary(diary.path).seq == 2
+    event_log = EventLog(tmp_path / "events.jsonl", lambda event: heard.append(event["seq"]))
+    event_log.followers.append(lambda event: heard.append(event["seq"]))
+    event_log.write("note", sentence="a")
+    with pytest.raises(DiskError):
+        event_log.write("note", sentence="x" * 9000)
+    event_log.write("note", sentence="b")
+    event_log.close()
+    assert heard == [0, 0, 1, 1] and [event["seq"] for event in read_events(event_log.path)] == [0, 1]
+    assert EventLog(event_log.path).seq == 2
 
 
 def test_what_could_not_be_cut_off_at_once_is_cut_off_before_the_next_line(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_what_could_not_be_cut_off_at_once_is_cut_off_before_the_next_line(tmp_p
     rows._file = failing = Failing(rows._file)  # pyright: ignore
     rows.append({"n": 1})
     failing.fails = 2
-    with pytest.raises(DiskFault, match="the disk reported an input/output error"):
+    with pytest.raises(DiskError, match="the disk reported an input/output error"):
         rows.append({"n": 2})
     assert rows.path.read_bytes() == b'{"n": 1}\n{"n'
     failing.fails = 0
@@ -124,9 +124,9 @@ def test_a_sync_that_failed_once_is_never_believed_again(tmp_path: Path, monkeyp
     rows = JsonLines(tmp_path / "rows.jsonl")
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
-        with pytest.raises(DiskFault):
+        with pytest.raises(DiskError):
             rows.sync()
-    with pytest.raises(DiskFault, match="input/output"):
+    with pytest.raises(DiskError, match="input/output"):
         rows.sync()
 
 
@@ -136,7 +136,7 @@ def test_a_file_that_cannot_be_replaced_stays_and_leaves_no_draft(
 ) -> None:
     path = tmp_path / "about.json"
     write(path, "old")
-    with pytest.raises(DiskFault, match=r"about\.json cannot be written"):
+    with pytest.raises(DiskError, match=r"about\.json cannot be written"):
         write(path, "x" * 9000)
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["about.json"]
 
@@ -153,7 +153,7 @@ def test_a_file_keeps_its_rights_and_a_chosen_place_its_link(tmp_path: Path) -> 
     save_as(pipe, "through")
     assert os.read(reader, 100) == b"through" and pipe.is_fifo()
     os.close(reader)
-    with pytest.raises(DiskFault, match=r"missing/a cannot be written: its folder is not there"):
+    with pytest.raises(DiskError, match=r"missing/a cannot be written: its folder is not there"):
         save_as(tmp_path / "missing" / "a", "new")
 
 
@@ -215,7 +215,7 @@ def test_a_folder_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest
     ):
         with (
             monkeypatch.context() as patch,
-            pytest.raises(DiskFault, match=r"/model cannot be written: the disk is full"),
+            pytest.raises(DiskError, match=r"/model cannot be written: the disk is full"),
         ):
             patch.setattr(where, name, broken, raising=False)
             with whole_folder(final) as draft:
@@ -223,7 +223,7 @@ def test_a_folder_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest
                 if broken is nothing:
                     full()
         assert os.listdir(tmp_path) == ["model"] and os.listdir(final) == ["a"], name
-    with pytest.raises(DiskFault), whole_folder(final) as draft:
+    with pytest.raises(DiskError), whole_folder(final) as draft:
         shutil.rmtree(draft)  # as somebody may who tidies up
     assert os.listdir(tmp_path) == ["model"] and os.listdir(final) == ["a"]
     remove_folder(final)
@@ -234,7 +234,7 @@ def test_the_first_folder_of_its_name_brings_the_folders_above_it_and_leaves_not
     tmp_path: Path,
 ) -> None:
     final = tmp_path / "new" / "model"
-    with pytest.raises(DiskFault, match=r"/model cannot be written: the disk is full"), whole_folder(final):
+    with pytest.raises(DiskError, match=r"/model cannot be written: the disk is full"), whole_folder(final):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert os.listdir(final.parent) == []
     with whole_folder(final) as draft:

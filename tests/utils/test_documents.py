@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from backend.utils.documents import parse_json, parse_yaml, read_json, read_yaml
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
 LONG_TEXT = f"a: &a {'x' * 5000}\nb: [{', '.join(['*a'] * 5000)}]"
@@ -24,7 +24,7 @@ MERGED = "a0: &a0 {x: 1, y: 2}\n" + "".join(
 
 def refusal(call: Any, text: str) -> str:
     begun = time.process_time()
-    with pytest.raises(Mistake) as told:
+    with pytest.raises(UserError) as told:
         call(text, "x.txt", "config")
     (fault,) = told.value.faults
     assert time.process_time() - begun < 4
@@ -120,9 +120,9 @@ def test_json_is_read(value: object) -> None:
 def test_files_are_named_in_the_sentence(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("a: [")
-    with pytest.raises(Mistake, match=r"c\.yaml is not valid YAML at line 1: "):
+    with pytest.raises(UserError, match=r"c\.yaml is not valid YAML at line 1: "):
         read_yaml(file, "config")
-    with pytest.raises(Mistake, match=r"c\.yaml is not valid JSON at character 1: expecting value"):
+    with pytest.raises(UserError, match=r"c\.yaml is not valid JSON at character 1: expecting value"):
         read_json(file, "config")
     file.write_text("{}")
     assert read_yaml(file, "config") == read_json(file, "config") == {}

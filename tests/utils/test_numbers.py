@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.numbers import number, whole_number
 
 HOSTILE = [True, None, "3", [], {}, math.nan, math.inf, -math.inf, 10**400, -(10**5000)]
@@ -14,7 +14,7 @@ HOSTILE = [True, None, "3", [], {}, math.nan, math.inf, -math.inf, 10**400, -(10
 
 @pytest.mark.parametrize("value", [*HOSTILE, 2.5], ids=range(len(HOSTILE) + 1))
 def test_what_is_no_whole_number_is_named(value: object) -> None:
-    with pytest.raises(Mistake) as told:
+    with pytest.raises(UserError) as told:
         whole_number(value, "iters")
     (fault,) = told.value.faults
     assert fault.setting == "iters" and fault.sentence.startswith("iters must be a whole number, not ")
@@ -23,7 +23,7 @@ def test_what_is_no_whole_number_is_named(value: object) -> None:
 
 @pytest.mark.parametrize("value", HOSTILE, ids=range(len(HOSTILE)))
 def test_what_is_no_number_is_named(value: object) -> None:
-    with pytest.raises(Mistake, match="beta must be a number, not "):
+    with pytest.raises(UserError, match="beta must be a number, not "):
         number(value, "beta")
 
 

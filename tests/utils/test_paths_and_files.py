@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import names_folder, possible_path, read_bytes, read_text, resolved, user_path
 
 
 def sentence(call: object, *arguments: object) -> str:
-    with pytest.raises(Mistake) as told:
+    with pytest.raises(UserError) as told:
         call(*arguments)  # type: ignore
     (fault,) = told.value.faults
     assert fault.setting == "data" and len(fault.sentence) <= 200 and fault.sentence.isprintable(), fault

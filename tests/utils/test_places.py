@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backend.utils import places
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 
 def test_the_runs_folder_follows_the_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_a_variable_that_names_no_path_is_told_by_its_name(named: str, monkeypat
         monkeypatch.setattr(sys, "platform", "linux")
         monkeypatch.delenv(places.RUNS_VARIABLE, raising=False)
         monkeypatch.setenv(variable, named)
-        with pytest.raises(Mistake, match="cannot be") as told:
+        with pytest.raises(UserError, match="cannot be") as told:
             folder()
         assert told.value.faults[0].setting == variable
         monkeypatch.delenv(variable)

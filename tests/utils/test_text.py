@@ -16,8 +16,8 @@ from backend.models.own_tokenizer import tokenizer_folder
 from backend.runs.adapter_source import find_adapter
 from backend.runs.run_folder import find_run
 from backend.sampling.chat.source import find_source
-from backend.utils.errors import Fault, Mistake
-from backend.utils.text import LONGEST, SENTENCE, fitted, one_line, shown, visible
+from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.text import LONGEST, SENTENCE, one_line, quote, shorten, visible
 
 
 class Hostile:
@@ -71,17 +71,17 @@ def deep(levels: int) -> list[Any]:
     ids=itertools.count(),
 )
 def test_a_value_is_one_short_printable_line(value: object, expected: str) -> None:
-    assert shown(value) == expected
+    assert quote(value) == expected
 
 
 def test_an_object_without_a_text_is_named_by_its_type() -> None:
     for error in (SystemExit(1), KeyboardInterrupt(), RecursionError()):
-        assert shown(Hostile(error)) == "a value of type Hostile"
-        in_a_list = shown([Hostile(error)])
+        assert quote(Hostile(error)) == "a value of type Hostile"
+        in_a_list = quote([Hostile(error)])
         assert in_a_list == "a value of type list"
-    text = shown(HostileText("text"))
+    text = quote(HostileText("text"))
     assert text == "text"
-    text = shown([HostileText("x")])  # apart from the assertion, whose own rewriting calls repr
+    text = quote([HostileText("x")])  # apart from the assertion, whose own rewriting calls repr
     assert text == "['x']"
 
 
@@ -90,7 +90,7 @@ def test_an_object_without_a_text_is_named_by_its_type() -> None:
 )
 @pytest.mark.parametrize("limit", [10, 80, 200])
 def test_what_was_left_out_is_an_ellipsis_and_the_limit_holds(value: object, limit: int) -> None:
-    text = shown(value, limit)
+    text = quote(value, limit)
     assert len(text) <= limit and text.endswith("…") and text.isprintable()
 
 
@@ -98,18 +98,18 @@ def test_work_is_bounded_by_the_limit_and_not_by_the_value() -> None:
     value = [["x" * 1000] * 1000] * 1000
     begun = time.process_time()
     for _ in range(100):
-        shown(value)
+        quote(value)
     assert time.process_time() - begun < 1
 
 
 def test_a_list_that_contains_itself_ends() -> None:
     value: list[Any] = [1]
     value.append(value)
-    assert shown(value) == "[1, [1, [1, […]]]]"
+    assert quote(value) == "[1, [1, [1, […]]]]"
 
 
 def test_a_long_path_keeps_its_name() -> None:
-    text = shown(Path("/" + "long/" * 60 + "config.yaml"))
+    text = quote(Path("/" + "long/" * 60 + "config.yaml"))
     assert len(text) == 120 and text.startswith("/long/") and text.endswith("/config.yaml") and text.count("…") == 1
 
 
@@ -117,7 +117,7 @@ def test_a_long_path_keeps_its_name() -> None:
 def test_a_long_path_to_nothing_keeps_its_name_as_it_was_written(call: Callable[[str], object]) -> None:
     """It was once cut at its end, so that the sentence named a folder above it."""
     for start in ("./", "/"):
-        with pytest.raises(Mistake) as told:
+        with pytest.raises(UserError) as told:
             call(f"{start}{'long/' * 60}rows.jsonl")
         (fault,) = told.value.faults
         named = re.search(rf" {start}long/\S*…\S*/rows.jsonl[.:]", fault.sentence)
@@ -130,10 +130,10 @@ def test_one_line_leaves_a_sentence_as_it_is() -> None:
 
 
 def test_a_fault_is_one_printable_line_whatever_it_was_given() -> None:
-    fault = Fault("key\n" + "x" * 500, "It is\nbroken\x1b[31m\ud800.")
+    fault = ConfigProblem("key\n" + "x" * 500, "It is\nbroken\x1b[31m\ud800.")
     assert fault.sentence == r"It is broken\x1b[31m\ud800."
     assert fault.setting.startswith("key x") and len(fault.setting) <= 60
-    assert str(Mistake("a\0", "b\0.")) == r"a\x00: b\x00."
+    assert str(UserError("a\0", "b\0.")) == r"a\x00: b\x00."
 
 
 @pytest.mark.parametrize(
@@ -158,11 +158,11 @@ def test_what_cannot_be_seen_is_escaped_and_writing_stays(text: str, seen: str):
 def test_a_sentence_loses_the_middle_of_its_longest_words_and_none_of_its_own(
     sentence: str, words: tuple[str, ...]
 ) -> None:
-    fault = Fault("run", sentence)
+    fault = ConfigProblem("run", sentence)
     assert len(fault.sentence) <= SENTENCE and all(word in fault.sentence for word in words)
 
 
 def test_a_sentence_of_short_words_stays_up_to_a_limit() -> None:
     advice = "word " * 60 + "end."
-    assert fitted(advice) == advice and fitted("a path.") == "a path."
-    assert len(fitted("word " * 1000)) <= LONGEST
+    assert shorten(advice) == advice and shorten("a path.") == "a path."
+    assert len(shorten("word " * 1000)) <= LONGEST

@@ -109,13 +109,13 @@ class RunLines(Sequence[CompletionLine]):
 
 def weights_at(run: Run, step: int, rows: Sequence[Mapping[str, Any]]) -> list[float]:
     """The weight of each of `run.reward_names` at a step, in that order. Empty where they are not known: what the settings or the
-    diary say must make up the total of every completion in `rows`."""
+    event log say must make up the total of every completion in `rows`."""
     names = run.reward_names
-    candidates = (_from_diary(run, names, step), _from_settings(run, names))
+    candidates = (_from_event_log(run, names, step), _from_settings(run, names))
     return next((weights for weights in candidates if weights and _explains(names, weights, rows)), [])
 
 
-def _from_diary(run: Run, names: Sequence[str], step: int) -> list[float]:
+def _from_event_log(run: Run, names: Sequence[str], step: int) -> list[float]:
     """The metrics that a run with varying weights writes at every step."""
     weights = []
     for name in names:

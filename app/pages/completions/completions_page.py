@@ -32,7 +32,7 @@ from app.widgets.basic.layout import set_shown
 from app.widgets.completions.completion_detail import CompletionDetail
 from app.widgets.completions.completion_model import CompletionModel
 from app.widgets.completions.completion_table import CompletionTable
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 # Saving completions into a file: asks where, writes in slices on the event loop, and says how it went.
 
@@ -67,7 +67,7 @@ class CompletionSaving:
         """Begin to write; the event loop goes on with it."""
         try:
             self._export = CompletionExport(source, places, target)
-        except Mistake as mistake:
+        except UserError as mistake:
             self._tell(mistake.faults[0].sentence)
             return
         self._timer.start(0)
@@ -89,7 +89,7 @@ class CompletionSaving:
                 self._tell(f"Saving {export.written:,} of {export.total:,} completions…")
             else:
                 self._end(f"{export.written:,} completions are in {export.target.name}.")
-        except Mistake as mistake:
+        except UserError as mistake:
             self._end(mistake.faults[0].sentence)
 
     def _end(self, sentence: str) -> None:

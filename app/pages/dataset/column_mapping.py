@@ -17,7 +17,7 @@ from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.layout import set_style_property
 from app.widgets.form.field import Field
 from backend.config.config import SETTINGS
-from backend.utils.errors import Fault
+from backend.utils.errors import ConfigProblem
 
 # Combo boxes of what a dataset has: a column for each part of a problem, a split for each use, a configuration.
 
@@ -193,7 +193,7 @@ class ColumnMapping(QFrame):
         for key, field in self.splits.items():
             field.offer_splits(names, form, used.get(key.removesuffix("_split")), values[key])
 
-    def show_faults(self, faults: Sequence[Fault]) -> None:
+    def show_faults(self, faults: Sequence[ConfigProblem]) -> None:
         """Show the faults of its fields below them, in full width, each after its setting's label."""
         own = [fault for fault in faults if fault.setting in self.fields]
         self.problem.setText("\n".join(f"{SETTINGS[fault.setting].label}: {fault.sentence}" for fault in own))

@@ -100,7 +100,7 @@ class HealthRow(QFrame):
                 f"Do it: {proposal(episode.settings)}", f"Set {proposal(episode.settings, full=True)}",
                 lambda: self.proposal_taken.emit(dict(episode.settings)),
             )  # fmt: skip
-        if episode.rule in RULES:  # an old diary may tell of a rule that there is no more
+        if episode.rule in RULES:  # an old event log may tell of a rule that there is no more
             tip = "What it means and what to do, step by step"
             self._add("Guide", tip, lambda: self.guide_requested.emit(episode.rule))
         self._add("Dismiss", "Hide this finding", self.dismissed.emit)

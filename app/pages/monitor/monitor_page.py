@@ -40,7 +40,7 @@ from app.widgets.charts.metric_tile import MetricTile, TileRow
 from app.widgets.result_card import CardAction, ResultCard
 from app.widgets.run_header import RunHeader
 from backend.trainer.health.watch import Episode
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 # The health cards of the run on show, connected: what they show, how much room they take, and what their buttons do.
 
@@ -99,7 +99,7 @@ class RunFindings(QObject):
     def _take_up(self, settings: dict[str, object]) -> None:
         try:
             take_up(self._session, self._run, settings)
-        except Mistake as mistake:
+        except UserError as mistake:
             self._session.message.emit(mistake.faults[0].sentence)
 
     def _dismiss(self, episode: Episode) -> None:
@@ -249,7 +249,7 @@ class MonitorPage(QWidget):
 
     def _show_progress(self, run: Run) -> None:
         reading = run.read_share
-        if reading is not None:  # a long diary takes a second or two
+        if reading is not None:  # a long event log takes a second or two
             self.header.show_progress(run.step, run.iterations, "reading what has happened", reading)
             return
         phase = PHASE_WORDS.get(run.phase, run.phase) if run.is_live else ""
@@ -440,5 +440,5 @@ class MonitorPage(QWidget):
         try:
             if self._run is not None:
                 self._run.send(word)
-        except Mistake as mistake:
+        except UserError as mistake:
             self.session.message.emit(mistake.faults[0].sentence)

@@ -19,7 +19,7 @@ from app.widgets.basic.tab_area import TabArea
 from app.widgets.form.fields import Field, make_field
 from backend.config.config import SETTINGS, Config
 from backend.runs.steering import Change, changed
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 # The panel that changes settings of a live run: the settings that may change, with their present values, and the
 # changes so far.
@@ -180,7 +180,7 @@ class SteeringPanel(QDialog):
         problems: dict[str, str] = {}
         try:
             pairs = changed(present, self._edited, self._done)
-        except Mistake as mistake:
+        except UserError as mistake:
             problems = {fault.setting: fault.sentence for fault in mistake.faults}
         values = present.model_dump() | self._edited
         for key, field in self.fields.items():
@@ -196,7 +196,7 @@ class SteeringPanel(QDialog):
         assert self._present is not None
         try:
             return bool(changed(self._present, {key: raw}, self._done))
-        except Mistake:
+        except UserError:
             return True
 
     def _put_back(self) -> None:
@@ -258,7 +258,7 @@ class RunSteering(QObject):
             return
         try:
             self._session.run.send("finish-step")
-        except Mistake as mistake:
+        except UserError as mistake:
             self._session.message.emit(_sentence(mistake))
         else:
             self._session.message.emit("The run stops at the end of the step in flight.")
@@ -284,7 +284,7 @@ class RunSteering(QObject):
         settings = run.present_settings
         try:
             panel.show_settings(run.folder.name, settings.at_last(), settings.changes(), run.step)
-        except Mistake as mistake:
+        except UserError as mistake:
             panel.show_answer(_sentence(mistake), is_refusal=True)
             return
         self._show_answer(panel, run)
@@ -303,7 +303,7 @@ class RunSteering(QObject):
         self._asked_after = max(map(_seq, self._run.notes), default=-1)
         try:
             self._run.change(settings)
-        except Mistake as mistake:
+        except UserError as mistake:
             self._asked_after = None
             self.panel.show_answer(_sentence(mistake), is_refusal=True)
 
@@ -313,5 +313,5 @@ def _seq(note: dict[str, Any]) -> int:
     return seq if isinstance(seq, int) else -1
 
 
-def _sentence(mistake: Mistake) -> str:
+def _sentence(mistake: UserError) -> str:
     return " ".join(fault.sentence for fault in mistake.faults)

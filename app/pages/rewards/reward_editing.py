@@ -16,7 +16,7 @@ from app.state.consent import Consent
 from app.state.session import Session
 from app.widgets.basic.file_dialogs import open_file, save_file
 from backend.rewards.catalogue.allowed_code import Rights, read_code
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import read_text
 from backend.utils.whole_file import save_as
 
@@ -63,7 +63,7 @@ class EditedRewardFile(QObject):
         self._watcher.fileChanged.connect(lambda _path: self._check_disk())
 
     def open(self, path: Path | None) -> None:
-        """Switch to another file, or to none. Raises Mistake when it cannot be read."""
+        """Switch to another file, or to none. Raises UserError when it cannot be read."""
         if self._watcher.files():
             self._watcher.removePaths(self._watcher.files())
         self.path, self.text = None, ""
@@ -77,11 +77,11 @@ class EditedRewardFile(QObject):
         """Whether the file on disk still holds `text`."""
         try:
             return self.path is not None and read_text(self.path, "reward_functions_file") == self.text
-        except Mistake:
+        except UserError:
             return False
 
     def save(self, text: str) -> None:
-        """Write the file. Raises Mistake."""
+        """Write the file. Raises UserError."""
         assert self.path is not None
         rights = self._rights(self.path)
         save_as(self.path, text)
@@ -91,7 +91,7 @@ class EditedRewardFile(QObject):
             self._consent.allow(read_code(self.path.resolve()), rights)
 
     def create(self, path: Path) -> None:
-        """Write a new file from the template, allow it to run, as its code is ours, and open it. Raises Mistake."""
+        """Write a new file from the template, allow it to run, as its code is ours, and open it. Raises UserError."""
         save_as(path, TEMPLATE)
         self._consent.allow(read_code(path.resolve()), Rights())
         self.open(path)
@@ -99,7 +99,7 @@ class EditedRewardFile(QObject):
     def _rights(self, path: Path) -> Rights | None:
         try:
             return self._consent.rights(read_code(path.resolve()))
-        except Mistake:
+        except UserError:
             return None
 
     def _check_disk(self) -> None:
@@ -145,7 +145,7 @@ class RewardEditing(QObject):
             return
         try:
             self.file.open(path)
-        except Mistake as mistake:
+        except UserError as mistake:
             self.session.message.emit(mistake.faults[0].sentence)
         self.panel.show_file(str(self.file.path or ""), self.file.text if self.file.path else None)
         self.opened.emit(path.name if path else "")
@@ -167,7 +167,7 @@ class RewardEditing(QObject):
             return
         try:
             self.file.save(self.panel.editor.toPlainText())
-        except Mistake as mistake:
+        except UserError as mistake:
             self.panel.say(mistake.faults[0].sentence)
             return
         self.panel.say("")
@@ -196,7 +196,7 @@ class RewardEditing(QObject):
             return
         try:
             self.file.create(path)
-        except Mistake as mistake:
+        except UserError as mistake:
             self.session.message.emit(mistake.faults[0].sentence)
             return
         self.file.path = None

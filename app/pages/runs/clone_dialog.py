@@ -33,7 +33,7 @@ from backend.runs.run_record import as_number
 from backend.runs.saved_weights import SavedWeights, best_of, saved_weights
 from backend.runs.steering import run_config
 from backend.utils.command import backend_command
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 # A small form of settings to change: searched, added one by one, each beside the value that it has now.
 
@@ -249,7 +249,7 @@ class CloneDialog(QDialog):
         else:
             try:
                 now = run_config(self.run, self.step.currentData()).model_dump()
-            except Mistake as mistake:
+            except UserError as mistake:
                 self._problem = mistake.faults[0].sentence
         self.name.setPlaceholderText(f"{self.run.name}-from-{self.step.currentData()}")
         self.settings.setEnabled(not self._problem)

@@ -64,7 +64,7 @@ from backend.runs.run_comparison import (
 )
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import RunRecord
-from backend.utils.disk_faults import DiskFault
+from backend.utils.disk_faults import DiskError
 from backend.utils.whole_file import save_as
 
 # A read-only table of texts, such as the settings that differ between runs.
@@ -153,7 +153,7 @@ class ComparisonExport(QObject):
     def save(self, path: Path, write: Callable[[Sequence[Sequence[str]]], str]) -> None:
         try:
             save_as(path, "\n".join(map(write, self._tables())))
-        except DiskFault as fault:
+        except DiskError as fault:
             QMessageBox.warning(self._window, "Not saved", fault.faults[0].sentence)
 
 

@@ -13,7 +13,7 @@ from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.layout import on_screen
 from app.widgets.basic.number_format import file_size
 from backend.runs.disk_use import FreeableSpace, free_space
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 SPACE = Qt.ItemDataRole.UserRole
 
@@ -56,7 +56,7 @@ class FreeSpaceDialog(QDialog):
         column.setSpacing(12)
         column.addWidget(
             label(
-                "Of each run the best and the newest checkpoint stay; the others are deleted, which cannot be undone. Diary, completions "
+                "Of each run the best and the newest checkpoint stay; the others are deleted, which cannot be undone. EventLog, completions "
                 "and exported models stay. A run that is training is never touched.",
                 wrap=True,
             )
@@ -82,7 +82,7 @@ class FreeSpaceDialog(QDialog):
             try:
                 total += self._free(space.run)
                 done.append(space.run.path)
-            except Mistake as mistake:
+            except UserError as mistake:
                 refused.append(mistake.faults[0].sentence)
         for i in reversed(range(self.list.count())):
             if self.list.item(i).data(SPACE).run.path in done:

@@ -19,7 +19,7 @@ from app.widgets.basic.open_in_desktop import open_path
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.runs.run_record import RunRecord, change_notes, tags_in
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 # Runs moved to the desktop's trash, and back.
 
@@ -38,7 +38,7 @@ class TrashedRun:
 def move_to_trash(run: RunFolder) -> TrashedRun:
     """Move a run to the trash. It is locked meanwhile, so that no trainer begins in it.
 
-    Raises Mistake for a run that is being trained, and where the desktop has no trash for it.
+    Raises UserError for a run that is being trained, and where the desktop has no trash for it.
     """
     handle = hold_lock(run)
     try:
@@ -49,21 +49,21 @@ def move_to_trash(run: RunFolder) -> TrashedRun:
 
 
 def move_by_desktop(path: Path) -> Path:
-    """Have the desktop move a folder to its trash; returns where it lies there, as far as the desktop tells. Raises Mistake."""
+    """Have the desktop move a folder to its trash; returns where it lies there, as far as the desktop tells. Raises UserError."""
     file = QFile(str(path))
     if not file.moveToTrash():
-        raise Mistake("run", f"{path} could not be moved to the trash: {file.errorString()}.")
+        raise UserError("run", f"{path} could not be moved to the trash: {file.errorString()}.")
     return Path(file.fileName())
 
 
 def put_back(run: TrashedRun) -> None:
-    """Move a run back out of the trash. Raises Mistake where its place is taken, or it is no longer in the trash."""
+    """Move a run back out of the trash. Raises UserError where its place is taken, or it is no longer in the trash."""
     if run.trashed is None or not run.trashed.exists():
-        raise Mistake("run", f"{run.path.name} is no longer where it was put in the trash.")
+        raise UserError("run", f"{run.path.name} is no longer where it was put in the trash.")
     if run.path.exists():
-        raise Mistake("run", f"{run.path} exists again; move that one away first.")
+        raise UserError("run", f"{run.path} exists again; move that one away first.")
     if not QFile.rename(str(run.trashed), str(run.path)):  # copies where the trash is on another disk
-        raise Mistake("run", f"{run.trashed} could not be moved back to {run.path}.")
+        raise UserError("run", f"{run.trashed} could not be moved back to {run.path}.")
     if run.trashed.parent.name == _LINUX_FILES:  # the trash would go on listing it
         (run.trashed.parents[1] / _LINUX_INFO / f"{run.trashed.name}.trashinfo").unlink(missing_ok=True)
 
@@ -254,7 +254,7 @@ class RunActions(QObject):
         """Write fields of a run's notes."""
         try:
             change_notes(RunFolder(path), **changes)
-        except Mistake as mistake:
+        except UserError as mistake:
             self.refused.emit(mistake.faults[0].sentence)
         self.changed.emit([path])
 
@@ -277,7 +277,7 @@ class RunActions(QObject):
                 self.session.close_run()
             try:
                 moved.append(move_to_trash(RunFolder(path)))
-            except Mistake as mistake:
+            except UserError as mistake:
                 self.refused.emit(mistake.faults[0].sentence)
         if moved:
             self.trashed = moved
@@ -288,7 +288,7 @@ class RunActions(QObject):
         for run in self.trashed:
             try:
                 put_back(run)
-            except Mistake as mistake:
+            except UserError as mistake:
                 self.refused.emit(mistake.faults[0].sentence)
         self.trashed = []
         self.moved.emit()

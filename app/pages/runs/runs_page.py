@@ -36,7 +36,7 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import RunRecord
 from backend.runs.run_search import HINT, all_keys, asks_for_archived, search
 from backend.utils import places
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 # The queue on the Runs page: the panel of waiting runs, connected to the session's queue.
 
@@ -364,7 +364,7 @@ class RunsPage(QWidget):
         query = self.search.text()
         try:
             passes = search(query, all_keys(self.model.rows))
-        except Mistake as mistake:
+        except UserError as mistake:
             self._tell_search(mistake.faults[0].sentence)
             return
         favourites, archived = self.favourites.isChecked(), self.archived.isChecked() or asks_for_archived(query)

@@ -24,7 +24,7 @@ from app.widgets.charts.chart_files import FORMATS, Format, write_csv, write_png
 from app.widgets.charts.chart_grid import ChartContent, ChartGrid, ZoomButton
 from app.widgets.charts.plot import Plot, Trace
 from app.widgets.help.guide_link import explain_at
-from backend.utils.disk_faults import DiskFault
+from backend.utils.disk_faults import DiskError
 
 # Saving the charts of a grid as files: one of them, or all into a folder. The dialogs begin in the folder that was
 # used last.
@@ -94,7 +94,7 @@ class ChartExport(QObject):
                 write_svg(plot, path, plot.title)
             else:
                 write_png(plot, path)
-        except DiskFault as fault:
+        except DiskError as fault:
             self._tell(fault.faults[0].sentence)
             return False
         return True

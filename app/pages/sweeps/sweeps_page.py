@@ -26,7 +26,7 @@ from app.widgets.basic.tab_area import TabArea
 from backend.config.setting import Setting
 from backend.runs.sweeps.sweep import SweepPlan
 from backend.runs.sweeps.sweep_results import MemberResult, SweepFolder, settings_of_runs
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 # The settings that vary in a sweep, a row each: the setting, its values as text, and in a random search how they are
 # drawn.
@@ -335,7 +335,7 @@ class SweepsPage(QWidget):
         self.plan, problem, keys = None, "", set[str]()
         try:
             self.plan = self.form().plan(self.session.draft.values())
-        except Mistake as mistake:
+        except UserError as mistake:
             problem = mistake.faults[0].sentence
             keys = {fault.setting for fault in mistake.faults}
         self.varied.show_problems(keys)
@@ -434,7 +434,7 @@ class SweepsPage(QWidget):
         """Whether the reward code that a sweep's folder names may run; says so where it may not."""
         try:
             allowed = self.session.consent.obtain_all(settings_of_runs(folder), folder.path)
-        except Mistake as mistake:
+        except UserError as mistake:
             self.session.message.emit(mistake.faults[0].sentence)
             return False
         if not allowed:

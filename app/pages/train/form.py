@@ -14,7 +14,7 @@ from app.widgets.basic.layout import reserve_gutter
 from app.widgets.basic.tab_area import TabArea
 from app.widgets.form.field import Field, field_of
 from app.widgets.form.settings_card import SettingsCard
-from backend.utils.errors import Fault
+from backend.utils.errors import ConfigProblem
 
 
 class Form(TabArea):
@@ -77,7 +77,7 @@ class Form(TabArea):
         for card in self._cards:
             card.show_only(keys)
 
-    def show_problems(self, faults: Iterable[Fault]) -> None:
+    def show_problems(self, faults: Iterable[ConfigProblem]) -> None:
         """Show the first fault of each field below it, open the card that hides it, and remove old ones."""
         sentences: dict[str, str] = {}
         for fault in faults:
@@ -87,7 +87,7 @@ class Form(TabArea):
         for key in sentences:
             self._uncover(key)
 
-    def show_warnings(self, warnings: Iterable[Fault]) -> None:
+    def show_warnings(self, warnings: Iterable[ConfigProblem]) -> None:
         """Show what is unusual below its field, and remove older warnings."""
         sentences = {warning.setting: warning.sentence for warning in warnings}
         for key, field in self.fields.items():

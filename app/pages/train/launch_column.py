@@ -30,7 +30,7 @@ from app.widgets.form.value_text import limits_text
 from backend.config.config import SETTINGS
 from backend.config.other_programs.translation import other_names
 from backend.config.setting import Setting
-from backend.utils.errors import Fault
+from backend.utils.errors import ConfigProblem
 
 # The memory bar: the estimated memory of a run by part, against what this machine has.
 
@@ -258,7 +258,7 @@ class LaunchColumn(QScrollArea):
         lines = (f'<p style="margin: 0px 0px 4px 0px">{html.escape(line)}</p>' for line in details)
         self.details.setText("".join(lines))
 
-    def show_problems(self, faults: Sequence[Fault]) -> None:
+    def show_problems(self, faults: Sequence[ConfigProblem]) -> None:
         """List up to SHOWN_PROBLEMS faults, each below a link to its field; no faults hide the list."""
         clear_layout(self._problem_rows)
         self._problems.setVisible(bool(faults))
@@ -269,7 +269,7 @@ class LaunchColumn(QScrollArea):
         if count > SHOWN_PROBLEMS:
             self._problem_rows.addWidget(_muted_label(f"and {count - SHOWN_PROBLEMS} more"))
 
-    def show_warnings(self, warnings: Sequence[Fault]) -> None:
+    def show_warnings(self, warnings: Sequence[ConfigProblem]) -> None:
         """List values that can be used and are unusual; Run stays enabled."""
         clear_layout(self._warning_rows)
         self._warnings.setVisible(bool(warnings))
@@ -366,7 +366,7 @@ class LaunchColumn(QScrollArea):
         self._column.addWidget(holder)
         return holder, heading, rows
 
-    def _problem_row(self, fault: Fault, role: str = "problem") -> QWidget:
+    def _problem_row(self, fault: ConfigProblem, role: str = "problem") -> QWidget:
         row = QWidget()
         column = QVBoxLayout(row)
         column.setContentsMargins(0, 0, 0, 0)

@@ -22,7 +22,7 @@ from app.widgets.form.settings_card import SettingsCard
 from backend.config.config import SETTINGS
 from backend.config.settings.machines import DistributedFields
 from backend.distributed.machine_report import Level, MachineFinding
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import user_path
 
 # What the form's Machines card shows besides its settings: one line, or the list of machines with its check and what
@@ -261,5 +261,5 @@ class MachinesPart(QObject):
                 path = save_file(self.panel, "hosts", "Save hosts file", "hosts.json", "Hosts (*.json)")
             if path is not None:
                 self._machines.save(path)
-        except Mistake as mistake:
+        except UserError as mistake:
             self._session.message.emit(mistake.faults[0].sentence)

@@ -15,7 +15,7 @@ from app.widgets.basic.layout import clear_layout
 from app.widgets.form import value_text
 from backend.rewards.catalogue.entry import RewardCall, read_call
 from backend.rewards.catalogue.parse import Parameter, RewardEntry
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 COLUMNS = 3
 """Fields side by side."""
@@ -137,7 +137,7 @@ def _signature(entry: RewardEntry) -> tuple[str, tuple[Parameter, ...]]:
 def _call(entry: RewardEntry) -> RewardCall:
     try:
         return read_call(entry.name)
-    except Mistake:  # a name that cannot be parsed is shown as one; the form's problems say why
+    except UserError:  # a name that cannot be parsed is shown as one; the form's problems say why
         return RewardCall(entry.name)
 
 

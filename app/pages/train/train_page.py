@@ -37,7 +37,7 @@ from backend.config import first_choices
 from backend.config.config import SECTIONS, SETTINGS, sections
 from backend.config.documented_form import documented_part
 from backend.config.unusual import unusual
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.hub_cache import is_dataset_cached
 
 # The offer below an empty Dataset field: the dataset that MLX LoRA Studio's guide begins with, in one click, with its
@@ -114,7 +114,7 @@ class AdapterImport(QObject):
         self._session.draft.use_adapter(imported["path"])
         self._field.show_note(" ".join(imported["sentences"]))
 
-    def _on_refused(self, faults: list[Fault]) -> None:
+    def _on_refused(self, faults: list[ConfigProblem]) -> None:
         self._field.show_importing("")
         self._field.show_note(" ".join(fault.sentence for fault in faults), wrong=True)
 
@@ -397,11 +397,11 @@ class TrainPage(QWidget):
         self.launch.show_warnings(warnings)
         self._show_memory()
 
-    def _warnings(self) -> list[Fault]:
+    def _warnings(self) -> list[ConfigProblem]:
         """What is unusual about settings without problems."""
         try:
             return unusual(self.draft.config())
-        except Mistake:  # found only while parsing; the problems say it
+        except UserError:  # found only while parsing; the problems say it
             return []
 
     def _show_memory(self) -> None:

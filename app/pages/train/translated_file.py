@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 from app import theme
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels_and_buttons import label
-from backend.config.other_programs.translation import WordRead
+from backend.config.other_programs.translation import TranslatedKey
 
 FEW = 6
 """Words without effect that the summary lists; more are counted there, and listed on request."""
@@ -51,7 +51,7 @@ class TranslatedFileBanner(QFrame):
             across.addWidget(button, 0, Qt.AlignmentFlag.AlignTop)
         self.hide()
 
-    def show_words(self, file: Path | None, program: str, words: Sequence[WordRead]) -> None:
+    def show_words(self, file: Path | None, program: str, words: Sequence[TranslatedKey]) -> None:
         """Say what was made of a file's words; none hide the banner. `program`: whose file it is, empty where that is open."""
         self.sentence.setText(summary(file, program, words))
         self.translated.setText("\n".join(_details(words)))
@@ -64,7 +64,7 @@ class TranslatedFileBanner(QFrame):
         self.show_button.setText("Hide them" if is_shown else "Show them")
 
 
-def summary(file: Path | None, program: str, words: Sequence[WordRead]) -> str:
+def summary(file: Path | None, program: str, words: Sequence[TranslatedKey]) -> str:
     """Whose file it is, how many words were translated, and which were left out, with their reasons where they are few."""
     name = file.name if file is not None else "The file"
     translated, left_out = (sum(word.fate == fate for word in words) for fate in ("translated", "without effect"))
@@ -78,7 +78,7 @@ def summary(file: Path | None, program: str, words: Sequence[WordRead]) -> str:
     return " ".join(sentences)
 
 
-def _left_out(words: Sequence[WordRead]) -> list[str]:
+def _left_out(words: Sequence[TranslatedKey]) -> list[str]:
     """The words without effect, by reason."""
     by_reason: dict[str, list[str]] = {}
     for word in words:
@@ -87,7 +87,7 @@ def _left_out(words: Sequence[WordRead]) -> list[str]:
     return [f"{', '.join(named)} ({why})" for why, named in by_reason.items()]
 
 
-def _details(words: Sequence[WordRead]) -> list[str]:
+def _details(words: Sequence[TranslatedKey]) -> list[str]:
     """A line for each word that was translated, and for each reason of those without effect, where the summary counts them."""
     translated = [f"{word.word} → {word.sentence}" for word in words if word.fate == "translated"]
     left_out = sum(word.fate == "without effect" for word in words)

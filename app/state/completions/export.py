@@ -12,9 +12,9 @@ from typing import IO, Any
 from app.state.completions.facts import listed_completions, logged_of
 from backend.runs.completion_rows import parse_group_row
 from backend.utils.disk_faults import cause
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.regular_file import open_regular
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 Place = tuple[int, int]
 """Offset of a row in completions.jsonl, and the completion's place in it."""
@@ -33,20 +33,20 @@ class CompletionExport:
     """
 
     def __init__(self, source: Path, places: Sequence[Place], target: Path) -> None:
-        """Raises Mistake for a suffix that is not in SUFFIXES, and for a target that cannot be written."""
+        """Raises UserError for a suffix that is not in SUFFIXES, and for a target that cannot be written."""
         if target.suffix not in SUFFIXES:
-            raise Mistake("export", f"{target.name} must end in .jsonl or .md.")
+            raise UserError("export", f"{target.name} must end in .jsonl or .md.")
         self.target, self.total, self.written = target, len(places), 0
         self._format = _jsonl if target.suffix == ".jsonl" else _markdown
         self._partial = target.with_name(f".{target.name}.part")
         try:
             self._source, self._file = open_regular(source), self._partial.open("w", encoding="utf-8", errors="replace")
         except OSError as error:
-            raise Mistake("export", f"{shown(error.filename or target)} cannot be opened: {cause(error)}.") from None
+            raise UserError("export", f"{quote(error.filename or target)} cannot be opened: {cause(error)}.") from None
         self._chunks = self._texts(_by_row(places))
 
     def advance(self, seconds: float) -> bool:
-        """Write for about so long; returns whether there is more. Raises Mistake where writing fails; the target is then absent."""
+        """Write for about so long; returns whether there is more. Raises UserError where writing fails; the target is then absent."""
         deadline = time.perf_counter() + seconds
         try:
             for text in self._chunks:
@@ -60,7 +60,7 @@ class CompletionExport:
             os.replace(self._partial, self.target)
         except OSError as error:
             self.cancel()
-            raise Mistake("export", f"{shown(self.target)} cannot be written: {cause(error)}.") from None
+            raise UserError("export", f"{quote(self.target)} cannot be written: {cause(error)}.") from None
         self._source.close()
         return False
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from backend.config.config import SETTINGS
 from backend.runs.steering import STEERABLE
 from backend.trainer.health.watch import Episode, reported
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 if TYPE_CHECKING:
     from app.state.runs.run import Run
     from app.state.session import Session
 
 LONGEST_NOTE = 600
-"""Characters shown of a note; the trainer's are shorter, and a diary may be somebody else's."""
+"""Characters shown of a note; the trainer's are shorter, and a event log may be somebody else's."""
 LEVELS = ("error", "warning", "info")
 """The worst first."""
 
@@ -45,12 +45,12 @@ class Findings:
 
 def note_text(note: Mapping[str, Any]) -> str:
     """The sentence of a note on one printable line."""
-    return shown(note.get("sentence") or "", LONGEST_NOTE)
+    return quote(note.get("sentence") or "", LONGEST_NOTE)
 
 
 def take_up(session: Session, run: Run | None, settings: Mapping[str, Any]) -> None:
     """Set what a finding proposes: in the run, if it is live and the settings can change during one, else in the form, with Undo.
-    Raises Mistake where the run cannot be asked."""
+    Raises UserError where the run cannot be asked."""
     labels = ", ".join(f"{SETTINGS[key].label} {_shown(value)}" for key, value in settings.items())
     if run is not None and run.state in ("running", "paused") and set(settings) <= set(STEERABLE):
         run.change(settings)

@@ -1,4 +1,4 @@
-"""The ranks of a run on several machines, from its diary: who they are, how fast, how long they wait, and who was lost."""
+"""The ranks of a run on several machines, from its event log: who they are, how fast, how long they wait, and who was lost."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def ranks_of(
 
 
 def _infos(started: Mapping[str, Any]) -> list[RankInfo]:
-    """What `started` tells of every rank; a rank that a damaged diary does not describe has its number alone."""
+    """What `started` tells of every rank; a rank that a damaged event log does not describe has its number alone."""
     ranks = started.get("ranks")
     if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 < ranks <= MOST_HOSTS:
         return []

@@ -1,6 +1,6 @@
 """One run, live or archived: follows its folder in short slices on the event loop and signals what is new.
 
-All it knows comes from the diary, the lock and the files beside them, so pages treat a run of this window and one from the archive
+All it knows comes from the event log, the lock and the files beside them, so pages treat a run of this window and one from the archive
 alike. It starts no process and writes nothing but control words.
 """
 
@@ -37,7 +37,7 @@ from backend.runs.events import Event, Follower
 from backend.runs.queue import is_waiting
 from backend.runs.run_folder import RunFolder
 from backend.runs.start_progress import StartProgress
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 # What a run says in its log before its first step: how far its process has come with rows and weights.
 
@@ -80,10 +80,10 @@ class StartLog:
 LIVE_MS, IDLE_MS, BEHIND_MS = 250, 1000, 4
 """Polling intervals: of a live run, of one that has ended, and while there is more to read than one poll takes."""
 NEWS_MS, NEWS_BEHIND_MS = 500, 2000
-"""Least time between two `changed`: at the diary's end, where a run of many steps a second must not keep a core busy with drawing them,
+"""Least time between two `changed`: at the event log's end, where a run of many steps a second must not keep a core busy with drawing them,
 and before it, where drawing would only delay the rest."""
 SLICE = 256 << 10
-"""Bytes of diary parsed in one go: about 2 ms."""
+"""Bytes of event log parsed in one go: about 2 ms."""
 BUDGET_S = 0.02
 """Time that a poll may read before it returns to the event loop."""
 INDEX_BUDGET_S = 0.008
@@ -104,7 +104,7 @@ class Run(QObject):
         state_changed(str) – the new state, an `app.state.runs.run_state.State`.
         control_changed(bool) – whether another window controls the run now.
         saved(int) – the checkpoint of this step is complete that `send("save")` asked for.
-        restarted – a resume cut the diary back, and it is read again from its start: discard everything shown so far.
+        restarted – a resume cut the event log back, and it is read again from its start: discard everything shown so far.
     """
 
     changed = Signal()
@@ -154,7 +154,7 @@ class Run(QObject):
 
     @property
     def has_caught_up(self) -> bool:
-        """Whether the last poll has reached the end of the diary."""
+        """Whether the last poll has reached the end of the event log."""
         return self._at_end
 
     @property
@@ -182,7 +182,7 @@ class Run(QObject):
 
     @property
     def start_progress(self) -> StartProgress | None:
-        """What a live run does before its first step; None where the diary has told something since."""
+        """What a live run does before its first step; None where the event log has told something since."""
         is_newest = self._start_log.written >= (self._run_state.last_t or 0.0)
         return self._start_log.progress if is_newest and self.is_live and self.started is None else None
 
@@ -193,7 +193,7 @@ class Run(QObject):
 
     @property
     def eta_s(self) -> float | None:
-        """Estimated seconds of work left, None while that is unknown, as before the end of the diary."""
+        """Estimated seconds of work left, None while that is unknown, as before the end of the event log."""
         return self._run_state.eta_s(self.clock.now()) if self.is_live and self._at_end else None
 
     @property
@@ -212,7 +212,7 @@ class Run(QObject):
 
     @property
     def read_share(self) -> float | None:
-        """Share of the diary that was read so far, 0 to 1; None at its end. Before that, state and times are those of some
+        """Share of the event log that was read so far, 0 to 1; None at its end. Before that, state and times are those of some
         earlier moment."""
         size = file_size(self.folder.events)
         return None if self._at_end or not size else min(1.0, self._follower.offset / size)
@@ -231,7 +231,7 @@ class Run(QObject):
         return problem_of(self._state, self.ending, self.step, self.folder)
 
     def send(self, word: str) -> None:
-        """Write a control word (pause, resume, save, stop) for the trainer. Raises Mistake where that fails, or another window controls
+        """Write a control word (pause, resume, save, stop) for the trainer. Raises UserError where that fails, or another window controls
         the run."""
         self._update_control()
         self.control.require()
@@ -241,13 +241,13 @@ class Run(QObject):
         self.poll()
 
     def change(self, settings: Mapping[str, Any]) -> None:
-        """Ask the trainer to change these raw settings from its next step on. Raises Mistake, as `send` and `PresentSettings.ask`."""
+        """Ask the trainer to change these raw settings from its next step on. Raises UserError, as `send` and `PresentSettings.ask`."""
         self._update_control()
         self.control.require()
         self.present_settings.ask(settings, self._state, self.step)
 
     def take_over(self) -> None:
-        """Take the control from the window that has it. Raises Mistake."""
+        """Take the control from the window that has it. Raises UserError."""
         self.control.take_over()
         self.poll()
 
@@ -307,21 +307,23 @@ class Run(QObject):
         if mtime_ns != self._config[0]:  # pages ask several times a second; parsing YAML takes milliseconds
             try:
                 self._config = (mtime_ns, read(self.folder.config))
-            except Mistake:
+            except UserError:
                 self._config = (mtime_ns, {})
         return self._config[1]
 
     @property
     def reward_names(self) -> list[str]:
-        """Reward functions in the order of the config, then those that only the diary names. Their indices are their colours."""
+        """Reward functions in the order of the config, then those that only the event log names. Their indices are their colours."""
         config, names = self.config, self.metric_names()
         key = (
             self._config[0],
             len(names),
         )  # reading on only adds metrics, so their number tells whether there are new ones
         if key != self._reward_names[0]:
-            in_diary = [name.split("/")[1] for name in names if name.startswith("rewards/") and name.count("/") == 2]
-            self._reward_names = (key, list(dict.fromkeys([*configured_rewards(config), *in_diary])))
+            in_event_log = [
+                name.split("/")[1] for name in names if name.startswith("rewards/") and name.count("/") == 2
+            ]
+            self._reward_names = (key, list(dict.fromkeys([*configured_rewards(config), *in_event_log])))
         return self._reward_names[1]
 
     def log_tail(self, n: int = 200) -> list[str]:
@@ -347,14 +349,14 @@ class Run(QObject):
         locked = self.folder.is_locked()  # before reading: a trainer writes everything before it releases the lock
         deadline = time.perf_counter() + BUDGET_S
         was_at_end, last_t = self._at_end, self._run_state.last_t
-        self._at_end = self._read_diary(deadline)
+        self._at_end = self._read_event_log(deadline)
         if was_at_end and self._run_state.last_t not in (None, last_t):
             self.clock.hear(self._run_state.last_t or 0.0)
         deadline = min(deadline, time.perf_counter() + INDEX_BUDGET_S)
         more_rows = self._index.advance()
         while more_rows and time.perf_counter() < deadline:
             more_rows = self._index.advance()
-        if self._at_end:  # before the end of the diary its state is that of some earlier time
+        if self._at_end:  # before the end of the event log its state is that of some earlier time
             self._update_state(locked)
             self._update_control()
             self._update_silence()
@@ -362,8 +364,8 @@ class Run(QObject):
         behind = not self._at_end or more_rows
         self._timer.setInterval(BEHIND_MS if behind else LIVE_MS if self.is_live else IDLE_MS)
 
-    def _read_diary(self, deadline: float) -> bool:
-        """Apply events until the end of the diary or the deadline; returns whether the end was reached."""
+    def _read_event_log(self, deadline: float) -> bool:
+        """Apply events until the end of the event log or the deadline; returns whether the end was reached."""
         while True:
             position = self._follower.offset
             events = self._follower.read()

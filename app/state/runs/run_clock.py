@@ -1,4 +1,4 @@
-"""The present on the clock of a run's diary, and how long the run has been silent; neither sleep nor a clock that is set moves them."""
+"""The present on the clock of a run's event log, and how long the run has been silent; neither sleep nor a clock that is set moves them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SILENT_S = 300.0
 
 
 class RunClock:
-    """Unix time as the writer of a diary sees it: that of its newest event, plus what has passed since it was read.
+    """Unix time as the writer of a event log sees it: that of its newest event, plus what has passed since it was read.
 
     Passed time is monotonic time, which stands still while the machine sleeps. `wall` and `monotonic` are replaced by tests.
     """
@@ -25,14 +25,14 @@ class RunClock:
         self._process_since = self.now()
 
     def hear(self, t: float) -> None:
-        """An event with this unix time has just been written. Not for events that were in the diary when it was opened."""
+        """An event with this unix time has just been written. Not for events that were in the event log when it was opened."""
         self._then, self._at = t, self._monotonic()
 
     def now(self) -> float:
         return self._then + self._monotonic() - self._at
 
     def silence_s(self, last_t: float | None) -> float:
-        """Seconds since the event at `last_t`, the newest of the diary; 0 where there is none."""
+        """Seconds since the event at `last_t`, the newest of the event log; 0 where there is none."""
         return max(0.0, self.now() - max(last_t, self._process_since)) if last_t is not None else 0.0
 
 
@@ -46,7 +46,7 @@ def silence_sentence(silence_s: float) -> str:
 
 
 def silence_advice(pid: object, checkpoint: int | None) -> str:
-    """What can be done about a silent run: `pid` of its process as its diary has it, and the step that a resume goes on from."""
+    """What can be done about a silent run: `pid` of its process as its event log has it, and the step that a resume goes on from."""
     process = f"process {pid}" if isinstance(pid, int) else "its process"
     after = f"goes on from step {checkpoint:,}" if checkpoint is not None else "starts over, as there is no checkpoint"
     return (

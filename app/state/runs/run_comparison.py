@@ -76,7 +76,7 @@ class RunComparison(QObject):
 
     @property
     def is_reading(self) -> bool:
-        """Whether some run is not open yet, or behind its diary."""
+        """Whether some run is not open yet, or behind its event log."""
         return bool(self._waiting) or not all(run.has_caught_up for run in self.runs)
 
     def _open_next(self) -> None:

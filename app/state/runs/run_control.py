@@ -12,7 +12,7 @@ import time
 
 from backend.runs.run_folder import RunFolder
 from backend.utils import file_lock
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.regular_file import read_regular
 from backend.utils.whole_file import replace_file
 
@@ -44,20 +44,20 @@ class RunControl:
             self._try_to_hold()
 
     def take_over(self) -> None:
-        """Ask the window that controls the run to give it up; `update` then takes it. Raises DiskFault."""
+        """Ask the window that controls the run to give it up; `update` then takes it. Raises DiskError."""
         replace_file(self._folder.window_request, self._name())
         self._has_asked = True
 
     def require(self) -> None:
-        """Raises Mistake where another window controls the run."""
+        """Raises UserError where another window controls the run."""
         if self.is_elsewhere:
-            raise Mistake("run", "Another window controls this run. Take over there first.")
+            raise UserError("run", "Another window controls this run. Take over there first.")
 
     def repeat_stop(self) -> None:
         """Write stop again where it came too early: a starting trainer deletes the control words that it finds."""
         is_there = self._folder.control.exists() or self._folder.control_taken.exists()
         if not is_there:
-            with contextlib.suppress(Mistake):  # a disk that is full now: tried again at the next look
+            with contextlib.suppress(UserError):  # a disk that is full now: tried again at the next look
                 self._folder.say("stop")
 
     def release(self) -> None:

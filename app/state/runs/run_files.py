@@ -1,4 +1,4 @@
-"""What the window reads of a run's files beside the diary: the newest checkpoint, the end of the log, the rewards of the settings."""
+"""What the window reads of a run's files beside the event log: the newest checkpoint, the end of the log, the rewards of the settings."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from backend.runs.queue import is_fresh
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.runs.start_progress import StartProgress
 from backend.runs.steering import Change, changed, config_at, read_changes, request_change
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.regular_file import open_regular
-from backend.utils.text import as_in_a_terminal, shown
+from backend.utils.text import as_in_a_terminal, quote
 
 LOG_TAIL = 64 << 10
 """Bytes at the end of a log that `log_lines` reads."""
@@ -28,7 +28,7 @@ _ROUTINE = re.compile(r"step \d+  |BLAS is ")
 LAST_WORDS = 200
 """How many characters of a log's last line a sentence takes; the log may be somebody else's."""
 DISK = "disk: "
-"""What the last line of a log begins with where the disk took no more lines of the diary."""
+"""What the last line of a log begins with where the disk took no more lines of the event log."""
 
 
 def newest_checkpoint(folder: RunFolder) -> int | None:
@@ -49,8 +49,8 @@ def problem_of(state: str, ending: Event | None, step: int, folder: RunFolder) -
     lines = (line.strip() for line in reversed(log_lines(folder.log, 20)))
     last_words = next((line for line in lines if not is_routine(line) and line != str(folder.path)), "")
     if last_words.startswith(DISK):
-        return f"The training process ended {when} and could not write down why: {shown(last_words.removeprefix(DISK), LAST_WORDS)}"
-    last_words = shown(last_words, LAST_WORDS)
+        return f"The training process ended {when} and could not write down why: {quote(last_words.removeprefix(DISK), LAST_WORDS)}"
+    last_words = quote(last_words, LAST_WORDS)
     return (
         f"The training process ended {when} without saying why, as when the system runs out of memory and kills it."
         + (f" Its last words: {last_words}" if last_words else "")
@@ -123,7 +123,7 @@ def last_lines(path: Path, max_bytes: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class CrashOffer:
-    """A crashed run. `step`: the last one in its diary; `checkpoint`: the step that a resume goes on from, None for the start.
+    """A crashed run. `step`: the last one in its event log; `checkpoint`: the step that a resume goes on from, None for the start.
     `key` tells this crash from every other."""
 
     folder: RunFolder
@@ -189,20 +189,20 @@ class PresentSettings:
         self._read: tuple[int, list[Change]] = (-1, [])
 
     def changes(self) -> list[Change]:
-        """Every change, in the order of their steps; the last may be of a step to come. Raises Mistake for a damaged file."""
+        """Every change, in the order of their steps; the last may be of a step to come. Raises UserError for a damaged file."""
         written = modified_ns(self._folder.changes)
         if written != self._read[0]:
             self._read = (written, read_changes(self._folder))
         return list(self._read[1])
 
     def at_last(self) -> Config:
-        """The settings once every change holds. Raises Mistake where config.yaml or changes.json has faults."""
+        """The settings once every change holds. Raises UserError where config.yaml or changes.json has faults."""
         return config_at(parse(self._raw()), self.changes())
 
     def ask(self, settings: Mapping[str, Any], state: str, done: int) -> None:
-        """Ask the trainer of a run in this state for a change. `done`: steps that are done at least. Raises Mistake for settings that
+        """Ask the trainer of a run in this state for a change. `done`: steps that are done at least. Raises UserError for settings that
         cannot be, and for a run that does not train."""
         if state not in STEERED_STATES:
-            raise Mistake("run", "Settings change while a run is training or paused.")
+            raise UserError("run", "Settings change while a run is training or paused.")
         changed(self.at_last(), settings, done)
         request_change(self._folder, settings)

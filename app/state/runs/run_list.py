@@ -19,7 +19,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from backend.runs.archive import Summary
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.runs.run_record import RunNotes, RunRecord, read_record, record_of, stamp
-from backend.utils.disk_faults import DiskFault
+from backend.utils.disk_faults import DiskError
 from backend.utils.whole_file import replace_file
 
 CACHE = "runs-cache.jsonl"
@@ -161,7 +161,7 @@ class RunList(QObject):
             return
         self._is_cache_stale = False
         lines = (f"{json.dumps(str(path))}\t{line}\n" for path, line in self._lines.items())
-        with suppress(DiskFault):
+        with suppress(DiskError):
             replace_file(self._cache, json.dumps(_FORMAT) + "\n" + "".join(lines))
 
 

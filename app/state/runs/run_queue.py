@@ -13,7 +13,7 @@ from PySide6.QtCore import QFile, QObject, QTimer, Signal
 
 from backend.runs.queue import Queue, QueueFile, is_fresh
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 POLL_MS = 1000
 LAUNCH_S = 15.0
@@ -72,7 +72,7 @@ class RunQueue(QObject):
         before, started_before = (self.now, self.has_runner, self.problem), self.now.starting
         try:
             self.now, self.problem = self.file.read(), ""
-        except Mistake as mistake:
+        except UserError as mistake:
             self.now, self.problem = Queue(), mistake.faults[0].sentence
         self.has_runner = self.file.has_runner()
         if self.has_runner:
@@ -117,7 +117,7 @@ class RunQueue(QObject):
             return True
         try:
             start_queue_runner(self.file)
-        except Mistake as mistake:
+        except UserError as mistake:
             self.refused.emit(mistake.faults[0].sentence)
             return False
         self._launched_until = time.monotonic() + LAUNCH_S
@@ -146,7 +146,7 @@ class RunQueue(QObject):
     def _change(self, change: Callable[..., object], *arguments: Any) -> bool:
         try:
             change(*arguments)
-        except Mistake as mistake:
+        except UserError as mistake:
             self.refused.emit(mistake.faults[0].sentence)
             return False
         finally:

@@ -1,6 +1,6 @@
-"""The state of one run, reduced from its diary: metrics by step, phase, clock, ending. Events in, state out.
+"""The state of one run, reduced from its event log: metrics by step, phase, clock, ending. Events in, state out.
 
-No Qt, no files, no timers: `app.state.runs.run` feeds it. What diary and lock say together is `backend.runs.archive`'s, for the table of
+No Qt, no files, no timers: `app.state.runs.run` feeds it. What event log and lock say together is `backend.runs.archive`'s, for the table of
 runs as for the live view; pausing and stopping are added here.
 """
 
@@ -185,11 +185,11 @@ PHASE_WORDS = {
 _RATE_WINDOW = 50
 """Steps that the time left is estimated from: enough for a steady figure, few enough to follow completions that grow longer."""
 _KEPT = 200
-"""Notes and health findings kept in memory; the diary has them all."""
+"""Notes and health findings kept in memory; the event log has them all."""
 
 
 class RunState:
-    """The state of a run, as far as its diary was read. `apply` the events in order; `clear` when the diary was cut back."""
+    """The state of a run, as far as its event log was read. `apply` the events in order; `clear` when the event log was cut back."""
 
     def __init__(self) -> None:
         self._handlers = {kind: getattr(self, f"_on_{kind}", None) for kind in KINDS} | dict.fromkeys(
@@ -241,7 +241,7 @@ class RunState:
 
     @property
     def phase_progress(self) -> float | None:
-        """Share of the phase that is done, 0 to 1, where the diary says."""
+        """Share of the phase that is done, 0 to 1, where the event log says."""
         return progress_of(self._phase_event)
 
     @property
@@ -258,7 +258,7 @@ class RunState:
         self, *, is_locked: bool, may_be_coming: bool, is_queued: bool = False, stop_requested: bool = False
     ) -> State:
         """The live state. `may_be_coming` and `is_queued`: as `archive.state_of`; `stop_requested`: by this window, and not yet in the
-        diary."""
+        event log."""
         state = archive.state_of(
             self.ending,
             is_locked=is_locked,

@@ -103,7 +103,7 @@ CHUNK = 4096
 
 
 def write_png(chart: QWidget, path: Path) -> None:
-    """Draw a chart's card into a PNG file. Raises DiskFault."""
+    """Draw a chart's card into a PNG file. Raises DiskError."""
     image = QImage(chart.size() * SHARPNESS, QImage.Format.Format_RGB32)
     image.setDevicePixelRatio(SHARPNESS)
     image.fill(theme.palette().card)
@@ -115,7 +115,7 @@ def write_png(chart: QWidget, path: Path) -> None:
 
 
 def write_svg(chart: QWidget, path: Path, title: str) -> None:
-    """Draw a chart's card into an SVG file: lines stay lines and text stays text. Raises DiskFault."""
+    """Draw a chart's card into an SVG file: lines stay lines and text stays text. Raises DiskError."""
     buffer = QBuffer()
     generator = QSvgGenerator()
     generator.setOutputDevice(buffer)
@@ -131,7 +131,7 @@ def write_svg(chart: QWidget, path: Path, title: str) -> None:
 
 
 def write_csv(traces: Sequence[Trace], path: Path) -> None:
-    """Write the numbers of a chart. Raises DiskFault."""
+    """Write the numbers of a chart. Raises DiskError."""
     text = io.StringIO()
     write_table(traces, text)
     save_as(path, text.getvalue())

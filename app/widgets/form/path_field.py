@@ -24,7 +24,7 @@ from backend.runs.adapter_source import peft_folder, runs_with_adapters
 from backend.runs.run_folder import find_run
 from backend.runs.weight_choices import END
 from backend.utils import places
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import possible_path
 
 _ACCEPTS: dict[str, Callable[[Path], bool]] = {
@@ -215,7 +215,7 @@ class AdapterField(PathField):
         menu.clear()
         try:
             found = weight_choices.choices(find_run(name))
-        except Mistake:  # deleted since the menu was opened
+        except UserError:  # deleted since the menu was opened
             found = []
         for choice in found:
             text = name if choice.key == END else f"{name}@{choice.key}"

@@ -13,7 +13,7 @@ from app import theme
 from app.widgets.basic.file_dialogs import save_file
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.layout import on_screen
-from backend.utils.disk_faults import DiskFault
+from backend.utils.disk_faults import DiskError
 from backend.utils.whole_file import save_as
 
 SIZE = (680, 560)
@@ -63,7 +63,7 @@ class ProblemDialog(QDialog):
             return
         try:
             save_as(path, self.text.toPlainText())
-        except DiskFault as fault:
+        except DiskError as fault:
             self._tell(fault.faults[0].sentence)
         else:
             self._tell(f"Saved as {path.name}.")

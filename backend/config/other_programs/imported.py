@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from backend.config.config import SETTINGS, beside, dump, problems, valid_value
+from backend.config.config import SETTINGS, dump, problems, resolve_paths, valid_value
 from backend.config.other_programs.translation import OtherProgram, Translation, program_of, read_words
 from backend.utils.documents import read_json, read_yaml
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
-from backend.utils.text import one_line, shown
+from backend.utils.text import one_line, quote
 
 _MENDED_LATER = ("model", "data", "reward_functions", "reward_functions_file")
 """Settings that a Python script, and not its file of arguments, would name: they may still be missing."""
@@ -25,31 +25,31 @@ class ImportedFile:
 
     text: str
     program: OtherProgram
-    missing: list[Fault]
+    missing: list[ConfigProblem]
 
 
 def import_file(path: Path, *, their_defaults: bool = True) -> ImportedFile:
-    """The YAML text for a file of another program, YAML or JSON. Raises Mistake for a file of ours or of nobody's, and for every
+    """The YAML text for a file of another program, YAML or JSON. Raises UserError for a file of ours or of nobody's, and for every
     word of it that cannot be translated. `their_defaults`: write what its program takes for words that the file leaves out."""
     path = user_path(str(path), "file")
     raw: Any = read_json(path, "file") if path.suffix.lower() == ".json" else read_yaml(path, "file")
     if not isinstance(raw, dict):
-        raise Mistake("file", f"{shown(path)} must hold settings as “key: value” lines.")
-    raw = beside(path.parent, {str(key): value for key, value in cast("dict[Any, Any]", raw).items()})
+        raise UserError("file", f"{quote(path)} must hold settings as “key: value” lines.")
+    raw = resolve_paths(path.parent, {str(key): value for key, value in cast("dict[Any, Any]", raw).items()})
     program = program_of(raw)
     if program is None:
-        raise Mistake(
-            "file", f"{shown(path)} has no word of TRL, mlx-lm-lora or mlx-grpo alone; check it as it is, with check."
+        raise UserError(
+            "file", f"{quote(path)} has no word of TRL, mlx-lm-lora or mlx-grpo alone; check it as it is, with check."
         )
     translation = read_words(raw)
     defaults = _left_out(raw, program, translation) if their_defaults else {}
     whole = read_words(raw | defaults)
     if faults := [fault for fault in [*whole.faults, *problems(whole.values)] if fault.setting not in _MENDED_LATER]:
-        raise Mistake(list(dict.fromkeys(faults)))
+        raise UserError(list(dict.fromkeys(faults)))
     missing = [fault for fault in problems(whole.values) if fault.setting in _MENDED_LATER]
     if program.key == "trl" and "reward_functions" not in whole.values:
         missing.append(
-            Fault(
+            ConfigProblem(
                 "reward_functions", "The file names none; without any, GRPO Studio's five defaults score completions."
             )
         )
@@ -86,7 +86,7 @@ def _text(path: Path, program: OtherProgram, written: Translation, whole: Transl
         dump(values),
         _comment(
             f"Not in the file; what {program.name} takes:",
-            [f"{key}: {shown(values[key], 60)}" for key in from_defaults],
+            [f"{key}: {quote(values[key], 60)}" for key in from_defaults],
         ),
         _comment("Read as:", [f"{word.word} → {word.sentence}" for word in written.words if word.fate == "translated"]),
         _comment(

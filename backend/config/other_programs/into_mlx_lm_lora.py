@@ -15,7 +15,7 @@ from backend.config.other_programs.mlx_lm_groups import QUANTIZATION_FLAGS
 from backend.config.settings.limits import NEVER
 from backend.models.adapter_types import ALL_LINEAR, adapter_scale
 from backend.runs.adapter_source import find_adapter
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 _SHARED_KEYS = (
     *("model", "data", "train_type", "train_mode", "optimizer", "num_layers", "batch_size", "epochs", "iters", "seed"),
@@ -99,7 +99,7 @@ def _start(config: Config) -> dict[str, str]:
     """The file of the adapters that the run starts from; {} without any, or where it cannot be found."""
     try:
         return {"resume_adapter_file": str(find_adapter(config.adapter).weights)} if config.adapter else {}
-    except Mistake:
+    except UserError:
         return {}
 
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, cast
 
-from backend.config.other_programs.rewriting import Rewriting, as_bool, as_number
+from backend.config.other_programs.rewriting import Translator, as_bool, as_number
 from backend.config.other_programs.spellings import CHOICE_ALIASES, choice
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 QUANTIZATION_FLAGS = {"load_in_4bits": "4", "load_in_6bits": "6", "load_in_8bits": "8", "load_in_mxfp4": "mxfp4"}
 PRECISION_FLAGS = {"bf16": "bfloat16", "fp16": "float16"}
@@ -16,14 +16,14 @@ _ITERS = 1000
 """Default of `iters`, here and in mlx-lm."""
 
 
-def other_delta(to: Rewriting) -> None:
+def other_delta(to: Translator) -> None:
     """`delta` is DPO's in a file that names the DPO loss too, and not our bound on the ratio."""
     if to.has("delta") and "dpo_cpo_loss_type" in to.written:
         to.take("delta")
         to.remark("delta", "without effect: beside dpo_cpo_loss_type it belongs to another way of training")
 
 
-def accumulation(to: Rewriting) -> None:
+def accumulation(to: Translator) -> None:
     """In a file for mlx-lm-lora an iteration is one batch; the k-th and the last one update the weights (its grpo_trainer.py).
 
     Here a step is k batches and one update: as many steps as it makes updates, which are as many prompts where k divides the
@@ -53,7 +53,7 @@ def accumulation(to: Rewriting) -> None:
             to.values[word] = max(1, math.ceil(every / k))
 
 
-def lora_parameters(to: Rewriting) -> None:
+def lora_parameters(to: Translator) -> None:
     """mlx-lm groups rank, scale, dropout (and keys) under `lora_parameters`."""
     parameters = to.take("lora_parameters")
     if parameters is None:
@@ -63,30 +63,30 @@ def lora_parameters(to: Rewriting) -> None:
     for name, value in cast("Mapping[Any, Any]", parameters).items():
         ours = {"keys": "lora_keys", "alpha": "lora_alpha"}.get(name, str(name))
         if value is not None and to.values.setdefault(ours, value) != value:
-            both = f"{shown(ours, 30)} is {shown(to.values[ours], 40)}, and {shown(value, 40)} in lora_parameters"
+            both = f"{quote(ours, 30)} is {quote(to.values[ours], 40)}, and {quote(value, 40)} in lora_parameters"
             to.refuse(ours, f"{both}; give one of them.")
     return None
 
 
-def quantization_flags(to: Rewriting) -> None:
+def quantization_flags(to: Translator) -> None:
     """`load_in_4bits: true` and its variants become one value of `quantization`, TRL's `bf16: true` one of `dtype`."""
     _merge_flags(to, "quantization", QUANTIZATION_FLAGS, "none")
     _merge_flags(to, "dtype", PRECISION_FLAGS, "auto")
 
 
-def _merge_flags(to: Rewriting, ours: str, choices: Mapping[str, str], default: str) -> None:
+def _merge_flags(to: Translator, ours: str, choices: Mapping[str, str], default: str) -> None:
     """At most one of several flags may be on, and sets our setting to its choice."""
     flags = {flag: to.take(flag) for flag in choices if to.has(flag)}
     odd = [flag for flag, value in flags.items() if as_bool(value) is None]
     chosen = [flag for flag, value in flags.items() if as_bool(value)]
     if odd:
-        to.refuse(ours, f"{odd[0]} must be true or false, not {shown(flags[odd[0]])}.")
+        to.refuse(ours, f"{odd[0]} must be true or false, not {quote(flags[odd[0]])}.")
     elif len(chosen) > 1:
         to.refuse(ours, f"{' and '.join(chosen)} are both on; choose one.")
     elif chosen:
         named = to.values.get(ours)
         if named is not None and choice(named, CHOICE_ALIASES[ours]) not in (default, choices[chosen[0]]):
-            return to.refuse(ours, f"{ours} is {shown(named)} but {chosen[0]} is on; keep one of them.")
+            return to.refuse(ours, f"{ours} is {quote(named)} but {chosen[0]} is on; keep one of them.")
         to.values[ours] = choices[chosen[0]]
     return None
 
@@ -102,7 +102,7 @@ _OPTIMIZER_WORDS = ("optimizer_config", "optimizer", "learning_rate", "model")
 _BIAS_CORRECTION = "Adam corrects its bias here always, and there only with bias_correction, so the first updates are about three times as large there"
 
 
-def optimizer_config(to: Rewriting) -> None:
+def optimizer_config(to: Translator) -> None:
     """mlx-lm has a mapping of settings per optimizer; only the mapping of the optimizer in use counts."""
     every: Any = to.take("optimizer_config")
     optimizer = str(to.values.get("optimizer", "adamw"))
@@ -120,7 +120,7 @@ def optimizer_config(to: Rewriting) -> None:
         ours = _OPTIMIZER_SETTINGS.get(name)
         parts: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
         if ours is None or len(parts) != len(ours):
-            has = f"optimizer_config has {shown(name, 30)}: {shown(cast('object', value))}"
+            has = f"optimizer_config has {quote(name, 30)}: {quote(cast('object', value))}"
             to.refuse("optimizer", f"{has}, which has no place here; take it out.")
             continue
         for key, part in zip(ours, parts, strict=True):
@@ -137,7 +137,7 @@ _SCHEDULES = {
 """Arguments of mlx's `cosine_decay`, `linear_schedule`, `exponential_decay` and `step_decay`, in order."""
 
 
-def lr_schedule(to: Rewriting) -> None:
+def lr_schedule(to: Translator) -> None:
     """mlx-lm: {name: cosine_decay, arguments: [peak, steps, end], warmup: n, warmup_init: x}.
 
     As in mlx-lm, the first argument is the peak whatever `learning_rate` says, and missing arguments are 0. Our own keys
@@ -181,7 +181,7 @@ def _share(steps: Any, iters: Any) -> Any:
         return steps  # not a number: validation reports it
 
 
-def _falls_by_factors(to: Rewriting, arguments: Mapping[str, Any]) -> None:
+def _falls_by_factors(to: Translator, arguments: Mapping[str, Any]) -> None:
     """mlx's factor an update, or every few of them, as the rate that the run ends with and the number of falls."""
     try:
         peak, factor, every = (float(arguments.get(name, 1)) for name in ("peak", "factor", "every"))
@@ -204,7 +204,7 @@ _DATASET_PARTS = {
 }  # fmt: skip
 
 
-def hugging_face_dataset(to: Rewriting) -> None:
+def hugging_face_dataset(to: Translator) -> None:
     """`hf_dataset`: one dataset of the Hub with its splits and columns, as mlx-lm has it."""
     entry: Any = to.take("hf_dataset")
     if isinstance(entry, list) and len(cast("list[Any]", entry)) == 1:
@@ -223,11 +223,11 @@ def hugging_face_dataset(to: Rewriting) -> None:
         elif name in _DATASET_PARTS:
             to.fill(_DATASET_PARTS[name], value, "hf_dataset")
         else:
-            to.refuse("hf_dataset", f"hf_dataset has {shown(name, 40)}, which has no place here; take it out.")
+            to.refuse("hf_dataset", f"hf_dataset has {quote(name, 40)}, which has no place here; take it out.")
     return None
 
 
-def wandb(to: Rewriting) -> None:
+def wandb(to: Translator) -> None:
     """`wandb: project`, or `wand`, as the example files have it."""
     project = to.take("wandb", "wand")
     if project is None or str(project).strip() in ("", "False", "None"):

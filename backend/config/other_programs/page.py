@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from backend.config.other_programs.peft import LORA_WORDS, OTHER_KINDS
 from backend.config.other_programs.translation import PROGRAMS
-from backend.config.other_programs.words import OtherProgram, Refused, Translated, WithoutEffect, Word, Words
+from backend.config.other_programs.words import IgnoredKey, OtherProgram, Refused, Translated, Word, Words
 from backend.utils.places import project_root
 from backend.utils.whole_file import replace_file
 
@@ -95,7 +95,7 @@ def _cells(fate: Word) -> tuple[str, str]:
     match fate:
         case Translated(settings, how):
             return ", ".join(f"`{key}`" for key in settings), how
-        case WithoutEffect(reason):
+        case IgnoredKey(reason):
             return "without effect", f"{reason[0].upper()}{reason[1:]}."
         case Refused(nearest, off):
             but = f" Accepted where it is {', '.join(str(value).lower() for value in off)}." if off else ""

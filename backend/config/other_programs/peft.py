@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from backend.config.other_programs.rewriting import Rewriting, as_bool
+from backend.config.other_programs.rewriting import Translator, as_bool
 from backend.config.other_programs.words import (
+    IgnoredKey,
     Refused,
     Translated,
-    WithoutEffect,
     Words,
     refused,
     renamed,
@@ -21,7 +21,7 @@ from backend.config.other_programs.words import (
     without_effect,
 )
 from backend.models.adapter_types import ALL_LINEAR
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 WORD = "peft_config"
 _LORA = "LoRA (train_type: lora)"
@@ -129,17 +129,17 @@ def kind_sentence(kind: str) -> str:
     """Why adapters of another kind than LoRA are refused, without its subject: “is IA3, which …; nearest is ….”"""
     about = OTHER_KINDS.get(kind)
     if about is None:
-        return f"is of the kind {shown(kind, 30)}, which is unknown here; there are LoRA, rsLoRA and DoRA."
+        return f"is of the kind {quote(kind, 30)}, which is unknown here; there are LoRA, rsLoRA and DoRA."
     return f"is {kind}, which {about.does}; nearest here is {about.nearest}."
 
 
-def peft_config(to: Rewriting) -> None:
+def peft_config(to: Translator) -> None:
     """A mapping of peft's words, as `peft_config` of TRL's GRPOTrainer or in an adapter_config.json, as the words of TRL's ModelConfig."""
     config: Any = to.take(WORD)
     if config is None:
         return None
     if not isinstance(config, Mapping):
-        return to.refuse(WORD, f"peft_config must be a mapping of LoraConfig's words, not {shown(config, 60)}.")
+        return to.refuse(WORD, f"peft_config must be a mapping of LoraConfig's words, not {quote(config, 60)}.")
     given = {str(word): value for word, value in cast("Mapping[Any, Any]", config).items() if value is not None}
     kind = str(given.get("peft_type", "LORA")).strip().upper().removeprefix("PEFTTYPE.")
     if kind != "LORA":
@@ -150,14 +150,14 @@ def peft_config(to: Rewriting) -> None:
     return None
 
 
-def _read(to: Rewriting, word: str, value: Any) -> None:
+def _read(to: Translator, word: str, value: Any) -> None:
     fate = LORA_WORDS.get(word)
     if fate is None:
-        to.refuse(WORD, f"peft_config has {shown(word, 40)}, which is no word of LoraConfig here; take it out.")
+        to.refuse(WORD, f"peft_config has {quote(word, 40)}, which is no word of LoraConfig here; take it out.")
     elif isinstance(fate, Refused):
         # No draw of B is no start that changes nothing: false asks for one.
         if fate.asks(value) or (word == "init_lora_weights" and as_bool(value) is False):
-            to.refuse(WORD, f"peft_config has {word}: {shown(value, 30)}. {fate.nearest}")
+            to.refuse(WORD, f"peft_config has {word}: {quote(value, 30)}. {fate.nearest}")
     elif (
         word == "target_modules"
         and isinstance(value, str)
@@ -165,9 +165,9 @@ def _read(to: Rewriting, word: str, value: Any) -> None:
         and not value.replace("_", "a").isalnum()
     ):
         to.refuse(
-            WORD, f"target_modules is a pattern, {shown(value, 40)}; list the names of the layers, or all-linear."
+            WORD, f"target_modules is a pattern, {quote(value, 40)}; list the names of the layers, or all-linear."
         )
-    elif not isinstance(fate, WithoutEffect) and word in _INTO_TRL:
+    elif not isinstance(fate, IgnoredKey) and word in _INTO_TRL:
         to.fill(_INTO_TRL[word], value, WORD)
 
 

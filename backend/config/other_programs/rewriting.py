@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from backend.utils.errors import Fault
-from backend.utils.text import shown
+from backend.utils.errors import ConfigProblem
+from backend.utils.text import quote
 
 Raw = dict[str, Any]
 
 
-class Rewriting:
+class Translator:
     """The raw settings of a file, changed in place by one function after the other.
 
     Attributes:
@@ -27,7 +27,7 @@ class Rewriting:
         self.values: Raw = {str(key): value for key, value in raw.items() if value is not None}
         self.written = frozenset(self.values)
         self.program = program
-        self.faults: list[Fault] = []
+        self.faults: list[ConfigProblem] = []
         self.remarks: dict[str, str] = {}
 
     def has(self, *words: str) -> bool:
@@ -46,7 +46,7 @@ class Rewriting:
             return None
         number = as_number(value)
         if number is None:
-            self.refuse(word, f"{word} must be a number, not {shown(value, 60)}.")
+            self.refuse(word, f"{word} must be a number, not {quote(value, 60)}.")
         return number
 
     def count(self, *words: str) -> int | None:
@@ -56,7 +56,7 @@ class Rewriting:
         if number is None:
             return None
         if number != int(number) or number < 1:
-            self.refuse(word, f"{word} must be a whole number above 0, not {shown(number, 60)}.")
+            self.refuse(word, f"{word} must be a whole number above 0, not {quote(number, 60)}.")
             return None
         return int(number)
 
@@ -67,7 +67,7 @@ class Rewriting:
             return None
         flag = as_bool(value)
         if flag is None:
-            self.refuse(word, f"{word} must be true or false, not {shown(value)}.")
+            self.refuse(word, f"{word} must be true or false, not {quote(value)}.")
         return flag
 
     def peek(self, *words: str, default: float) -> float:
@@ -80,7 +80,7 @@ class Rewriting:
         """Set one of our settings to what `word` amounts to. A fault where the file says otherwise itself."""
         written = self.values.setdefault(ours, value)
         if written != value and as_number(written) != as_number(value, default=math.nan):
-            both = f"{shown(ours, 30)} is {shown(written, 40)}, and {shown(word, 30)} makes it {shown(value, 40)}"
+            both = f"{quote(ours, 30)} is {quote(written, 40)}, and {quote(word, 30)} makes it {quote(value, 40)}"
             self.refuse(ours, f"{both}; give one of them.")
 
     def suggest(self, ours: str, value: Any) -> None:
@@ -88,7 +88,7 @@ class Rewriting:
         self.values.setdefault(ours, value)
 
     def refuse(self, setting: str, sentence: str) -> None:
-        self.faults.append(Fault(setting, sentence))
+        self.faults.append(ConfigProblem(setting, sentence))
 
     def remark(self, word: str, sentence: str) -> None:
         self.remarks[word] = sentence

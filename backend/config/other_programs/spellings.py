@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from backend.config.other_programs.rewriting import Rewriting
+from backend.config.other_programs.rewriting import Translator
 from backend.rewards.catalogue.entry import split_names
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 KEY_ALIASES = {
     "max_grad_norm_clip": "max_grad_norm",
@@ -54,7 +54,7 @@ def choice(value: Any, aliases: Mapping[str, str]) -> Any:
     return aliases.get(text, text)
 
 
-def one_dataset(to: Rewriting) -> None:
+def one_dataset(to: Translator) -> None:
     """`dataset:` holds one id or path, or a list with one."""
     names = {key: to.take(key) for key in ("dataset", "data") if to.values.get(key) not in (None, "")}
     for key, value in names.items():
@@ -64,7 +64,7 @@ def one_dataset(to: Rewriting) -> None:
                 return to.refuse("data", f"{key} lists {len(listed)} datasets; give exactly one.")
             names[key] = listed[0]
     if len(names) == 2 and names["data"] != names["dataset"]:
-        both = f"data is {shown(names['data'], 60)} and dataset is {shown(names['dataset'], 60)}"
+        both = f"data is {quote(names['data'], 60)} and dataset is {quote(names['dataset'], 60)}"
         return to.refuse("data", f"{both}; give one of them.")
     to.take("dataset")
     if names:
@@ -72,7 +72,7 @@ def one_dataset(to: Rewriting) -> None:
     return None
 
 
-def split_lists(to: Rewriting) -> None:
+def split_lists(to: Translator) -> None:
     """Names and weights may be comma-separated text, with or without brackets; a single weight may be a bare number; empty text
     means the defaults. A stop string may stand alone."""
     values = to.values
@@ -96,7 +96,7 @@ def _is_text(value: Any) -> bool:
     return all(isinstance(part, str) for part in parts)
 
 
-def menus_and_empty_names(to: Rewriting) -> None:
+def menus_and_empty_names(to: Translator) -> None:
     """Values of menus in our spelling; columns and splits that are left empty are absent."""
     for key in EMPTY_MEANS_DEFAULT:
         if to.values.get(key) == "":

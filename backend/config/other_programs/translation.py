@@ -15,23 +15,23 @@ from typing import Any, Literal, cast
 from backend.config.other_programs import spellings
 from backend.config.other_programs.mlx_lm_groups import PRECISION_FLAGS, QUANTIZATION_FLAGS
 from backend.config.other_programs.mlx_lm_lora import MLX_LM_LORA
-from backend.config.other_programs.rewriting import Raw, Rewriting, as_bool, as_number
+from backend.config.other_programs.rewriting import Raw, Translator, as_bool, as_number
 from backend.config.other_programs.spellings import KEY_ALIASES
 from backend.config.other_programs.trl import TRL
 from backend.config.other_programs.trl_training import PLUMBING
 from backend.config.other_programs.words import (
+    IgnoredKey,
     OtherProgram,
     Refused,
     Translated,
-    WithoutEffect,
     Word,
     refused,
     renamed,
     same,
     without_effect,
 )
-from backend.utils.errors import Fault
-from backend.utils.text import about_value, shown
+from backend.utils.errors import ConfigProblem
+from backend.utils.text import about_value, quote
 
 # The words of mlx-grpo (document 002): the arguments that its README lists, and the fields of its TrainingArgs.
 
@@ -86,7 +86,7 @@ _DEFAULTS: dict[str, Any] = {
 """Of its TrainingArgs, where they are not ours; it trains every weight."""
 
 
-def rewards(to: Rewriting) -> None:
+def rewards(to: Translator) -> None:
     """Its two rewards, format and content, and their weights."""
     words = ("reward_content_type", "reward_format_weight", "reward_content_weight")
     if not to.has(*words):
@@ -94,13 +94,13 @@ def rewards(to: Rewriting) -> None:
     kind = str(to.take("reward_content_type") or "jaccard").strip().lower()
     weights = [to.number("reward_format_weight"), to.number("reward_content_weight")]
     if kind not in CONTENT_REWARDS:
-        sentence = f"reward_content_type cannot be {shown(kind, 40)}; it is one of {', '.join(CONTENT_REWARDS)}."
+        sentence = f"reward_content_type cannot be {quote(kind, 40)}; it is one of {', '.join(CONTENT_REWARDS)}."
         return to.refuse("reward_content_type", sentence)
     to.fill("reward_functions", [FORMAT_REWARD, kind], "reward_content_type")
     to.fill("reward_weights", [0.5 if weight is None else weight for weight in weights], "reward_format_weight")
 
 
-def data_and_schedule(to: Rewriting) -> None:
+def data_and_schedule(to: Translator) -> None:
     """Which dataset comes first, its schedule mapping, prompts that are too long, its tracker."""
     if to.has("train_dataset_path") and to.has("dataset_name"):
         to.take("dataset_name")
@@ -141,7 +141,7 @@ _OWN_REGROUPS = (spellings.one_dataset, spellings.split_lists)
 
 
 @dataclass(frozen=True, slots=True)
-class WordRead:
+class TranslatedKey:
     """What one word of another program was made of. `sentence` begins in lower case, to follow the word. `as here`: it asks for what
     is so here anyway, such as a feature that is missing here to be off."""
 
@@ -162,9 +162,9 @@ class Translation:
     """
 
     values: Raw
-    faults: list[Fault]
+    faults: list[ConfigProblem]
     program: OtherProgram | None
-    words: list[WordRead]
+    words: list[TranslatedKey]
     is_mixed: bool
     """Whether words of several programs stand in it, so that it is written for none of them."""
 
@@ -217,7 +217,7 @@ def _programs_in(raw: Mapping[str, Any]) -> list[OtherProgram]:
     return list(found.values())
 
 
-def translate(raw: Mapping[str, Any]) -> tuple[Raw, list[Fault]]:
+def translate(raw: Mapping[str, Any]) -> tuple[Raw, list[ConfigProblem]]:
     """(`raw` in our keys and values, faults for what could not be translated). See `read_words`."""
     translation = read_words(raw)
     return translation.values, translation.faults
@@ -226,7 +226,7 @@ def translate(raw: Mapping[str, Any]) -> tuple[Raw, list[Fault]]:
 def read_words(raw: Mapping[str, Any]) -> Translation:
     """`raw` in our keys and values. A key with the value None counts as absent, and so does every key with a fault."""
     program = program_of(raw)
-    to = Rewriting(raw, program.key if program else "")
+    to = Translator(raw, program.key if program else "")
     fates = {word: fate for word in to.values if (fate := fate_of(word, program))}
     foreign = {word: fate for word, fate in fates.items() if not _is_plain(word, program)}
     _drop_words(to, foreign)
@@ -296,7 +296,7 @@ def _regroups(program: OtherProgram | None) -> Iterable[Any]:
     yield from MLX_LM_LORA.regroups  # last: the others leave flags and a schedule mapping in its words
 
 
-def _drop_words(to: Rewriting, words: Mapping[str, Word]) -> None:
+def _drop_words(to: Translator, words: Mapping[str, Word]) -> None:
     """Take out what has no effect, and what is refused; a fault for a refused word that asks for something."""
     for word, fate in words.items():
         if isinstance(fate, Translated):
@@ -304,17 +304,17 @@ def _drop_words(to: Rewriting, words: Mapping[str, Word]) -> None:
         value = to.take(word)
         if isinstance(fate, Refused) and fate.asks(value):
             rest = f") has no counterpart here. {fate.nearest}"
-            to.refuse(word, about_value(f"{shown(word, 40)} (", _as_yaml(value), rest))
+            to.refuse(word, about_value(f"{quote(word, 40)} (", _as_yaml(value), rest))
 
 
 def _as_yaml(value: Any) -> str:
     """A value in a sentence, nearly as a file has it."""
     if isinstance(value, list):
-        return f"[{shown(', '.join(shown(part, 60) for part in cast('list[Any]', value[:20])), 80)}]"
-    return str(value).lower() if isinstance(value, bool) else shown(value, 40)
+        return f"[{quote(', '.join(quote(part, 60) for part in cast('list[Any]', value[:20])), 80)}]"
+    return str(value).lower() if isinstance(value, bool) else quote(value, 40)
 
 
-def _rename(to: Rewriting, program: OtherProgram | None) -> None:
+def _rename(to: Translator, program: OtherProgram | None) -> None:
     """Words that no function took become our keys; a fault where two of them say two things."""
     written_as: dict[str, str] = {}
     renamed: Raw = {}
@@ -323,35 +323,35 @@ def _rename(to: Rewriting, program: OtherProgram | None) -> None:
         ours = fate.settings[0] if isinstance(fate, Translated) and not is_ours(word) else word
         before = renamed.get(ours)
         if before is not None and value is not None and value != before:
-            both = f"{shown(written_as[ours], 30)} is {shown(before, 40)} and {shown(word, 30)} is {shown(value, 40)}"
+            both = f"{quote(written_as[ours], 30)} is {quote(before, 40)} and {quote(word, 30)} is {quote(value, 40)}"
             to.refuse(ours, f"{both}; give one of them.")
         if before is None:
             renamed[ours], written_as[ours] = value, word
     to.values = renamed
 
 
-def _told(word: str, fate: Word, to: Rewriting, values: Raw, raw: Mapping[str, Any]) -> WordRead | None:
+def _told(word: str, fate: Word, to: Translator, values: Raw, raw: Mapping[str, Any]) -> TranslatedKey | None:
     """What was made of one word; None for one that has a fault itself, or whose settings all have."""
     faulty = {fault.setting for fault in to.faults}
     if word in faulty or (isinstance(fate, Translated) and faulty.issuperset(fate.settings)):
         return None
     remark = to.remarks.get(word, "")
-    if isinstance(fate, WithoutEffect):
-        return WordRead(word, "without effect", fate.reason)
+    if isinstance(fate, IgnoredKey):
+        return TranslatedKey(word, "without effect", fate.reason)
     if isinstance(fate, Refused):
-        return WordRead(word, "as here", _AS_HERE)
+        return TranslatedKey(word, "as here", _AS_HERE)
     if remark.startswith("without effect: "):
-        return WordRead(word, "without effect", remark.removeprefix("without effect: "))
+        return TranslatedKey(word, "without effect", remark.removeprefix("without effect: "))
     if fate.is_switch and not as_bool(raw[word]):
-        return WordRead(word, "as here", _AS_HERE)
+        return TranslatedKey(word, "as here", _AS_HERE)
     made = [
         f"{key}: {_as_yaml(values[key])}"
         for key in fate.settings
         if key in values and (key == word or key not in to.written)
     ]
     if not made:
-        return WordRead(word, "without effect", remark) if remark else WordRead(word, "as here", _AS_HERE)
-    return WordRead(word, "translated", "; ".join([", ".join(made), *([remark] if remark else [])]))
+        return TranslatedKey(word, "without effect", remark) if remark else TranslatedKey(word, "as here", _AS_HERE)
+    return TranslatedKey(word, "translated", "; ".join([", ".join(made), *([remark] if remark else [])]))
 
 
 NAMES = _names()

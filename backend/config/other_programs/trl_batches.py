@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 
-from backend.config.other_programs.rewriting import Rewriting, as_number, plain
+from backend.config.other_programs.rewriting import Translator, as_number, plain
 from backend.config.settings.limits import MOST_COMPLETIONS, NEVER
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 BATCH = ("per_device_train_batch_size", "per_gpu_train_batch_size")
 _TRL_BATCH, _OUR_GROUP, _TRL_LOGGING = 8, 4, 10
@@ -22,7 +22,7 @@ _MOST = MOST_COMPLETIONS**2
 """Completions of an update: as many as Batch and Gradient accumulation allow together."""
 
 
-def batches(to: Rewriting) -> None:
+def batches(to: Translator) -> None:
     """Completions a batch, batches an update and batches a rollout → our prompts, and the pieces that a step is made of."""
     counts_batches = to.has("steps_per_generation") and to.program == "trl" and not to.has("batch_size")
     if not to.has(*BATCH, "generation_batch_size") and not counts_batches:
@@ -43,7 +43,7 @@ def batches(to: Rewriting) -> None:
     return None
 
 
-def _fill_batches(to: Rewriting, word: str, size: int, accumulated: int, rollout: int, group: int) -> None:
+def _fill_batches(to: Translator, word: str, size: int, accumulated: int, rollout: int, group: int) -> None:
     """`size` completions a batch, `accumulated` batches an update, `rollout` batches sampled at once, `group` completions a prompt."""
     if rollout < accumulated and accumulated % rollout == 0 and to.peek("num_iterations", default=1) == 1:
         rollout = accumulated  # the policy does not change between the batches of an update: sampled at once, they are the same
@@ -52,7 +52,7 @@ def _fill_batches(to: Rewriting, word: str, size: int, accumulated: int, rollout
         return to.refuse("steps_per_generation", sentence)
     completions = size * accumulated
     if completions > _MOST:
-        sentence = f"An update of {shown(size, 24)} × {shown(accumulated, 24)} completions is more than the {_MOST:,} that one may have here."
+        sentence = f"An update of {quote(size, 24)} × {quote(accumulated, 24)} completions is more than the {_MOST:,} that one may have here."
         return to.refuse(word, sentence)
     prompts, rest = divmod(completions, group)
     if rest:
@@ -74,7 +74,7 @@ def _largest_divisor(number: int, most: int) -> int:
     return max(part for root in roots if number % root == 0 for part in (root, number // root) if part <= most)
 
 
-def length(to: Rewriting) -> None:
+def length(to: Translator) -> None:
     """`max_steps` and `num_train_epochs` → iters or epochs. As in TRL, max_steps above 0 is what counts."""
     updates, steps = _updates_a_step(to), to.number("max_steps")
     if steps is not None and steps > 0:
@@ -90,19 +90,19 @@ def length(to: Rewriting) -> None:
         return
     if passes < 0 or passes != int(passes):
         sentence = (
-            f"num_train_epochs must be a whole number of passes here, not {shown(passes, 40)}; or give max_steps."
+            f"num_train_epochs must be a whole number of passes here, not {quote(passes, 40)}; or give max_steps."
         )
         to.refuse("num_train_epochs", sentence)
     else:
         to.fill("epochs", int(passes), "num_train_epochs")
 
 
-def _updates_a_step(to: Rewriting) -> int:
+def _updates_a_step(to: Translator) -> int:
     """Updates of the weights in one step of ours, once `batches` has been read."""
     return max(1, int(to.peek("num_iterations", default=1) * to.peek("steps_per_generation", default=1)))
 
 
-def rhythm(to: Rewriting) -> None:
+def rhythm(to: Translator) -> None:
     """When to evaluate, save and report, after `length`."""
     logging = _steps(to, "logging_steps")
     if logging is not None:
@@ -119,7 +119,7 @@ def rhythm(to: Rewriting) -> None:
         to.fill("keep_checkpoints", limit, "save_total_limit")
 
 
-def _evaluation(to: Rewriting, logging: int | None) -> None:
+def _evaluation(to: Translator, logging: int | None) -> None:
     word = "eval_strategy" if to.has("eval_strategy") else "evaluation_strategy"
     strategy, steps = _strategy(to, "eval_strategy", "evaluation_strategy"), _steps(to, "eval_steps")
     if strategy == "no":
@@ -133,7 +133,7 @@ def _evaluation(to: Rewriting, logging: int | None) -> None:
         to.fill("eval_batch_size", math.ceil(prompts / max(1, group)), "per_device_eval_batch_size")
 
 
-def _strategy(to: Rewriting, *words: str) -> str:
+def _strategy(to: Translator, *words: str) -> str:
     """`no`, `steps`, or nothing; a fault for passes of the dataset, whose length in steps is not known here."""
     word = next((word for word in words if to.has(word)), words[0])
     value = to.take(*words)
@@ -143,12 +143,12 @@ def _strategy(to: Rewriting, *words: str) -> str:
         return ""
     if strategy not in ("", "no", "steps"):
         nearest = "save_steps" if word == "save_strategy" else "eval_steps"
-        to.refuse(word, f"{word} cannot be {shown(value, 40)}: runs count steps; write steps, with {nearest}.")
+        to.refuse(word, f"{word} cannot be {quote(value, 40)}: runs count steps; write steps, with {nearest}.")
         return ""
     return strategy
 
 
-def _steps(to: Rewriting, word: str) -> int | None:
+def _steps(to: Translator, word: str) -> int | None:
     """Updates, or below 1 a share of the run, in steps of ours, rounded up."""
     number = to.number(word)
     if number is None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from backend.config.other_programs.rewriting import Rewriting, as_number
+from backend.config.other_programs.rewriting import Translator, as_number
 from backend.utils.documents import parse_yaml
-from backend.utils.errors import Mistake
-from backend.utils.text import about_value, shown
+from backend.utils.errors import UserError
+from backend.utils.text import about_value, quote
 
 SCHEDULES = {
     **{name: name for name in ("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup")},
@@ -36,13 +36,13 @@ OPTIMIZERS = {
 _OPTIM_ARGS = {"weight_decay": "weight_decay", "eps": "adam_epsilon", "beta1": "adam_beta1", "beta2": "adam_beta2"}
 
 
-def optimizer(to: Rewriting) -> None:
+def optimizer(to: Translator) -> None:
     """`optim`, `optim_args` and `adafactor`."""
     if to.flag("adafactor"):
         to.fill("optimizer", "adafactor", "adafactor")
     if (name := to.take("optim")) is not None:
         if (known := OPTIMIZERS.get(str(name).strip().lower())) is None:
-            sentence = f"There is no optimizer {shown(name, 40)} here; adamw is nearest, with optimizer_bits: 8 for a small state."
+            sentence = f"There is no optimizer {quote(name, 40)} here; adamw is nearest, with optimizer_bits: 8 for a small state."
             to.refuse("optim", sentence)
         else:
             to.fill("optimizer", known[0], "optim")
@@ -53,10 +53,10 @@ def optimizer(to: Rewriting) -> None:
         if name in _OPTIM_ARGS:
             to.fill(_OPTIM_ARGS[name], value, "optim_args")
         elif name:
-            to.refuse("optim_args", f"optim_args has {shown(name, 40)}, which has no place here; take it out.")
+            to.refuse("optim_args", f"optim_args has {quote(name, 40)}, which has no place here; take it out.")
 
 
-def schedule(to: Rewriting) -> None:
+def schedule(to: Translator) -> None:
     """`lr_scheduler_type`, its kwargs and the warm-up, with transformers' own ends. After `length`."""
     named, has_warmup = to.take("lr_scheduler_type"), to.has("warmup_ratio", "warmup_steps")
     if named is None and has_warmup and to.program == "trl" and not to.has("lr_schedule"):
@@ -83,11 +83,11 @@ def schedule(to: Rewriting) -> None:
     elif ours == "warmup_stable_decay":
         _late_fall(to, options)
     for name in options:
-        to.refuse("lr_scheduler_kwargs", f"{kind} has no {shown(name, 40)} here; take it out of lr_scheduler_kwargs.")
+        to.refuse("lr_scheduler_kwargs", f"{kind} has no {quote(name, 40)} here; take it out of lr_scheduler_kwargs.")
     return None
 
 
-def _late_fall(to: Rewriting, options: dict[str, Any]) -> None:
+def _late_fall(to: Translator, options: dict[str, Any]) -> None:
     """`get_wsd_schedule`: falls over its last num_decay_steps updates to min_lr_ratio of the peak."""
     decay, updates = as_number(options.pop("num_decay_steps", None)), _updates(to)
     options.pop("num_stable_steps", None)  # the rest of the run
@@ -102,13 +102,13 @@ def _late_fall(to: Rewriting, options: dict[str, Any]) -> None:
     return None
 
 
-def _updates(to: Rewriting) -> float | None:
+def _updates(to: Translator) -> float | None:
     """Updates of the run, where its length is known in steps."""
     iters = None if to.values.get("epochs") else as_number(to.values.get("iters"))
     return iters and iters * to.peek("num_iterations", default=1) * to.peek("steps_per_generation", default=1)
 
 
-def _ends(to: Rewriting, ours: str, options: dict[str, Any]) -> None:
+def _ends(to: Translator, ours: str, options: dict[str, Any]) -> None:
     """What a falling schedule falls to, and over what share of the run."""
     end: Any = options.pop("lr_end", _POLYNOMIAL_END) if ours == "polynomial" else options.pop("min_lr", None)
     share, peak = as_number(options.pop("min_lr_rate", None)), as_number(to.values.get("learning_rate"))
@@ -124,7 +124,7 @@ def _ends(to: Rewriting, ours: str, options: dict[str, Any]) -> None:
         options.pop("num_cycles")  # half a wave: from the peak to the end, which is what Cosine decay is
 
 
-def _share_after_warmup(to: Rewriting) -> float:
+def _share_after_warmup(to: Translator) -> float:
     """The fall lasts from the end of the warm-up to the end of the run."""
     ratio = as_number(to.values.get("lr_warmup_ratio"))
     if ratio is None:
@@ -133,7 +133,7 @@ def _share_after_warmup(to: Rewriting) -> float:
     return 1.0 - ratio if 0 <= ratio < 1 else 1.0
 
 
-def _warmup(to: Rewriting) -> None:
+def _warmup(to: Translator) -> None:
     ratio, steps = to.number("warmup_ratio"), to.number("warmup_steps")
     if steps is not None and 0 < steps < 1:  # transformers 5: a share of the run
         ratio, steps = steps, None
@@ -145,18 +145,18 @@ def _warmup(to: Rewriting) -> None:
         to.suggest("lr_warmup_steps", 0)
 
 
-def mapping(to: Rewriting, word: str) -> dict[str, Any]:
+def mapping(to: Translator, word: str) -> dict[str, Any]:
     """The options under a word: a mapping, or one as text, as a command line has it."""
     value = to.take(word)
     if isinstance(value, str) and value.strip():
         try:
             value = parse_yaml(value, word, word)  # JSON is YAML
-        except Mistake as mistake:
+        except UserError as mistake:
             to.faults += mistake.faults
             return {}
     if value in (None, ""):
         return {}
     if not isinstance(value, Mapping):
-        to.refuse(word, f"{word} must be a mapping of options, not {shown(cast('object', value), 60)}.")
+        to.refuse(word, f"{word} must be a mapping of options, not {quote(cast('object', value), 60)}.")
         return {}
     return {str(key): option for key, option in cast("Mapping[Any, Any]", value).items() if option is not None}

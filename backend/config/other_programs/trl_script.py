@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from backend.config.other_programs.rewriting import Rewriting, as_bool
+from backend.config.other_programs.rewriting import Translator, as_bool
 from backend.config.other_programs.trl_schedule import mapping
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 REWARDS = {
     "get_soft_overlong_punishment": "soft_overlong_punishment_reward(max_completion_length=1280, cache=256)",
@@ -22,7 +22,7 @@ _LOADED_ELSEWHERE = ("attn_implementation", "device_map", "low_cpu_mem_usage", "
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
-def model(to: Rewriting) -> None:
+def model(to: Translator) -> None:
     """`model_init_kwargs`, and which of two precisions counts."""
     for name, value in mapping(to, "model_init_kwargs").items():
         if name in ("dtype", "torch_dtype"):
@@ -34,7 +34,7 @@ def model(to: Rewriting) -> None:
             )
         elif name not in (*_LOADED_ELSEWHERE, "revision"):
             to.refuse(
-                "model_init_kwargs", f"model_init_kwargs has {shown(name, 40)}, which has no place here; take it out."
+                "model_init_kwargs", f"model_init_kwargs has {quote(name, 40)}, which has no place here; take it out."
             )
     flags = [flag for flag in ("bf16", "fp16") if as_bool(to.values.get(flag))]
     if to.program == "trl" and flags and to.has("dtype", "torch_dtype"):
@@ -45,7 +45,7 @@ def model(to: Rewriting) -> None:
             to.take(flag)
 
 
-def adapters(to: Rewriting) -> None:
+def adapters(to: Translator) -> None:
     """PEFT's words for adapters."""
     peft, dora = to.flag("use_peft"), to.flag("use_dora")
     if peft is not None:
@@ -65,7 +65,7 @@ def adapters(to: Rewriting) -> None:
         to.fill("dropout", 0.0, "disable_dropout")
 
 
-def dataset(to: Rewriting) -> None:
+def dataset(to: Translator) -> None:
     """`datasets`, TRL's mixture, where it has one entry; prompts that are too long."""
     listed = to.take("datasets") or None
     if listed is not None and not (isinstance(listed, list) and len(cast("list[Any]", listed)) == 1):
@@ -80,7 +80,7 @@ def dataset(to: Rewriting) -> None:
         if ours and value is not None:
             to.fill(ours, value, "datasets")
         elif value is not None:
-            to.refuse("datasets", f"An entry of datasets has {shown(name, 40)}, which has no place here; take it out.")
+            to.refuse("datasets", f"An entry of datasets has {quote(name, 40)}, which has no place here; take it out.")
     if (share := to.number("test_split_size")) is not None:
         if not 0 <= share < 1:
             return to.refuse("test_split_size", "test_split_size must be a share of the rows below 1 here.")
@@ -89,7 +89,7 @@ def dataset(to: Rewriting) -> None:
     return None
 
 
-def _room(to: Rewriting) -> None:
+def _room(to: Translator) -> None:
     """TRL limits prompt and completion each by itself, and cuts a prompt that is too long on the left."""
     if to.program != "trl":
         return
@@ -101,14 +101,14 @@ def _room(to: Rewriting) -> None:
         to.remark("max_completion_length", f"max_seq_length is {needed:,}, so that a prompt fits beside it")
 
 
-def rewards(to: Rewriting) -> None:
+def rewards(to: Translator) -> None:
     """`reward_funcs`: TRL's own names, and functions by their import path."""
     listed = to.take("reward_funcs")
     if listed is None:
         return
     entries = reward_entries(listed)
     if (model_id := next((entry for entry in entries if "/" in entry and "::" not in entry), None)) is not None:
-        sentence = f"{shown(model_id, 60)} is a reward model; rewards are functions here, such as accuracy_reward."
+        sentence = f"{quote(model_id, 60)} is a reward model; rewards are functions here, such as accuracy_reward."
         return to.refuse("reward_funcs", sentence)
     if "reasoning_accuracy_reward" in entries:
         sentence = "reasoning_accuracy_reward is not built; accuracy_reward is nearest, which reads the last answer of a completion."
@@ -132,7 +132,7 @@ def _reward_entry(name: str) -> str:
     return name
 
 
-def generation(to: Rewriting) -> None:
+def generation(to: Translator) -> None:
     """`generation_kwargs`, and vLLM's correction of what it sampled with."""
     for name, value in mapping(to, "generation_kwargs").items():
         if name in (*_SAMPLING, "stop"):
@@ -141,7 +141,7 @@ def generation(to: Rewriting) -> None:
             to.fill("stop", value, "generation_kwargs")
         else:
             to.refuse(
-                "generation_kwargs", f"generation_kwargs has {shown(name, 40)}, which has no place here; take it out."
+                "generation_kwargs", f"generation_kwargs has {quote(name, 40)}, which has no place here; take it out."
             )
     for word in (
         "guided_decoding_regex",
@@ -158,7 +158,7 @@ def generation(to: Rewriting) -> None:
         to.fill("sampling_correction", "sequence_mask" if mode is None else mode, "vllm_importance_sampling_mode")
 
 
-def best(to: Rewriting) -> None:
+def best(to: Translator) -> None:
     """Which checkpoint is the best."""
     if (metric := to.take("metric_for_best_model")) is not None:
         name = str(metric).strip()
@@ -177,7 +177,7 @@ def best(to: Rewriting) -> None:
         to.fill("best_is_lowest", not greater, "greater_is_better")
 
 
-def machine(to: Rewriting) -> None:
+def machine(to: Translator) -> None:
     """Device and trackers."""
     for word, device in (("use_cpu", "cpu"), ("no_cuda", "cpu"), ("use_mps_device", "gpu")):
         if to.flag(word):

@@ -89,7 +89,7 @@ MACHINE: dict[str, Word] = {
 }
 """Precision, device, seeds and trackers."""
 
-_STEP = "every step is in the run's diary"
+_STEP = "every step is in the run's event log"
 _OWN_FOLDER = "a run has a folder of its own; --runs-dir and --name choose it"
 _VERB = "the verb says what is done: train, evaluate, resume"
 _ONE_PROCESS = "a run is one process on one Mac"
@@ -107,7 +107,7 @@ PLUMBING: dict[str, Word] = {
     **without_effect("a run is never overwritten", "overwrite_output_dir"),
     **without_effect(_VERB, "do_train", "do_eval", "do_predict"),
     **without_effect(_STEP, "logging_strategy", "logging_first_step", "include_tokens_per_second", "include_num_input_tokens_seen"),
-    **without_effect("a number that is not finite is null in the diary, and the run says so", "logging_nan_inf_filter"),
+    **without_effect("a number that is not finite is null in the event log, and the run says so", "logging_nan_inf_filter"),
     **without_effect("log.txt in the run folder holds all of it", "log_level", "log_level_replica", "log_on_each_node"),
     **without_effect("--no-progress turns the live display off", "disable_tqdm"),
     **without_effect("checkpoints are safetensors and are written whole", "save_safetensors", "enable_jit_checkpoint", "save_on_each_node"),

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from backend.config.other_programs.rewriting import Rewriting
+from backend.config.other_programs.rewriting import Translator
 
-Regroup = Callable[[Rewriting], None]
+Regroup = Callable[[Translator], None]
 """Reads words of a file together, such as a batch size and what it is divided by, and puts settings of ours in their place."""
 
 ASKS_FOR_NOTHING = ("", "none", "no", "false", "off", "null")
@@ -31,7 +31,7 @@ class Translated:
 
 
 @dataclass(frozen=True, slots=True)
-class WithoutEffect:
+class IgnoredKey:
     """A word that is accepted and changes nothing here, and why not: a clause without a full stop."""
 
     reason: str
@@ -55,7 +55,7 @@ class Refused:
         return text not in ASKS_FOR_NOTHING and text not in [str(off).lower() for off in self.off]
 
 
-Word = Translated | WithoutEffect | Refused
+Word = Translated | IgnoredKey | Refused
 Words = Mapping[str, Word]
 
 
@@ -92,7 +92,7 @@ def renamed(**ours: str) -> dict[str, Word]:
 
 def without_effect(reason: str, *names: str) -> dict[str, Word]:
     """Words that are without effect here for one reason."""
-    return dict.fromkeys(names, WithoutEffect(reason))
+    return dict.fromkeys(names, IgnoredKey(reason))
 
 
 def refused(nearest: str, *names: str, off: Iterable[Any] = ()) -> dict[str, Word]:

@@ -1,4 +1,4 @@
-"""Where a run's metrics and completions are written beside its diary."""
+"""Where a run's metrics and completions are written beside its event log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from backend.config.setting import setting
 
 
 class TrackerFields(BaseModel):
-    """Where a run's metrics and completions are written beside its diary: the fields of `backend.config.config.Config` about it."""
+    """Where a run's metrics and completions are written beside its event log: the fields of `backend.config.config.Config` about it."""
 
     # fmt: off
     report_to: list[str] = setting([], "output", "Report to", "Trackers that follow the run: csv, tensorboard, trackio, wandb; or none, or all "

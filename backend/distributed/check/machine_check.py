@@ -42,9 +42,9 @@ from backend.distributed.hosts_file import (
 from backend.distributed.machine_findings import findings_of
 from backend.distributed.machine_report import CheckedMachine, LinkSpeed, MachineFacts, MachineFinding, MachineReport
 from backend.distributed.open_mpi import mpirun
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import is_folder, user_path
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 # Starts a measurement on all ranks at the same time, and judges what comes of it
 # (`backend.distributed.check.link` measures).
@@ -112,7 +112,7 @@ def _by_mpi(hosts: HostsFile, check: Callable[[], None]) -> list[dict[str, Any]]
     if not answers:
         said = [line for line in lines if line.strip(" -")]
         raise NotReached(
-            f"The machines could not sum over mpi: {shown(said[0] if said else 'mpirun gave no reason', 120)}."
+            f"The machines could not sum over mpi: {quote(said[0] if said else 'mpirun gave no reason', 120)}."
         )
     return answers
 
@@ -192,7 +192,7 @@ def check_machines(
 def require_machines(
     hosts: HostsFile, name: str, wanted: Wanted, progress: CheckProgress = CheckProgress()
 ) -> MachineReport:
-    """The facts of every machine, without copies and measurements: seconds. Raises Mistake with everything that would keep a run from
+    """The facts of every machine, without copies and measurements: seconds. Raises UserError with everything that would keep a run from
     starting; the other findings are in the report."""
     report = _empty_report(hosts)
     ranks = [machine.rank for machine in report.machines if not machine.is_here]
@@ -207,8 +207,11 @@ def require_machines(
             machine.facts, machine.problem = like.facts, like.problem
     report.findings = [*_choose(report, hosts, name, wanted), *_findings(report, wanted)]
     if report.refusals:
-        raise Mistake(
-            [Fault("hosts", sentence) for sentence in dict.fromkeys(finding.sentence for finding in report.refusals)]
+        raise UserError(
+            [
+                ConfigProblem("hosts", sentence)
+                for sentence in dict.fromkeys(finding.sentence for finding in report.refusals)
+            ]
         )
     return report
 
@@ -270,7 +273,7 @@ def _choose(report: MachineReport, hosts: HostsFile, name: str, wanted: Wanted) 
     try:
         choice = choose_backend(hosts, wanted.backend, has_mpi=here is not None and here.has_mpi, has_cuda=has_cuda())
         report.backend = choice.backend
-    except Mistake as mistake:
+    except UserError as mistake:
         told += [MachineFinding("refuse", None, fault.sentence) for fault in mistake.faults]
     return told
 
@@ -312,23 +315,23 @@ class PlannedMachines:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences for the diary."""
+        """Sentences for the event log."""
         return [self.choice.why] if len(self.hosts.hosts) > 1 else []
 
 
 def plan_machines(config: Config) -> PlannedMachines:
-    """The machines of a run, without asking any of them. Raises Mistake for a hosts file that cannot be used, and for a backend that the
+    """The machines of a run, without asking any of them. Raises UserError for a hosts file that cannot be used, and for a backend that the
     file or this machine lacks something for."""
     file = Path(config.hosts)
     hosts = read_hosts(file)
     if fault := fault_of_first(hosts, file.name):
-        raise Mistake([fault])
+        raise UserError([fault])
     choice = choose_backend(hosts, config.distributed_backend, has_mpi=mpirun() is not None, has_cuda=has_cuda())
     return PlannedMachines(_by_machine(hosts) if choice.backend == "mpi" else hosts, choice, file)
 
 
 def check_machines_answer(planned: PlannedMachines, config: Config) -> list[str]:
-    """Reach every machine, and look for the program, its version and the model there. → sentences for the diary. Raises Mistake with
+    """Reach every machine, and look for the program, its version and the model there. → sentences for the event log. Raises UserError with
     everything that would keep the run from starting."""
     wanted = Wanted(planned.choice.backend, config.model, config.reward_functions_file)
     report = require_machines(planned.hosts, planned.file.name, wanted)
@@ -336,9 +339,9 @@ def check_machines_answer(planned: PlannedMachines, config: Config) -> list[str]
 
 
 def require_one_machine(config: Config, what: str) -> None:
-    """Raise Mistake where a hosts file is set for something that runs on one machine. `what` begins the sentence."""
+    """Raise UserError where a hosts file is set for something that runs on one machine. `what` begins the sentence."""
     if config.hosts:
-        raise Mistake("hosts", f"{what} trains on this machine alone; take the hosts file out of the settings.")
+        raise UserError("hosts", f"{what} trains on this machine alone; take the hosts file out of the settings.")
 
 
 def _by_machine(hosts: HostsFile) -> HostsFile:

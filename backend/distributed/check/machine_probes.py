@@ -13,7 +13,7 @@ from backend.distributed.check.machine_verbs import MARKER, PROBE
 from backend.distributed.hosts_file import CONNECT_S, HostsFile, rank_environment, rank_program, ssh_command
 from backend.utils.child_process import ChildEnded, ChildProcess, ChildTimeout
 from backend.utils.command import backend_environment
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 FACTS_S = 45.0
 """How long a machine may take to answer: the connection, and Python starting from a cold disk."""
@@ -74,9 +74,9 @@ class Probe:
         except ChildEnded as ended:
             raise NotReached(self._why(ended)) from None
         except (json.JSONDecodeError, OSError) as error:
-            raise NotReached(f"{self._begin} could not be asked: {shown(error)}.") from None
+            raise NotReached(f"{self._begin} could not be asked: {quote(error)}.") from None
         if "error" in answer:
-            raise NotReached(f"{self._begin} reports: {shown(answer['error'], 120)}.")
+            raise NotReached(f"{self._begin} reports: {quote(answer['error'], 120)}.")
         return answer
 
     def end(self) -> None:
@@ -89,7 +89,7 @@ class Probe:
 
     @property
     def _begin(self) -> str:
-        return "This machine" if self._is_here else shown(self._host.ssh, 40)
+        return "This machine" if self._is_here else quote(self._host.ssh, 40)
 
     def _why(self, ended: ChildEnded) -> str:
         """A sentence about a process that has ended in place of answering."""
@@ -98,13 +98,13 @@ class Probe:
             for pattern, rest in _SSH_SAYS:
                 if pattern.lower() in said.lower():
                     return f"{name} {rest.format(ssh=self._host.ssh)}"
-            return f"{name} was not reached within {CONNECT_S} s: {shown(_last(said) or 'ssh gave no reason', 100)}."
+            return f"{name} was not reached within {CONNECT_S} s: {quote(_last(said) or 'ssh gave no reason', 100)}."
         if ended.exit_code in (NOT_FOUND, NO_PROGRAM):
-            missing = shown(self._host.program, 80) if self._host.program else "Python where this machine has its own"
+            missing = quote(self._host.program, 80) if self._host.program else "Python where this machine has its own"
             return f"{name} has no {missing}. Install GRPO Studio there, or name its program in the hosts file."
         if "No module named" in said or "No such command" in said:
             return f"{name} has no GRPO Studio, or an older one, where it was looked for. Name its program or folder in the hosts file."
-        return f"{name} could not start GRPO Studio: {shown(_last(said) or str(ended), 110)}."
+        return f"{name} could not start GRPO Studio: {quote(_last(said) or str(ended), 110)}."
 
 
 def in_parallel(work: Callable[[Probe], None], probes: Sequence[Probe]) -> None:

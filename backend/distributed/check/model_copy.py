@@ -25,11 +25,11 @@ from backend.distributed.hosts_file import Host, rank_environment, rank_program,
 from backend.distributed.machine_report import COPY_LIMIT, RESERVE
 from backend.utils.child_process import claim_stdout, json_line
 from backend.utils.disk_faults import cause, require_room
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import is_folder, is_folder_name, user_path
 from backend.utils.hub_cache import local_folder, repo_cache
 from backend.utils.own_files import own_file
-from backend.utils.text import shown
+from backend.utils.text import quote
 from backend.utils.whole_file import replace_file
 
 BLOCK = 1 << 20
@@ -44,14 +44,14 @@ HEADER_LIMIT = 1 << 20
 def copy_model(model: str, host: Host, label: str, report: Callable[[float], None], poll: Callable[[], None]) -> None:
     """Copy a model of this machine to another. `report` gets the share that is sent, `poll` may raise to give up.
 
-    Raises Mistake, naming the machine, where it fails; what has arrived stays, without config.json.
+    Raises UserError, naming the machine, where it fails; what has arrived stays, without config.json.
     """
     folder, files = local_folder(model), model_files(model)
     total = sum(file.size for file in files)
     if folder is None or not files:
-        raise Mistake("model", f"The model {shown(model)} is not on this machine, so it cannot be copied to {label}.")
+        raise UserError("model", f"The model {quote(model)} is not on this machine, so it cannot be copied to {label}.")
     if total > COPY_LIMIT:
-        raise Mistake("model", f"The model {shown(model)} is larger than the {COPY_LIMIT:,} bytes that are copied.")
+        raise UserError("model", f"The model {quote(model)} is larger than the {COPY_LIMIT:,} bytes that are copied.")
     for file in files:
         own_file(folder / file.name, folder, "model")
     files.sort(key=lambda file: file.name == "config.json")
@@ -66,7 +66,7 @@ def copy_model(model: str, host: Host, label: str, report: Callable[[float], Non
         process.kill()
         process.communicate()
     if problem := answer.get("error", ""):
-        raise Mistake("model", f"{label} could not take the model: {shown(problem, 110)}")
+        raise UserError("model", f"{label} could not take the model: {quote(problem, 110)}")
 
 
 def _stream(model: str, folder: Path, files: list[ModelFile]) -> Iterator[bytes]:
@@ -81,7 +81,7 @@ def _stream(model: str, folder: Path, files: list[ModelFile]) -> Iterator[bytes]
                 left -= len(block)
                 yield block
         if left:
-            raise Mistake("model", f"{shown(folder / file.name)} has become shorter while it was copied.")
+            raise UserError("model", f"{quote(folder / file.name)} has become shorter while it was copied.")
     yield digest.digest()
 
 
@@ -104,7 +104,7 @@ def _send(
             while rest:
                 poll()
                 if time.monotonic() - moved > STALLED_S:
-                    raise Mistake(
+                    raise UserError(
                         "model", f"The copy of the model has stalled: nothing was taken for {STALLED_S:.0f} s."
                     )
                 if not selector.select(POLL_S):
@@ -142,7 +142,7 @@ def main() -> int:
     try:
         receive(sys.stdin.buffer)
         answer: dict[str, Any] = {"done": True}
-    except Mistake as mistake:
+    except UserError as mistake:
         answer = {"error": mistake.faults[0].sentence}
     except OSError as error:
         answer = {"error": f"{error.filename or 'a file'} cannot be written: {cause(error)}."}
@@ -152,7 +152,7 @@ def main() -> int:
 
 
 def receive(stream: IO[bytes]) -> None:
-    """Write the files of a stream where the model belongs on this machine. Raises Mistake."""
+    """Write the files of a stream where the model belongs on this machine. Raises UserError."""
     header = json.loads(stream.readline(HEADER_LIMIT))
     model, revision, files = (
         str(header["model"]),
@@ -179,7 +179,7 @@ def _check(stream: IO[bytes], digest: Any, path: Path, size: int) -> None:
     """Write config.json, the last file, once the sum of everything is right."""
     content = b"".join(_blocks(stream, size, digest))
     if stream.read(digest.digest_size) != digest.digest():
-        raise Mistake("model", "The files have arrived damaged.")
+        raise UserError("model", "The files have arrived damaged.")
     replace_file(path, [content])
 
 
@@ -187,17 +187,17 @@ def _blocks(stream: IO[bytes], size: int, digest: Any) -> Generator[bytes]:
     while size:
         block = stream.read(min(BLOCK, size))
         if not block:
-            raise Mistake("model", "The copy has ended before its end.")
+            raise UserError("model", "The copy has ended before its end.")
         digest.update(block)
         size -= len(block)
         yield block
 
 
 def _place(model: str, revision: str, names: set[str]) -> Path:
-    """The folder to write to. Raises Mistake for one that holds anything else: nothing of the user's is overwritten."""
+    """The folder to write to. Raises UserError for one that holds anything else: nothing of the user's is overwritten."""
     if revision:
         if not is_folder_name(revision):
-            raise Mistake("model", "The revision is no folder's name.")
+            raise UserError("model", "The revision is no folder's name.")
         return repo_cache(model) / "snapshots" / revision
     folder = user_path(model, "model")
     present = (
@@ -206,14 +206,14 @@ def _place(model: str, revision: str, names: set[str]) -> Path:
         else set[str]()
     )
     if "config.json" in present or not present <= names:
-        raise Mistake("model", f"There is another folder {shown(folder)}; move it away first.")
+        raise UserError("model", f"There is another folder {quote(folder)}; move it away first.")
     return folder
 
 
 def _parts(name: str) -> list[str]:
     parts = name.split("/")
     if not all(map(is_folder_name, parts)):
-        raise Mistake("model", f"{shown(name)} cannot be a file of a model.")
+        raise UserError("model", f"{quote(name)} cannot be a file of a model.")
     return parts
 
 

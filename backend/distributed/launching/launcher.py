@@ -1,7 +1,7 @@
 """Starts the ranks of a run, waits for rank 0, and sees to it that nothing is left running on any machine.
 
 Rank 0 is the trainer: it writes the folder, obeys the window, and ends the run. The launcher passes stop signals on to it, ends what is
-left once it has ended, writes the diary's last line where it was killed, and starts all ranks anew where it asks for that: after an error of
+left once it has ended, writes the event log's last line where it was killed, and starts all ranks anew where it asks for that: after an error of
 a GPU, or without a machine that was lost (`on_lost_rank: go_on`).
 """
 
@@ -38,7 +38,7 @@ from backend.trainer import stop_signals
 from backend.utils.disk_faults import writing
 from backend.utils.private_files import make_private_folder
 from backend.utils.process_ids import is_alive
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 # The ranks that a launcher has started: who has ended, with what, and how all of them are ended on every machine.
 
@@ -224,7 +224,7 @@ TAIL_BYTES = 4_096
 
 
 def logs_folder(run: RunFolder) -> Path:
-    """The folder of the logs, made if need be. Raises DiskFault."""
+    """The folder of the logs, made if need be. Raises DiskError."""
     folder = run.path / "ranks"
     with writing(folder):
         make_private_folder(folder)
@@ -375,7 +375,7 @@ class RankWatch:
         if not has_met:
             told = last_line(self._plan.log(rank))
             self._why = f"{name} ended before the run began" + (
-                f": {shown(told, 120)}" if told else f" (exit code {code})."
+                f": {quote(told, 120)}" if told else f" (exit code {code})."
             )
             return
         if code == LEADER_LOST:
@@ -413,7 +413,7 @@ class RankWatch:
         """Who has printed nothing, or what was printed last."""
         for rank in range(1, self._plan.size):
             if told := last_line(self._plan.log(rank)):
-                return f"; {self._plan.hosts.label(rank)} says: {shown(told, 100)}"
+                return f"; {self._plan.hosts.label(rank)} says: {quote(told, 100)}"
         return ""
 
     def _end(self) -> LaunchEnd:

@@ -15,27 +15,27 @@ from backend.distributed.collectives import MlxCollectives
 from backend.distributed.rank_info import RankInfo
 from backend.distributed.sharded import announcements, meeting
 from backend.distributed.sharded.announcements import SampleCall, unpacked_batch
-from backend.distributed.sharded.meeting import GivenUp
+from backend.distributed.sharded.meeting import PeerLostError
 from backend.distributed.workers import LeaderLink
 from backend.engine.memory import release_cached_buffers
 from backend.models.policy import Policy
 from backend.models.sharded_policy import load_sharded_policy
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.sampling.row_costs import RowCosts
 from backend.trainer.step_parts import LEARNERS
 from backend.training.collectives import Collectives
 from backend.training.learner import Learner
 from backend.training.not_finite import NotFinite
 from backend.training.optimizers.state import restore
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 # What ranks that compute a model together must have decided alike: which paths its passes take.
 
 Outline = dict[str, Any]
 
 
-def outline_of(policy: Policy, learner: Learner, rollout: Rollout) -> Outline:
+def outline_of(policy: Policy, learner: Learner, rollout: Sampler) -> Outline:
     """The decisions of this rank, as plain JSON."""
     return {
         "eos_ids": policy.eos_ids,
@@ -51,13 +51,13 @@ def outline_of(policy: Policy, learner: Learner, rollout: Rollout) -> Outline:
 
 
 def check_alike(outlines: Sequence[Outline], machines: Sequence[RankInfo]) -> None:
-    """Raise Mistake where a rank has decided otherwise than the first."""
+    """Raise UserError where a rank has decided otherwise than the first."""
     for rank, other in enumerate(outlines):
         different = [name for name in outlines[0] if other.get(name) != outlines[0][name]]
         if different:
-            raise Mistake(
+            raise UserError(
                 "hosts",
-                f"{shown(machines[rank].machine, 40)} (rank {rank}) computes this model in another way than here ({', '.join(different)}): "
+                f"{quote(machines[rank].machine, 40)} (rank {rank}) computes this model in another way than here ({', '.join(different)}): "
                 f"a sharded model needs the same mlx and the same files on all machines.",
             )
 
@@ -71,7 +71,7 @@ def check_alike(outlines: Sequence[Outline], machines: Sequence[RankInfo]) -> No
 class ComputingParts:
     policy: Policy
     learner: Learner
-    rollout: Rollout
+    rollout: Sampler
 
 
 def follow_leader(parts: ComputingParts, ranks: Collectives) -> None:
@@ -136,7 +136,7 @@ class FollowingRank:
         try:
             self._meet()
             self._calls[message.kind](message.body, message.arrays)
-        except GivenUp as found:
+        except PeerLostError as found:
             return found.then
         except NotFinite:  # rank 0 has found the same, and tells it
             return None
@@ -153,7 +153,7 @@ class FollowingRank:
         config, limits = self.config, body["limits"]
         learner = LEARNERS[config.train_mode](self.policy, config, body["steps"], **limits["learner"])
         costs = RowCosts(tuple((int(rows), time) for rows, time in body["costs"]["measured"]))
-        rollout = Rollout(self.policy, config.max_completion_length, **limits["rollout"], costs=costs)
+        rollout = Sampler(self.policy, config.max_completion_length, **limits["rollout"], costs=costs)
         self.parts = ComputingParts(self.policy, learner, rollout)
         self.ranks.gather(outline_of(self.policy, learner, rollout))
 

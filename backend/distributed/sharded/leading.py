@@ -11,7 +11,7 @@ from mlx.utils import tree_unflatten
 
 from backend.config.config import Config
 from backend.distributed.collectives import MlxCollectives
-from backend.distributed.kept_state import KeptState
+from backend.distributed.kept_state import StepSnapshot
 from backend.distributed.sharded import announcements, meeting
 from backend.distributed.sharded.announcements import Arrays, SampleCall, packed_batch
 from backend.distributed.sharded.compute_thread import ComputeThread
@@ -20,7 +20,7 @@ from backend.distributed.workers import Workers
 from backend.engine.memory import release_cached_buffers
 from backend.models.policy import Base, Policy
 from backend.models.sharded_policy import load_sharded_policy
-from backend.sampling.rollout import Poll, Rollout, own_row_costs
+from backend.sampling.rollout import Poll, Sampler, decode_costs
 from backend.sampling.sampler import Sampling
 from backend.trainer.machine.gpu_retries import StepSize
 from backend.trainer.parts import RunParts, load_parts
@@ -36,7 +36,7 @@ class LeadingEngine(Engine):
     """Computes with the other ranks. Its methods announce a call, and make it once all ranks have begun it."""
 
     def __init__(self, workers: Workers, ranks: MlxCollectives, backend: str) -> None:
-        """`backend`: over what the ranks add up, for the diary."""
+        """`backend`: over what the ranks add up, for the event log."""
         self.workers, self.ranks, self.backend = workers, ranks, backend
         self.thread = ComputeThread(workers.check)
         self.computing: ComputingParts
@@ -63,12 +63,12 @@ class LeadingEngine(Engine):
             announcements.LOAD, body, lambda: load_sharded_policy(config, self.ranks.group, note, self.add_up)
         )
 
-    def build(self, policy: Policy, config: Config, steps: int, limits: StepLimits) -> tuple[Learner, Rollout]:
-        costs = own_row_costs(policy.model)
+    def build(self, policy: Policy, config: Config, steps: int, limits: StepLimits) -> tuple[Learner, Sampler]:
+        costs = decode_costs(policy.model)
         limits = StepLimits(limits.learner, limits.rollout | {"stop": config.stop, "merge": True})
         body = {"steps": steps, "limits": asdict(limits), "costs": asdict(costs)}
 
-        def build() -> tuple[Learner, Rollout]:
+        def build() -> tuple[Learner, Sampler]:
             learner = LEARNERS[config.train_mode](policy, config, steps, **limits.learner)
             rollout = LeadingRollout(self, policy, config.max_completion_length, **limits.rollout, costs=costs)
             check_alike(self.ranks.gather(outline_of(policy, learner, rollout)), self.workers.machines)
@@ -87,7 +87,7 @@ class LeadingEngine(Engine):
         return self.ranks.sum([vector])[0]
 
 
-class LeadingRollout(Rollout):
+class LeadingRollout(Sampler):
     """Samples with the other ranks, which draw what this one draws."""
 
     def __init__(self, engine: LeadingEngine, policy: Policy, max_tokens: int, **limits: Any) -> None:
@@ -123,7 +123,7 @@ class ShardedParts(RunParts):
     engine: LeadingEngine
     config: Config
     """The settings of the present step."""
-    kept: KeptState | None = None
+    kept: StepSnapshot | None = None
     """What the step that is being learned from began with."""
 
     def begin(self) -> None:
@@ -153,7 +153,7 @@ class ShardedParts(RunParts):
             release_cached_buffers()
             return metrics
 
-        self.kept = KeptState.of(self, config)
+        self.kept = StepSnapshot.of(self, config)
         batch = self.engine.thread.run(lambda: self.packed(groups, config))
         metrics = self.engine.together(announcements.LEARN, *self._with_arrays(learn, batch))
         self.kept = None
@@ -191,7 +191,7 @@ def load_sharded_parts(
     stages: Sequence[Config],
     engine: LeadingEngine,
 ) -> ShardedParts:
-    """As `load_parts`, with a model that is divided among the ranks. Raises Mistake, and what the channel raises."""
+    """As `load_parts`, with a model that is divided among the ranks. Raises UserError, and what the channel raises."""
     parts = load_parts(config, note, inputs, most, None, stages, engine)
     own = {each.name: getattr(parts, each.name) for each in fields(RunParts)}
     return ShardedParts(**own, engine=engine, config=config)

@@ -15,7 +15,7 @@ from backend.distributed.workers import LeaderLink, Workers
 HERE, GO, GIVE_UP = "divided: here", "divided: go", "divided: give up"
 
 
-class GivenUp(Exception):
+class PeerLostError(Exception):
     """Rank 0 has given the call up; `then` is what it announced instead of going on, if that came at once."""
 
     def __init__(self, then: ChannelMessage | None = None) -> None:
@@ -42,6 +42,6 @@ def follow(leader: LeaderLink) -> None:
     leader.send(HERE)
     message = leader.receive()
     if message is None or message.kind == GIVE_UP:
-        raise GivenUp
+        raise PeerLostError
     if message.kind != GO:  # rank 0's call has failed between two meetings
-        raise GivenUp(message)
+        raise PeerLostError(message)

@@ -8,7 +8,7 @@ the parts that stand beside its weights. So a gradient has three kinds of arrays
     a share       of an array that is whole beside a layer that is dealt out: the whole one is the sum of the ranks'
     the gradient  itself, of an adapter of a layer that every rank has: all ranks have computed it, and the first one's counts
 
-`Adapters.whole_gradient` makes all of them whole by one sum over the ranks, of one vector, after which every rank has the same bits.
+`Adapters.gather_gradient` makes all of them whole by one sum over the ranks, of one vector, after which every rank has the same bits.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Adapters:
 
         return tree_map_with_path(part, whole)
 
-    def whole_gradient(self, gradient: Any, add_up: Sum) -> Any:
+    def gather_gradient(self, gradient: Any, add_up: Sum) -> Any:
         """The gradient in the whole arrays, from this rank's in its parts. All ranks must call it together."""
         mx.eval(
             gradient

@@ -12,7 +12,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA, "mistral": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3,
@@ -23,9 +23,9 @@ ROPE_FACTORS = "rope_freqs.weight"
 """The tensor by which llama.cpp divides the frequencies of rotary positions."""
 
 
-def use_converter(reason: str) -> Mistake:
+def use_converter(reason: str) -> UserError:
     """The refusal of a model that is not written here, with the way that is left."""
-    return Mistake(
+    return UserError(
         "format",
         f"{reason}, so its GGUF file is not written here; export the Hugging Face weights (--format original), and run llama.cpp's "
         "`python convert_hf_to_gguf.py FOLDER` on them.",
@@ -45,7 +45,7 @@ class GgufFamily:
     """What llama.cpp calls a model and its tensors."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """Raises Mistake for a model that is not written here."""
+        """Raises UserError for a model that is not written here."""
         kind = str(config.get("model_type"))
         if kind not in ARCHITECTURES:
             raise use_converter(f"A model of type {kind} needs llama.cpp's own converter")
@@ -60,7 +60,7 @@ class GgufFamily:
             raise use_converter("The model attends within a sliding window")
 
     def tensor_name(self, original: str) -> str | None:
-        """llama.cpp's name of an original tensor; None for one that it computes itself. Raises Mistake for one it does not know."""
+        """llama.cpp's name of an original tensor; None for one that it computes itself. Raises UserError for one it does not know."""
         if original.endswith("rotary_emb.inv_freq"):
             return None
         if original == "lm_head.weight" and self.config.get("tie_word_embeddings"):
@@ -104,7 +104,7 @@ class GgufFamily:
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    """Settings of rotary positions, which transformers 5 keeps in one place and 4 in two. Raises Mistake for a kind not written here."""
+    """Settings of rotary positions, which transformers 5 keeps in one place and 4 in two. Raises UserError for a kind not written here."""
     rope = {"rope_theta": config.get("rope_theta", 10_000.0)} | (config.get("rope_scaling") or {})
     rope |= config.get("rope_parameters") or {}
     if _rope_kind(rope) not in ("default", "llama3"):

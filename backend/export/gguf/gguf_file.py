@@ -43,7 +43,7 @@ WHOLE_WORDS_FIRST = {"llama-bpe"}
 
 
 def check_vocabulary(folder: Path) -> None:
-    """Raise Mistake for a tokenizer that llama.cpp is not known to read in the same way."""
+    """Raise UserError for a tokenizer that llama.cpp is not known to read in the same way."""
     _word_splitter(_read(folder))
 
 
@@ -116,7 +116,7 @@ Done = Callable[[float], None]
 
 
 def check(original: OriginalFiles, tokenizer: Path) -> None:
-    """Raise Mistake for a model or a tokenizer that is not written here, before minutes of work."""
+    """Raise UserError for a model or a tokenizer that is not written here, before minutes of work."""
     family = GgufFamily(original.config)
     for name in original.shapes:
         family.tensor_name(name)
@@ -124,7 +124,7 @@ def check(original: OriginalFiles, tokenizer: Path) -> None:
 
 
 def write_gguf(trained: TrainedWeights, original: OriginalFiles, type_: str, file: Path, done: Done) -> None:
-    """Write the trained weights to `file`, in a new folder. Raises Mistake for a model that is not written here."""
+    """Write the trained weights to `file`, in a new folder. Raises UserError for a model that is not written here."""
     family = GgufFamily(original.config)
     arrays = merged_arrays(trained, original)
     matrix_type, file_type = TYPES[type_]

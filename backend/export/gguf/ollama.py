@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backend.export import atomic_folder
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 USUAL_PLACES = ("/usr/local/bin", "/opt/homebrew/bin", "/Applications/Ollama.app/Contents/Resources", "~/.local/bin")
 """Where installers put the program. One that the Finder started sees /usr/bin and /bin alone."""
@@ -30,18 +30,20 @@ class OllamaModel:
     overwrite: bool
 
     def check(self) -> None:
-        """Raise Mistake for a name that Ollama does not take, one that is there, or without a running Ollama."""
+        """Raise UserError for a name that Ollama does not take, one that is there, or without a running Ollama."""
         if not NAME.fullmatch(self.name):
-            raise Mistake(
+            raise UserError(
                 "name", f"Ollama takes letters, digits, dots, dashes and underlines as a name, not {self.name!r}."
             )
         listed = _ollama("list").splitlines()[1:]
         names = {line.split()[0].removesuffix(":latest").lower() for line in listed if line.strip()}
         if self.name.removesuffix(":latest").lower() in names and not self.overwrite:
-            raise Mistake("overwrite", f"Ollama has a model {self.name} already; choose another name, or overwrite it.")
+            raise UserError(
+                "overwrite", f"Ollama has a model {self.name} already; choose another name, or overwrite it."
+            )
 
     def deliver(self, built: Path) -> str:
-        """Raise Mistake with Ollama's own words where it refuses the model; it then keeps what it had."""
+        """Raise UserError with Ollama's own words where it refuses the model; it then keeps what it had."""
         _ollama("create", self.name, "-f", str(built / MODELFILE))
         return f"Ollama, as {self.name}"
 
@@ -57,21 +59,21 @@ def find_ollama() -> str | None:
 
 
 def _ollama(*arguments: str) -> str:
-    """What the command prints. Raises Mistake where it is missing or fails."""
+    """What the command prints. Raises UserError where it is missing or fails."""
     program = find_ollama()
     if program is None:
-        raise Mistake(
+        raise UserError(
             "to",
             "Ollama was not found; install it from https://ollama.com, or export to a folder and run `ollama create` there.",
         )
     try:
         done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Mistake("to", f"`ollama {arguments[0]}` did not end: {error}.") from None
+        raise UserError("to", f"`ollama {arguments[0]}` did not end: {error}.") from None
     if done.returncode:
         # It draws its progress over itself; the last line is the reason.
         said = [line.strip() for line in re.split(r"[\r\n]", done.stderr) if line.strip()]
-        raise Mistake(
+        raise UserError(
             "to", f"`ollama {arguments[0]}` failed: {(said[-1] if said else 'it gave no reason').rstrip('.')}."
         )
     return done.stdout

@@ -11,7 +11,7 @@ from backend.models import hub_download
 
 
 def fetch_original(name: str, progress: Progress) -> Path:
-    """Download a model from Hugging Face; → its folder. What has arrived is kept when it breaks off. Raises Mistake."""
+    """Download a model from Hugging Face; → its folder. What has arrived is kept when it breaks off. Raises UserError."""
     return hub_download.download(name, "model", _ReportFetching(f"Downloading the original weights, {name}.", progress))
 
 

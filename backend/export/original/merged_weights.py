@@ -17,7 +17,7 @@ from backend.export.original.original_files import OriginalFiles
 from backend.export.original.row_trace import Rows, by_original, trace
 from backend.export.original.trained_rows import TrainedRows, trained_rows
 from backend.export.trained_weights import TrainedWeights
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.own_files import own_file
 
 COPIED = (
@@ -35,7 +35,7 @@ Done = Callable[[float], None]
 
 
 def write_merged(trained: TrainedWeights, original: OriginalFiles, to: Path, done: Done) -> None:
-    """Write the original's files into a new folder, its weights merged. Raises Mistake where a trained array has no place in them."""
+    """Write the original's files into a new folder, its weights merged. Raises UserError where a trained array has no place in them."""
     arrays = merged_arrays(trained, original)
     total, written = sum(array.nbytes for array in arrays.values()), 0
 
@@ -53,10 +53,10 @@ def write_merged(trained: TrainedWeights, original: OriginalFiles, to: Path, don
 
 
 def merged_arrays(trained: TrainedWeights, original: OriginalFiles) -> dict[str, mx.array]:
-    """Every original tensor by name, lazily merged, in its own type. Raises Mistake where a trained array has no place among them."""
+    """Every original tensor by name, lazily merged, in its own type. Raises UserError where a trained array has no place among them."""
     learned, traced = trained_rows(trained), trace(original)
     if lost := sorted(learned.changed() - traced.keys()):
-        raise Mistake(
+        raise UserError(
             "format",
             f"How mlx-lm makes {lost[0]} from the original weights could not be found out, so nothing can be merged into them; "
             "choose one of mlx's formats.",
@@ -75,7 +75,9 @@ def merged(tensor: mx.array, runs: list[Rows], learned: TrainedRows) -> mx.array
     for run in runs:
         end = run.original_start + run.count
         if run.original_start < at:
-            raise Mistake("format", f"mlx-lm uses {run.original} twice, so what was trained cannot be merged into it.")
+            raise UserError(
+                "format", f"mlx-lm uses {run.original} twice, so what was trained cannot be merged into it."
+            )
         parts += [rows[at : run.original_start], learned.rows(run.array, run.start, rows[run.original_start : end])]
         at = end
     parts.append(rows[at:])

@@ -20,10 +20,10 @@ from backend.export.model_files import SAFETENSORS_TYPES
 from backend.export.trained_weights import TrainedWeights
 from backend.models.inventory import is_incomplete
 from backend.models.loading import loading
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
 from backend.utils.safetensors import BrokenFile, read_header
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 FURTHEST = 3
 """How many cards are followed from a converted model to its original."""
@@ -71,7 +71,7 @@ class OriginalFiles:
 def find_original(base: Path, name: str, fetch: Fetch | None = None) -> OriginalFiles:
     """The original weights of the model in `base`, called `name`: its own files, or those of the repository that its card names.
 
-    `fetch` downloads that repository where it is not on this disk. Raises Mistake where the original is unknown, missing, or stored in
+    `fetch` downloads that repository where it is not on this disk. Raises UserError where the original is unknown, missing, or stored in
     types that mlx cannot write.
     """
     folder, called = base, name
@@ -80,12 +80,12 @@ def find_original(base: Path, name: str, fetch: Fetch | None = None) -> Original
             return read_original(folder, called)
         called = _named_by_card(folder, called)
         folder = _on_this_disk(called, fetch)
-    raise Mistake("model", f"The cards of {name} and of the models that it comes from lead to no original weights.")
+    raise UserError("model", f"The cards of {name} and of the models that it comes from lead to no original weights.")
 
 
 def converted_from(base: Path, name: str) -> tuple[str | None, int]:
     """(the repository that a model converted by mlx comes from, None for one that is no such model; the bits of its packed weights, 0 for
-    floats). Nothing is fetched: of a chain of cards the last on this disk counts. Raises Mistake where the card names none."""
+    floats). Nothing is fetched: of a chain of cards the last on this disk counts. Raises UserError where the card names none."""
     folder: Path | None = base
     called = name
     packed = json.loads((base / "config.json").read_text(encoding="utf-8")).get("quantization") or {}
@@ -101,7 +101,7 @@ def trained_on_original(trained: TrainedWeights, fetch: Fetch | None = None) -> 
     """The same training on the original of its base, which is then `untrained`. Adapters that were trained on quantised weights are another
     model on these. Raises as `find_original`."""
     if trained.untrained is None:
-        raise Mistake(
+        raise UserError(
             "model", f"The base model {trained.name} is not on this disk any more, and its weights are needed."
         )
     original = find_original(trained.untrained, trained.name, fetch)
@@ -148,7 +148,7 @@ def _is_converted(folder: Path) -> bool:
 def _named_by_card(folder: Path, name: str) -> str:
     models = _base_models(folder)
     if not models:
-        raise Mistake(
+        raise UserError(
             "model",
             f"{name} was quantised by mlx, and its card names no base_model: the original weights are unknown, so train on "
             "them, or export for mlx.",
@@ -161,7 +161,7 @@ def _on_this_disk(name: str, fetch: Fetch | None) -> Path:
     if folder is not None and (folder / "config.json").is_file() and not is_incomplete(folder):
         return folder
     if fetch is None:
-        raise Mistake(
+        raise UserError(
             "model",
             f"The original weights are those of {name}, which is not on this disk; download that model first, or give --fetch.",
         )
@@ -185,7 +185,7 @@ def _card(folder: Path) -> dict[str, Any]:
 
 
 def read_original(folder: Path, name: str) -> OriginalFiles:
-    """Read the headers of the original weights in `folder`. Raises Mistake for types that mlx cannot write, or names that are mlx-lm's."""
+    """Read the headers of the original weights in `folder`. Raises UserError for types that mlx cannot write, or names that are mlx-lm's."""
     original = OriginalFiles(
         folder, name, {file.name: dict(_header(file)) for file in sorted(folder.glob("model*.safetensors"))}
     )
@@ -197,11 +197,11 @@ def read_original(folder: Path, name: str) -> OriginalFiles:
     ]
     if odd or "quantization_config" in original.config:
         example = f", {odd[0]} among them" if odd else ""
-        raise Mistake(
+        raise UserError(
             "model", f"The original weights of {name} are packed{example}, so nothing can be merged into them."
         )
     if stacked := [tensor for tensor in original.shapes if ".switch_" in tensor]:
-        raise Mistake(
+        raise UserError(
             "model", f"The weights of {name} have mlx-lm's names ({stacked[0]}), and no card names their original."
         )
     return original
@@ -212,6 +212,6 @@ def _header(file: Path) -> Iterator[tuple[str, Tensor]]:
     try:
         header = read_header(file)
     except BrokenFile as error:
-        raise Mistake("model", f"{shown(file, 70)} {error}.") from None
+        raise UserError("model", f"{quote(file, 70)} {error}.") from None
     for name, array in sorted(header.items(), key=lambda item: item[1].begin):
         yield name, Tensor(array.dtype, array.shape)

@@ -16,7 +16,7 @@ from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear, LoRASwitchLinear
 
 from backend.export.trained_weights import TrainedWeights
 from backend.models.saved_modules import array_names
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class TrainedRows:
 
 
 def trained_rows(trained: TrainedWeights) -> TrainedRows:
-    """Raises Mistake for an adapter of a kind that is not known here."""
+    """Raises UserError for an adapter of a kind that is not known here."""
     model = trained.open()
     if trained.adapters is None:
         return TrainedRows({}, dict(tree_flatten(model.parameters())))
@@ -91,7 +91,7 @@ def _low_rank(name: str, module: nn.Module) -> LowRank:
             experts, outputs, rank = layer.lora_b.shape
             a = layer.lora_a.reshape(experts, rank, -1)
             return LowRank(layer.scale, a, layer.lora_b.reshape(experts * outputs, rank), None, False)
-    raise Mistake(
+    raise UserError(
         "format",
         f"The adapter of {name} is of a kind ({type(layer).__name__}) that only mlx-lm knows; choose its format.",
     )

@@ -36,7 +36,7 @@ from backend.trainer.evaluation.evaluation_rows import (
     read_rows,
 )
 from backend.utils.documents import parse_yaml
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
 from backend.utils.machine import chip
 
@@ -126,7 +126,7 @@ def read_facts(
     run: RunFolder, repo_id: str, format_: ExportFormat, checkpoint: str, original: str | None = None
 ) -> CardFacts:
     """Read a run. `checkpoint` as in an export: "best", "last", a step, or "" for the run's end. `original`: the model with whose
-    weights these are written, where that is not the run's own. Raises Mistake."""
+    weights these are written, where that is not the run's own. Raises UserError."""
     events = list(read_events(run.events))
     steps = [event for event in events if event["kind"] == "step"]
     started = next((event for event in reversed(events) if event["kind"] == "started"), {})
@@ -184,7 +184,7 @@ def _reward_rows(config: Config, steps: list[Event]) -> Iterator[RewardEnds]:
 
 
 def _changes(events: Iterable[Event], step: int | None) -> Iterator[Change]:
-    """From the diary, which has those of the run that a clone goes on from as well."""
+    """From the event log, which has those of the run that a clone goes on from as well."""
     for event in events:
         if event["kind"] != "change" or (step is not None and event["step"] > step):
             continue
@@ -221,7 +221,7 @@ def _evaluation(run: RunFolder, step: int | None) -> tuple[Evaluation | None, li
     for path in evaluations_of(run):
         try:
             found = read_evaluation(path)
-        except Mistake:
+        except UserError:
             continue  # another program's file
         if found.subject.step == step and found.headline.difference is not None:
             return found, list(read_rows(path))
@@ -315,6 +315,6 @@ def _front_matter(card: Path) -> dict[str, Any]:
     try:
         _, top, _ = card.read_text(encoding="utf-8").split("---", 2)
         content = parse_yaml(top, "The model's card", "model")
-    except (OSError, ValueError, Mistake):
+    except (OSError, ValueError, UserError):
         return {}
     return content if isinstance(content, dict) else {}

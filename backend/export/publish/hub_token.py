@@ -20,7 +20,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError,
 from keyring.backends import chainer
 
 from backend.models.hub_errors import host
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 # What can go wrong while a model is uploaded, each as one sentence that says what to do. No sentence contains the
 # token.
@@ -40,7 +40,7 @@ def upload_errors_as_mistakes(repo_id: str, token: str) -> Iterator[None]:
         sentence = explain_upload(_cause(error), repo_id)
         if sentence is None:
             raise
-        raise Mistake("repo", sentence.replace(token, "…") if token else sentence) from None
+        raise UserError("repo", sentence.replace(token, "…") if token else sentence) from None
 
 
 def explain_upload(error: BaseException, repo_id: str) -> str | None:
@@ -142,10 +142,10 @@ def find_token() -> HubToken | None:
 
 
 def need_token() -> HubToken:
-    """Raises Mistake where there is none, with what to do."""
+    """Raises UserError where there is none, with what to do."""
     found = find_token()
     if found is None:
-        raise Mistake(
+        raise UserError(
             "token",
             f"You are not logged in to Hugging Face; log in with a token with write access, from {TOKENS_PAGE}.",
         )
@@ -153,7 +153,7 @@ def need_token() -> HubToken:
 
 
 def whose(token: HubToken) -> Account:
-    """Ask the Hub whose token it is. Raises Mistake for one that it does not accept, or where it cannot be asked."""
+    """Ask the Hub whose token it is. Raises UserError for one that it does not accept, or where it cannot be asked."""
     with upload_errors_as_mistakes("", token.value):
         about = HfApi(token=token.value).whoami()
     organisations = tuple(str(row.get("name")) for row in about.get("orgs") or [])
@@ -163,13 +163,13 @@ def whose(token: HubToken) -> Account:
 
 
 def log_in(value: str) -> Account:
-    """Check a token with the Hub, and keep it in the keychain. Raises Mistake; nothing is kept then."""
+    """Check a token with the Hub, and keep it in the keychain. Raises UserError; nothing is kept then."""
     value = value.strip()
     if not value:
-        raise Mistake("token", "No token was given.")
+        raise UserError("token", "No token was given.")
     chain = _keychain()
     if chain is None:
-        raise Mistake(
+        raise UserError(
             "token",
             "This system has no keychain that could keep the token (on Linux: GNOME Keyring or KWallet); log in with "
             "`hf auth login`, or set HF_TOKEN.",
@@ -178,7 +178,7 @@ def log_in(value: str) -> Account:
     try:
         chain.set_password(SERVICE, ENTRY, value)
     except (keyring.errors.KeyringError, OSError):
-        raise Mistake("token", "The keychain did not take the token; unlock it, and log in again.") from None
+        raise UserError("token", "The keychain did not take the token; unlock it, and log in again.") from None
     return account
 
 
@@ -190,7 +190,7 @@ def log_out() -> bool:
     try:
         chain.delete_password(SERVICE, ENTRY)
     except (keyring.errors.KeyringError, OSError):
-        raise Mistake("token", "The keychain did not delete the token; unlock it, and log out again.") from None
+        raise UserError("token", "The keychain did not delete the token; unlock it, and log out again.") from None
     return True
 
 

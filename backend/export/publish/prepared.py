@@ -23,7 +23,7 @@ from backend.export.publish.card_facts import CURVES, CardFacts
 from backend.export.publish.privacy import clean_json_files, refuse_leaks
 from backend.export.publish.upload import files_of
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.whole_file import replace_file
 
 # Training curves as a PNG for the model card: one small plot beside the other, without the window.
@@ -169,14 +169,14 @@ class PreparedUpload:
 
 
 def check_repo_id(repo_id: str) -> None:
-    """Raise Mistake for what cannot be the name of a repository."""
+    """Raise UserError for what cannot be the name of a repository."""
     try:
         validate_repo_id(repo_id)
         is_valid = repo_id.count("/") == 1
     except HFValidationError:
         is_valid = False
     if not is_valid:
-        raise Mistake(
+        raise UserError(
             "repo",
             f"{repo_id or 'Nothing'} cannot be the name of a repository: write owner/name, of letters, digits, -, _ and full stops.",
         )
@@ -197,7 +197,7 @@ def find_prepared(run: RunFolder, repo_id: str, made_from: Mapping[str, Any]) ->
 
 
 def finish_preparing(folder: Path, facts: CardFacts, made_from: Mapping[str, Any]) -> PreparedUpload:
-    """Add card, curves and settings to a folder with the model's files, and clean it of this machine's paths. Raises Mistake where
+    """Add card, curves and settings to a folder with the model's files, and clean it of this machine's paths. Raises UserError where
     something is left that must not leave."""
     clean_json_files(folder, facts.base)
     draw_curves(facts.curves, CURVES, folder / CURVES_FILE)

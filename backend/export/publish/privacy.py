@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import exists, possible_path
 
 FREE_TEXT = ("system_prompt", "stop", "chat_template_kwargs")
@@ -81,14 +81,14 @@ def clean_json_files(folder: Path, base: str) -> None:
 
 
 def refuse_leaks(folder: Path, token: str = "") -> None:
-    """Raise Mistake where a text file of the folder has a path of this machine, its user's or host's name, or a token."""
+    """Raise UserError where a text file of the folder has a path of this machine, its user's or host's name, or a token."""
     for file in sorted(folder.rglob("*")):
         if file.suffix not in (".md", ".yaml", ".json", ".txt", ".jinja", ".py") or not file.is_file():
             continue
         text = file.read_text(encoding="utf-8", errors="replace")
         for what, pattern in _secrets(token, is_ours=file.name in OURS):
             if pattern.search(text):
-                raise Mistake("repo", f"{file.name} contains {what}, so nothing is sent; take it out of {file}.")
+                raise UserError("repo", f"{file.name} contains {what}, so nothing is sent; take it out of {file}.")
 
 
 def _secrets(token: str, *, is_ours: bool) -> Iterator[tuple[str, re.Pattern[str]]]:

@@ -23,7 +23,7 @@ from huggingface_hub.utils._runtime import is_xet_available
 
 from backend.export.publish.hub_token import upload_errors_as_mistakes
 from backend.models.hub_errors import host
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 # Bytes on their way to the Hub, counted. huggingface_hub sends them; it tells of them by progress bars only.
 
@@ -133,7 +133,7 @@ def files_of(folder: Path) -> list[Path]:
 def upload(upload: Upload, token: str, progress: ByteProgress) -> Uploaded:
     """Send a folder; returns once the Hub has it all, in one commit.
 
-    Raises Mistake for everything that the network, the Hub or the account puts in the way, among it a repository that has other content
+    Raises UserError for everything that the network, the Hub or the account puts in the way, among it a repository that has other content
     (unless it may be overwritten) or the other visibility.
     """
     disable_progress_bars()
@@ -165,7 +165,7 @@ class _Uploading:
     # ── the repository ──────────────────────────────────────────────────────────────────────────
 
     def _repository(self) -> ModelInfo:
-        """The repository as it is, made where there is none. Raises Mistake for one of the other visibility."""
+        """The repository as it is, made where there is none. Raises UserError for one of the other visibility."""
         try:
             found = self._info()
         except RepositoryNotFoundError:
@@ -173,7 +173,7 @@ class _Uploading:
             found = self._info()
         if found.private is not None and found.private != self.upload.private:
             is_, wish = ("private", "public") if found.private else ("public", "private")
-            raise Mistake(
+            raise UserError(
                 "repo",
                 f"{self.upload.repo_id} is there and {is_}, and this upload should be {wish}; change that on its page, or "
                 f"choose another name.",
@@ -184,7 +184,7 @@ class _Uploading:
         return self.api.model_info(self.upload.repo_id, files_metadata=True, timeout=TIMEOUT_S)
 
     def _refuse_other_content(self, found: ModelInfo) -> list[str]:
-        """Names of files to delete. Raises Mistake where the repository has what this upload would replace unasked.
+        """Names of files to delete. Raises UserError where the repository has what this upload would replace unasked.
 
         Content that equals ours is no obstacle: the answer to the commit of an earlier try may have been lost.
         """
@@ -192,7 +192,7 @@ class _Uploading:
         theirs = [file for file in found.siblings or [] if file.rfilename not in HUBS_OWN]
         others = [file.rfilename for file in theirs if not _is_equal(file, ours.get(file.rfilename))]
         if others and not self.upload.overwrite:
-            raise Mistake(
+            raise UserError(
                 "overwrite",
                 f"{self.upload.repo_id} has other content already ({_some(others)}); choose another name, or overwrite it.",
             )
@@ -227,13 +227,13 @@ class _Uploading:
         return heard
 
     def _check_arrived(self) -> None:
-        """Raise Mistake where the Hub lists another content than was sent."""
+        """Raise UserError where the Hub lists another content than was sent."""
         self.progress(f"Checking what {host()} has.")
         theirs = {file.rfilename: file for file in self._info().siblings or []}
         for path in files_of(self.upload.folder):
             name = _name(self.upload.folder, path)
             if name not in theirs or not _is_equal(theirs[name], path):
-                raise Mistake("repo", f"{name} did not arrive as it is here; start the upload again.")
+                raise UserError("repo", f"{name} did not arrive as it is here; start the upload again.")
 
 
 def _name(folder: Path, path: Path) -> str:

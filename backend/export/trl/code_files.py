@@ -24,11 +24,11 @@ from backend.export.trl.module_source import (
 from backend.rewards.catalogue.allowed_code import code_files, read_code
 from backend.rewards.catalogue.catalog import locate_reward_file, metric_name, reward_call
 from backend.rewards.registry import REWARD_REGISTRY, RewardCallable
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import read_text
 from backend.utils.own_files import own_file, own_files
 from backend.utils.places import resources
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 # The parts of our own modules that some of their functions need, as files that run without the rest of GRPO Studio.
 
@@ -120,7 +120,7 @@ def script(name: str) -> str:
 
 
 def our_code(config: Config) -> dict[str, str]:
-    """Path → source of our modules that the scripts, the reward functions and the user's files need. Raises Mistake for a user's file that
+    """Path → source of our modules that the scripts, the reward functions and the user's files need. Raises UserError for a user's file that
     imports what is not there."""
     uses = [use for name in SCRIPTS for use in _imports(script(name))]
     uses += [Use(call.__module__, call.__name__) for call in _shipped(config)]
@@ -131,7 +131,7 @@ def our_code(config: Config) -> dict[str, str]:
             carried_code(own)
         except LookupError as error:
             sentence = f"{path.name} imports of GRPO Studio what a folder for TRL cannot carry: {error}."
-            raise Mistake(_SETTING, shown(sentence, 200)) from None
+            raise UserError(_SETTING, quote(sentence, 200)) from None
         uses += own
     return carried_code(uses)
 
@@ -142,11 +142,11 @@ def _imports(source: str) -> list[Use]:
 
 
 def _imports_of_user(path: Path) -> list[Use]:
-    """Raises Mistake for a file that is no Python."""
+    """Raises UserError for a file that is no Python."""
     try:
         return _imports(read_text(path, _SETTING))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Mistake(_SETTING, f"{shown(path, 90)} is no Python: {shown(error, 60)}.") from None
+        raise UserError(_SETTING, f"{quote(path, 90)} is no Python: {quote(error, 60)}.") from None
 
 
 def _shipped(config: Config) -> list[RewardCallable]:
@@ -214,7 +214,7 @@ def _with_file(entry: str, portable: Callable[[str], str]) -> str:
 
 
 def _copy(path: Path, home: Path) -> None:
-    """A file, and the modules and packages beside it that it imports, and so on. Raises Mistake for one that is a link out of its folder."""
+    """A file, and the modules and packages beside it that it imports, and so on. Raises UserError for one that is a link out of its folder."""
     if (home / path.name).exists():
         return
     shutil.copyfile(own_file(path, path.parent, _SETTING), home / path.name)
@@ -227,7 +227,7 @@ def _copy(path: Path, home: Path) -> None:
 
 
 def copy_folder(source: Path, target: Path, setting: str) -> None:
-    """Copy the files of a folder, and of those in it, but for hidden ones and caches. Raises Mistake on `setting` for a link that leads out
+    """Copy the files of a folder, and of those in it, but for hidden ones and caches. Raises UserError on `setting` for a link that leads out
     of it, and the first OSError as it is, which `shutil.copytree` does not."""
     target.mkdir()
     for path in own_files(source, setting, but=("__pycache__",)):

@@ -38,11 +38,11 @@ from backend.export.trl.code_files import (
     script,
 )
 from backend.utils.disk_faults import disk_errors_of
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import resolved, user_path
 from backend.utils.hub_cache import local_folder
 from backend.utils.own_files import own_file
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 # The packages that the folder needs, for train.py's inline metadata (PEP 723) and for pip.
 
@@ -186,7 +186,7 @@ Told = Callable[[str], None]
 
 def write_rows(config: Config, folder: Path, tell: Told) -> tuple[dict[str, Any], dict[str, Any]]:
     """(where dataset.py finds the rows of each split, and those of each evaluation set with its settings). Local rows are written below
-    `folder`. Raises Mistake for rows that cannot be read."""
+    `folder`. Raises UserError for rows that cannot be read."""
     return _splits(config, folder, tell), {
         name: {"settings": _portable(about), "rows": _set(name, about, folder, tell)}
         for name, about in evaluation_sets(config.eval_data).items()
@@ -268,7 +268,7 @@ class TrlModel:
 
 
 def trl_model(config: Config) -> TrlModel:
-    """The model of a run as TRL finds it. Raises Mistake for one that MLX packed and whose card does not name its original."""
+    """The model of a run as TRL finds it. Raises UserError for one that MLX packed and whose card does not name its original."""
     folder = local_folder(config.model)
     if folder is None:
         return TrlModel(config.model)
@@ -338,7 +338,7 @@ class TrlFolder:
 def export_trl(
     config: Config, name: str, parent: Path | None, *, overwrite: bool = False, tell: Tell = lambda _: None
 ) -> TrlFolder:
-    """Write these settings as a folder for TRL, `parent`/`name`. Raises Mistake for what the user can mend; nothing is left behind then,
+    """Write these settings as a folder for TRL, `parent`/`name`. Raises UserError for what the user can mend; nothing is left behind then,
     and a folder that was there stays."""
     parent = resolved((parent or Path.cwd()).expanduser())
     target = parent / safe_name(name)
@@ -359,16 +359,16 @@ def _check(target: Path, overwrite: bool) -> None:
     if not target.exists():
         return
     if not overwrite:
-        raise Mistake("overwrite", f"{shown(target, 120)} is there already; choose another name, or overwrite it.")
+        raise UserError("overwrite", f"{quote(target, 120)} is there already; choose another name, or overwrite it.")
     if not (target / MARK).is_file() or not (target / "settings.json").is_file():
-        raise Mistake(
+        raise UserError(
             "overwrite",
-            f"{shown(target, 110)} is there and no folder for TRL, so it is not replaced; choose another name.",
+            f"{quote(target, 110)} is there and no folder for TRL, so it is not replaced; choose another name.",
         )
     if (target / OUTPUT).exists():
-        raise Mistake(
+        raise UserError(
             "overwrite",
-            f"{shown(target / OUTPUT, 110)} has what was trained there, and would be lost; move it away, or choose another name.",
+            f"{quote(target / OUTPUT, 110)} has what was trained there, and would be lost; move it away, or choose another name.",
         )
 
 

@@ -26,10 +26,10 @@ from backend.models.peft.settings import SETTING, Origin, PeftSettings, origin_o
 from backend.models.saved_modules import array_names, whole_modules
 from backend.models.saving import save_arrays
 from backend.utils.disk_faults import disk_errors_of
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import is_file
 from backend.utils.hub_cache import local_folder
-from backend.utils.text import shown, shown_path
+from backend.utils.text import quote, shown_path
 from backend.utils.whole_file import whole_folder
 
 # peft's adapters put onto the layers of mlx-lm's model: the inverse of `backend.export.build`, over the same
@@ -68,7 +68,7 @@ class CarriedAdapter:
 
 
 def carried_adapter(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> CarriedAdapter:
-    """`model`: mlx-lm's, without adapters. Raises Mistake, naming the layer, for one that has no place in it."""
+    """`model`: mlx-lm's, without adapters. Raises UserError, naming the layer, for one that has no place in it."""
     _check_places(adapter, origin)
     scale = Counter(layer.scale for layer in adapter.layers.values()).most_common(1)[0][0] if adapter.layers else 1.0
     tensors = {f"{name}.weight": _at_scale(layer, scale) for name, layer in adapter.layers.items()}
@@ -78,12 +78,12 @@ def carried_adapter(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> C
     for array in sorted({array for array, _ in columns}):
         name, _, kind = array.rpartition(".")
         module = modules.get(name)
-        source = shown(origin.traced[array][0].original.removesuffix(".weight"), NAME)
+        source = quote(origin.traced[array][0].original.removesuffix(".weight"), NAME)
         if kind != "weight" or not isinstance(module, LINEAR + EXPERTS):
-            raise Mistake(SETTING, f"{source} is no linear layer in mlx-lm, so its adapter has no place.")
+            raise UserError(SETTING, f"{source} is no linear layer in mlx-lm, so its adapter has no place.")
         is_experts = isinstance(module, EXPERTS)
         if is_experts and adapter.settings.uses_dora:
-            raise Mistake(SETTING, f"{source} belongs to experts, for which mlx-lm has no DoRA.")
+            raise UserError(SETTING, f"{source} belongs to experts, for which mlx-lm has no DoRA.")
         carried[name] = _carried(array, tensors, columns, origin, module.weight.shape[0] if is_experts else 0)  # pyright: ignore
     return CarriedAdapter(scale, carried, _whole_arrays(adapter, origin, model))
 
@@ -96,23 +96,23 @@ def _at_scale(layer: PeftLayer, scale: float) -> PeftLayer:
 
 
 def _check_places(adapter: PeftAdapter, origin: Origin) -> None:
-    """Raises Mistake for a layer that the model has not, or has in another shape, and for one that should have an adapter and has none."""
+    """Raises UserError for a layer that the model has not, or has in another shape, and for one that should have an adapter and has none."""
     sources = by_original(run for runs in origin.traced.values() for run in runs)
     for layer, found in adapter.layers.items():
-        tensor, called = f"{layer}.weight", shown(layer, NAME)
+        tensor, called = f"{layer}.weight", quote(layer, NAME)
         shape, given = origin.shapes.get(tensor), (found.b.shape[0], found.a.shape[1])
         if shape is None:
-            raise Mistake(SETTING, f"The model has no layer {called}, and the adapter is for one.")
+            raise UserError(SETTING, f"The model has no layer {called}, and the adapter is for one.")
         if shape != given:
-            raise Mistake(SETTING, f"{called} is {list(shape)} in the model, and its adapter is for {list(given)}.")
+            raise UserError(SETTING, f"{called} is {list(shape)} in the model, and its adapter is for {list(given)}.")
         if sum(run.count for run in sources.get(tensor, ())) < shape[0]:
-            raise Mistake(SETTING, f"{called} has no place in mlx-lm's model as it is, so its adapter has none.")
+            raise UserError(SETTING, f"{called} has no place in mlx-lm's model as it is, so its adapter has none.")
         if not all(mx.all(mx.isfinite(part)).item() for part in (found.a, found.b)):
-            raise Mistake(SETTING, f"The adapter of {called} holds numbers that are not finite.")
+            raise UserError(SETTING, f"The adapter of {called} holds numbers that are not finite.")
     linear = [name for name, shape in origin.shapes.items() if len(shape) == 2 and name.endswith(".weight")]
     for layer in (name.removesuffix(".weight") for name in linear if name in sources):
         if layer not in adapter.layers and adapter.settings.means(layer):
-            raise Mistake(SETTING, f"The adapter of {shown(layer, NAME)} is missing, and target_modules names it.")
+            raise UserError(SETTING, f"The adapter of {quote(layer, NAME)} is missing, and target_modules names it.")
 
 
 def _columns(tensors: Mapping[str, PeftLayer], origin: Origin) -> Columns:
@@ -230,15 +230,15 @@ def _magnitude(runs: list[Rows], tensors: Mapping[str, PeftLayer], origin: Origi
 
 
 def _whole_arrays(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> dict[str, mx.array]:
-    """Raises Mistake for a tensor without a place in the model."""
+    """Raises UserError for a tensor without a place in the model."""
     whole = _without_tied_head(adapter, origin, model)
     traced = {run.original for runs in origin.traced.values() for run in runs}
     for tensor, array in whole.items():
-        shape, called = origin.shapes.get(tensor), shown(tensor, NAME)
+        shape, called = origin.shapes.get(tensor), quote(tensor, NAME)
         if shape is None or tensor not in traced:
-            raise Mistake(SETTING, f"{called} was trained as a whole, and mlx-lm's model has no such array.")
+            raise UserError(SETTING, f"{called} was trained as a whole, and mlx-lm's model has no such array.")
         if array.shape != shape:
-            raise Mistake(SETTING, f"{called} is {list(shape)} in the model and {list(array.shape)} in the adapter.")
+            raise UserError(SETTING, f"{called} is {list(shape)} in the model and {list(array.shape)} in the adapter.")
     own: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     found: dict[str, mx.array] = {}
     for name, runs in origin.traced.items():
@@ -250,7 +250,7 @@ def _whole_arrays(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> dic
 
 
 def _without_tied_head(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> Mapping[str, mx.array]:
-    """The whole tensors, less an output layer that equals the embedding it is tied to. Raises Mistake where training has made two of the
+    """The whole tensors, less an output layer that equals the embedding it is tied to. Raises UserError where training has made two of the
     one: peft trains a copy of a tied embedding by default."""
     whole = adapter.whole
     if not origin.is_tied:
@@ -261,7 +261,7 @@ def _without_tied_head(adapter: PeftAdapter, origin: Origin, model: nn.Module) -
     heads = [name for name in whole if name.endswith("lm_head.weight")]
     are_one = bool(inputs) and all(mx.array_equal(whole[name], inputs[0]).item() for name in heads)
     if (inputs or heads) and not (are_one and (heads or adapter.settings.ties_weights)):
-        raise Mistake(SETTING, "The embedding or the output layer was trained as a whole apart from the other, and both are one array in this model; "
+        raise UserError(SETTING, "The embedding or the output layer was trained as a whole apart from the other, and both are one array in this model; "
                                "train them with ensure_weight_tying.")  # fmt: skip
     return {name: array for name, array in whole.items() if name not in heads}
 
@@ -305,7 +305,7 @@ def import_adapter(
 ) -> ImportedAdapter:
     """Carry the adapter of peft in `folder` onto the model `model_name` ("" for the one that the adapter names), into the folder `to`.
 
-    Raises Mistake, naming the layer, for what mlx-lm has no place for; nothing is left behind then. RuntimeError where the written adapter
+    Raises UserError, naming the layer, for what mlx-lm has no place for; nothing is left behind then. RuntimeError where the written adapter
     does not make the model that peft makes.
     """
     _check_target(to, overwrite)
@@ -313,7 +313,7 @@ def import_adapter(
     name = model_name or adapter.settings.base
     base = local_folder(name) if name else None
     if base is None:
-        raise Mistake(
+        raise UserError(
             "model",
             f"The model {shown_path(name, 60) or 'of the adapter'} is not on this disk; name one that is with --model.",
         )
@@ -334,9 +334,9 @@ def _check_target(to: Path, overwrite: bool) -> None:
     if not to.exists():
         return
     if not overwrite:
-        raise Mistake("output", f"{shown(to)} is there already; take another name, or --overwrite.")
+        raise UserError("output", f"{quote(to)} is there already; take another name, or --overwrite.")
     if not is_file(to / ARRAYS):
-        raise Mistake("output", f"{shown(to)} is no folder of an adapter, so it is not replaced.")
+        raise UserError("output", f"{quote(to)} is no folder of an adapter, so it is not replaced.")
 
 
 def _verified(adapter: PeftAdapter, origin: Origin, base: Path, files: AdapterFiles) -> Verification | None:
@@ -356,7 +356,7 @@ def _verified(adapter: PeftAdapter, origin: Origin, base: Path, files: AdapterFi
 def _notes(adapter: PeftAdapter, carried: CarriedAdapter, origin: Origin, name: str) -> Iterator[str]:
     settings = adapter.settings
     if settings.base and settings.base != name:
-        yield f"The adapter was trained on {shown(settings.base, 60)}; it is now for {shown(name, 60)}."
+        yield f"The adapter was trained on {quote(settings.base, 60)}; it is now for {quote(name, 60)}."
     if len(ranks := {layer.rank for layer in carried.layers.values()}) > 1:
         yield f"mlx-lm has one rank for all layers: ranks of {min(ranks)} to {max(ranks)} are now {max(ranks)}, filled up with what changes nothing."
     if len(scales := {layer.scale for layer in adapter.layers.values()}) > 1:
@@ -364,7 +364,7 @@ def _notes(adapter: PeftAdapter, carried: CarriedAdapter, origin: Origin, name: 
     if carried.whole:
         yield "It holds whole modules beside the adapters, which runs and exports of GRPO Studio have and mlx-lm's own programs refuse."
     if origin.files is None:
-        yield f"The original weights of {shown(name, 60)} are not on this disk: the adapter's names were taken for those of the model's layers, and no logits compared; --fetch does both."
+        yield f"The original weights of {quote(name, 60)} are not on this disk: the adapter's names were taken for those of the model's layers, and no logits compared; --fetch does both."
 
 
 # ── mlx-lm's files ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -405,12 +405,12 @@ def adapter_config(name: str, carried: CarriedAdapter, settings: PeftSettings, m
 
 
 def _whole_modules(model: nn.Module, arrays: Mapping[str, mx.array]) -> list[str]:
-    """The full names of the modules with these arrays. Raises Mistake for a module that cannot be trained as a whole, or of which an array
+    """The full names of the modules with these arrays. Raises UserError for a module that cannot be trained as a whole, or of which an array
     is missing."""
     names = list(dict.fromkeys(name.rpartition(".")[0] for name in arrays))
     modules = whole_modules(model, names)
     if lost := sorted(array_names(model, modules) - arrays.keys()):
-        raise Mistake(SETTING, f"{shown(lost[0], 90)} is missing, and the rest of its module was trained as a whole.")
+        raise UserError(SETTING, f"{quote(lost[0], 90)} is missing, and the rest of its module was trained as a whole.")
     return list(modules)
 
 

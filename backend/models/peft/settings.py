@@ -21,9 +21,9 @@ from backend.config.other_programs.peft import kind_sentence
 from backend.export.original.original_files import Fetch, OriginalFiles, find_original
 from backend.export.original.row_trace import Rows, Trace, trace
 from backend.models.model_folder import LARGEST_RANK, PATH, read_object
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.numbers import fits_a_float
-from backend.utils.text import about_path, excess, shown
+from backend.utils.text import about_path, excess, quote
 
 SETTING = "file"
 PATTERN_S = 0.2
@@ -102,17 +102,19 @@ def _is_one_of(layer: str, names: Iterable[str]) -> bool:
 
 
 def _matching(patterns: Mapping[str, float], layer: str, usual: float) -> float:
-    """The value of the first pattern that fits the layer's name or its end, as in `peft.utils.other.get_pattern_key`. Raises Mistake."""
+    """The value of the first pattern that fits the layer's name or its end, as in `peft.utils.other.get_pattern_key`. Raises UserError."""
     if layer in patterns:
         return patterns[layer]
     for pattern, value in patterns.items():
         if sentence := excess(pattern):
-            raise Mistake(SETTING, f"The pattern {sentence}")
+            raise UserError(SETTING, f"The pattern {sentence}")
         try:
             if regex.match(rf"(.*\.)?({pattern})$", layer, timeout=PATTERN_S):
                 return value
         except (regex.error, TimeoutError, RecursionError, MemoryError):
-            raise Mistake(SETTING, f"The pattern {shown(pattern, 60)} in adapter_config.json cannot be used.") from None
+            raise UserError(
+                SETTING, f"The pattern {quote(pattern, 60)} in adapter_config.json cannot be used."
+            ) from None
     return usual
 
 
@@ -120,25 +122,27 @@ def _matching(patterns: Mapping[str, float], layer: str, usual: float) -> float:
 
 
 def read_settings(file: Path) -> PeftSettings:
-    """Raises Mistake for a file that is none of peft's, and for an adapter that mlx-lm has no counterpart for."""
+    """Raises UserError for a file that is none of peft's, and for an adapter that mlx-lm has no counterpart for."""
     raw = read_object(file, SETTING)
-    where = shown(file, PATH)
+    where = quote(file, PATH)
     kind = raw.get("peft_type")
     if kind is None:
-        raise Mistake(SETTING, f"{where} is no file of peft: it has no peft_type.")
+        raise UserError(SETTING, f"{where} is no file of peft: it has no peft_type.")
     if kind != "LORA":
-        raise Mistake(SETTING, about_path(file, f" {kind_sentence(str(kind))}"))
+        raise UserError(SETTING, about_path(file, f" {kind_sentence(str(kind))}"))
     for key, what in OTHER_KINDS.items():
         if raw.get(key):
-            raise Mistake(SETTING, f"The adapter {what}, which mlx-lm has nothing for ({key} in adapter_config.json).")
+            raise UserError(
+                SETTING, f"The adapter {what}, which mlx-lm has nothing for ({key} in adapter_config.json)."
+            )
     if raw.get("bias") not in (None, False, "none"):
-        raise Mistake(
+        raise UserError(
             SETTING,
-            f"The adapter has trained biases of layers, which mlx-lm has nothing for (bias {shown(raw['bias'], 30)}).",
+            f"The adapter has trained biases of layers, which mlx-lm has nothing for (bias {quote(raw['bias'], 30)}).",
         )
     start = raw.get("init_lora_weights", True)
     if start not in STARTS_FROM_LORA:
-        raise Mistake(SETTING, f"The adapter began with {shown(start, 30)}, which changed the base's weights too; convert it to "
+        raise UserError(SETTING, f"The adapter began with {quote(start, 30)}, which changed the base's weights too; convert it to "
                                "LoRA with peft (path_initial_model_for_weight_conversion).")  # fmt: skip
     read = _Fields(raw, where)
     is_pattern = any(isinstance(raw.get(key), str) for key in ("target_modules", "exclude_modules"))
@@ -161,7 +165,7 @@ def read_settings(file: Path) -> PeftSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """Values of adapter_config.json, each of the kind that is asked for. Raises Mistake for others."""
+    """Values of adapter_config.json, each of the kind that is asked for. Raises UserError for others."""
 
     raw: Mapping[str, Any]
     where: str
@@ -201,7 +205,7 @@ class _Fields:
         return value
 
     def _refuse(self, key: str, value: Any) -> NoReturn:
-        raise Mistake(SETTING, f"{self.where} has {shown(key, 40)} {shown(value, 40)}.")
+        raise UserError(SETTING, f"{self.where} has {quote(key, 40)} {quote(value, 40)}.")
 
 
 # ── origin ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -221,11 +225,11 @@ class Origin:
     is_tied: bool
 
     def tensor(self, name: str) -> mx.array:
-        """An original tensor, float32. Raises Mistake where the files are not here."""
+        """An original tensor, float32. Raises UserError where the files are not here."""
         if self.files is None:
-            raise Mistake(
+            raise UserError(
                 SETTING,
-                f"The original weights are needed for {shown(name, 90)}, and are not on this disk; give --fetch.",
+                f"The original weights are needed for {quote(name, 90)}, and are not on this disk; give --fetch.",
             )
         return self.files.arrays()[name].astype(mx.float32)
 
@@ -234,10 +238,10 @@ def origin_of(
     base: Path, name: str, model: nn.Module, config: Mapping[str, Any], layers: Iterable[str], fetch: Fetch | None
 ) -> Origin:
     """Where the arrays of `model`, from the folder `base` and called `name`, come from. `config`: its config.json. `layers`: those that the
-    adapter names. `fetch` downloads the original weights where they are not on this disk. Raises Mistake where it cannot be known."""
+    adapter names. `fetch` downloads the original weights where they are not on this disk. Raises UserError where it cannot be known."""
     try:
         files = find_original(base, name, fetch)
-    except Mistake:
+    except UserError:
         shapes = _own_shapes(model)
         if fetch is not None or any(f"{layer}.weight" not in shapes for layer in layers):
             raise

@@ -27,7 +27,7 @@ from backend.rewards.catalogue.entry import read_call, split_names
 from backend.rewards.catalogue.parse import functions, locate_reward_file
 from backend.rewards.trust_record import TrustRecord
 from backend.runs.run_lock import LOCK_VARIABLE
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import read_bytes
 
 # A user's code before it is run: which files a run would execute, what is in them, and the hash of their contents.
@@ -65,7 +65,7 @@ class CodeFile:
 
 
 def read_code(path: Path) -> CodeFile:
-    """Raises Mistake on `reward_functions_file` for a file that cannot be read."""
+    """Raises UserError on `reward_functions_file` for a file that cannot be read."""
     source = read_bytes(path, "reward_functions_file")
     tree = _parsed(source)
     names = tuple(function.name for function in functions(tree)) if tree else ()
@@ -107,7 +107,7 @@ def _listed(value: Any) -> Iterable[Any]:
 def _file_of(entry: str) -> str:
     try:
         return read_call(entry).file
-    except Mistake:  # validation reports it, and no run starts with it
+    except UserError:  # validation reports it, and no run starts with it
         return ""
 
 
@@ -214,7 +214,7 @@ def allow_named(settings: Mapping[str, Any], base: Path | None = None) -> None:
 
 
 def require_allowed(settings: Mapping[str, Any], base: Path | None = None, *, allow: bool = False) -> None:
-    """Raise Mistake for code of a run folder that was never allowed here; with `allow` it is allowed from now on.
+    """Raise UserError for code of a run folder that was never allowed here; with `allow` it is allowed from now on.
 
     On the command line a file that was allowed once may have been edited since: who mends a reward function and resumes means the
     mended one. The window asks again.
@@ -225,7 +225,7 @@ def require_allowed(settings: Mapping[str, Any], base: Path | None = None, *, al
         return None  # this process goes on with a run that it has begun itself (`backend.cli.restart`)
     unknown = [each for each in AllowedCode().missing(settings, base) if not each.changed]
     if unknown:
-        raise Mistake(Fault("reward_functions_file", _refusal(each)) for each in unknown)
+        raise UserError(ConfigProblem("reward_functions_file", _refusal(each)) for each in unknown)
     return None
 
 
@@ -240,5 +240,5 @@ def _refusal(asked: CodeToAllow) -> str:
 def _code(path: Path) -> CodeFile | None:
     try:
         return read_code(path)
-    except Mistake:  # it cannot be read, so it cannot be run either; a run says so
+    except UserError:  # it cannot be read, so it cannot be run either; a run says so
         return None

@@ -30,9 +30,9 @@ from backend.rewards.catalogue.parse import (
     registered_entries,
     takes_completions,
 )
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import is_file
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 __all__ = [
     "BUILT_IN",
@@ -95,14 +95,14 @@ def _builtin_rewards() -> tuple[RewardEntry, ...]:
 def rewards_in_file(path: Path) -> list[RewardEntry]:
     """The functions that a user's file registers under literal names, in the order of their lines.
 
-    Raises Mistake on `reward_functions_file` for a file that is missing, unreadable or not Python.
+    Raises UserError on `reward_functions_file` for a file that is missing, unreadable or not Python.
     """
     return registered_entries(parse_reward_file(path), str(path))
 
 
 def plain_rewards_in_file(path: Path) -> list[RewardEntry]:
     """The functions of a file that could be given to TRL: not registered, and taking `completions` or `**kwargs`. Each is an
-    entry `file.py::name`. Raises Mistake as `rewards_in_file`."""
+    entry `file.py::name`. Raises UserError as `rewards_in_file`."""
     tree = parse_reward_file(path)
     lines = {entry.line for entry in registered_entries(tree, "")}
     candidates = [
@@ -127,7 +127,7 @@ def find_entry(text: str, known: Iterable[RewardEntry], base: Path | None = None
     try:
         call = reward_call(text, by_name)
         entry = plain_function_entry(call, base) if call.file else by_name.get(call.function)
-    except Mistake:
+    except UserError:
         return None
     label = call.alias or (entry.label if entry else "")
     return replace(entry, name=text, label=label) if entry else None
@@ -138,7 +138,7 @@ def canonical_entry(text: str) -> str:
     `r1_int_reward_func`), arguments in one notation. Text that cannot be parsed stays as it is."""
     try:
         call = read_call(text)
-    except Mistake:
+    except UserError:
         return text
     return _registered(call).text
 
@@ -147,7 +147,7 @@ def metric_name(text: str) -> str:
     """The name of an entry's scores, in `rewards/<name>/mean` and in tables."""
     try:
         call = read_call(text)
-    except Mistake:
+    except UserError:
         return text
     return _registered(call).name
 
@@ -159,7 +159,7 @@ def _registered(call: RewardCall) -> RewardCall:
 def reward_call(text: str, known: Iterable[str]) -> RewardCall:
     """Parse an entry. Its function is looked up among the `known` names first, then among the short names.
 
-    Raises Mistake on `reward_functions` for text that cannot be parsed.
+    Raises UserError on `reward_functions` for text that cannot be parsed.
     """
     known = set(known)
     if text in known:
@@ -173,7 +173,9 @@ def _short_names() -> dict[str, str]:
     return {short: entry.name for entry in _builtin_rewards() if (short := _ENDING.sub("", entry.name)) != entry.name}
 
 
-def reward_faults(texts: Iterable[str], entries: Iterable[RewardEntry], base: Path | None = None) -> list[Fault]:
+def reward_faults(
+    texts: Iterable[str], entries: Iterable[RewardEntry], base: Path | None = None
+) -> list[ConfigProblem]:
     """Faults of the entries of `reward_functions` that show without running anything.
 
     `entries` are the functions that exist; files before `::` are relative to the folder `base` (default: the working
@@ -186,7 +188,7 @@ def reward_faults(texts: Iterable[str], entries: Iterable[RewardEntry], base: Pa
         try:
             call = reward_call(text, known)
             entry = plain_function_entry(call, base) if call.file else known.get(call.function)
-        except Mistake as mistake:
+        except UserError as mistake:
             sentences += [fault.sentence for fault in mistake.faults]
             continue
         names.append(call.name)
@@ -194,13 +196,13 @@ def reward_faults(texts: Iterable[str], entries: Iterable[RewardEntry], base: Pa
             sentences += argument_sentences(call, entry.parameters, entry.source == BUILT_IN)
         elif not call.file:
             sentences.append(unknown_sentence(call.function, known))
-    return [Fault(_SETTING, sentence) for sentence in [*sentences, *duplicate_sentences(names)]]
+    return [ConfigProblem(_SETTING, sentence) for sentence in [*sentences, *duplicate_sentences(names)]]
 
 
 def unknown_sentence(name: str, known: Iterable[str]) -> str:
     close = nearest(name, known)
-    hint = f"the nearest is {shown(close, 40)}, and " if close else ""
-    return f"There is no reward function {shown(name, 40)}; {hint}the known ones are {shown(', '.join(known), 60)}."
+    hint = f"the nearest is {quote(close, 40)}, and " if close else ""
+    return f"There is no reward function {quote(name, 40)}; {hint}the known ones are {quote(', '.join(known), 60)}."
 
 
 def duplicate_sentences(names: Iterable[str]) -> list[str]:
@@ -266,13 +268,13 @@ def with_absolute_file(text: str, folder: Path) -> str:
     """An entry with the path before its `::` made absolute, if that file exists in `folder`."""
     try:
         call = read_call(text)
-    except Mistake:
+    except UserError:
         return text
     if not call.file:
         return text
     try:
         path = locate_reward_file(call.file, folder)
-    except Mistake:
+    except UserError:
         return text  # what cannot be a path is told where the entry is checked
     return replace(call, file=os.path.realpath(path)).text if is_file(path) else text
 
@@ -280,7 +282,7 @@ def with_absolute_file(text: str, folder: Path) -> str:
 def plain_function_entry(call: RewardCall, base: Path | None = None) -> RewardEntry | None:
     """The function that `file.py::function` names; None where the file binds the name otherwise than by its own `def`.
 
-    Raises Mistake on `reward_functions` when the file cannot be read or has no such name.
+    Raises UserError on `reward_functions` when the file cannot be read or has no such name.
     """
     path = locate_reward_file(call.file, base)
     tree = parse_reward_file(path, _SETTING)
@@ -288,7 +290,7 @@ def plain_function_entry(call: RewardCall, base: Path | None = None) -> RewardEn
     if call.function in defined:
         return plain_entry(defined[call.function], path)
     if not may_define(tree, call.function):
-        raise Mistake(_SETTING, not_in_file(call.function, path, defined))
+        raise UserError(_SETTING, not_in_file(call.function, path, defined))
     return None
 
 

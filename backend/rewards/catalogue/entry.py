@@ -19,8 +19,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 ALIAS = "name"
 """The argument that is not passed to the function: the name of the entry in metrics and tables."""
@@ -55,9 +55,9 @@ class RewardCall:
 
 
 def read_call(text: str) -> RewardCall:
-    """Parse one entry. Raises Mistake on `reward_functions` with what cannot be parsed."""
+    """Parse one entry. Raises UserError on `reward_functions` with what cannot be parsed."""
     if not text.strip():
-        raise Mistake(_SETTING, "An entry of the reward functions is empty; take it out, or write a name.")
+        raise UserError(_SETTING, "An entry of the reward functions is empty; take it out, or write a name.")
     divided = _FILE.fullmatch(text)
     file, rest = (divided[1].strip(), divided[2]) if divided else ("", text)
     function, bracket, inside = (part.strip() for part in rest.strip().partition("("))
@@ -153,7 +153,7 @@ def _value(text: str, name: str, node: ast.expr) -> Any:
         value = ...
     if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
         raise _unreadable(
-            text, f"{shown(name, 30)} is neither a number nor text; text with signs or spaces needs quotes"
+            text, f"{quote(name, 30)} is neither a number nor text; text with signs or spaces needs quotes"
         )
     return value
 
@@ -164,8 +164,8 @@ def _written(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
-def _unreadable(text: str, why: str) -> Mistake:
-    return Mistake(_SETTING, f"The reward function {shown(text, 60)} cannot be read: {why}.")
+def _unreadable(text: str, why: str) -> UserError:
+    return UserError(_SETTING, f"The reward function {quote(text, 60)} cannot be read: {why}.")
 
 
 # ── code tests ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -192,7 +192,7 @@ def without_tests(entries: Iterable[str], columns: Collection[str]) -> list[str]
     for entry in entries:
         try:
             call = read_call(entry)
-        except Mistake:  # the check of entries says so
+        except UserError:  # the check of entries says so
             continue
         named = str(call.arguments.get("column", ""))
         if call.function == CODE_TESTS and not call.file and not tests_column(named, columns):

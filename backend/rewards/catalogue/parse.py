@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import read_bytes, reason, user_path
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 INPUTS = (
     *("prompts", "completions", "answer", "types", "completion_ids", "completions_ids"),
@@ -57,19 +57,19 @@ class RewardEntry:
 
 
 def locate_reward_file(path: str | Path, base: Path | None = None) -> Path:
-    """The path of a `reward_functions_file`: `~` expanded, relative to `base` (default: the working directory). Raises Mistake for what
+    """The path of a `reward_functions_file`: `~` expanded, relative to `base` (default: the working directory). Raises UserError for what
     cannot be a path, and for a link that leads back to itself, on which `Path.resolve` fails."""
     located = user_path(str(path), _REWARD_FILE, base or Path.cwd())
     try:
         located.stat()
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise Mistake(_REWARD_FILE, f"{shown(located)} cannot be read: {reason(error)}.") from None
+            raise UserError(_REWARD_FILE, f"{quote(located)} cannot be read: {reason(error)}.") from None
     return located
 
 
 def parse_reward_file(path: Path, setting: str = _REWARD_FILE) -> ast.Module:
-    """The syntax tree of a user's file, compiled but not run. Raises Mistake on `setting`, with the line of a syntax error."""
+    """The syntax tree of a user's file, compiled but not run. Raises UserError on `setting`, with the line of a syntax error."""
     source = _read(path, setting)
     try:
         tree = ast.parse(source)
@@ -77,15 +77,15 @@ def parse_reward_file(path: Path, setting: str = _REWARD_FILE) -> ast.Module:
         compile(tree, str(path), "exec", dont_inherit=True)
     except SyntaxError as error:
         line = f" on line {error.lineno}" if error.lineno else ""
-        raise Mistake(setting, f"{shown(path.name)} has a syntax error{line}: {shown(error.msg)}.") from error
+        raise UserError(setting, f"{quote(path.name)} has a syntax error{line}: {quote(error.msg)}.") from error
     except (ValueError, RecursionError, MemoryError) as error:
-        raise Mistake(setting, f"{shown(path.name)} cannot be read as Python: {shown(error)}.") from error
+        raise UserError(setting, f"{quote(path.name)} cannot be read as Python: {quote(error)}.") from error
     return tree
 
 
 def _read(path: Path, setting: str) -> bytes:
     if path.suffix.lower() not in (".py", ".txt"):
-        raise Mistake(setting, f"{shown(path.name)} should be a Python file that ends in .py or .txt.")
+        raise UserError(setting, f"{quote(path.name)} should be a Python file that ends in .py or .txt.")
     return read_bytes(path, setting)
 
 

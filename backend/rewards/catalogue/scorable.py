@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from backend.rewards.catalogue.catalog import COMPARING_REWARDS, metric_name, reward_call
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 
 class Scorable(NamedTuple):
@@ -31,5 +31,5 @@ def _compares(entry: str) -> bool:
     """Whether an entry, under whatever name of its own, is a shipped function that compares with the answer."""
     try:
         return reward_call(entry, COMPARING_REWARDS).function in COMPARING_REWARDS
-    except Mistake:
+    except UserError:
         return False

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.rewards.programs.assertions import OBSERVE, AssertTest, AssertTests, ExpectedValue, assert_tests
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 PREPARATIONS = ("test_setup_code", "test_imports")
 """Columns of MBPP whose Python goes before the tests."""
@@ -91,7 +91,7 @@ def _parsed_input(value: Any) -> Any:
 def _calls(name: str, cases: list[tuple[Any, Any]]) -> AssertTests:
     """Calls of one function. Some datasets put the one value of an output into a list, so `[3]` expects 3 or [3]."""
     if not name.isidentifier():
-        raise UnusableTests(f"the function name {shown(name, 30)}")
+        raise UnusableTests(f"the function name {quote(name, 30)}")
     tests = AssertTests()
     for number, (arguments, output) in enumerate(cases):
         if not isinstance(arguments, list):
@@ -122,7 +122,7 @@ def _asserts(sources: list[str], row: Mapping[str, Any], most: int) -> AssertTes
     try:
         tests = assert_tests(sources, setup, entry_point if isinstance(entry_point, str) else "")
     except SyntaxError as error:
-        raise UnusableTests(f"Python with a syntax error on line {error.lineno}: {shown(error.msg, 60)}") from None
+        raise UnusableTests(f"Python with a syntax error on line {error.lineno}: {quote(error.msg, 60)}") from None
     except (ValueError, RecursionError, MemoryError):
         raise UnusableTests("Python that asserts nothing") from None
     del tests.tests[most:]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from backend.utils.command import is_bundled
-from backend.utils.text import cut_in_the_middle, one_line, shown
+from backend.utils.text import cut_in_the_middle, one_line, quote
 
 LONGEST_ERROR = 150
 """Characters of the words for an error, where no sentence around it leaves fewer."""
@@ -31,7 +31,7 @@ def text_of(value: object, text: Callable[[object], str] = str) -> str:
 
 def class_name(value: object, limit: int = _LONGEST_NAME) -> str:
     """The name of a value's class, whatever its metaclass says."""
-    return shown(type.__dict__["__name__"].__get__(type(value)), limit)
+    return quote(type.__dict__["__name__"].__get__(type(value)), limit)
 
 
 def describe_error(error: BaseException, file: Path | None, limit: int = LONGEST_ERROR) -> str:
@@ -46,7 +46,7 @@ def describe_error(error: BaseException, file: Path | None, limit: int = LONGEST
     advice = _BUNDLED_MODULES if isinstance(error, ModuleNotFoundError) and is_bundled() else ""
     if room - len(advice) < min(len(message), _LEAST_MESSAGE):
         advice = ""
-    message = shown(message, room - len(advice)).rstrip(".") if room > 0 else ""
+    message = quote(message, room - len(advice)).rstrip(".") if room > 0 else ""
     return f"{name}{': ' if message else ''}{message}{location}{advice}"
 
 
@@ -63,7 +63,7 @@ def traceback_text(error: BaseException, file: Path | None) -> str:
 def _message(error: BaseException) -> str:
     name = error.filename if isinstance(error, FileNotFoundError) else None
     if isinstance(name, str) and name and not Path(name).is_absolute():
-        return f"no {shown(name, 40)} in its working folder; see Path(__file__).parent"
+        return f"no {quote(name, 40)} in its working folder; see Path(__file__).parent"
     return text_of(error)
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from backend.rewards.resolve import FunctionDescription
 from backend.rewards.runner.inputs import Sample
-from backend.utils.errors import Mistake
-from backend.utils.text import cut_in_the_middle, one_line, shown
+from backend.utils.errors import UserError
+from backend.utils.text import cut_in_the_middle, one_line, quote
 
 LONGEST_SENTENCE = 200
 LEAST_TEXT, MOST_TEXT = 16, 80
@@ -17,7 +17,7 @@ _NAME = 32
 """Longest name of a function, and of its file, that is written out."""
 
 
-class RewardError(Mistake):
+class RewardError(UserError):
     """A reward function failed on real completions; the sentence on `reward_functions` says which, how and on what."""
 
 
@@ -40,7 +40,7 @@ def failure_room(function: FunctionDescription, sample: Sample, has_line: bool =
 def _before(function: FunctionDescription, has_line: bool) -> str:
     file = f" of {cut_in_the_middle(one_line(function.file.name), _NAME)}" if function.file else ""
     line = f", line {function.line}," if function.line and not has_line else ""
-    return f"The reward function {shown(function.name, _NAME)}{file}{line} "
+    return f"The reward function {quote(function.name, _NAME)}{file}{line} "
 
 
 def _after(prompt: str, completion: str) -> str:
@@ -50,6 +50,6 @@ def _after(prompt: str, completion: str) -> str:
 def _texts(sample: Sample, room: int) -> tuple[str, str]:
     """Prompt and completion, of at most `room` characters together. What one does not need is the other's."""
     problem, completion = sample
-    prompt, text = shown(problem.prompt, MOST_TEXT), shown(completion.text, MOST_TEXT)
+    prompt, text = quote(problem.prompt, MOST_TEXT), quote(completion.text, MOST_TEXT)
     half = room // 2
-    return shown(prompt, max(half, room - len(text))), shown(text, max(half, room - len(prompt)))
+    return quote(prompt, max(half, room - len(text))), quote(text, max(half, room - len(prompt)))

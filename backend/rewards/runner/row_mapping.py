@@ -14,8 +14,8 @@ from typing import Any
 
 from backend.rewards.catalogue.catalog import nearest
 from backend.rewards.runner.error_text import class_name, describe_error
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 SETTING = "map_function"
 WORDS = 90
@@ -57,20 +57,20 @@ def _row(returned: Any, index: int) -> dict[str, Any] | None:
         raise RowFailed(index, "returned a row with a value that JSON cannot hold") from None
 
 
-def failure(function: str, what: str, row: str) -> Mistake:
+def failure(function: str, what: str, row: str) -> UserError:
     """Of one row. `row` is what sentences call it."""
-    return Mistake(SETTING, f"The map function {shown(function, 30)} {shown(what, WORDS + 10)} on {row}.")
+    return UserError(SETTING, f"The map function {quote(function, 30)} {quote(what, WORDS + 10)} on {row}.")
 
 
-def unknown(function: str, file: Path | None, known: Sequence[str]) -> Mistake:
+def unknown(function: str, file: Path | None, known: Sequence[str]) -> UserError:
     """Of a name that the file does not register."""
     near = nearest(function, list(known))
     hint = (
-        f" Did you mean {shown(near, 40)}?"
+        f" Did you mean {quote(near, 40)}?"
         if near
         else ' Put @register_map_function("name") above it.'
         if not known
         else ""
     )
-    where = shown(file.name, 40) if file is not None else "The reward functions file"
-    return Mistake(SETTING, f"{where} registers no map function {shown(function, 40)}.{hint}")
+    where = quote(file.name, 40) if file is not None else "The reward functions file"
+    return UserError(SETTING, f"{where} registers no map function {quote(function, 40)}.{hint}")

@@ -20,7 +20,7 @@ from backend.rewards.runner.error_text import class_name, describe_error, text_o
 from backend.rewards.runner.extra_logs import ExtraLogs
 from backend.rewards.runner.inputs import Sample, TrainerState, inputs_for
 from backend.rewards.runner.reward_errors import failure_room
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 # Convert a reward function's return value to scores: lists, tuples, generators and arrays of any library.
 
@@ -55,7 +55,7 @@ def _score(value: Any, index: int) -> float | None:
     number = _as_float(value)
     if number is None:
         raise InvalidScores(
-            f"{shown(text_of(value, repr), 40)} ({class_name(value, 20)}) as a score, which is not a number",
+            f"{quote(text_of(value, repr), 40)} ({class_name(value, 20)}) as a score, which is not a number",
             index,
         )
     if not math.isfinite(number):

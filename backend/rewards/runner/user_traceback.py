@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class UserFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class UserError:
+class UserCodeError:
     """One failure of a user's code: its innermost line, 0 where none is known, and `frames`, outermost first."""
 
     sentence: str
@@ -33,7 +33,7 @@ class UserError:
     frames: tuple[UserFrame, ...] = ()
 
     @classmethod
-    def of(cls, sentence: str, error: BaseException | None, file: Path | None, line: int = 0) -> UserError:
+    def of(cls, sentence: str, error: BaseException | None, file: Path | None, line: int = 0) -> UserCodeError:
         """`error` is the exception of the user's code, if any; `line` counts where the traceback has no line of `file`."""
         frames = _frames_in(file, error)
         if isinstance(error, SyntaxError) and file:
@@ -41,7 +41,7 @@ class UserError:
         return cls(sentence, str(file or ""), frames[-1].line if frames else line, frames)
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> UserError:
+    def from_dict(cls, fields: dict[str, Any]) -> UserCodeError:
         """The inverse of `to_dict`, also after a trip through JSON."""
         frames = tuple(UserFrame(**frame) for frame in fields["frames"])
         return cls(fields["sentence"], fields["file"], fields["line"], frames)
@@ -50,10 +50,10 @@ class UserError:
         return asdict(self)
 
 
-class LoadError(Mistake):
+class LoadError(UserError):
     """The reward functions cannot be loaded; `user_error` says where the user's file went wrong."""
 
-    def __init__(self, faults: Iterable[Fault], user_error: UserError) -> None:
+    def __init__(self, faults: Iterable[ConfigProblem], user_error: UserCodeError) -> None:
         super().__init__(faults)
         self.user_error = user_error
 

@@ -16,9 +16,9 @@ from backend.rewards.resolve import FunctionDescription
 from backend.rewards.runner.error_text import LONGEST_TRACEBACK
 from backend.rewards.runner.extra_logs import check_metric_name, check_name
 from backend.rewards.runner.step_calls import LARGEST, Scores
-from backend.rewards.runner.user_traceback import LoadError, UserError, UserFrame
+from backend.rewards.runner.user_traceback import LoadError, UserCodeError, UserFrame
 from backend.rewards.sandbox.wire import LONGEST_TEXT
-from backend.utils.errors import Fault
+from backend.utils.errors import ConfigProblem
 
 _SETTINGS = ("reward_functions", "reward_functions_file")
 _MOST_FRAMES = 2000
@@ -38,7 +38,7 @@ class Failure:
     completion: int = 0
     has_line: bool = False
     is_timeout: bool = False
-    error: UserError | None = None
+    error: UserCodeError | None = None
     traceback: str = ""
 
 
@@ -128,10 +128,10 @@ def _function(fields: Mapping[str, Any], files: Collection[Path]) -> FunctionDes
     return FunctionDescription(name, Path(file) if file else None, line, note, _bool(fields.get("is_async")))
 
 
-def _fault(fields: Mapping[str, Any]) -> Fault:
+def _fault(fields: Mapping[str, Any]) -> ConfigProblem:
     if fields.get("setting") not in _SETTINGS:
         raise Untrusted
-    return Fault(fields["setting"], _line(fields.get("sentence")))
+    return ConfigProblem(fields["setting"], _line(fields.get("sentence")))
 
 
 def _failure(fields: Mapping[str, Any], functions: int, completions: int) -> Failure:
@@ -147,9 +147,9 @@ def _failure(fields: Mapping[str, Any], functions: int, completions: int) -> Fai
     )
 
 
-def _user_error(fields: Mapping[str, Any]) -> UserError:
+def _user_error(fields: Mapping[str, Any]) -> UserCodeError:
     frames = [_mapping(frame) for frame in _list(fields.get("frames"))[-_MOST_FRAMES:]]
-    return UserError(
+    return UserCodeError(
         _line(fields.get("sentence")),
         _text(fields.get("file")),
         _whole(fields.get("line"), _MOST_LINES),

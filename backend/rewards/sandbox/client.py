@@ -18,7 +18,7 @@ from backend.rewards.completion_lines import group_of
 from backend.rewards.resolve import FunctionDescription
 from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.runner.score import samples_of
-from backend.rewards.runner.user_traceback import UserError
+from backend.rewards.runner.user_traceback import UserCodeError
 from backend.rewards.sandbox.answers import Failure
 from backend.rewards.sandbox.process import ScoringProcess
 from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource, failed_on
@@ -33,7 +33,7 @@ class SandboxResult:
     seconds: float = 0.0
     scores: list[float | None] = field(default_factory=list)
     logged: dict[str, list[Any]] = field(default_factory=dict)
-    error: UserError | None = None
+    error: UserCodeError | None = None
     printed: str = ""
 
 
@@ -68,7 +68,7 @@ class SandboxClient:
         """Score all completions with each function by itself.
 
         `poll` is called often and may raise to give up; `on_function` gets each function's name before it is called.
-        Raises Mistake where the functions cannot be loaded (LoadError) or a line holds no completions.
+        Raises UserError where the functions cannot be loaded (LoadError) or a line holds no completions.
         """
         groups = [group_of(row, index, f"Row {index + 1}") for index, row in enumerate(task.lines)]
         with self._lock:
@@ -123,10 +123,10 @@ def _score_one(
     return SandboxResult(function.name, scored.seconds[0], scored.scores[0], scored.columns, printed=scored.printed)
 
 
-def _error(function: FunctionDescription, failure: Failure, groups: list[Group], task: SandboxTask) -> UserError:
+def _error(function: FunctionDescription, failure: Failure, groups: list[Group], task: SandboxTask) -> UserCodeError:
     """The failure of the only function that was asked for, with its sentence."""
     sentence = failed_on([function], failure, samples_of(groups), network=task.network).faults[0].sentence
     at = failure.error
     if at is None:
-        return UserError(sentence, str(function.file or ""), function.line)
-    return UserError(sentence, at.file, at.line, at.frames)
+        return UserCodeError(sentence, str(function.file or ""), function.line)
+    return UserCodeError(sentence, at.file, at.line, at.frames)

@@ -39,7 +39,7 @@ from backend.rewards.sandbox.wire import (
 from backend.utils import file_lock
 from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.process_ids import is_alive
 
 # The folders in which scoring processes work, in the system's folder of temporary files. One that a killed trainer
@@ -261,21 +261,21 @@ class ScoringProcess:
         self._in_use.add(key)
 
     def start(self) -> None:
-        """Start a process if there is none, without waiting for it. Raises Mistake."""
+        """Start a process if there is none, without waiting for it. Raises UserError."""
         with self.lock:
             if self._child is None:
                 try:
                     self._child = ScoringChild(self.network)
                 except OSError as error:
                     sentence = f"The process of the reward functions cannot be started: {error.strerror or error}."
-                    raise Mistake("reward_isolation", sentence) from error
+                    raise UserError("reward_isolation", sentence) from error
                 self.generation += 1
 
     def request(
         self, request: dict[str, Any], limit_s: float, calls: int = 1, poll: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         """Send a request and wait for its answer, which is still unchecked but for its number. `limit_s`: of each of `calls` calls. `poll`
-        may raise to give up. Raises ChildFailed, what `poll` raises, and Mistake for a column that cannot be sent; the process is
+        may raise to give up. Raises ChildFailed, what `poll` raises, and UserError for a column that cannot be sent; the process is
         gone then."""
         with self.lock:
             self.start()
@@ -322,7 +322,7 @@ class ScoringProcess:
             rest = memoryview(request_bytes(request))
         except Exception as error:  # whatever the type of an object in the row raises
             sentence = f"A column holds what cannot be handed to reward functions: {type(error).__name__}."
-            raise Mistake("data", sentence) from error
+            raise UserError("data", sentence) from error
         deadline = time.monotonic() + START_S
         try:
             while rest:

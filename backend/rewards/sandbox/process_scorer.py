@@ -18,7 +18,7 @@ from backend.rewards.runner.inputs import Sample, TrainerState
 from backend.rewards.runner.reward_errors import RewardError, reward_error
 from backend.rewards.runner.score import ScoreReport, fill_scores, samples_of
 from backend.rewards.runner.step_calls import Poll, wait_on
-from backend.rewards.runner.user_traceback import LoadError, UserError
+from backend.rewards.runner.user_traceback import LoadError, UserCodeError
 from backend.rewards.sandbox.answers import (
     Failure,
     Scored,
@@ -31,7 +31,7 @@ from backend.rewards.sandbox.answers import (
 from backend.rewards.sandbox.process import EXIT_S, ChildFailed, ScoringProcess
 from backend.rewards.sandbox.wire import packed
 from backend.types import Group
-from backend.utils.errors import Fault
+from backend.utils.errors import ConfigProblem
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ class ProcessScorer:
     def map_rows(
         self, function: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str], poll: Poll = wait_on
     ) -> list[dict[str, Any] | None]:
-        """What the map function of the reward functions file makes of each row; `where` names the i-th of them. Raises Mistake."""
+        """What the map function of the reward functions file makes of each row; `where` names the i-th of them. Raises UserError."""
         with self.process.lock:
             self.load(poll)
             request = {"map": self._key, "function": function, "rows": list(rows), "timeout": self._timeout_s}
@@ -169,7 +169,7 @@ class ProcessScorer:
             sentence = f"{source.file_name} {failed.what} while it was being loaded."
             file = source.file or next(iter(source.files), None)
             setting = "reward_functions_file" if source.file else "reward_functions"
-            raise LoadError([Fault(setting, sentence)], UserError(sentence, str(file or ""))) from None
+            raise LoadError([ConfigProblem(setting, sentence)], UserCodeError(sentence, str(file or ""))) from None
         return described
 
     def _checked(self, read: Callable[[], T]) -> T:

@@ -32,7 +32,7 @@ from backend.rewards.runner.error_text import describe_error
 from backend.rewards.runner.row_mapping import RowFailed, map_each
 from backend.rewards.runner.score import samples_of
 from backend.rewards.runner.step_calls import CallFailed, FunctionFailed, ScoringStep
-from backend.rewards.runner.user_traceback import UserError
+from backend.rewards.runner.user_traceback import UserCodeError
 from backend.rewards.sandbox.main_thread_calls import MainThreadCaller
 from backend.rewards.sandbox.wire import (
     IDLE,
@@ -46,8 +46,8 @@ from backend.rewards.sandbox.wire import (
     unpacked,
 )
 from backend.rewards.user_files import RewardFile
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 _exit, _write = os._exit, os.write  # bound before a user's code can replace them
 
@@ -87,7 +87,7 @@ class ScoringServer:
         executed: dict[Path, RewardFile] = {}
         try:
             stages = resolve_stages(request["stages"], file, Path(request["base"]), executed)
-        except Mistake as mistake:
+        except UserError as mistake:
             return _load_failure(mistake, file, request)
         finally:
             self._mark(IDLE)
@@ -149,9 +149,9 @@ def _description(function: FunctionDescription) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _load_failure(mistake: Mistake, file: Path | None, request: dict[str, Any]) -> dict[str, Any]:
+def _load_failure(mistake: UserError, file: Path | None, request: dict[str, Any]) -> dict[str, Any]:
     at = file or _only_named_file([name for names in request["stages"] for name in names], Path(request["base"]))
-    error = UserError.of(mistake.faults[0].sentence, mistake.__cause__, at)
+    error = UserCodeError.of(mistake.faults[0].sentence, mistake.__cause__, at)
     faults = [{"setting": fault.setting, "sentence": _cut(fault.sentence)} for fault in mistake.faults]
     return {"faults": faults, "user_error": _error_fields(error)}
 
@@ -164,7 +164,7 @@ def _only_named_file(names: Sequence[str], base: Path) -> Path | None:
 
 def _failure(failed: FunctionFailed, functions: Sequence[RewardFunction]) -> dict[str, Any]:
     function = functions[failed.function]
-    error = UserError.of("", failed.__cause__, function.file, function.line or 0)
+    error = UserCodeError.of("", failed.__cause__, function.file, function.line or 0)
     return {
         "function": failed.function, "what": _cut(failed.what), "completion": failed.completion,
         "has_line": failed.has_line, "is_timeout": failed.is_timeout, "error": _error_fields(error),
@@ -172,7 +172,7 @@ def _failure(failed: FunctionFailed, functions: Sequence[RewardFunction]) -> dic
     }  # fmt: skip
 
 
-def _error_fields(error: UserError) -> dict[str, Any]:
+def _error_fields(error: UserCodeError) -> dict[str, Any]:
     frames = [
         {"line": frame.line, "function": _cut(frame.function), "code": _cut(frame.code)} for frame in error.frames
     ]
@@ -180,7 +180,7 @@ def _error_fields(error: UserError) -> dict[str, Any]:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_TEXT else shown(text, LONGEST_TEXT)
+    return text if len(text) <= LONGEST_TEXT else quote(text, LONGEST_TEXT)
 
 
 @contextlib.contextmanager

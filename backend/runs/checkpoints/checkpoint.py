@@ -4,10 +4,10 @@ A checkpoint is a folder `checkpoints/000100/`. It is written as `.000100`, sync
 name before its files when it is deleted, so a folder with a number for a name is complete. There is no random state to save: each random
 number is a function of the seed and of its position in the run.
 
-How a killed run continues. The trainer appends to two files, `events.jsonl` (the diary) and `completions.jsonl`, which at a
+How a killed run continues. The trainer appends to two files, `events.jsonl` (the event log) and `completions.jsonl`, which at a
 crash are ahead of the newest checkpoint: steps 101 … 107 are in them, the weights are those of step 100. `state.json` holds
 the byte length of both files at the moment of the checkpoint. Resuming truncates each file to that length (`cut_back`), then
-appends: steps 101 … are done again with the same prompts and the same random numbers, and every step is in the diary once.
+appends: steps 101 … are done again with the same prompts and the same random numbers, and every step is in the event log once.
 So that the length always points at bytes that exist, the files are synced to disk before the checkpoint's folder is
 renamed. Without any checkpoint the lengths are 0 and the run starts over. The `checkpoint` event itself is written after the
 folder exists, beyond the recorded length, and is therefore written again after a resume. Readers that had read beyond
@@ -34,7 +34,7 @@ from backend.runs.run_format import RUN_FORMAT
 from backend.runs.saved_weights import OPTIMIZER_FILE, best_of, has_optimizer, saved_weights
 from backend.trainer.machine.gpu_retries import gpu_error
 from backend.utils.disk_faults import writing
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.regular_file import read_regular
 from backend.utils.whole_file import clear_drafts, remove_folder, whole_folder
 
@@ -54,7 +54,7 @@ class TrainingState:
     num_tokens: int = 0
     """Prompt and completion tokens so far."""
     began: float | None = None
-    """When the run's first process began, in unix seconds, as its diary has it: a checkpoint of another run has another."""
+    """When the run's first process began, in unix seconds, as its event log has it: a checkpoint of another run has another."""
     elapsed_s: float = 0.0
     """Seconds of training, loading and pauses not counted."""
     score: float | None = None
@@ -79,7 +79,7 @@ class TrainingState:
     reward_weights: list[dict[str, Any]] = field(default_factory=list)
     """State of adaptive reward weights, one entry a stage."""
     gpu_errors_told: int = 0
-    """How many lines of gpu_errors.jsonl have their note in the diary, as far as `events_bytes`."""
+    """How many lines of gpu_errors.jsonl have their note in the event log, as far as `events_bytes`."""
     events_bytes: int = 0
     completions_bytes: int = 0
     """Lengths of events.jsonl and completions.jsonl when this was saved: resuming truncates them to these."""
@@ -132,7 +132,7 @@ def _load(path: Path) -> Arrays:
     except RuntimeError as error:
         if gpu_error(error) is not None:
             raise
-        raise Mistake("checkpoint", f"{path} is damaged: {error}.") from error
+        raise UserError("checkpoint", f"{path} is damaged: {error}.") from error
     assert isinstance(arrays, dict)
     return arrays
 
@@ -149,7 +149,7 @@ def save(
 ) -> Path:
     """Write a checkpoint of `state`, and delete those that are neither among the newest `keep` nor the best.
 
-    Raises DiskFault when it cannot be written; the run's other checkpoints are untouched then.
+    Raises DiskError when it cannot be written; the run's other checkpoints are untouched then.
     """
     final = run.checkpoints / f"{state.step:06d}"
     with writing(final):
@@ -175,7 +175,7 @@ def write_state(folder: Path, state: TrainingState) -> None:
 
 
 def first_start(run: RunFolder) -> float | None:
-    """When the run's first process began, in unix seconds, by its diary; None before."""
+    """When the run's first process began, in unix seconds, by its event log; None before."""
     return next((event.get("t") for event in read_events(run.events) if event.get("kind") == "started"), None)
 
 

@@ -19,7 +19,7 @@ from backend.runs.events import first_and_last_events, read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.runs.saved_weights import OPTIMIZER_FILE, find_checkpoint, has_optimizer, saved_weights
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.regular_file import read_regular
 from backend.utils.whole_file import remove_folder
 
@@ -35,7 +35,7 @@ class Damaged:
     why: str
 
 
-class DamagedCheckpoint(Mistake):
+class DamagedCheckpoint(UserError):
     """A checkpoint whose arrays are not those of the run's model, which shows once that is loaded."""
 
     def __init__(self, saved: Checkpoint, why: str) -> None:
@@ -49,7 +49,7 @@ class DamagedCheckpoint(Mistake):
 def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[Damaged]]:
     """The newest checkpoint that is as it was written, and the damaged ones that are newer; nothing is changed.
 
-    Raises Mistake where steps were saved and no checkpoint of them is whole.
+    Raises UserError where steps were saved and no checkpoint of them is whole.
     """
     damaged: list[Damaged] = []
     for folder in sorted(_folders(run), key=lambda path: -int(path.name)):
@@ -59,9 +59,9 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[Damaged]]:
         damaged.append(Damaged(folder, why))
     if damaged:
         said = "; ".join(f"{each.path.name}: {each.why}" for each in damaged[:2])
-        raise Mistake("run", f"No checkpoint of the run {run.name} is whole ({said}). {_begin_again(run)}")
+        raise UserError("run", f"No checkpoint of the run {run.name} is whole ({said}). {_begin_again(run)}")
     if any(event.get("kind") == "checkpoint" and event.get("step") for event in read_events(run.events)):
-        raise Mistake("run", f"The run {run.name} had saved checkpoints, and they are gone. {_begin_again(run)}")
+        raise UserError("run", f"The run {run.name} had saved checkpoints, and they are gone. {_begin_again(run)}")
     return None, []
 
 
@@ -74,13 +74,13 @@ def _folders(run: RunFolder) -> list[Path]:
 
 
 def set_aside(damaged: Damaged) -> str:
-    """Rename its folder, so that no reader takes it for a checkpoint; → a sentence for the user. Raises Mistake where that cannot be done."""
+    """Rename its folder, so that no reader takes it for a checkpoint; → a sentence for the user. Raises UserError where that cannot be done."""
     names = (f"{ASIDE}{damaged.path.name}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
     aside = next(path for path in map(damaged.path.with_name, names) if not path.exists())
     try:
         damaged.path.rename(aside)
     except OSError as error:
-        raise Mistake("run", f"{damaged.path} is damaged and cannot be renamed: {error.strerror}.") from None
+        raise UserError("run", f"{damaged.path} is damaged and cannot be renamed: {error.strerror}.") from None
     return (
         f"The checkpoint of step {int(damaged.path.name)} cannot be used: {damaged.why}. The run goes on from the one before; the folder "
         f"is kept as checkpoints/{aside.name}."
@@ -147,7 +147,7 @@ def _broken_header(path: Path) -> str:
 
 
 def _of_another_run(run: RunFolder, state: TrainingState) -> str:
-    """Whether the diary is of another run than the one that was saved."""
+    """Whether the event log is of another run than the one that was saved."""
     began = first_start(run)
     if state.began is None or began is None or began == state.began:
         return ""
@@ -161,20 +161,20 @@ def _of_another_run(run: RunFolder, state: TrainingState) -> str:
 
 
 def last_step(run: RunFolder) -> int:
-    """The newest step that the diary or a checkpoint has; 0 before the first."""
+    """The newest step that the event log or a checkpoint has; 0 before the first."""
     _, last = first_and_last_events(run.events)
     steps = [event.get("step") or 0 for event in last if event["kind"] == "step"]
     return max([0, *steps, *(saved.step for saved in saved_weights(run))])
 
 
 def go_back(run: RunFolder, which: str) -> str:
-    """Take back every step after the checkpoint `which` ("best", "last" or a step). → a sentence for the diary. Raises Mistake where there
+    """Take back every step after the checkpoint `which` ("best", "last" or a step). → a sentence for the event log. Raises UserError where there
     is no such checkpoint, it is damaged, or another process trains the run."""
     lock = hold_lock(run)
     try:
         chosen, last = find_checkpoint(run, which), last_step(run)
         if why := examine(run, chosen.path):
-            raise Mistake("step", f"The checkpoint of step {chosen.step} cannot be used: {why}.")
+            raise UserError("step", f"The checkpoint of step {chosen.step} cannot be used: {why}.")
         for saved in reversed(saved_weights(run)):
             if saved.step > chosen.step:
                 remove_folder(saved.path)

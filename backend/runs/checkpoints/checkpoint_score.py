@@ -15,8 +15,8 @@ from backend.config.config import Config
 from backend.runs.changeable import STAGE_DATA
 from backend.runs.checkpoints.checkpoint import TrainingState
 from backend.runs.metric_names import EVALUATION
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 REWARD = "reward"
 
@@ -27,12 +27,12 @@ def metric_of(config: Config, *, has_evaluations: bool) -> str:
 
 
 def check_metric(config: Config, *, has_held_out: bool) -> None:
-    """Raises Mistake where scores are of held-out prompts, and there are none. `has_held_out`: whether rows were held out."""
+    """Raises UserError where scores are of held-out prompts, and there are none. `has_held_out`: whether rows were held out."""
     if config.best_metric.startswith(EVALUATION) and not has_held_out:
         sentence = (
-            f"{shown(config.best_metric, 50)} is of held-out prompts, and {shown(Path(config.data), 50)} has none."
+            f"{quote(config.best_metric, 50)} is of held-out prompts, and {quote(Path(config.data), 50)} has none."
         )
-        raise Mistake("best_metric", f"{sentence} Name a Valid split, or set Validation share.")
+        raise UserError("best_metric", f"{sentence} Name a Valid split, or set Validation share.")
 
 
 class CheckpointScore:

@@ -23,7 +23,7 @@ from backend.models.policy import Policy
 from backend.models.saving import Arrays, HostArrays, adapter_config, on_host
 from backend.runs.checkpoints import checkpoint
 from backend.runs.checkpoints.checkpoint import Checkpoint, TrainingState
-from backend.runs.events import Diary, JsonLines
+from backend.runs.events import EventLog, JsonLines
 from backend.runs.run_folder import RunFolder
 from backend.trainer.not_finite import weights_fault
 from backend.training.learner import Learner
@@ -54,7 +54,7 @@ class Snapshot:
 
 
 def snapshot(state: TrainingState, policy: Policy, learner: Learner, config: Config) -> Snapshot:
-    """References to everything that a checkpoint holds; nothing is copied. Raises Mistake for an array that is not finite."""
+    """References to everything that a checkpoint holds; nothing is copied. Raises UserError for an array that is not finite."""
     full = config.train_type == "full"
     weights, optimizer = policy.trainable(), None if config.save_only_model else learner.state_arrays()
     reference = policy.reference_arrays() if config.sync_ref_model else None
@@ -84,7 +84,7 @@ class CheckpointWriter:
         self._pending: Future[WrittenCheckpoint] | None = None
 
     def begin(self, taken: Snapshot, logs: Sequence[JsonLines]) -> None:
-        """Start writing a snapshot, after syncing `logs` (diary and completions) to disk. Call `wait` for the previous one first."""
+        """Start writing a snapshot, after syncing `logs` (event log and completions) to disk. Call `wait` for the previous one first."""
         assert self._pending is None
         self._pending = self._writer.submit(self._write, [taken], logs)
 
@@ -99,7 +99,7 @@ class CheckpointWriter:
         return self._pending is not None and self._pending.done()
 
     def wait(self) -> WrittenCheckpoint | None:
-        """The checkpoint begun last, once written; None if there is none. Raises DiskFault if that failed."""
+        """The checkpoint begun last, once written; None if there is none. Raises DiskError if that failed."""
         pending, self._pending = self._pending, None
         return None if pending is None else pending.result()
 
@@ -123,7 +123,7 @@ class CheckpointWriter:
 
 
 def publish_adapters(run: RunFolder, arrays: Path, about: Mapping[str, Any]) -> None:
-    """Put the adapters of a checkpoint into `adapters/`, where mlx-lm loads them. Raises DiskFault.
+    """Put the adapters of a checkpoint into `adapters/`, where mlx-lm loads them. Raises DiskError.
 
     Each file is replaced completely or not at all, and any two of a run fit together: its adapters keep their shapes. Weights before config:
     readers need both files, so a first checkpoint appears only once its weights are complete.
@@ -137,7 +137,7 @@ def publish_adapters(run: RunFolder, arrays: Path, about: Mapping[str, Any]) -> 
 
 def refresh_adapters(run: RunFolder, saved: Checkpoint, policy: Policy, config: Config) -> None:
     """Make `adapters/` those of the newest checkpoint, where a process was killed between writing the one and the other. Raises
-    DiskFault."""
+    DiskError."""
     if config.train_type == "full":
         return
     published = run.adapters / "adapters.safetensors"
@@ -153,7 +153,7 @@ def _digest(path: Path) -> bytes:
 
 # ── run saver ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-# The saving of a run as its diary tells it: one checkpoint at a time in the background, its event once it is
+# The saving of a run as its event log tells it: one checkpoint at a time in the background, its event once it is
 # complete, the seconds it took.
 
 
@@ -161,11 +161,11 @@ class RunSaver:
     """The checkpoints of one run. `clock` is the trainer's, in seconds."""
 
     def __init__(
-        self, run: RunFolder, diary: Diary, completions: JsonLines, keep: int, clock: Callable[[], float]
+        self, run: RunFolder, event_log: EventLog, completions: JsonLines, keep: int, clock: Callable[[], float]
     ) -> None:
         self.saved_step: int | None = None
         """The step of the newest checkpoint that is complete; None before there is one."""
-        self._run, self._diary, self._logs = run, diary, (diary, completions)
+        self._run, self._event_log, self._logs = run, event_log, (event_log, completions)
         self._writer = CheckpointWriter(run, keep)
         self._clock = clock
         self._seconds = 0.0
@@ -176,7 +176,7 @@ class RunSaver:
         return self._writer.is_done
 
     def begin(self, take: Callable[[], Snapshot]) -> None:
-        """Take a snapshot and begin to write it; `wait` writes its event. Raises DiskFault if the checkpoint before could not be written,
+        """Take a snapshot and begin to write it; `wait` writes its event. Raises DiskError if the checkpoint before could not be written,
         and what `take` raises."""
         self.wait()
         began = self._clock()
@@ -184,7 +184,7 @@ class RunSaver:
         self._seconds += self._clock() - began
 
     def wait(self) -> None:
-        """Wait until the checkpoint that was begun is complete, and write its event. Raises DiskFault if it could not be written."""
+        """Wait until the checkpoint that was begun is complete, and write its event. Raises DiskError if it could not be written."""
         began = self._clock()
         if (written := self._writer.wait()) is not None:
             self.tell(written.step, written.path)
@@ -198,7 +198,7 @@ class RunSaver:
     def tell(self, step: int, path: Path) -> None:
         """Write the event of a complete checkpoint."""
         self.saved_step = step
-        self._diary.write("checkpoint", step=step, path=str(path.relative_to(self._run.path)))
+        self._event_log.write("checkpoint", step=step, path=str(path.relative_to(self._run.path)))
 
     def take_seconds(self) -> float:
         """Seconds that saving has held the run up since this was asked last."""

@@ -17,7 +17,7 @@ from backend.rewards.scorer import SharedProcesses
 from backend.runs.sweeps.sweep import Member, SweepPlan
 from backend.trainer.preflight import preflight
 from backend.trainer.run_inputs import RunInputs, read_inputs
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 
 
 class SweepInputs:
@@ -30,20 +30,20 @@ class SweepInputs:
         """Where the runs' reward functions are scored: one for all that may use the network, one for the others."""
 
     def check(self, plan: SweepPlan) -> None:
-        """Check everything that every configuration points to, once for all seeds. Raises Mistake with all faults."""
-        faults: dict[Fault, None] = {}
+        """Check everything that every configuration points to, once for all seeds. Raises UserError with all faults."""
+        faults: dict[ConfigProblem, None] = {}
         for member in plan.members():
             if member.seed != plan.seeds[0]:
                 continue
             try:
                 self._read[member.run] = self._shared(preflight(plan.raw_settings(member), self._processes))
-            except Mistake as mistake:
+            except UserError as mistake:
                 faults |= dict.fromkeys(mistake.faults)
         if faults:
-            raise Mistake(list(faults))
+            raise UserError(list(faults))
 
     def of(self, member: Member, config: Config) -> RunInputs:
-        """The inputs of one run, read now if `check` has not read them. Raises Mistake."""
+        """The inputs of one run, read now if `check` has not read them. Raises UserError."""
         if member.run not in self._read:
             self._read[member.run] = self._shared(read_inputs(config, self._processes))
         return self._read[member.run]

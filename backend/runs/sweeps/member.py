@@ -20,10 +20,10 @@ from backend.trainer.control import Stopped
 from backend.trainer.ending import RESTART, Ending, ending_of
 from backend.trainer.parts import SharedParts, load_parts
 from backend.trainer.run_inputs import RunInputs
-from backend.trainer.run_process import broken_off_by_stops, end_run, open_run, save_without_gpu
+from backend.trainer.run_process import end_run, open_run, save_without_gpu, stops_as_exceptions
 from backend.trainer.trackers.launch import RunTrackers
 from backend.trainer.trainer import Trainer
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 TURN_OVER = "turn over"
 """The kind of an ending that ends no run: it goes on at its next turn."""
@@ -118,14 +118,14 @@ class MemberRun:
 
     def _unpark(self, trainer: Trainer, shared: SharedParts) -> None:
         def load() -> None:
-            # Its notes are in the diary since the first time.
+            # Its notes are in the event log since the first time.
             parts = load_parts(
                 trainer.config, lambda sentence: None, self._read_inputs(), trainer.gpu_errors.step_size, shared,
                 trainer.steering.stage_configs(),
             )  # fmt: skip
             saved = checkpoint.newest(self.folder)
             if saved is None:
-                raise Mistake("run", f"The checkpoints of {self.folder.name} were deleted while it waited.")
+                raise UserError("run", f"The checkpoints of {self.folder.name} were deleted while it waited.")
             parts.restore(saved, trainer.note)
             trainer.take_parts(parts)
 
@@ -137,7 +137,7 @@ class MemberRun:
         assert trainer is not None
 
         def part() -> Ending:
-            with broken_off_by_stops(trainer, self._obey_signal):
+            with stops_as_exceptions(trainer, self._obey_signal):
                 return work() or Ending(TURN_OVER, trainer.state.step, "", 0)
 
         rollout = trainer.parts.rollout if trainer.has_parts else None  # the end of a run drops its parts

@@ -41,7 +41,7 @@ from backend.trainer import stop_signals
 from backend.trainer.control import read_word, remove_word
 from backend.trainer.ending import RESTART, Ending, ending_of
 from backend.trainer.parts import SharedParts
-from backend.utils.disk_faults import DiskFault
+from backend.utils.disk_faults import DiskError
 
 # Commands to a whole sweep: the words pause, resume and stop in its folder, and the signals that mean stop.
 
@@ -104,7 +104,7 @@ class SweepCommands:
         self._word = word
         run = self.current
         if run is not None:
-            with contextlib.suppress(DiskFault):  # a disk without room for a word: the next run's turn begins with it
+            with contextlib.suppress(DiskError):  # a disk without room for a word: the next run's turn begins with it
                 run.say(word)
 
 
@@ -126,7 +126,7 @@ def run_sweep(
     """Train a sweep, from where it was if it has been begun. Its folder and its runs' folders exist, with their settings inside.
 
     Errors of single runs end those runs; errors of the sweep are returned in the Ending. With `may_restart` that may be a RESTART, as in
-    `backend.trainer.run_process.train`. Raises Mistake when another process trains the sweep. `echo` is called after every turn.
+    `backend.trainer.run_process.train`. Raises UserError when another process trains the sweep. `echo` is called after every turn.
     """
     process = folder.process
     inherited = inherited_lock(process)
@@ -286,7 +286,7 @@ class Sweep:
         )
 
     def _read_value(self, run: MemberRun) -> None:
-        """The run's metric at its last held-out evaluation, from its diary."""
+        """The run's metric at its last held-out evaluation, from its event log."""
         values = held_out_values(run.folder, self.plan.metric)
         if values:
             run.result.evaluated = max(values)

@@ -23,15 +23,15 @@ from typing import Any, cast
 
 import yaml
 
-from backend.config.config import SETTINGS, beside, dump, problems, read, valid_value
+from backend.config.config import SETTINGS, dump, problems, read, resolve_paths, valid_value
 from backend.config.other_programs.translation import translate
 from backend.rewards.catalogue.catalog import nearest
 from backend.runs.metric_names import EVALUATION, our_name
 from backend.runs.sweeps.sweep import ROUND_STEPS, Configuration, Halving, Member, SweepPlan
-from backend.utils.documents import unusable
-from backend.utils.errors import Fault, Mistake
+from backend.utils.documents import validation_error
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
-from backend.utils.text import SENTENCE, cut_in_the_middle, shown
+from backend.utils.text import SENTENCE, cut_in_the_middle, quote
 
 KEYS = ("name", "base", "search", "over", "trials", "search_seed", "seeds", "halving", "metric", "round_steps")
 HALVING_KEYS = ("first_rung", "keep")
@@ -56,14 +56,14 @@ DRAWS_PER_TRIAL = 200
 
 
 def load_sweep(path: str | Path) -> SweepPlan:
-    """The sweep of a YAML file; paths in it are relative to the file. Raises Mistake."""
+    """The sweep of a YAML file; paths in it are relative to the file. Raises UserError."""
     path = user_path(str(path), "config")
     raw = read(path)
     base = raw.get("base")
     if isinstance(base, str):
         raw["base"] = read(path.parent / base)
     elif isinstance(base, dict):
-        raw["base"] = beside(path.parent, cast("dict[str, Any]", base))
+        raw["base"] = resolve_paths(path.parent, cast("dict[str, Any]", base))
     if isinstance(over := raw.get("over"), dict):
         raw["over"] = {key: _beside(path.parent, key, values) for key, values in cast("dict[str, Any]", over).items()}
     return parse_sweep({"name": path.stem} | raw)
@@ -72,32 +72,32 @@ def load_sweep(path: str | Path) -> SweepPlan:
 def _beside(folder: Path, key: str, values: Any) -> Any:
     if not isinstance(values, list):
         return values
-    return [beside(folder, {key: value})[key] for value in cast("list[Any]", values)]
+    return [resolve_paths(folder, {key: value})[key] for value in cast("list[Any]", values)]
 
 
 def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
-    """The sweep of a raw mapping, whose `base` is a mapping of settings. Raises Mistake with every fault."""
-    if why := unusable(raw):
-        raise Mistake("sweep", f"The sweep {why}.")
-    faults = [Fault(str(key), _unknown_key(str(key), KEYS, "a sweep")) for key in raw if key not in KEYS]
+    """The sweep of a raw mapping, whose `base` is a mapping of settings. Raises UserError with every fault."""
+    if why := validation_error(raw):
+        raise UserError("sweep", f"The sweep {why}.")
+    faults = [ConfigProblem(str(key), _unknown_key(str(key), KEYS, "a sweep")) for key in raw if key not in KEYS]
     base, base_faults = _base(raw.get("base"))
     search = raw.get("search", "grid")
     if search not in ("grid", "random"):
-        faults.append(Fault("search", f"The search cannot be {shown(search)}; it is grid or random."))
+        faults.append(ConfigProblem("search", f"The search cannot be {quote(search)}; it is grid or random."))
     over, over_faults = _over(raw.get("over"), search)
     numbers, number_faults = _numbers(raw, search)
     halving, halving_fault = _halving(raw.get("halving", "off"))
     metric = raw.get("metric", "reward")
-    # Under the name that evaluations have it by in the diary: TRL's is taken too.
+    # Under the name that evaluations have it by in the event log: TRL's is taken too.
     metric = our_name(metric).removeprefix(EVALUATION) if isinstance(metric, str) else ""
     if not metric:
-        faults.append(Fault("metric", "The metric must be the name of a held-out metric, such as reward."))
+        faults.append(ConfigProblem("metric", "The metric must be the name of a held-out metric, such as reward."))
     name = raw.get("name", "sweep")
     if not isinstance(name, str) or not name or set(name) & set('/\\:\n\t"') or name.startswith("."):
-        faults.append(Fault("name", f"The name {shown(name)} cannot be a folder's name."))
+        faults.append(ConfigProblem("name", f"The name {quote(name)} cannot be a folder's name."))
     faults += [*base_faults, *over_faults, *number_faults, *halving_fault]
     if faults:
-        raise Mistake(faults)
+        raise UserError(faults)
     configurations = _configurations(over, search, numbers["trials"], numbers["search_seed"])
     plan = SweepPlan(
         str(name), base, search, over, tuple(numbers["seeds"]), configurations, halving, metric,
@@ -107,87 +107,91 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
     return plan
 
 
-def _base(base: Any) -> tuple[dict[str, Any], list[Fault]]:
+def _base(base: Any) -> tuple[dict[str, Any], list[ConfigProblem]]:
     """The base's settings under our names."""
     if not isinstance(base, dict) or not base:
-        return {}, [Fault("base", "The base must be a file of settings, or the settings themselves.")]
+        return {}, [ConfigProblem("base", "The base must be a file of settings, or the settings themselves.")]
     translated, faults = translate(cast("dict[str, Any]", base))
     return translated, faults
 
 
-def _over(over: Any, search: str) -> tuple[dict[str, Any], list[Fault]]:
+def _over(over: Any, search: str) -> tuple[dict[str, Any], list[ConfigProblem]]:
     """The settings that vary: our name → a list of valid values, or {distribution: [low, high]}."""
     if not isinstance(over, dict) or not over:
-        return {}, [Fault("over", "Over must list at least one setting with its values.")]
+        return {}, [ConfigProblem("over", "Over must list at least one setting with its values.")]
     found: dict[str, Any] = {}
-    faults: list[Fault] = []
+    faults: list[ConfigProblem] = []
     for key, values in cast("dict[Any, Any]", over).items():
         try:
             found[str(key)] = _range_of(str(key), values, search)
-        except Mistake as mistake:
+        except UserError as mistake:
             faults += mistake.faults
     return found, faults
 
 
 def _range_of(key: str, values: Any, search: str) -> list[Any] | dict[str, list[float]]:
     if key not in SETTINGS:
-        raise Mistake(key, _unknown_key(key, tuple(SETTINGS), "a run"))
+        raise UserError(key, _unknown_key(key, tuple(SETTINGS), "a run"))
     if key in FIXED:
-        raise Mistake(key, f"{SETTINGS[key].label} cannot vary in a sweep: {FIXED[key]}.")
+        raise UserError(key, f"{SETTINGS[key].label} cannot vary in a sweep: {FIXED[key]}.")
     if isinstance(values, list) and values:
         valid = [valid_value(key, value) for value in cast("list[Any]", values)]
         if any(value in valid[:index] for index, value in enumerate(valid)):
-            raise Mistake(key, f"{SETTINGS[key].label} has a value twice.")
+            raise UserError(key, f"{SETTINGS[key].label} has a value twice.")
         return valid
     if isinstance(values, dict) and len(cast("dict[str, Any]", values)) == 1:
         (kind, bounds), *_ = cast("dict[str, Any]", values).items()
         return {str(kind): _bounds(key, str(kind), bounds, search)}
-    raise Mistake(key, f"{SETTINGS[key].label} must have a list of values, or uniform or log_uniform with two limits.")
+    raise UserError(
+        key, f"{SETTINGS[key].label} must have a list of values, or uniform or log_uniform with two limits."
+    )
 
 
 def _bounds(key: str, kind: str, bounds: Any, search: str) -> list[float]:
     label = SETTINGS[key].label
     if kind not in DISTRIBUTIONS:
-        raise Mistake(key, _unknown_key(kind, DISTRIBUTIONS, "a random search", what="distribution"))
+        raise UserError(key, _unknown_key(kind, DISTRIBUTIONS, "a random search", what="distribution"))
     if search == "grid":
-        raise Mistake(
+        raise UserError(
             key, f"{label} has a distribution, which a grid cannot enumerate; list values, or search: random."
         )
     if SETTINGS[key].kind not in ("int", "float"):
-        raise Mistake(key, f"{label} is no number, so it has no distribution; list its values.")
+        raise UserError(key, f"{label} is no number, so it has no distribution; list its values.")
     try:
         low, high = (float(bound) for bound in bounds)
     except (TypeError, ValueError):
-        raise Mistake(key, f"{label}: {kind} must have two numbers, the lowest and the highest value.") from None
+        raise UserError(key, f"{label}: {kind} must have two numbers, the lowest and the highest value.") from None
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise Mistake(key, f"{label}: the lowest value must be below the highest, not {low:g} and {high:g}.")
+        raise UserError(key, f"{label}: the lowest value must be below the highest, not {low:g} and {high:g}.")
     if kind == "log_uniform" and low <= 0:
-        raise Mistake(key, f"{label}: log_uniform needs limits above 0, not {low:g}.")
+        raise UserError(key, f"{label}: log_uniform needs limits above 0, not {low:g}.")
     return [low, high]
 
 
-def _numbers(raw: Mapping[str, Any], search: str) -> tuple[dict[str, Any], list[Fault]]:
+def _numbers(raw: Mapping[str, Any], search: str) -> tuple[dict[str, Any], list[ConfigProblem]]:
     """seeds, trials, search_seed and round_steps."""
-    faults: list[Fault] = []
+    faults: list[ConfigProblem] = []
     seeds = raw.get("seeds", [0])
     if not isinstance(seeds, list) or not seeds or not all(_is_count(seed, 0) for seed in cast("list[Any]", seeds)):
-        faults.append(Fault("seeds", "Seeds must be a list of whole numbers, such as [0, 1, 2]."))
+        faults.append(ConfigProblem("seeds", "Seeds must be a list of whole numbers, such as [0, 1, 2]."))
     elif len(set(cast("list[int]", seeds))) < len(cast("list[int]", seeds)):
-        faults.append(Fault("seeds", "A seed is listed twice; the same seed gives the same run."))
+        faults.append(ConfigProblem("seeds", "A seed is listed twice; the same seed gives the same run."))
     trials: Any = raw.get("trials")
     if search == "random" and not _is_count(trials, 1):
-        faults.append(Fault("trials", "A random search needs trials, the number of configurations to draw."))
+        faults.append(ConfigProblem("trials", "A random search needs trials, the number of configurations to draw."))
     elif search == "random" and trials > MOST_RUNS:
         faults.append(
-            Fault("trials", f"There are {shown(trials)} trials; at most {MOST_RUNS} configurations can be trained.")
+            ConfigProblem(
+                "trials", f"There are {quote(trials)} trials; at most {MOST_RUNS} configurations can be trained."
+            )
         )
     if search == "grid" and trials is not None:
-        faults.append(Fault("trials", "Trials go with search: random; a grid has every combination."))
+        faults.append(ConfigProblem("trials", "Trials go with search: random; a grid has every combination."))
     search_seed, round_steps = raw.get("search_seed", 0), raw.get("round_steps", ROUND_STEPS)
     if not _is_count(search_seed, 0):
-        faults.append(Fault("search_seed", "The search seed must be a whole number."))
+        faults.append(ConfigProblem("search_seed", "The search seed must be a whole number."))
     if not _is_count(round_steps, 1):
-        faults.append(Fault("round_steps", "Round steps must be a whole number of at least 1."))
+        faults.append(ConfigProblem("round_steps", "Round steps must be a whole number of at least 1."))
     return {"seeds": seeds, "trials": trials, "search_seed": search_seed, "round_steps": round_steps}, faults
 
 
@@ -195,22 +199,24 @@ def _is_count(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _halving(raw: Any) -> tuple[Halving | None, list[Fault]]:
+def _halving(raw: Any) -> tuple[Halving | None, list[ConfigProblem]]:
     if raw in (None, False, "off"):  # YAML 1.1 reads off as false
         return None, []
     if not isinstance(raw, dict):
-        return None, [Fault("halving", "Halving must be off, or have first_rung and keep.")]
+        return None, [ConfigProblem("halving", "Halving must be off, or have first_rung and keep.")]
     values = cast("dict[str, Any]", raw)
     faults = [
-        Fault("halving", _unknown_key(str(key), HALVING_KEYS, "halving")) for key in values if key not in HALVING_KEYS
+        ConfigProblem("halving", _unknown_key(str(key), HALVING_KEYS, "halving"))
+        for key in values
+        if key not in HALVING_KEYS
     ]
     first, keep = values.get("first_rung"), values.get("keep", 0.5)
     if not _is_count(first, 1):
-        faults.append(Fault("halving", "first_rung must be the number of steps before the first are given up."))
+        faults.append(ConfigProblem("halving", "first_rung must be the number of steps before the first are given up."))
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep < 1:
         faults.append(
-            Fault(
-                "halving", f"keep must be the share that goes on, above 0 and below 1 such as 0.5, not {shown(keep)}."
+            ConfigProblem(
+                "halving", f"keep must be the share that goes on, above 0 and below 1 such as 0.5, not {quote(keep)}."
             )
         )
     return (None, faults) if faults else (Halving(cast("int", first), float(keep)), [])
@@ -218,7 +224,7 @@ def _halving(raw: Any) -> tuple[Halving | None, list[Fault]]:
 
 def _unknown_key(key: str, known: tuple[str, ...], of: str, what: str = "key") -> str:
     near = nearest(key, list(known))
-    return f"There is no {what} {shown(key, 40)} in {of}." + (f" Did you mean {near}?" if near else "")
+    return f"There is no {what} {quote(key, 40)} in {of}." + (f" Did you mean {near}?" if near else "")
 
 
 # ── configurations ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -227,16 +233,16 @@ def _unknown_key(key: str, known: tuple[str, ...], of: str, what: str = "key") -
 def _configurations(
     over: Mapping[str, Any], search: str, trials: int | None, search_seed: int
 ) -> tuple[Configuration, ...]:
-    """Raises Mistake where there are too many, or fewer than `trials`."""
+    """Raises UserError where there are too many, or fewer than `trials`."""
     if search == "grid":
         count = math.prod(len(values) for values in over.values())
         if count > MOST_RUNS:
-            raise Mistake("over", f"The grid has {count:,} configurations; at most {MOST_RUNS} can be trained.")
+            raise UserError("over", f"The grid has {count:,} configurations; at most {MOST_RUNS} can be trained.")
         chosen = [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
     else:
         chosen = list(itertools.islice(_draws(over, search_seed, trials or 0), trials))
         if len(chosen) < (trials or 0):
-            raise Mistake("trials", f"There are only {len(chosen)} different configurations; lower trials to that.")
+            raise UserError("trials", f"There are only {len(chosen)} different configurations; lower trials to that.")
     return tuple(Configuration(number, settings) for number, settings in enumerate(chosen, 1))
 
 
@@ -262,11 +268,11 @@ def _draw(key: str, values: Any, chance: random.Random) -> Any:
 
 
 def _check_plan(plan: SweepPlan) -> None:
-    """Check every run's settings, and that halving finds what it needs. Raises Mistake with every fault."""
+    """Check every run's settings, and that halving finds what it needs. Raises UserError with every fault."""
     members = plan.members()
     if len(members) > MOST_RUNS:
-        raise Mistake("seeds", f"The sweep has {len(members):,} runs; at most {MOST_RUNS} can be trained.")
-    faults: dict[Fault, None] = {}
+        raise UserError("seeds", f"The sweep has {len(members):,} runs; at most {MOST_RUNS} can be trained.")
+    faults: dict[ConfigProblem, None] = {}
     of_base = problems(plan.base)
     faults |= dict.fromkeys(_staged_faults(plan))
     for configuration in plan.configurations:
@@ -278,10 +284,10 @@ def _check_plan(plan: SweepPlan) -> None:
     if not faults and plan.halving is not None:
         faults |= dict.fromkeys(_halving_faults(plan, plan.halving))
     if faults:
-        raise Mistake(faults)
+        raise UserError(faults)
 
 
-def _staged_faults(plan: SweepPlan) -> Iterator[Fault]:
+def _staged_faults(plan: SweepPlan) -> Iterator[ConfigProblem]:
     """Faults of settings that would not vary in all of a run, because its stages replace them."""
     stages: Any = plan.base.get("stages") if "stages" not in plan.over else None
     entries = cast("list[Any]", stages) if isinstance(stages, list) else []
@@ -289,41 +295,45 @@ def _staged_faults(plan: SweepPlan) -> Iterator[Fault]:
     staged = {key for stage in mappings for key in translate(stage)[0]}
     for key in plan.over:
         if key in staged:
-            yield Fault(
+            yield ConfigProblem(
                 key, f"The stages of the base have a {SETTINGS[key].label} of their own; vary the stages instead."
             )
 
 
-def _sweep_faults(raw: Mapping[str, Any]) -> Iterator[Fault]:
+def _sweep_faults(raw: Mapping[str, Any]) -> Iterator[ConfigProblem]:
     """Faults of settings that a run may have by itself."""
     if raw.get("save_only_model") in (True, "true"):
         sentence = "A run of a sweep waits at a checkpoint for its turn, which needs the optimizer; turn this off."
-        yield Fault("save_only_model", sentence)
+        yield ConfigProblem("save_only_model", sentence)
 
 
-def _of_configuration(fault: Fault, configuration: Configuration) -> Fault:
-    where = f"Configuration {configuration.number} ({shown(configuration.label, LABEL)}): "
-    return Fault(fault.setting, where + cut_in_the_middle(fault.sentence, SENTENCE - len(where)))
+def _of_configuration(fault: ConfigProblem, configuration: Configuration) -> ConfigProblem:
+    where = f"Configuration {configuration.number} ({quote(configuration.label, LABEL)}): "
+    return ConfigProblem(fault.setting, where + cut_in_the_middle(fault.sentence, SENTENCE - len(where)))
 
 
-def _halving_faults(plan: SweepPlan, halving: Halving) -> Iterator[Fault]:
+def _halving_faults(plan: SweepPlan, halving: Halving) -> Iterator[ConfigProblem]:
     every, steps = plan.steps_per_eval, plan.steps
     if "steps_per_eval" in plan.over:
-        yield Fault(
+        yield ConfigProblem(
             "steps_per_eval", "Eval cannot vary with halving: all configurations are compared at the same steps."
         )
     elif steps is None:
-        yield Fault("halving", "Halving needs runs of a given length; set Iterations, and neither Epochs nor stages.")
+        yield ConfigProblem(
+            "halving", "Halving needs runs of a given length; set Iterations, and neither Epochs nor stages."
+        )
     elif not every:
-        yield Fault("halving", "Halving compares held-out rewards, and Eval is 0; set Eval to the first rung or less.")
+        yield ConfigProblem(
+            "halving", "Halving compares held-out rewards, and Eval is 0; set Eval to the first rung or less."
+        )
     elif halving.first_rung % every:
-        yield Fault(
+        yield ConfigProblem(
             "halving",
-            f"The first rung, {shown(halving.first_rung)}, is no multiple of Eval, {every}, so there would be no held-out reward.",
+            f"The first rung, {quote(halving.first_rung)}, is no multiple of Eval, {every}, so there would be no held-out reward.",
         )
     elif halving.first_rung >= steps:
-        yield Fault(
-            "halving", f"The first rung, {shown(halving.first_rung)}, is not below the length of a run, {steps} steps."
+        yield ConfigProblem(
+            "halving", f"The first rung, {quote(halving.first_rung)}, is not below the length of a run, {steps} steps."
         )
 
 

@@ -30,7 +30,7 @@ from backend.runs.sweeps.sweep import SweepPlan
 from backend.runs.sweeps.sweep_file import dump_sweep, load_sweep
 from backend.utils.disk_faults import writing
 from backend.utils.documents import read_json
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import is_file, is_folder_name, user_path
 from backend.utils.places import runs_folder
 from backend.utils.private_files import make_private_folder
@@ -97,14 +97,14 @@ def find_sweep(name: str | Path, runs: Path | None = None) -> SweepFolder | None
 
 
 def make_sweep(plan: SweepPlan, runs: Path | None = None) -> SweepFolder:
-    """A folder for a new sweep, with sweep.yaml inside and nothing trained. Raises Mistake where the name is taken."""
+    """A folder for a new sweep, with sweep.yaml inside and nothing trained. Raises UserError where the name is taken."""
     folder = sweep_folder(plan.name, runs)
     taken = next((member.run for member in plan.members() if folder.run(member.run).path.exists()), None)
     # Without a visible entry it is what a process left that was killed before it had written the plan.
     is_there = folder.path.exists() and any(folder.path.glob("[!.]*"))
     if is_there or taken:
         what = f"sweep {plan.name}" if is_there else f"run {taken}"
-        raise Mistake("name", f"The {what} exists already; resume the sweep, or choose another name.")
+        raise UserError("name", f"The {what} exists already; resume the sweep, or choose another name.")
     with writing(folder.path):
         make_private_folder(folder.path)
     replace_file(folder.plan, dump_sweep(plan))
@@ -113,7 +113,7 @@ def make_sweep(plan: SweepPlan, runs: Path | None = None) -> SweepFolder:
 
 
 def make_runs(plan: SweepPlan, folder: SweepFolder) -> None:
-    """A folder with config.yaml for every run that has none yet. Raises Mistake."""
+    """A folder with config.yaml for every run that has none yet. Raises UserError."""
     for member in plan.members():
         if not folder.run(member.run).config.exists():
             run = make_run_folder(member.run, folder.runs, reuse=True)
@@ -121,7 +121,7 @@ def make_runs(plan: SweepPlan, folder: SweepFolder) -> None:
 
 
 def settings_of_runs(folder: SweepFolder) -> list[dict[str, Any]]:
-    """The raw settings of every run: those of the plan, and of the folders that there are, which count where the two differ. Raises Mistake
+    """The raw settings of every run: those of the plan, and of the folders that there are, which count where the two differ. Raises UserError
     for a config.yaml that cannot be read."""
     plan = load_sweep(folder.plan)
     made = [folder.run(member.run).config for member in plan.members()]
@@ -266,7 +266,7 @@ def fresh_results(plan: SweepPlan) -> SweepResults:
 
 
 def write_results(folder: SweepFolder, results: SweepResults) -> None:
-    """Raises DiskFault."""
+    """Raises DiskError."""
     results.updated = time.time()
     replace_file(folder.results, json.dumps(results.to_dict(), ensure_ascii=False, indent=1) + "\n")
 
@@ -275,7 +275,7 @@ _ADVICE = "mend or delete it, and resume the sweep"
 
 
 def read_results(folder: SweepFolder) -> SweepResults | None:
-    """The results as last written; None where there are none. Raises Mistake for a damaged file."""
+    """The results as last written; None where there are none. Raises UserError for a damaged file."""
     if not os.path.lexists(folder.results):
         return None
     raw = read_json(folder.results, "sweep", advice=_ADVICE)
@@ -285,7 +285,7 @@ def read_results(folder: SweepFolder) -> SweepResults | None:
         results = None
     names = [run.run for each in results.configurations for run in each.runs] if results is not None else []
     if not names or not all(map(is_folder_name, names)):
-        raise Mistake("sweep", about_path(folder.results, f" holds no results of a sweep; {_ADVICE}."))
+        raise UserError("sweep", about_path(folder.results, f" holds no results of a sweep; {_ADVICE}."))
     return results
 
 
@@ -299,7 +299,7 @@ def shown_state(folder: SweepFolder, results: SweepResults) -> str:
 
 
 def held_out_values(run: RunFolder, metric: str) -> dict[int, float]:
-    """Step → the metric at the held-out evaluation after it, of one run. Raises Mistake where evaluations have no such metric."""
+    """Step → the metric at the held-out evaluation after it, of one run. Raises UserError where evaluations have no such metric."""
     evaluations = [event for event in read_events(run.events) if event.get("kind") == "eval"]
     found: dict[int, float] = {}
     for event in evaluations:
@@ -308,7 +308,7 @@ def held_out_values(run: RunFolder, metric: str) -> dict[int, float]:
             continue
         if metric not in metrics:
             known = ", ".join(sorted(metrics))
-            raise Mistake("metric", f"A held-out evaluation has no metric {metric}; there are {known}.")
+            raise UserError("metric", f"A held-out evaluation has no metric {metric}; there are {known}.")
         if isinstance(value := metrics[metric], int | float):
             found[event["step"]] = float(value)
     return found

@@ -25,12 +25,12 @@ from backend.engine.cpu.affinity import on_one_core
 from backend.sampling.cached_sequence import CachedSequence, SampledToken
 from backend.sampling.chat.sides import SideName, Sides
 from backend.sampling.chat.source import ChatSource
-from backend.sampling.grammar import CompiledGrammar, Grammar, HeldOutputs
-from backend.sampling.outputs import OPEN, Outputs
+from backend.sampling.grammar import CompiledGrammar, Grammar, GrammarState
+from backend.sampling.outputs import OPEN, CompletionBuffer
 from backend.sampling.sampler import Sampling, keyed_uniforms
 from backend.sampling.text_stream import TextStream
 from backend.types import Completion, Group, Problem
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 OnText = Callable[[SideName, str], None]
 OnReply = Callable[["Reply"], None]
@@ -114,15 +114,15 @@ class Chat:
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def held_out_rows(self) -> tuple[str, Rows]:
-        """(the split's name in sentences, its rows): the first of test, valid and train that has any. Raises Mistake."""
+        """(the split's name in sentences, its rows): the first of test, valid and train that has any. Raises UserError."""
         if self.source.run is None:
-            raise Mistake("data", f"{self.source.name} is a model and no run, so there are no prompts of a dataset.")
+            raise UserError("data", f"{self.source.name} is a model and no run, so there are no prompts of a dataset.")
         opened = open_dataset(self.source.config)
         split = next((split for split in HELD_OUT if opened.rows(split)), "train")
         return opened.source(split, self.source.config), opened.rows(split)
 
     def problem(self, question: ChatQuestion, side: SideName) -> Problem:
-        """The question as this side gets it: rendered and tokenised as in training. Raises Mistake."""
+        """The question as this side gets it: rendered and tokenised as in training. Raises UserError."""
         prompt_format = self._format
         if question.system is not None:
             prompt_format = replace(prompt_format, system_prompt=question.system)
@@ -133,7 +133,7 @@ class Chat:
         if question.row is not None:
             source, rows = self.held_out_rows()
             if not 0 <= question.row < len(rows):
-                raise Mistake("row", f"{source} has rows 1 to {len(rows)}, and no row {question.row + 1}.")
+                raise UserError("row", f"{source} has rows 1 to {len(rows)}, and no row {question.row + 1}.")
             index, first, where = question.row, rows[question.row], row_name(question.row, source)
             row = typed if turns else first
         messages: Messages = messages_of(first, prompt_format, where)
@@ -158,7 +158,7 @@ class Chat:
         on_reply: OnReply = lambda reply: None,
     ) -> dict[SideName, Reply]:
         """The answers of the named sides, which take turns token by token. `on_text` gets each new piece of text, `on_reply` each answer
-        as it ends; `check` is called before every token, and may raise to stop. Raises Mistake for a prompt that cannot be rendered."""
+        as it ends; `check` is called before every token, and may raise to stop. Raises UserError for a prompt that cannot be rendered."""
         began = time.perf_counter()
         turn = max((len(question.turns.get(name, ())) for name in names), default=0)
         (uniform_T,) = keyed_uniforms(question.seed, [(turn, 0)], question.max_tokens)
@@ -167,7 +167,7 @@ class Chat:
             answers: list[_Answer] = []
             for name, problem in problems.items():
                 sequence = self._sequences[name]
-                outputs = Outputs(
+                outputs = CompletionBuffer(
                     1, question.max_tokens, self.sides.tokenizer, self.sides.eos_ids, self.source.config.stop
                 )
                 outputs.held = self._held_output(question.sampling, name)
@@ -186,7 +186,7 @@ class Chat:
                         on_reply(replies[answer.side])
         return replies
 
-    def _held_output(self, sampling: Sampling, side: SideName) -> HeldOutputs | None:
+    def _held_output(self, sampling: Sampling, side: SideName) -> GrammarState | None:
         """The states of a grammar for one answer; the compiled grammar is kept from one question to the next."""
         grammar = sampling.grammar
         if grammar is None:
@@ -194,7 +194,7 @@ class Chat:
         if grammar not in self._grammars:
             size = self.sides.sides[side].split_model.vocab_size
             self._grammars = {grammar: CompiledGrammar(grammar, self.sides.tokenizer, self.sides.eos_ids, size)}
-        return HeldOutputs(self._grammars[grammar])
+        return GrammarState(self._grammars[grammar])
 
 
 class _Answer:
@@ -205,7 +205,7 @@ class _Answer:
         side: SideName,
         problem: Problem,
         steps: Iterator[SampledToken],
-        outputs: Outputs,
+        outputs: CompletionBuffer,
         sides: Sides,
         began: float,
     ) -> None:

@@ -22,7 +22,7 @@ from backend.models.own_tokenizer import run_tokenizer
 from backend.models.policy import cast, load_model, load_policy
 from backend.sampling.chat.source import ChatSource
 from backend.trainer.memory.estimate import format_bytes
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.machine import machine_bytes
 
 SideName = Literal["base", "tuned"]
@@ -59,10 +59,10 @@ class Sides:
 
 
 def load_sides(source: ChatSource, wanted: Sequence[SideName] = SIDES, note: Note = lambda sentence: None) -> Sides:
-    """Load what `wanted` names; a plain model has a base alone. `note` takes sentences for the user. Raises Mistake."""
+    """Load what `wanted` names; a plain model has a base alone. `note` takes sentences for the user. Raises UserError."""
     if source.run is None:
         if "base" not in wanted:
-            raise Mistake("model", f"{source.name} is a model and no run, so there is nothing tuned beside it.")
+            raise UserError("model", f"{source.name} is a model and no run, so there is nothing tuned beside it.")
         wanted = ("base",)
     if source.run is None or source.has_two_models:
         loaded = _whole_models(source, wanted, note)
@@ -144,8 +144,8 @@ def _read(file: Path) -> dict[str, mx.array]:
     return arrays
 
 
-def _misfit(source: ChatSource) -> Mistake:
-    return Mistake(
+def _misfit(source: ChatSource) -> UserError:
+    return UserError(
         "model",
         f"The weights of the run {source.name} do not fit the model {source.config.model}: it has changed since.",
     )

@@ -10,7 +10,7 @@ from backend.config.model_and_data_names import check_weights, model_source
 from backend.runs.run_folder import RunFolder, find_run
 from backend.runs.steering import run_config
 from backend.runs.weight_choices import END, WeightChoice, find_choice
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import names_folder
 from backend.utils.text import shown_path
 
@@ -32,10 +32,10 @@ class ChatSource:
 
 
 def find_source(name: str, checkpoint: str = "", runs_dir: Path | None = None) -> ChatSource:
-    """A run by path or name, at its end or at `checkpoint`; else a model by folder or Hugging Face id. Raises Mistake."""
+    """A run by path or name, at its end or at `checkpoint`; else a model by folder or Hugging Face id. Raises UserError."""
     try:
         run = find_run(name, runs_dir)
-    except Mistake:
+    except UserError:
         return _model(name, checkpoint)
     weights = find_choice(run, checkpoint or END)
     return ChatSource(run.name, run_config(run, weights.step), run, weights)
@@ -44,12 +44,12 @@ def find_source(name: str, checkpoint: str = "", runs_dir: Path | None = None) -
 def _model(name: str, checkpoint: str) -> ChatSource:
     try:
         check_weights(model_source(name, "model"), "model")
-    except Mistake as mistake:
+    except UserError as mistake:
         if names_folder(name):  # the sentence says what the folder lacks
             raise
         sentence = f"There is no run or model {shown_path(name, 60)}: no run of that name or path, no folder, no owner/name id on Hugging Face."
-        raise Mistake("model", sentence) from mistake
+        raise UserError("model", sentence) from mistake
     if checkpoint:
-        raise Mistake("checkpoint", f"{shown_path(name, 100)} is a model and no run, so it has no checkpoints.")
+        raise UserError("checkpoint", f"{shown_path(name, 100)} is a model and no run, so it has no checkpoints.")
     # Neither rows nor rewards: what is left are the settings of a prompt, at their defaults.
     return ChatSource(Path(name).name, parse({"model": name, "data": "-", "system_prompt": ""}))

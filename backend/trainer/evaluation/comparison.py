@@ -20,7 +20,7 @@ from backend.data.row_views import Rows
 from backend.data.rows import SPLITS, Splits, check_columns
 from backend.models.policy import Policy, load_policy
 from backend.runs.completion_rows import CompletionRow
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.trainer.evaluation.evaluate import EVAL_SEED, scored_groups
 from backend.trainer.evaluation.evaluated_model import EvaluatedModel
@@ -48,8 +48,8 @@ from backend.trainer.run_inputs import read_inputs
 from backend.trainer.scoring_stages import ScoringStages
 from backend.trainer.telemetry import completion_row, versions
 from backend.types import Completion, Group, Problem
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 PROMPTS_AT_ONCE = 32
 """Prompts that are sampled together. More keep decoding full for longer; the memory plan is made for as many."""
@@ -100,7 +100,7 @@ def evaluate_model(
     report: Report = lambda progress: None,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[Evaluation, list[EvaluatedRow]]:
-    """Run an evaluation; nothing is written. `check` is called often and may raise to stop. Raises Mistake."""
+    """Run an evaluation; nothing is written. `check` is called often and may raise to stop. Raises UserError."""
     began, created, notes = time.perf_counter(), time.time(), list[str]()
     config = evaluated.config
     report(EvaluationProgress("Reading the dataset"))
@@ -116,7 +116,7 @@ def evaluate_model(
     prompts = TokenizedPrompts(rows, policy.tokenizer, PromptFormat.of(of_rows), source)
     problems = prompts.first(choices.limit)
     if not problems:
-        raise Mistake("max_seq_length", f"Every prompt of {source} leaves no room for a completion within Max Seq.")
+        raise UserError("max_seq_length", f"Every prompt of {source} leaves no room for a completion within Max Seq.")
     rollout = _rollout(config, choices, policy, problems, notes)
     results = _Sampler(evaluated, choices, rollout, scoring, problems, report, check).sample_sides(policy)
     scoring.close()
@@ -174,7 +174,7 @@ def sides_of(evaluated: EvaluatedModel, choices: EvaluationChoices) -> list[Side
 
 
 def _rows(splits: Splits, split: str, config: Config) -> tuple[Rows, str, Config]:
-    """(rows of the split or of a named evaluation set, their source, the settings that they are read with). Raises Mistake for a split
+    """(rows of the split or of a named evaluation set, their source, the settings that they are read with). Raises UserError for a split
     without rows or columns."""
     if split in splits.evals:
         named = splits.evals[split]
@@ -183,7 +183,7 @@ def _rows(splits: Splits, split: str, config: Config) -> tuple[Rows, str, Config
         rows, source = splits.rows(split), splits.source.get(split, config.data)
     else:
         known = ", ".join([*SPLITS, *splits.evals])
-        raise Mistake("split", f"There is no split {shown(split, 40)}; there are {shown(known, 100)}.")
+        raise UserError("split", f"There is no split {quote(split, 40)}; there are {quote(known, 100)}.")
     if not rows:
         ways = {
             "test": "put a test file into the dataset's folder, or name the split that is to serve in Test split",
@@ -192,9 +192,9 @@ def _rows(splits: Splits, split: str, config: Config) -> tuple[Rows, str, Config
         }
         others = [f"--split {name}" for name in SPLITS if splits.rows(name) and name != "train"]
         instead = f", or evaluate {' or '.join(others)}" if others else ""
-        raise Mistake(f"{split}_split", f"{config.data} has no {split} split: {ways[split]}{instead}.")
+        raise UserError(f"{split}_split", f"{config.data} has no {split} split: {ways[split]}{instead}.")
     if faults := check_columns(rows, config, source):
-        raise Mistake(faults)
+        raise UserError(faults)
     return rows, source, config
 
 
@@ -208,7 +208,7 @@ def _scoring(evaluated: EvaluatedModel, scoring: ScoringStages) -> ScoringStages
 def _pass_rule(
     evaluated: EvaluatedModel, choices: EvaluationChoices, scoring: ScoringStages, notes: list[str]
 ) -> PassRule | None:
-    """What passes: the user's choice, else the default with its sentence in `notes`. Raises Mistake."""
+    """What passes: the user's choice, else the default with its sentence in `notes`. Raises UserError."""
     config, number = evaluated.config, scoring.stages.index(scoring.stage(evaluated.step))
     of_stage = config.stages[number].get("reward_functions") if config.stages else None
     entries = of_stage or config.reward_functions
@@ -224,13 +224,13 @@ def _pass_rule(
 
 def _rollout(
     config: Config, choices: EvaluationChoices, policy: Policy, problems: Sequence[Problem], notes: list[str]
-) -> Rollout:
+) -> Sampler:
     """A rollout within the memory estimate of a step of this evaluation's size."""
     most = max(map(choices.count, choices.decodings))
     step = {"batch_size": min(PROMPTS_AT_ONCE, len(problems)), "gradient_accumulation_steps": 1}
     settings = config.model_copy(update=step | {"steps_per_generation": 1, "group_size": most})
     plan = plan_memory(settings, policy, [len(problem.tokens) for problem in problems], notes.append)
-    return Rollout(policy, config.max_completion_length, stop=config.stop, **rollout_limits(plan))
+    return Sampler(policy, config.max_completion_length, stop=config.stop, **rollout_limits(plan))
 
 
 # ── sampling ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -243,7 +243,7 @@ class _Sampler:
         self,
         evaluated: EvaluatedModel,
         choices: EvaluationChoices,
-        rollout: Rollout,
+        rollout: Sampler,
         scoring: ScoringStages,
         problems: list[Problem],
         report: Report,
@@ -311,12 +311,12 @@ def _sampling(decoding: DecodingName, config: Config) -> Sampling:
 
 
 def _restore(policy: Policy, evaluated: EvaluatedModel) -> None:
-    """Put the checkpoint's arrays into the policy, in place of those before training. Raises Mistake where they are not its own."""
+    """Put the checkpoint's arrays into the policy, in place of those before training. Raises UserError where they are not its own."""
     assert evaluated.checkpoint is not None and evaluated.run is not None
     try:
         policy.assign(evaluated.checkpoint.weights())
     except ValueError:
-        raise Mistake(
+        raise UserError(
             "checkpoint",
             f"The weights in {evaluated.checkpoint.path} do not fit the model {evaluated.config.model}: it is not the one that the "
             f"run {evaluated.run.name} trained.",

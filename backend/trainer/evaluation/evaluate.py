@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 import numpy as np
 
 from backend.rewards.runner.step_calls import Poll, wait_on
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import GREEDY, Sampling
 from backend.training.advantages import advantage_values
 from backend.training.batch import completion_metrics
@@ -34,7 +34,7 @@ Score = Callable[[list[Group], Poll], object]
 
 
 def held_out_rewards(
-    rollout: Rollout,
+    rollout: Sampler,
     problems: Sequence[Problem],
     score: Score,
     names: Sequence[str],
@@ -65,7 +65,7 @@ def evaluation_metrics(groups: Sequence[Group], names: Sequence[str], weights: S
 
 
 def scored_groups(
-    rollout: Rollout,
+    rollout: Sampler,
     problems: Sequence[Problem],
     score: Score,
     *,
@@ -167,7 +167,7 @@ def reward_metrics(groups: Sequence[Group], names: Sequence[str], weights: Seque
 
 
 def greedy_accuracy(
-    rollout: Rollout,
+    rollout: Sampler,
     problems: Sequence[Problem],
     is_correct: Callable[[list[Group]], Sequence[bool]],
     *,

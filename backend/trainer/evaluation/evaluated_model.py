@@ -16,7 +16,7 @@ from backend.runs.steering import run_config
 from backend.runs.weight_choices import END
 from backend.trainer.evaluation.evaluation_rows import Subject, config_digest
 from backend.trainer.trial_sampling import SMALLEST_MODEL, WITHOUT_REFERENCE
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
 
 MODEL_KEYS = (
@@ -53,14 +53,14 @@ class EvaluatedModel:
 def find_evaluated(name: str, config: Config | None, runs_dir: Path | None = None, which: str = END) -> EvaluatedModel:
     """The run `name`, a path or a name in the runs folder, at the checkpoint `which`; else the model `name`, a folder or an id.
 
-    `config` gives data, rewards and sampling in place of the run's own settings; a model needs it. Raises Mistake.
+    `config` gives data, rewards and sampling in place of the run's own settings; a model needs it. Raises UserError.
     """
     try:
         run = find_run(name, runs_dir)
-    except Mistake as no_run:
+    except UserError as no_run:
         return _model(name, config, no_run)
     if run.is_locked():
-        raise Mistake("run", f"The run {run.name} is being trained; evaluate it once it has ended, or stop it first.")
+        raise UserError("run", f"The run {run.name} is being trained; evaluate it once it has ended, or stop it first.")
     saved = _checkpoint(run, which)
     own = run_config(run, saved.state.step)
     settings = own if config is None else config.model_copy(update={key: getattr(own, key) for key in MODEL_KEYS})
@@ -68,20 +68,20 @@ def find_evaluated(name: str, config: Config | None, runs_dir: Path | None = Non
     return EvaluatedModel(settings.model_copy(update=WITHOUT_REFERENCE), run, saved, steps)
 
 
-def _model(name: str, config: Config | None, no_run: Mistake) -> EvaluatedModel:
+def _model(name: str, config: Config | None, no_run: UserError) -> EvaluatedModel:
     """A model that is no run's. `no_run` says why it is none."""
     if config is None and local_folder(name) is None:
         raise no_run
     source = model_source(name, "model")
     if config is None:
-        raise Mistake("config", f"{name} is a model and no run: give the settings too, evaluate {name} CONFIG.yaml.")
+        raise UserError("config", f"{name} is a model and no run: give the settings too, evaluate {name} CONFIG.yaml.")
     check_weights(source, "model")
     settings = config.model_copy(update=SMALLEST_MODEL | {"model": name, "quantization": "none"})
     return EvaluatedModel(settings, None, None, config.iters)
 
 
 def _checkpoint(run: RunFolder, which: str) -> Checkpoint:
-    """The checkpoint that `which` names: end, which is the last unless the run has left another, last, best, or a step. Raises Mistake
+    """The checkpoint that `which` names: end, which is the last unless the run has left another, last, best, or a step. Raises UserError
     naming those there are."""
     if which == END:
         left = step_of_end(run)

@@ -23,11 +23,11 @@ from backend.rewards.catalogue.entry import read_call
 from backend.runs.completion_rows import CompletionRow
 from backend.runs.events import LONGEST_LINE, json_safe, parse_line
 from backend.runs.run_folder import RunFolder
-from backend.utils.disk_faults import DiskFault, writing
-from backend.utils.errors import Mistake
+from backend.utils.disk_faults import DiskError, writing
+from backend.utils.errors import UserError
 from backend.utils.files import read_bytes
 from backend.utils.regular_file import open_regular
-from backend.utils.text import shown
+from backend.utils.text import quote
 from backend.utils.whole_file import replace_file
 
 VERSION = 1
@@ -128,20 +128,20 @@ def default_pass_rule(entries: Iterable[str]) -> PassRule | None:
 def read_pass_rule(text: str, entries: Iterable[str]) -> PassRule:
     """NAME>=SCORE, or NAME for a function whose score of a right answer is known; NAME is one of `entries` or TOTAL.
 
-    Raises Mistake on `pass`.
+    Raises UserError on `pass`.
     """
     name, _, score = (part.strip() for part in text.partition(">="))
     known = _full_scores(entries) | {TOTAL: None}
     full_name = name if name in known else metric_name(canonical_entry(name))
     if full_name not in known:
         near = nearest(name, known)
-        raise Mistake("pass", f"No reward here is called {name}.{f' Did you mean {near}?' if near else ''}")
+        raise UserError("pass", f"No reward here is called {name}.{f' Did you mean {near}?' if near else ''}")
     try:
         at_least = float(score) if score else known[full_name]
     except ValueError:
-        raise Mistake("pass", f"{score} is no number; write {name}>=1.") from None
+        raise UserError("pass", f"{score} is no number; write {name}>=1.") from None
     if at_least is None:
-        raise Mistake("pass", f"From what score on does {name} count as right? Write {name}>=1, say.")
+        raise UserError("pass", f"From what score on does {name} count as right? Write {name}>=1, say.")
     return PassRule(reward=full_name, at_least=at_least, chosen_by="user")
 
 
@@ -288,7 +288,7 @@ def config_digest(config: Config) -> str:
 
 
 def write_evaluation(folder: Path, evaluation: Evaluation, rows: Iterable[EvaluatedRow]) -> Path:
-    """Write both files into `folder`, completely or not at all. → the path of the .json. Raises DiskFault."""
+    """Write both files into `folder`, completely or not at all. → the path of the .json. Raises DiskError."""
     final = folder / f"{evaluation.name}.json"
     lines = (json.dumps(json_safe(row), ensure_ascii=False).encode(errors="replace") + b"\n" for row in rows)
     with writing(final):
@@ -296,7 +296,7 @@ def write_evaluation(folder: Path, evaluation: Evaluation, rows: Iterable[Evalua
     replace_file(rows_file(final), lines)
     try:
         replace_file(final, [evaluation.model_dump_json(indent=1).encode(errors="replace"), b"\n"])
-    except DiskFault:
+    except DiskError:
         with contextlib.suppress(OSError):
             rows_file(final).unlink()
         raise
@@ -309,13 +309,13 @@ def rows_file(path: Path) -> Path:
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """Raises Mistake naming a file that is none."""
+    """Raises UserError naming a file that is none."""
     try:
         evaluation = Evaluation.model_validate_json(read_bytes(path, "evaluation"))
     except (ValidationError, OverflowError):
-        raise Mistake("evaluation", f"{shown(path)} is no evaluation of this program.") from None
+        raise UserError("evaluation", f"{quote(path)} is no evaluation of this program.") from None
     if not evaluation.decodings or not all(decoding.sides for decoding in evaluation.decodings):
-        raise Mistake("evaluation", f"{shown(path)} is an evaluation without results.")
+        raise UserError("evaluation", f"{quote(path)} is an evaluation without results.")
     return evaluation
 
 

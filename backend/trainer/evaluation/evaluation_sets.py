@@ -16,7 +16,7 @@ from backend.data.prompts import TokenizedPrompts, measure_first_rows
 from backend.data.rows import EvaluationRows, Rows, Splits, check_columns
 from backend.runs.checkpoints.checkpoint_score import check_metric
 from backend.types import Problem
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 MakePrompts = Callable[[Rows, Any, PromptFormat, str], TokenizedPrompts]
 Measure = Callable[[list[Problem], Callable[[float], None]], dict[str, float]]
@@ -66,7 +66,7 @@ def held_out_settings(config: Config, stages: Sequence[Config]) -> Config:
 
 
 def named_prompts(splits: Splits, tokenizer: Any, config: Config, make: MakePrompts) -> dict[str, TokenizedPrompts]:
-    """The prompts of each named set, the first rows tokenised. Raises Mistake for a set without the columns, or without a prompt that
+    """The prompts of each named set, the first rows tokenised. Raises UserError for a set without the columns, or without a prompt that
     fits."""
     if not config.steps_per_eval:
         return {}
@@ -80,14 +80,14 @@ def named_prompts(splits: Splits, tokenizer: Any, config: Config, make: MakeProm
 
 
 def check_held_out(splits: Splits, config: Config) -> None:
-    """Raises Mistake for a test split, or a metric of held-out rows, that the settings ask for and the rows have not."""
+    """Raises UserError for a test split, or a metric of held-out rows, that the settings ask for and the rows have not."""
     if config.test and not splits.test:
-        raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
+        raise UserError("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
     check_metric(config, has_held_out=bool(splits.valid or splits.evals))
 
 
 def check_evaluation_sets(splits: Splits, config: Config, tokenizer: Any) -> None:
-    """Raises the Mistake of `named_prompts`; without a tokenizer as far as it shows."""
+    """Raises the UserError of `named_prompts`; without a tokenizer as far as it shows."""
     if not config.steps_per_eval:
         return
     for name, each in splits.evals.items():
@@ -97,8 +97,8 @@ def check_evaluation_sets(splits: Splits, config: Config, tokenizer: Any) -> Non
 
 
 def _checked(name: str, rows: EvaluationRows, config: Config) -> Config:
-    """The settings of a set. Raises Mistake for columns that it lacks."""
+    """The settings of a set. Raises UserError for columns that it lacks."""
     own = config.model_copy(update=rows.settings)
     if faults := check_columns(rows.rows, own, rows.source):
-        raise Mistake("eval_data", f"{name}: {faults[0].sentence}"[:200])
+        raise UserError("eval_data", f"{name}: {faults[0].sentence}"[:200])
     return own

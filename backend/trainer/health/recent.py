@@ -1,6 +1,6 @@
 """What the rules read of a run: its settings, the metrics of its first and of its newest steps, and its newest evaluations.
 
-Bounded, however long the run is, and a function of the diary alone: a resumed run has the same as one that was never stopped.
+Bounded, however long the run is, and a function of the event log alone: a resumed run has the same as one that was never stopped.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Recent:
         """Settings that were changed while the run trained."""
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Note what an event of the diary adds; events of no interest are skipped, damaged ones too."""
+        """Note what an event of the event log adds; events of no interest are skipped, damaged ones too."""
         kind = event.get("kind")
         metrics, changed = _mapping(event.get("metrics")), _mapping(event.get("settings"))
         if kind == "step" and metrics:
@@ -171,7 +171,7 @@ class MeanChange:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a diary's value is a finite number: it may hold null, and by damage anything."""
+    """Whether a event log's value is a finite number: it may hold null, and by damage anything."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -1,5 +1,5 @@
 """All rules, in the order in which their findings are shown: the worst and the most basic first. To add one, write it in a module of
-its kind and it is here, in the diary, on the Monitor page, in `doctor` and, once tested, in docs/health.md.
+its kind and it is here, in the event log, on the Monitor page, in `doctor` and, once tested, in docs/health.md.
 """
 
 from __future__ import annotations

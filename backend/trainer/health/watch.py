@@ -1,6 +1,6 @@
-"""Follows a diary, applies the rules after every step, and says when a finding begins and when it is over.
+"""Follows a event log, applies the rules after every step, and says when a finding begins and when it is over.
 
-The trainer, `doctor` and the tests feed it. What it knows is a function of the diary, so a resumed run goes on as if never stopped.
+The trainer, `doctor` and the tests feed it. What it knows is a function of the event log, so a resumed run goes on as if never stopped.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Watch:
         return watch
 
     def take(self, event: Event) -> list[dict[str, Any]]:
-        """Apply one event of the diary. Returns the fields of the `health` events that follow from it: one for each finding that
+        """Apply one event of the event log. Returns the fields of the `health` events that follow from it: one for each finding that
         begins, and one for each that is over, with `until`, the last step at which it held."""
         self.recent.take(event)
         if event.get("kind") != "step":
@@ -105,8 +105,8 @@ def title_of(code: str) -> str:
 
 # ── episodes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-# Findings with the steps from which and until which they held: of a whole diary by the rules of today, or as the
-# diary reports them.
+# Findings with the steps from which and until which they held: of a whole event log by the rules of today, or as the
+# event log reports them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def reported(health: Iterable[Event]) -> list[Episode]:
 
 
 def examined(settings: Mapping[str, Any], events: Iterable[Event]) -> list[Episode]:
-    """The episodes of a diary by the rules as they are now, whatever was reported while it was written. Sentences have the figures of
+    """The episodes of a event log by the rules as they are now, whatever was reported while it was written. Sentences have the figures of
     the last step at which the finding held."""
     watch = Watch(settings)
     episodes: list[Episode] = []
@@ -195,7 +195,7 @@ def _episode(fields: Mapping[str, Any], until: int | None) -> Episode:
 
 @dataclass(slots=True)
 class Examination:
-    """`not_measured`: code of a rule → the metric that it needs and no step of the diary has; `too_short`: code → the steps that it
+    """`not_measured`: code of a rule → the metric that it needs and no step of the event log has; `too_short`: code → the steps that it
     needs, where the run has fewer."""
 
     run: str
@@ -222,7 +222,7 @@ class Examination:
 
 
 def examine(run: RunFolder) -> Examination:
-    """Look at a run from its first step to its newest. Raises Mistake where its settings cannot be read."""
+    """Look at a run from its first step to its newest. Raises UserError where its settings cannot be read."""
     return examine_events(run.name, read(run.config), read_events(run.events), archive.summary(run).state)
 
 
@@ -240,7 +240,7 @@ def examine_events(name: str, settings: Mapping[str, Any], events: Iterable[Even
 
 
 def _counted(events: Iterable[Event], examination: Examination, measured: set[str]) -> Iterator[Event]:
-    """Pass the events on, and note what there is: a diary may be long, and is read once."""
+    """Pass the events on, and note what there is: a event log may be long, and is read once."""
     for event in events:
         kind = event.get("kind")
         if kind == "step":
@@ -248,7 +248,7 @@ def _counted(events: Iterable[Event], examination: Examination, measured: set[st
             examination.steps += 1
             measured |= {key for key, value in metrics.items() if value is not None}
         examination.evaluations += kind == "eval" and event.get("split") != "test"
-        # A diary goes on after an ending only where the run was resumed.
+        # A event log goes on after an ending only where the run was resumed.
         examination.sentence = (
             str(event.get("sentence") or "") if kind in ENDINGS else "" if kind == "step" else examination.sentence
         )

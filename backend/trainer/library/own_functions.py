@@ -21,7 +21,7 @@ from backend.rewards.resolve import Arguments, RewardFunction, resolve
 from backend.rewards.runner.error_text import class_name
 from backend.rewards.scorer import Scorer, ThreadScorer, begin_scorer, reward_source
 from backend.rewards.user_files import load_reward_file
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.whole_file import replace_file
 
 FILE = "own_functions.py"
@@ -46,7 +46,7 @@ class OwnFunctions:
 
     @classmethod
     def of(cls, functions: Sequence[str | Callable[..., Any]]) -> OwnFunctions:
-        """Raises Mistake on `reward_functions` for what is neither text nor can be called."""
+        """Raises UserError on `reward_functions` for what is neither text nor can be called."""
         if isinstance(functions, str) or callable(functions):
             functions = [functions]
         taken = {metric_name(function) for function in functions if isinstance(function, str)}
@@ -58,7 +58,7 @@ class OwnFunctions:
                 continue
             if not callable(function):
                 sentence = f"A reward function is a name or can be called; {class_name(function)} is neither."
-                raise Mistake("reward_functions", sentence)
+                raise UserError("reward_functions", sentence)
             name = _unused(_name(function), taken)
             taken.add(name)
             calls[name] = function
@@ -66,7 +66,7 @@ class OwnFunctions:
         return cls(entries, calls)
 
     def write(self, folder: Path) -> list[str]:
-        """Write the file that stands for them into the run's folder. → the entries for config.yaml. Raises DiskFault."""
+        """Write the file that stands for them into the run's folder. → the entries for config.yaml. Raises DiskError."""
         if self.calls:
             definitions = "".join(_DEFINITION.format(name=name) for name in self.calls)
             names = ", ".join(self.calls)[:80]
@@ -118,32 +118,32 @@ class OwnFunctionsScorer(ThreadScorer):
         try:
             return RewardFunction(name, call, Arguments.of(call), dialect="trl")
         except (TypeError, ValueError):
-            raise Mistake("reward_functions", f"{name} is not a function whose arguments can be read.") from None
+            raise UserError("reward_functions", f"{name} is not a function whose arguments can be read.") from None
 
 
 def own_name(entry: str) -> str:
     """The name of a function of the program's, from its entry in config.yaml; "" for any other entry."""
     try:
         call: RewardCall = reward_call(entry, ())
-    except Mistake:
+    except UserError:
         return ""
     return call.function if Path(call.file).name == FILE else ""
 
 
 def begin_own_scorer(settings: RewardSettings, calls: OwnCalls) -> Scorer:
-    """The scorer of a run with these functions. Raises Mistake for functions that its settings name and the program has not given."""
+    """The scorer of a run with these functions. Raises UserError for functions that its settings name and the program has not given."""
     named = {name for entry in _all_entries(settings) if (name := own_name(entry))}
     if missing := sorted(named - calls.keys()):
         sentence = f"The run was trained with functions of a program, and {', '.join(missing)[:80]} is not among those given now."
-        raise Mistake("reward_functions", sentence)
+        raise UserError("reward_functions", sentence)
     return OwnFunctionsScorer(settings, calls) if named else begin_scorer(settings)
 
 
 def require_no_program(settings: RewardSettings) -> None:
-    """Raise Mistake for a run whose functions are objects of a program, before anything of it is touched."""
+    """Raise UserError for a run whose functions are objects of a program, before anything of it is touched."""
     if names := ", ".join(filter(None, map(own_name, _all_entries(settings)))):
         sentence = f"The run's reward functions {names[:60]} are objects of the program that called train(); go on there, with backend.resume()."
-        raise Mistake("reward_functions", sentence)
+        raise UserError("reward_functions", sentence)
 
 
 def _all_entries(settings: RewardSettings) -> list[str]:

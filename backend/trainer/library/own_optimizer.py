@@ -18,8 +18,8 @@ from mlx.utils import tree_flatten
 from backend.rewards.runner.error_text import class_name, describe_error
 from backend.training.optimizers.own import rate_of
 from backend.training.optimizers.state import restore, state_arrays
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 SETTING = "optimizer"
 LONGEST = 200
@@ -31,7 +31,7 @@ GivenOptimizer = Optimizer | Callable[[float], Optimizer]
 
 
 class ProgramOptimizer(Optimizer):
-    """A program's optimizer as the learner uses it: what its update raises becomes a Mistake with its name."""
+    """A program's optimizer as the learner uses it: what its update raises becomes a UserError with its name."""
 
     def __init__(self, optimizer: Optimizer) -> None:  # no state of its own: mlx's __init__ would make one
         self.optimizer = optimizer
@@ -59,7 +59,7 @@ class ProgramOptimizer(Optimizer):
             return call()
         except Exception as error:
             what = describe_error(error, None, _ERROR)
-            raise Mistake(
+            raise UserError(
                 SETTING, f"{where[0].upper()}{where[1:]} of {class_name(self.optimizer)} raised {what}."
             ) from error
 
@@ -69,13 +69,13 @@ class ProgramOptimizer(Optimizer):
 
 def maker(given: GivenOptimizer) -> Callable[[float], Optimizer]:
     """Learning rate → a new optimizer: a copy of an object, whose own learning rate it has, or what a callable returns for the rate.
-    Raises Mistake for what is neither, and for an object that is in use already; what is returned raises Mistake too."""
+    Raises UserError for what is neither, and for an object that is in use already; what is returned raises UserError too."""
     if isinstance(given, Optimizer):
         _require_unused(given)
         return lambda rate: copy.deepcopy(given)
     if not callable(given):
         sentence = f"An optimizer is one of mlx.optimizers, or gives one when called with a learning rate; {class_name(given)} is neither."
-        raise Mistake(SETTING, sentence)
+        raise UserError(SETTING, sentence)
     return functools.partial(_made, given)
 
 
@@ -84,9 +84,9 @@ def _made(make: Callable[[float], Any], rate: float) -> Optimizer:
         made = make(rate)
     except Exception as error:
         what = describe_error(error, None, _ERROR)
-        raise Mistake(SETTING, f"Called with the learning rate {rate:g}, it raised {what}.") from error
+        raise UserError(SETTING, f"Called with the learning rate {rate:g}, it raised {what}.") from error
     if not isinstance(made, Optimizer):
-        raise Mistake(
+        raise UserError(
             SETTING, f"Called with a learning rate, it gave {class_name(made)} and no optimizer of mlx.optimizers."
         )
     return made
@@ -97,7 +97,7 @@ def _require_unused(optimizer: Optimizer) -> None:
         each.state.keys() - {"step", "learning_rate"} or int(each.state.get("step", 0)) for each in _leaves(optimizer)
     ):
         sentence = f"This {class_name(optimizer)} has a state from elsewhere; a run begins with a new optimizer."
-        raise Mistake(SETTING, sentence)
+        raise UserError(SETTING, sentence)
 
 
 def _parts(optimizer: Optimizer) -> list[Optimizer]:
@@ -126,7 +126,7 @@ def described(optimizer: Optimizer) -> str:
     """Its class and constants, as in “Lion(betas=[0.9, 0.99], weight_decay=0.0)”."""
     parts = [described(part) for part in _parts(optimizer)]
     constants = [f"{name}={value!r}" for name, value in vars(optimizer).items() if name[0] != "_" and _is_plain(value)]
-    return shown(f"{class_name(optimizer)}({', '.join([*parts, *constants])})", LONGEST)
+    return quote(f"{class_name(optimizer)}({', '.join([*parts, *constants])})", LONGEST)
 
 
 def _is_plain(value: Any) -> bool:
@@ -138,7 +138,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def try_out(make: Callable[[float], Optimizer]) -> None:
-    """Two updates, the state into another object of its kind, and a third update with both. Raises Mistake where they differ, and where
+    """Two updates, the state into another object of its kind, and a third update with both. Raises UserError where they differ, and where
     a state would not survive a file."""
     optimizer = ProgramOptimizer(make(1e-3))
     parameters = _arrays(0)
@@ -155,12 +155,12 @@ def try_out(make: Callable[[float], Optimizer]) -> None:
         restore(other, state_arrays(optimizer))
     except ValueError:
         sentence = f"The state of {class_name(optimizer.optimizer)} after an update has other arrays than init makes; make them all there."
-        raise Mistake(SETTING, sentence) from None
+        raise UserError(SETTING, sentence) from None
     outcomes = [(each.apply_gradients(_arrays(3), parameters), each.state) for each in (optimizer, other)]
     pairs = zip(*(tree_flatten(outcome) for outcome in outcomes), strict=True)
     if not all(bool(mx.array_equal(one, two, equal_nan=True)) for (_, one), (_, two) in pairs):
         sentence = f"An update of {class_name(optimizer.optimizer)} depends on more than its state, which is all that a checkpoint keeps of it."
-        raise Mistake(SETTING, sentence)
+        raise UserError(SETTING, sentence)
 
 
 def _arrays(number: int) -> Any:
@@ -187,12 +187,12 @@ def _require_same_constants(optimizer: Optimizer, before: Mapping[str, str]) -> 
     after = _constants(optimizer)
     changed = next((name for name in {**before, **after} if before.get(name) != after.get(name)), None)
     if changed is not None:
-        sentence = f"An update changes {shown(changed, 60)}, which a checkpoint does not keep; hold it in the optimizer's state, as an array."
-        raise Mistake(SETTING, sentence)
+        sentence = f"An update changes {quote(changed, 60)}, which a checkpoint does not keep; hold it in the optimizer's state, as an array."
+        raise UserError(SETTING, sentence)
 
 
 def _require_arrays(optimizer: ProgramOptimizer) -> None:
     for name, value in tree_flatten(optimizer.state):
         if not isinstance(value, mx.array):
-            sentence = f"The state of {class_name(optimizer.optimizer)} has {shown(name, 40)}, which is {class_name(value)}: a checkpoint keeps arrays."
-            raise Mistake(SETTING, sentence)
+            sentence = f"The state of {class_name(optimizer.optimizer)} has {quote(name, 40)}, which is {class_name(value)}: a checkpoint keeps arrays."
+            raise UserError(SETTING, sentence)

@@ -20,8 +20,8 @@ from backend.rewards.runner.error_text import class_name, describe_error
 from backend.trainer.library.own_optimizer import ProgramOptimizer, described, is_of_mlx, keeps_rate, maker, try_out
 from backend.trainer.step_parts import Engine
 from backend.training.optimizers.own import OwnUpdates, rate_of
-from backend.utils.errors import Fault, Mistake
-from backend.utils.text import shown
+from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.text import quote
 
 # A schedule that is a function of the program: update → learning rate.
 
@@ -34,7 +34,7 @@ _SAMPLES = (0, 1, 10, 100, 1_000, 10_000)
 
 @dataclass(frozen=True, slots=True)
 class OwnSchedule:
-    """Learning rates by a program's function. A call raises Mistake for what is no learning rate, and for what the function raises."""
+    """Learning rates by a program's function. A call raises UserError for what is no learning rate, and for what the function raises."""
 
     function: Callable[[int], Any]
 
@@ -42,7 +42,7 @@ class OwnSchedule:
     def of(cls, given: Any) -> OwnSchedule:
         if not callable(given):
             sentence = f"A schedule is called with the number of an update, from 0, and gives its learning rate; {class_name(given)} is not."
-            raise Mistake(SETTING, sentence)
+            raise UserError(SETTING, sentence)
         return cls(given)
 
     @property
@@ -51,25 +51,25 @@ class OwnSchedule:
         while isinstance(function, functools.partial):
             function = function.func
         name: Any = getattr(function, "__name__", "") or type(function).__name__
-        return "lambda" if name == "<lambda>" else shown(name, 40)
+        return "lambda" if name == "<lambda>" else quote(name, 40)
 
     def __call__(self, update: int) -> float:
         try:
             given = self.function(update)
         except Exception as error:
             what = describe_error(error, None, 90)
-            raise Mistake(SETTING, f"{self.name} raised {what} for update {update:,}.") from error
+            raise UserError(SETTING, f"{self.name} raised {what} for update {update:,}.") from error
         try:
             rate = float(given)
         except (TypeError, ValueError, OverflowError):
             rate = math.nan
         if not 0 <= rate < math.inf:
-            sentence = f"{self.name} gave {shown(given, 40)} for update {update:,}; a learning rate is a finite number from 0 up."
-            raise Mistake(SETTING, sentence)
+            sentence = f"{self.name} gave {quote(given, 40)} for update {update:,}; a learning rate is a finite number from 0 up."
+            raise UserError(SETTING, sentence)
         return rate
 
     def described(self, updates: int) -> str:
-        """Its name and some rates of a run of so many updates, as in “half_life: 0.0001, 9.9e-05 at updates 0, 1”. Raises Mistake for one
+        """Its name and some rates of a run of so many updates, as in “half_life: 0.0001, 9.9e-05 at updates 0, 1”. Raises UserError for one
         that gives another rate when it is asked again: a resumed run would not repeat it."""
         asked = [update for update in _SAMPLES if update < max(updates, 1)]
         rates = [self(update) for update in asked]
@@ -78,9 +78,9 @@ class OwnSchedule:
             differs := next((at for at, *pair in zip(asked, rates, again, strict=True) if pair[0] != pair[1]), None)
         ) is not None:
             sentence = f"{self.name} gives another rate when it is asked for update {differs:,} again; it may depend on the update alone."
-            raise Mistake(SETTING, sentence)
+            raise UserError(SETTING, sentence)
         listed = ", ".join(f"{rate:g}" for rate in rates)
-        return shown(
+        return quote(
             f"{self.name}: {listed} at {'update' if len(asked) == 1 else 'updates'} {', '.join(map(str, asked))}",
             LONGEST,
         )
@@ -102,7 +102,7 @@ class ProgramEngine(Engine):
 class GivenUpdates:
     """What a program passed as `optimizer` and `schedule`, checked and tried out. `config`: the settings of the run.
 
-    Raises Mistake for what cannot train, cannot be saved, or contradicts itself.
+    Raises UserError for what cannot train, cannot be saved, or contradicts itself.
     """
 
     def __init__(self, optimizer: Any, schedule: Any, config: Config) -> None:
@@ -113,7 +113,7 @@ class GivenUpdates:
         self._keeps_rate = self._sample is not None and keeps_rate(self._sample)
         if self._keeps_rate and self._schedule is not None:
             what = "several learning rates, none, or a schedule inside"
-            raise Mistake(
+            raise UserError(
                 "schedule", f"The optimizer has {what}, so a schedule beside it would set nothing; give one of the two."
             )
         if self._make is not None:
@@ -133,17 +133,19 @@ class GivenUpdates:
         return raw
 
     def require_those_of(self, config: Config) -> None:
-        """Raise Mistake unless a run with these settings was trained with this optimizer and this schedule."""
+        """Raise UserError unless a run with these settings was trained with this optimizer and this schedule."""
         now = self.settings(config)
         pairs = (("optimizer", "optimizer", "own_optimizer"), ("schedule", "lr_schedule", "own_schedule"))
         faults = [fault for argument, key, words in pairs if (fault := _unlike(argument, key, words, config, now))]
         if not faults and (rate := now.get("learning_rate", config.learning_rate)) != config.learning_rate:
             asked = f"the optimizer given has {rate:g}; to change it: changes={{'learning_rate': {rate:g}}}"
             faults.append(
-                Fault("optimizer", f"The run began with the learning rate {config.learning_rate:g}, and {asked}.")
+                ConfigProblem(
+                    "optimizer", f"The run began with the learning rate {config.learning_rate:g}, and {asked}."
+                )
             )
         if faults:
-            raise Mistake(faults)
+            raise UserError(faults)
 
     def engine(self) -> Engine:
         make = self._make
@@ -157,16 +159,16 @@ def _updates(config: Config) -> int:
     return 0 if config.epochs or config.stages else config.iters * config.updates_per_step
 
 
-def _unlike(argument: str, key: str, words: str, config: Config, now: Mapping[str, Any]) -> Fault | None:
+def _unlike(argument: str, key: str, words: str, config: Config, now: Mapping[str, Any]) -> ConfigProblem | None:
     """`argument` of `resume` stands for the setting `key`, which the setting `words` describes."""
     before = getattr(config, words) if getattr(config, key) == OWN else ""
     given = now.get(words, "")
     if before == given:
         return None
     if not given:
-        sentence = f"The run was trained with {shown(before, 80)} of a program; give it again: backend.resume(run, {argument}=…)."
+        sentence = f"The run was trained with {quote(before, 80)} of a program; give it again: backend.resume(run, {argument}=…)."
     elif not before:
         sentence = f"The run was trained with {getattr(config, key)}, by its settings; an object takes its place from a run's beginning on."
     else:
-        sentence = f"The run was trained with {shown(before, _WORDS)}, and given is {shown(given, _WORDS)}; only the same goes on exactly."
-    return Fault(argument, sentence)
+        sentence = f"The run was trained with {quote(before, _WORDS)}, and given is {quote(given, _WORDS)}; only the same goes on exactly."
+    return ConfigProblem(argument, sentence)

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedRun:
-    """`ending` and the last finished `step`, with the diary's last `sentence`. Every verb takes `folder`, as in `python -m backend export
+    """`ending` and the last finished `step`, with the event log's last `sentence`. Every verb takes `folder`, as in `python -m backend export
     FOLDER --to lmstudio`; `adapters` or `model` in it is what was learned."""
 
     folder: Path
@@ -24,7 +24,7 @@ class TrainedRun:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The metrics of every step, each with its `step`, from the first; read from the diary at every call."""
+        """The metrics of every step, each with its `step`, from the first; read from the event log at every call."""
         return list(self._metrics("step"))
 
     @property
@@ -39,7 +39,7 @@ class TrainedRun:
                 yield {"step": event["step"], **split, **event["metrics"]}
 
 
-class RunFailed(Mistake):
+class RunFailed(UserError):
     """A run that began and failed, of something that its user can mend. What it had learned is saved in `run.folder`."""
 
     def __init__(self, run: TrainedRun) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from backend.config.config import Config, beside, dump, load, parse, read
+from backend.config.config import Config, dump, load, parse, read, resolve_paths
 from backend.rewards.catalogue.allowed_code import allow_named
 from backend.runs.events import has_finished
 from backend.runs.run_folder import RunFolder, default_run_name, find_run, make_run_folder
@@ -23,8 +23,8 @@ from backend.trainer.library.trained_run import RunFailed, TrainedRun
 from backend.trainer.machine.gpu_timeout import relax_gpu_timeout
 from backend.trainer.stop_signals import handlers_restored
 from backend.utils.environment import require_environment
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 from backend.utils.whole_file import replace_file
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ _SPLITS = {"train": "train", "valid": "valid", "validation": "valid", "test": "t
 
 
 def write_dataset(dataset: Any, folder: Path) -> None:
-    """Write rows (an iterable of mappings, as a list or a `datasets.Dataset`), or splits of such rows by name, below `folder`. Raises Mistake
-    on `dataset`, and DiskFault."""
+    """Write rows (an iterable of mappings, as a list or a `datasets.Dataset`), or splits of such rows by name, below `folder`. Raises UserError
+    on `dataset`, and DiskError."""
     splits = dataset if isinstance(dataset, Mapping) else {"train": dataset}
     for name, rows in splits.items():
         if name not in _SPLITS:
-            raise Mistake("dataset", f"A dataset has the splits train, valid and test, not {shown(name, 40)}.")
+            raise UserError("dataset", f"A dataset has the splits train, valid and test, not {quote(name, 40)}.")
         if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
-            raise Mistake(
+            raise UserError(
                 "dataset",
                 f"Rows are an iterable of mappings, not {type(rows).__name__}; a path or an id goes under data.",
             )
@@ -64,11 +64,11 @@ def _lines(rows: Iterable[Any], split: str) -> Iterator[bytes]:
     size = 0
     for number, row in enumerate(rows, 1):
         if not isinstance(row, Mapping):
-            raise Mistake("dataset", f"Row {number:,} of {split} is {type(row).__name__}, not a mapping of columns.")
+            raise UserError("dataset", f"Row {number:,} of {split} is {type(row).__name__}, not a mapping of columns.")
         line = _line(row, f"row {number:,} of {split}")
         size += len(line)
         if size > MOST_BYTES:
-            raise Mistake(
+            raise UserError(
                 "dataset",
                 f"The rows of {split} take more than {MOST_BYTES >> 30} GB; write them to a file, and name it under data.",
             )
@@ -79,9 +79,9 @@ def _line(row: Mapping[Any, Any], where: str) -> bytes:
     try:
         return json.dumps(dict(row), ensure_ascii=False).encode(errors="replace") + b"\n"
     except (TypeError, ValueError, RecursionError):
-        raise Mistake(
+        raise UserError(
             "dataset",
-            f"The column {shown(_odd_column(row), 40)} in {where} holds what JSON cannot: a run keeps its rows as text.",
+            f"The column {quote(_odd_column(row), 40)} in {where} holds what JSON cannot: a run keeps its rows as text.",
         ) from None
 
 
@@ -119,8 +119,8 @@ def train(
     learning rate. They take the place of the settings of these names. `name` and `runs_dir` of the run's folder are as on the command line.
 
     In the main thread Ctrl-C and SIGTERM mean "save and stop", and have their old meaning again afterwards; in any other thread they stay the
-    program's. Raises Mistake for anything that can be mended: before the first step, with nothing left behind; as RunFailed after it, with everything
-    saved. Raises RuntimeError for a bug of ours, whose traceback is on stderr and in the run's diary.
+    program's. Raises UserError for anything that can be mended: before the first step, with nothing left behind; as RunFailed after it, with everything
+    saved. Raises RuntimeError for a bug of ours, whose traceback is on stderr and in the run's event log.
     """
     require_environment()
     raw = _raw(config) | ({} if name is None else {"run_name": name})
@@ -162,7 +162,9 @@ def resume(
     check_format(folder)
     settings = load(folder.config)
     if has_finished(folder) and not changes:
-        raise Mistake("run", f"The run {folder.name} has finished; give it more steps, as in changes={{'iters': 200}}.")
+        raise UserError(
+            "run", f"The run {folder.name} has finished; give it more steps, as in changes={{'iters': 200}}."
+        )
     own = OwnFunctions.of(reward_functions or [])
     _prepare_engine(settings)
     from backend.trainer.library.own_updates import GivenUpdates
@@ -186,9 +188,9 @@ def _raw(config: Settings) -> dict[str, Any]:
         raw = config.model_dump(exclude_unset=True)
         if raw.get("epochs"):  # they decide; `iters` is set as well where the settings came from a file
             raw.pop("iters", None)
-        return beside(Path.cwd(), raw)
+        return resolve_paths(Path.cwd(), raw)
     if isinstance(config, Mapping):
-        return beside(Path.cwd(), cast("Mapping[str, Any]", config))
+        return resolve_paths(Path.cwd(), cast("Mapping[str, Any]", config))
     return read(os.fspath(config))
 
 
@@ -259,7 +261,7 @@ def _train(
     run = _trained(folder, ending)
     calls.end(run)
     if ending.exit_code == 1:
-        raise RuntimeError(f"{ending.sentence} The run is {folder.path}; its diary has the traceback.")
+        raise RuntimeError(f"{ending.sentence} The run is {folder.path}; its event log has the traceback.")
     if run.ending == "failed":
         raise RunFailed(run)
     return run

@@ -2,7 +2,7 @@
 
 After a GPU error the process is of no use: Metal refuses the work of one that caused errors before. So the run goes on in a new
 process, from its newest checkpoint, with half the micro-batch. The file outlives both: it has the limits that every later process keeps
-to, and the sentences that a resume may cut from the diary. Each line is one error; nothing is ever removed.
+to, and the sentences that a resume may cut from the event log. Each line is one error; nothing is ever removed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from backend.runs.events import JsonLines, read_events
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 # GPU errors: which of mlx's exceptions they are, and a sentence for each on what happened and what helps.
 
@@ -96,14 +96,14 @@ def gpu_error(error: BaseException) -> GpuError | None:
     return next((kind for pattern, kind in _PATTERNS if pattern.match(text)), None)
 
 
-def fault_of_gpu(error: BaseException) -> Mistake | None:
+def fault_of_gpu(error: BaseException) -> UserError | None:
     """The same as a fault, for what is no run: a verb, a question of the window. None for what may be a bug."""
     kind = gpu_error(error)
     if kind is None:
         return None
     if kind.is_memory:  # the advice is about the steps of a run
-        return Mistake("memory_limit", "There was not enough memory. Closing other programs helps.")
-    return Mistake("gpu", f"{kind.happened} {kind.advice}")
+        return UserError("memory_limit", "There was not enough memory. Closing other programs helps.")
+    return UserError("gpu", f"{kind.happened} {kind.advice}")
 
 
 # ── gpu retries ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -134,7 +134,7 @@ def _logged_error(line: dict[str, Any]) -> LoggedError:
         sentence = (
             "gpu_errors.jsonl in the run folder is damaged; delete it, and steps begin with their usual size again."
         )
-        raise Mistake("retry_on_gpu_error", sentence) from error
+        raise UserError("retry_on_gpu_error", sentence) from error
 
 
 def _half(size: int | None) -> int | None:
@@ -150,7 +150,7 @@ class LoggedError:
     kind: str
     text: str
     sentence: str
-    """For the diary: what happened, what follows, what helps."""
+    """For the event log: what happened, what follows, what helps."""
     is_retried: bool
     """Whether the run went on in a new process. If not, it ended."""
     micro_batch_tokens: int | None = None

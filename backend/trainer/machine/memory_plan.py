@@ -18,7 +18,7 @@ from backend.engine.device import has_metal, on_gpu
 from backend.trainer.machine.gpu_retries import StepSize
 from backend.trainer.memory.estimate import Estimate, MemoryPlan, estimate_stages
 from backend.trainer.memory.model_shape import ModelShape, shape_of
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
 from backend.utils.machine import machine_bytes
 
@@ -46,7 +46,7 @@ def _held_to(limits: dict[str, Any], name: str, most: int | None) -> dict[str, A
 
 
 def refuse_too_large(config: Config, stages: Sequence[Config] = ()) -> None:
-    """Raises Mistake for a model that this machine cannot train even on the shortest prompts. Loads nothing. `stages`: the settings of
+    """Raises UserError for a model that this machine cannot train even on the shortest prompts. Loads nothing. `stages`: the settings of
     each, where they are not those of `config`."""
     shape = _shape(config)
     if shape is not None:
@@ -61,7 +61,7 @@ def plan_memory(
 
     `stages`: the settings of each stage, for whose largest the plan is made, where they are not those of `config`.
     `note` is called with a sentence where the memory limit constrains the run. None where the model's sizes are not known.
-    Raises Mistake where even the smallest plan does not fit.
+    Raises UserError where even the smallest plan does not fit.
     """
     shape = _shape(config)
     if shape is None:
@@ -78,7 +78,7 @@ def plan_memory(
 def _refuse(needs: Estimate) -> None:
     """Raise the estimate's fault; a rough one, of an architecture whose sizes are guessed, stops no run."""
     if needs.fault is not None and not needs.rough:
-        raise Mistake([needs.fault])
+        raise UserError([needs.fault])
 
 
 def _shape(config: Config) -> ModelShape | None:

@@ -18,7 +18,7 @@ from backend.runs.steering import stage_configs
 from backend.trainer.memory.backward import BackwardMemory
 from backend.trainer.memory.model_shape import Linear, ModelShape
 from backend.trainer.memory.phases import PREFILL_CHUNK, MemoryModel, MemoryPlan, Phase, row_costs_of
-from backend.utils.errors import Fault, Mistake
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.machine import has_gpu
 
 # One machine's share of a model whose layers are divided among several.
@@ -32,7 +32,7 @@ WHOLE = ("kv_a_proj_with_mqa", "q_a_proj", "gate", "router", "norm")
 def machines_of(config: Config) -> int:
     """How many machines the model of a run is divided among; 1 where it is not, or where its hosts file cannot be read."""
     if config.parallelism == "tensor" and config.hosts:
-        with suppress(Mistake):  # whoever starts the run says so
+        with suppress(UserError):  # whoever starts the run says so
             return max(1, len(read_hosts(config.hosts).hosts))
     return 1
 
@@ -127,12 +127,12 @@ class Estimate:
         return f"{needs}, {lengths}{held}; there are {format_bytes(self.limit)}."
 
     @property
-    def fault(self) -> Fault | None:
+    def fault(self) -> ConfigProblem | None:
         """The fault to show before a run; None where it fits."""
         if self.fits:
             return None
         whose = "this machine can give" if self.limit == self.machine else "Memory limit allows"
-        return Fault(
+        return ConfigProblem(
             "memory_limit",
             f"The run needs at least {format_bytes(self.total)}, and {whose} {format_bytes(self.limit)}. {self.advice}{self._anyway}",
         )

@@ -16,7 +16,7 @@ from typing import Any, cast
 from backend.models.model_config import quantization_of
 from backend.trainer.memory.config_layers import LayerKind, layer_kinds, layer_matrices, layers_with_keys, number
 from backend.utils import loose_json
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.files import read_text
 from backend.utils.safetensors import BYTES, BrokenFile, read_header
 
@@ -123,7 +123,7 @@ def shape_of(folder: Path) -> ModelShape | None:
     """The shape of the model in `folder`; None without a config.json that has its sizes."""
     try:
         config = loose_json.parse(read_text(folder / "config.json", "model"))
-    except (Mistake, loose_json.BrokenJson):  # whoever opens the model says so
+    except (UserError, loose_json.BrokenJson):  # whoever opens the model says so
         return None
     if not isinstance(config, dict):
         return None

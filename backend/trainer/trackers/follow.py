@@ -26,8 +26,8 @@ from backend.trainer.trackers.tensorboard import TensorBoardFiles
 from backend.trainer.trackers.trackio_run import TrackioRun
 from backend.trainer.trackers.wandb_run import WandbRun
 from backend.utils import file_lock
-from backend.utils.disk_faults import DiskFault, writing
-from backend.utils.errors import Mistake
+from backend.utils.disk_faults import DiskError, writing
+from backend.utils.errors import UserError
 from backend.utils.private_files import make_private_folder
 from backend.utils.regular_file import require_plain_files
 from backend.utils.whole_file import replace_file
@@ -77,7 +77,7 @@ class CsvTables:
 
 
 def write_tables(about: AboutRun) -> None:
-    """Write both tables of what the run's files hold now. Raises DiskFault; a table that was there stays then."""
+    """Write both tables of what the run's files hold now. Raises DiskError; a table that was there stays then."""
     folder = about.folder.path
     names: dict[str, None] = {}
     rewards: dict[str, None] = {}
@@ -128,7 +128,7 @@ MAKERS: dict[str, Callable[[], Tracker]] = {
     "csv": CsvTables, "tensorboard": TensorBoardFiles, "trackio": TrackioRun, "wandb": WandbRun,
 }  # fmt: skip
 POLL_S = 1.0
-"""Seconds between two looks at the diary."""
+"""Seconds between two looks at the event log."""
 HANG_S = 120.0
 """How long a tracker may do nothing after its run is over, before its process ends itself: it waits for a network, another program, or a thread of
 its package that has died."""
@@ -139,16 +139,16 @@ Say = Callable[[str], None]
 def track(run: RunFolder, name: str, *, may_upload: bool = False, waits: bool = False, say: Say) -> None:
     """Send all of a run to a tracker; of one that is training, until it is over. With `waits` behind another process that does so.
 
-    Raises Mistake for settings that cannot be read, a package that is missing, and, without `waits`, another process at work.
+    Raises UserError for settings that cannot be read, a package that is missing, and, without `waits`, another process at work.
     """
     if fault := missing_fault(name):
-        raise Mistake([fault])
+        raise UserError([fault])
     require_plain_files(run.path)
     with writing(run.trackers):
         make_private_folder(run.trackers)
         lock = _hold(run, name, waits)
     if lock is None:
-        raise Mistake("to", f"Another process sends {run.name} to {name}; it ends with the run.")
+        raise UserError("to", f"Another process sends {run.name} to {name}; it ends with the run.")
     try:
         _Following(about_run(run, may_upload), MAKERS[name](), say).run()
     finally:
@@ -169,7 +169,7 @@ def _hold(run: RunFolder, name: str, waits: bool) -> int | None:
 
 
 def about_run(run: RunFolder, may_upload: bool = False) -> AboutRun:
-    """What a tracker is told about the run. Raises Mistake for a config.yaml that cannot be read."""
+    """What a tracker is told about the run. Raises UserError for a config.yaml that cannot be read."""
     config = load(run.config)
     settings = public_settings(config.model_dump(mode="json"))
     return AboutRun(
@@ -230,7 +230,7 @@ class _Following:
         try:
             self._tracker.flush(self._sent)
             self._last_fault = ""
-        except DiskFault as fault:
+        except DiskError as fault:
             sentence = fault.faults[0].sentence
             if sentence != self._last_fault:
                 self._say(sentence)

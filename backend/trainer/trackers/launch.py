@@ -14,10 +14,10 @@ from backend.trainer.trackers.process import VERB
 from backend.trainer.trackers.targets import TRACKERS, chosen, missing_fault
 from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
-from backend.utils.disk_faults import DiskFault, writing
+from backend.utils.disk_faults import DiskError, writing
 from backend.utils.private_files import make_private_folder
 from backend.utils.regular_file import open_regular
-from backend.utils.text import shown
+from backend.utils.text import quote
 
 LOOK_S = 1.0
 """Seconds between two looks at the trackers' processes."""
@@ -43,7 +43,7 @@ class RunTrackers:
                 continue
             try:
                 self._processes[name] = _started(self._run, name)
-            except DiskFault as fault:
+            except DiskError as fault:
                 tell(f"{name} is not started: {fault.faults[0].sentence}")
             else:
                 tell(f"What {name} writes of this run is in {TRACKERS[name].place}.")
@@ -71,7 +71,7 @@ def _why(code: int, log: Path) -> str:
     if code < 0:
         name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
         return f"{name} ended its process"
-    return shown(_last_line(log).rstrip("."), 80) or f"exit code {code}"
+    return quote(_last_line(log).rstrip("."), 80) or f"exit code {code}"
 
 
 def _last_line(log: Path) -> str:
@@ -85,7 +85,7 @@ def _last_line(log: Path) -> str:
 
 
 def _started(run: RunFolder, name: str) -> subprocess.Popen[bytes]:
-    """Raises DiskFault."""
+    """Raises DiskError."""
     command = [*module_command("backend.trainer.trackers.process", VERB), name, str(run.path)]
     with writing(run.trackers):
         make_private_folder(run.trackers)

@@ -13,8 +13,8 @@ from typing import Any
 
 from backend.runs.run_folder import RunFolder
 from backend.utils.disk_faults import disk_fault, fault_of
-from backend.utils.errors import Mistake
-from backend.utils.text import shown
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 VERB = "follow-a-run"
 """What a bundled program is called with to be this process (`backend.utils.child_process.module_command`)."""
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
         os.nice(NICE)
     try:
         track(words.run, name, waits=True, say=words.complain)
-    except Mistake as mistake:
+    except UserError as mistake:
         for fault in mistake.faults:
             words.end(str(fault))
         return 2
@@ -71,7 +71,7 @@ class _Words:
             return self.end(disk_fault(self.run.trackers / self._name, error).faults[0].sentence)
         with contextlib.suppress(OSError):
             traceback.print_exception(error)
-        self.end(f"{type(error).__name__}: {shown(error, LONGEST)}")
+        self.end(f"{type(error).__name__}: {quote(error, LONGEST)}")
 
     def end_with_thread(self, what: threading.ExceptHookArgs) -> None:
         """A thread of a package has died, as tensorboardX's writer does on a full disk: what is sent to it waits for ever."""
@@ -81,7 +81,7 @@ class _Words:
     def pass_on(self, message: Warning | str, category: type[Warning], *_: Any) -> None:
         """A package's warning to its user: so trackio tells that its database cannot be written. Those to programmers are left out."""
         if category is UserWarning:
-            self.complain(shown(message, LONGEST))
+            self.complain(quote(message, LONGEST))
 
     def _append(self, sentence: str) -> None:
         """In one piece, as every line of that log; it is not created, for the folder may have been moved away."""

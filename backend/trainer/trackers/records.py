@@ -1,4 +1,4 @@
-"""A run's diary and completions as records: all that trackers are told about one step, in one piece and in order.
+"""A run's event log and completions as records: all that trackers are told about one step, in one piece and in order.
 
 Reads the two files as they grow and knows no tracker. A resume cuts both back; the reader then begins again and says so.
 """
@@ -18,7 +18,7 @@ from backend.trainer.health.recent import is_number
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What the diary says of one step. Metrics have our names and no value that is not a finite number.
+    """What the event log says of one step. Metrics have our names and no value that is not a finite number.
 
     `training` is empty before the first step, where there may be an evaluation; `evaluations`: split, or name of an evaluation set → metrics.
     """
@@ -65,14 +65,14 @@ class Sent:
 class RecordReader:
     """Reads the records of a run, each once it is whole: when the next step samples, or the run has ended.
 
-    After `read`, `has_restarted` says whether the diary was cut back: what came in earlier calls is void and comes again.
+    After `read`, `has_restarted` says whether the event log was cut back: what came in earlier calls is void and comes again.
     """
 
     def __init__(self, run: RunFolder, settings: Mapping[str, Any]) -> None:
         """`settings`: those with which the run began."""
         self._run, self._scale_at_first = run, str(settings.get("scale_rewards", "group"))
         self._sets = tuple(settings.get("eval_data") or ())
-        self._diary = Follower(run.events)
+        self._event_log = Follower(run.events)
         self.has_restarted = self.has_more = False
         self._begin()
 
@@ -82,12 +82,12 @@ class RecordReader:
         self._record: StepRecord | None = None
         self._scale = self._scale_at_first
         self.ending = ""
-        """The kind of the diary's last line where that is an ending, else ""."""
+        """The kind of the event log's last line where that is an ending, else ""."""
 
     def read(self) -> list[StepRecord]:
-        """Records that have become whole since the last call; of a long diary some of them, and `has_more` is set."""
-        events = self._diary.read()
-        self.has_more, self.has_restarted = bool(events), self._diary.restarted
+        """Records that have become whole since the last call; of a long event log some of them, and `has_more` is set."""
+        events = self._event_log.read()
+        self.has_more, self.has_restarted = bool(events), self._event_log.restarted
         if self.has_restarted:
             self._begin()
         return [record for event in events for record in self._take(event)]
@@ -122,7 +122,7 @@ class RecordReader:
             yield replace(record, groups=tuple(self._groups_of(record.step))) if record.training else record
 
     def _groups_of(self, step: int) -> Iterator[GroupRow]:
-        """The completions of a step, which are in their file before the step is in the diary."""
+        """The completions of a step, which are in their file before the step is in the event log."""
         while not (self._lines and _step_of(self._lines[-1]) > step) and (more := self._completions.read()):
             self._lines = more if self._completions.restarted else [*self._lines, *more]
         own = [line for line in self._lines if _step_of(line) == step]
@@ -136,7 +136,7 @@ def _step_of(line: Event) -> int:
 
 
 def _numbers(event: Event) -> dict[str, float]:
-    """Finite metrics: what is null in the diary was not measured, or was NaN, and is a gap in every tracker."""
+    """Finite metrics: what is null in the event log was not measured, or was NaN, and is a gap in every tracker."""
     metrics = event.get("metrics")
     items = metrics.items() if isinstance(metrics, dict) else ()
     return {str(name): value for name, value in items if is_number(value)}
@@ -164,7 +164,7 @@ class Tracker(Protocol):
     def open(self, about: AboutRun) -> Sent:
         """Begin, or go on with what an earlier process has sent. → how far that was; whoever writes everything anew returns `Sent()`.
 
-        Called again where the diary was cut back. Raises Mistake for what a user can mend.
+        Called again where the event log was cut back. Raises UserError for what a user can mend.
         """
         ...
 
@@ -173,7 +173,7 @@ class Tracker(Protocol):
         ...
 
     def flush(self, sent: Sent) -> None:
-        """After the records that there are for now; `sent` includes them. Raises DiskFault, and is called again then."""
+        """After the records that there are for now; `sent` includes them. Raises DiskError, and is called again then."""
         ...
 
     def close(self, ending: str) -> None:

@@ -1,6 +1,6 @@
 """The trackers that a run can report to: what each writes, which package it needs, and which of them a setting chooses.
 
-A tracker follows a run's diary from a process of its own (`backend.trainer.trackers`). Nothing here imports one.
+A tracker follows a run's event log from a process of its own (`backend.trainer.trackers`). Nothing here imports one.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from backend.utils.command import is_bundled
-from backend.utils.errors import Fault
-from backend.utils.text import shown
+from backend.utils.errors import ConfigProblem
+from backend.utils.text import quote
 
 NONE, ALL = "none", "all"
 """Words for no tracker, and for every one that is installed."""
@@ -54,33 +54,35 @@ def chosen(report_to: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in report_to if name in TRACKERS))
 
 
-def report_to_fault(report_to: Sequence[str]) -> Fault | None:
+def report_to_fault(report_to: Sequence[str]) -> ConfigProblem | None:
     """What is wrong with a value of `report_to`."""
     unknown = next((name for name in report_to if name not in (*TRACKERS, NONE, ALL)), None)
     if unknown is not None:
-        return Fault(
-            "report_to", f"There is no tracker {shown(unknown, 40)}; there are {', '.join(TRACKERS)}, {NONE} and {ALL}."
+        return ConfigProblem(
+            "report_to", f"There is no tracker {quote(unknown, 40)}; there are {', '.join(TRACKERS)}, {NONE} and {ALL}."
         )
     if len(report_to) > 1 and (alone := next((name for name in report_to if name in (NONE, ALL)), None)):
-        return Fault("report_to", f"{alone} stands alone: take it out of Report to, or the other trackers.")
+        return ConfigProblem("report_to", f"{alone} stands alone: take it out of Report to, or the other trackers.")
     return None
 
 
-def project_fault(project: str) -> Fault | None:
+def project_fault(project: str) -> ConfigProblem | None:
     """What is wrong with a value of `tracker_project`."""
     if not project or (_PROJECT.fullmatch(project) and project.strip(" .")):
         return None
-    sentence = f"Tracker project is a name of letters, digits, spaces, dots and dashes, not {shown(project, 40)}."
-    return Fault("tracker_project", sentence)
+    sentence = f"Tracker project is a name of letters, digits, spaces, dots and dashes, not {quote(project, 40)}."
+    return ConfigProblem("tracker_project", sentence)
 
 
-def missing_fault(name: str) -> Fault | None:
+def missing_fault(name: str) -> ConfigProblem | None:
     """Why this tracker cannot run here; None where it can."""
     kind = TRACKERS[name]
     if kind.is_installed:
         return None
     if is_bundled():
-        return Fault(
+        return ConfigProblem(
             "report_to", f"{name} is not part of this app; csv is. With the package, pip install 'grpo-studio[{name}]'."
         )
-    return Fault("report_to", f"{name} needs a package that is not installed: pip install 'grpo-studio[{kind.extra}]'.")
+    return ConfigProblem(
+        "report_to", f"{name} needs a package that is not installed: pip install 'grpo-studio[{kind.extra}]'."
+    )

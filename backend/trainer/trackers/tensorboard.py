@@ -1,6 +1,6 @@
 """The tracker tensorboard: event files in trackers/tensorboard of the run's folder, by tensorboardX.
 
-They are written anew from the diary whenever a process of this tracker begins or the diary was cut back, so they hold each step once.
+They are written anew from the event log whenever a process of this tracker begins or the event log was cut back, so they hold each step once.
 A TensorBoard that shows the folder meanwhile drops what it had read: the new file begins before the first step.
 """
 

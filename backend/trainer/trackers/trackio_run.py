@@ -1,6 +1,6 @@
 """The tracker trackio: one run in the database that trackio keeps on this machine, which `trackio show` displays. Never on a Space.
 
-Written anew whenever a process of this tracker begins or the diary was cut back: the run that an earlier process made of this folder is
+Written anew whenever a process of this tracker begins or the event log was cut back: the run that an earlier process made of this folder is
 found by a mark in its settings, and deleted.
 """
 

@@ -26,7 +26,7 @@ from backend.runs.steering import read_changes
 from backend.trainer.trackers.completion_table import logged
 from backend.trainer.trackers.records import AboutRun, Sent, StepRecord
 from backend.utils.documents import read_json
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from backend.utils.places import preferences_folder
 from backend.utils.private_files import make_private_folder
 from backend.utils.whole_file import replace_file
@@ -60,14 +60,14 @@ class WandbProgress:
             kept = read_json(path, "run") if path.exists() else {}
             sent = Sent(int(kept["step"]), {str(split): int(step) for split, step in kept["evaluations"].items()})
             progress = cls(str(kept["id"]), int(kept["part"]), sent, list(kept["changes"]))
-        except (Mistake, KeyError, TypeError, ValueError, AttributeError):
+        except (UserError, KeyError, TypeError, ValueError, AttributeError):
             return cls.begin()
         # The id of a run folder that came from elsewhere could be that of any run of the user's.
         is_ours = bool(_ID.fullmatch(progress.id)) and files_of(progress.id).is_dir()
         return progress if is_ours else cls.begin()
 
     def write(self, run: RunFolder) -> None:
-        """Raises DiskFault."""
+        """Raises DiskError."""
         kept = {"v": 1, "id": self.id, "part": self.part, **asdict(self.sent), "changes": self.changes}
         replace_file(run.trackers / FILE, json.dumps(kept))
 
@@ -110,7 +110,7 @@ class WandbRun:
         self._run = wandb.init(
             project=about.project, name=about.name if part == 1 else f"{about.name}, part {part}", id=self._progress.id, dir=str(files),
             config=about.settings, mode=mode, resume="allow" if is_online else None,
-            # Nothing of the machine but what is in the diary: no code, no git, no packages, no output, no statistics.
+            # Nothing of the machine but what is in the event log: no code, no git, no packages, no output, no statistics.
             settings=wandb.Settings(
                 console="off", save_code=False, disable_code=True, disable_git=True, disable_job_creation=True, symlink=False, silent=True,
                 x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True, x_save_requirements=False,

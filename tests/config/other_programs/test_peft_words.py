@@ -12,10 +12,10 @@ import pytest
 from backend.config.config import SETTINGS, parse, problems
 from backend.config.other_programs.imported import import_file
 from backend.config.other_programs.peft import LORA_WORDS, OTHER_KINDS
-from backend.config.other_programs.words import Refused, Translated, WithoutEffect
+from backend.config.other_programs.words import IgnoredKey, Refused, Translated
 from backend.models.peft.settings import OTHER_KINDS as NOT_CARRIED
 from backend.models.peft.settings import read_settings
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 
 PEFT_0_21_2 = [
     "PROMPT_TUNING",
@@ -147,7 +147,7 @@ def test_another_kind_is_refused_with_what_is_nearest(kind: str, tmp_path: Path)
     (of_file,) = sentences({"peft_type": kind, "num_virtual_tokens": 8})
     folder = tmp_path / ("a long name of a folder " * 6).strip()
     folder.mkdir()
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         read_settings(adapter_file(folder, peft_type=kind))
     of_adapter = mistake.value.faults[0].sentence
     for sentence in (of_file, of_adapter):
@@ -212,7 +212,7 @@ def test_a_start_that_changes_the_model_is_refused_and_a_pattern_of_layers_too()
     assert "which is no word of LoraConfig here" in sentences(ADAPTER | {"lora_r": 3})[0]
 
 
-@pytest.mark.parametrize("word", [word for word, fate in LORA_WORDS.items() if isinstance(fate, WithoutEffect)])
+@pytest.mark.parametrize("word", [word for word, fate in LORA_WORDS.items() if isinstance(fate, IgnoredKey)])
 def test_words_without_effect_change_nothing(word: str) -> None:
     for value in (True, "text", {"a": 1}, [3]):
         assert meant(**{word: value}) == meant()
@@ -242,10 +242,10 @@ def test_every_word_of_an_adapters_file_is_read_refused_or_of_no_consequence(tmp
     for word in OF_NO_CONSEQUENCE:
         assert read_settings(adapter_file(tmp_path, **{word: {"a": 1}})) == plain, word
     for word, value in ({key: [[1, 2]] for key in NOT_CARRIED} | NOT_CARRIED_TOO).items():
-        with pytest.raises(Mistake) as mistake:
+        with pytest.raises(UserError) as mistake:
             read_settings(adapter_file(tmp_path, **{word: value}))
         assert len(mistake.value.faults[0].sentence) <= 200
 
 
 def test_every_fate_is_one_of_three() -> None:
-    assert all(isinstance(fate, Translated | WithoutEffect | Refused) for fate in LORA_WORDS.values())
+    assert all(isinstance(fate, Translated | IgnoredKey | Refused) for fate in LORA_WORDS.values())

@@ -11,9 +11,16 @@ import yaml
 from backend.config.config import SETTINGS
 from backend.config.other_programs import page
 from backend.config.other_programs.mlx_lm_lora import MLX_LM_LORA
-from backend.config.other_programs.translation import FOREIGN_WORDS, MLX_GRPO, PROGRAMS, WordRead, is_ours, read_words
+from backend.config.other_programs.translation import (
+    FOREIGN_WORDS,
+    MLX_GRPO,
+    PROGRAMS,
+    TranslatedKey,
+    is_ours,
+    read_words,
+)
 from backend.config.other_programs.trl import TRL
-from backend.config.other_programs.words import OtherProgram, Refused, Translated, WithoutEffect
+from backend.config.other_programs.words import IgnoredKey, OtherProgram, Refused, Translated
 
 HERE = Path(__file__).parent
 FILES = {
@@ -56,7 +63,7 @@ def test_every_word_is_explained_in_plain_sentences(program: OtherProgram) -> No
             case Translated(settings, how):
                 assert settings and all(settings), word
                 assert not how or (how.endswith(".") and len(how) <= 200), word
-            case WithoutEffect(reason):
+            case IgnoredKey(reason):
                 assert (reason and not reason.endswith(".") and reason[0].islower()) or reason.startswith(
                     ("--", "GRPO", "MLX")
                 ), word
@@ -104,7 +111,7 @@ def test_a_refused_word_is_one_sentence_with_what_is_nearest_and_accepted_where_
 def test_a_word_without_effect_says_why_and_leaves_nothing_behind() -> None:
     translation = read_words({"ddp_timeout": 1800, "use_vllm": True})
     assert translation.values == {}
-    assert translation.words[0] == WordRead("ddp_timeout", "without effect", "a run is one process on one Mac")
+    assert translation.words[0] == TranslatedKey("ddp_timeout", "without effect", "a run is one process on one Mac")
 
 
 def test_the_page_is_written_from_the_tables() -> None:

@@ -22,7 +22,7 @@ from backend.export.publish.privacy import clean_json_files, public_name, public
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import Parent, write_parent
 from backend.trainer.evaluation.evaluation_rows import write_evaluation
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import made_up_evaluations, made_up_runs
 
 
@@ -233,7 +233,7 @@ def test_json_files_are_cleaned_and_what_is_left_is_found(tmp_path: Path, home: 
         (f"with hf_{'a' * 34}", "an access token"),
     ):
         (folder / "README.md").write_text(text)
-        with pytest.raises(Mistake, match=f"README.md contains {what}"):
+        with pytest.raises(UserError, match=f"README.md contains {what}"):
             refuse_leaks(folder, "hf_secret")
 
 

@@ -13,7 +13,7 @@ from keyring.errors import KeyringLocked
 
 from backend.export.publish import hub_token
 from backend.export.publish.hub_token import HubToken, find_token, log_in, log_out, need_token, whose
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support.hub_server import TOKEN
 from tests.support.hub_upload_server import UploadHub
 from tests.support.keychain import Keychain
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("hub")
 
 
 def test_a_token_is_checked_and_then_kept_in_the_keychain_alone(keychain: Keychain, tmp_path: Path):
-    with pytest.raises(Mistake, match="not logged in"):
+    with pytest.raises(UserError, match="not logged in"):
         need_token()
     account = log_in(f" {TOKEN}\n")
     assert (account.name, account.organisations, account.can_write) == ("someone", ("a-lab",), True)
@@ -33,10 +33,10 @@ def test_a_token_is_checked_and_then_kept_in_the_keychain_alone(keychain: Keycha
 
 
 def test_a_wrong_token_is_refused_without_being_repeated_or_kept(keychain: Keychain):
-    with pytest.raises(Mistake, match="does not accept the token") as refused:
+    with pytest.raises(UserError, match="does not accept the token") as refused:
         log_in("hf_wrong")
     assert "hf_wrong" not in str(refused.value) and not keychain.entries
-    with pytest.raises(Mistake, match="No token was given"):
+    with pytest.raises(UserError, match="No token was given"):
         log_in("  ")
 
 
@@ -72,7 +72,7 @@ def test_without_a_keychain_nothing_is_kept_and_the_other_ways_are_named(
 ):
     monkeypatch.setattr(chainer.ChainerBackend, "backends", [PlainFile()])
     monkeypatch.setattr(keyring, "get_keyring", lambda: backend)
-    with pytest.raises(Mistake, match=r"no keychain that could keep the token .*hf auth login"):
+    with pytest.raises(UserError, match=r"no keychain that could keep the token .*hf auth login"):
         log_in(TOKEN)
     assert find_token() is None and not log_out()
 
@@ -82,7 +82,7 @@ def test_a_locked_keychain_is_a_sentence(keychain: Keychain, monkeypatch: pytest
         raise KeyringLocked
 
     monkeypatch.setattr(Keychain, "set_password", locked)
-    with pytest.raises(Mistake, match="unlock it"):
+    with pytest.raises(UserError, match="unlock it"):
         log_in(TOKEN)
     monkeypatch.setattr(Keychain, "get_password", locked)
     assert find_token() is None

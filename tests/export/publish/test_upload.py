@@ -13,7 +13,7 @@ from huggingface_hub.utils import _xet_progress_reporting
 
 from backend.export.publish import upload as upload_module
 from backend.export.publish.upload import Upload, files_of, upload, xet_progress
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support.hub_server import TOKEN, Repo
 from tests.support.hub_upload_server import NEW_FILES, Fault, UploadHub
 from tests.support.upload_process import start_upload
@@ -33,7 +33,7 @@ def quiet(*_: Any, **__: Any) -> None: ...
 
 def refusal(folder: Path, **how: Any) -> str:
     repo, token = how.pop("repo", REPO), how.pop("token", TOKEN)
-    with pytest.raises(Mistake) as refused:
+    with pytest.raises(UserError) as refused:
         upload(Upload(repo, folder, **how), token, quiet)
     assert TOKEN not in str(refused.value)
     return refused.value.faults[0].sentence

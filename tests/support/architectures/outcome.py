@@ -28,7 +28,7 @@ class Outcome:
     shared_prompts: bool = False
     """Whether a prompt is prefilled once for all completions of its group."""
     slow_paths: list[str] = field(default_factory=list)
-    """The sentences of the diary."""
+    """The sentences of the event log."""
     refused: dict[str, str] = field(default_factory=dict)
     """Fine-tune type → the program's sentence, for those of FINE_TUNES that it refuses."""
     failures: list[str] = field(default_factory=list)

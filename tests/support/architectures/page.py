@@ -65,7 +65,7 @@ equally long, share a batch. The second is slower when a step has several prompt
 length decides when a run starts: where the model raises, or its logits differ from those of each prompt alone, it is decoded
 a group at a time.
 
-Notes name the other slow paths. A run's diary names all of its model's with their reason:
+Notes name the other slow paths. A run's event log names all of its model's with their reason:
 
 - **Whole rows**: a prompt is read once per completion, not once per group.
 - **Whole logits**: the vocabulary is computed for prompt tokens too, which takes more memory.

@@ -9,7 +9,7 @@ from typing import Any
 
 from backend.models import supported_architectures
 from backend.models.supported_architectures import UNTRAINABLE
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support.architectures import trials
 from tests.support.architectures.outcome import FINE_TUNES, Outcome
 
@@ -34,7 +34,7 @@ def try_type(arch: str, work: Path) -> Outcome:
     for train_type in FINE_TUNES:
         try:
             attempt(train_type, lambda kind=train_type: trials.learn(folder, kind))
-        except Mistake as mistake:
+        except UserError as mistake:
             outcome.refused[train_type] = " ".join(fault.sentence for fault in mistake.faults).replace(
                 str(folder), arch
             )
@@ -55,7 +55,7 @@ def _still_untrainable(arch: str, work: Path) -> Outcome:
 
 
 class _Attempts:
-    """Calls a trial, and notes in the outcome where it raises anything but Mistake."""
+    """Calls a trial, and notes in the outcome where it raises anything but UserError."""
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
@@ -63,7 +63,7 @@ class _Attempts:
     def __call__(self, what: str, trial: Callable[[], Any]) -> Any:
         try:
             return trial()
-        except Mistake:
+        except UserError:
             raise
         except Exception as error:
             self.outcome.failures.append(f"{what}: {_where(error)}")

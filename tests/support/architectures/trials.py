@@ -2,9 +2,9 @@
 
     run_and_resume    a run with LoRA, the same run stopped and resumed, the adapters opened by mlx-lm, the exported model
     learn             two updates of one fine-tune type on synthetic completions
-    describe          the model's caches and the slow paths that a run's diary would name
+    describe          the model's caches and the slow paths that a run's event log would name
 
-Each raises AssertionError where the program is wrong, and Mistake where it refuses.
+Each raises AssertionError where the program is wrong, and UserError where it refuses.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from backend.models.policy import Policy, load_policy
 from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.sampling.rollout import Rollout
+from backend.sampling.rollout import Sampler
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
-from backend.utils.errors import Mistake
+from backend.utils.errors import UserError
 from tests.support import random_models, small_run
 from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.forward_cases import Case, assert_same_gradients, gradients
@@ -166,7 +166,7 @@ def describe(folder: Path) -> dict[str, Any]:
     """Kinds of cache, and which fast paths a run takes; the trials that find out leave the weights as they were."""
     policy = load_policy(config_of(folder))
     before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
-    rollout = Rollout(policy, 4)
+    rollout = Sampler(policy, 4)
     after = dict(tree_flatten(policy.model.parameters()))
     assert all(np.array_equal(np.array(after[name]), x) for name, x in before.items()), "the trial changed the weights"
     return {
@@ -189,6 +189,6 @@ def refused(folder: Path, train_type: str) -> str:
     """The sentence with which a fine-tune type is refused; "" where it is not."""
     try:
         load_policy(config_of(folder, train_type))
-    except Mistake as mistake:
+    except UserError as mistake:
         return " ".join(fault.sentence for fault in mistake.faults).replace(str(folder), folder.name)
     return ""
