@@ -39,7 +39,7 @@ LOG_IN = "log in with `hf auth login`"
 
 @contextlib.contextmanager
 def hub_errors_as_mistakes(repo_id: str, repo_type: str, setting: str = "") -> Iterator[None]:
-    """Turn errors of the network, the Hub, the token and the disk into Mistakes that name the repository. `setting` is the
+    """Turn errors of the network, the Hub, the token and the disk into UserErrors that name the repository. `setting` is the
     setting that the repository's name comes from, if not the usual one."""
     try:
         yield

@@ -43,7 +43,7 @@ from tests.support.random_settings import random_config
 from tests.support.torch_process import Torch
 
 REFERENCE = Path(__file__).parents[1] / "support" / "trl_reference.py"
-ARGUMENTS = Path(__file__).parents[1] / "spec" / "other_programs" / "trl_1_16.yaml"
+ARGUMENTS = Path(__file__).parents[1] / "config" / "other_programs" / "trl_1_16.yaml"
 PYTHON = os.environ.get("TRL_PYTHON", "")
 
 pytestmark = [

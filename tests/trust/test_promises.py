@@ -224,7 +224,7 @@ def test_the_warm_process_listens_on_nothing(tmp_path: Path) -> None:
         process.communicate()
 
 
-OPENS_PORTS = ROOT / "backend" / "run" / "distributed" / "handshake.py"
+OPENS_PORTS = ROOT / "backend" / "distributed" / "handshake.py"
 """Where rank 0 of a run on several machines listens."""
 
 

@@ -15,7 +15,7 @@ from backend.utils.child_process import ChildEnded, ChildProcess, ChildTimeout, 
 
 CHILD = """
 import os, sys, time
-from backend import child_process
+from backend.utils import child_process
 out = child_process.claim_stdout()
 for request in child_process.requests():
     if request == "print":
@@ -92,7 +92,7 @@ def test_a_child_ends_by_itself_when_its_stdin_is_closed(child: ChildProcess) ->
 
 
 def test_more_than_a_pipe_holds_goes_through_in_both_directions_and_on_stderr() -> None:
-    code = "from backend import child_process\nout = child_process.claim_stdout()\nfor x in child_process.requests(): print(x); child_process.answer(out, x)"
+    code = "from backend.utils import child_process\nout = child_process.claim_stdout()\nfor x in child_process.requests(): print(x); child_process.answer(out, x)"
     child = ChildProcess([sys.executable, "-c", code], grace_s=0.5)
     text = "x" * 1_000_000
     assert child.request(text) == text

@@ -32,7 +32,7 @@ TOKENS_PAGE = f"{HUGGINGFACE_CO_URL_HOME}settings/tokens"
 
 @contextlib.contextmanager
 def upload_errors_as_mistakes(repo_id: str, token: str) -> Iterator[None]:
-    """Turn errors of the network, the Hub and the library into Mistakes about the repository."""
+    """Turn errors of the network, the Hub and the library into UserErrors about the repository."""
     try:
         yield
     # The library wraps what happened to one file in a RuntimeError, and what a storage refuses in a ValueError.
