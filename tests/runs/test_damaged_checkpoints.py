@@ -164,7 +164,7 @@ def test_what_is_whole_is_taken(run: RunFolder) -> None:
     assert saved is not None and saved.state.step == STEPS and not damaged
 
 
-@pytest.mark.parametrize("diary", ["", '{"kind": "note", "t": 5.0}\n'])
+@pytest.mark.parametrize("event_log", ["", '{"kind": "note", "t": 5.0}\n'])
 def test_without_the_time_of_its_start_a_checkpoint_is_not_of_another_run(run: RunFolder, event_log: str) -> None:
     """Neither where an earlier version has not recorded it, nor where the event log has lost its beginning."""
     with_state(began=None)(run)
