@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QCoreApplication, QEvent, QSize
-from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QLayout, QStackedLayout, QVBoxLayout, QWidget
+from collections.abc import Sequence
+
+from PySide6.QtCore import QCoreApplication, QEvent, QSize, Qt
+from PySide6.QtWidgets import (
+    QAbstractScrollArea,
+    QBoxLayout,
+    QFrame,
+    QHBoxLayout,
+    QLayout,
+    QStackedLayout,
+    QVBoxLayout,
+    QWidget,
+)
 
 from app import theme
 
@@ -95,3 +106,41 @@ def clear_layout(layout: QLayout) -> None:
         if widget is not None:
             widget.hide()
             widget.deleteLater()
+
+
+Part = QWidget | QLayout | int | None
+"""What a row or column is made of: a widget, a layout, a gap in pixels, or None for a stretch."""
+Placed = Part | tuple[Part, int] | tuple[Part, int, Qt.AlignmentFlag]
+"""A part, with its stretch and alignment where it has any."""
+Margins = int | tuple[int, int, int, int]
+
+
+def row(*parts: Placed, into: QWidget | None = None, spacing: int = theme.SPACE, margins: Margins = 0) -> QHBoxLayout:
+    """Parts side by side; `into` is the widget that gets the layout. Margins are left, top, right, bottom."""
+    layout = QHBoxLayout(into) if into is not None else QHBoxLayout()
+    _fill_box(layout, parts, spacing, margins)
+    return layout
+
+
+def column(
+    *parts: Placed, into: QWidget | None = None, spacing: int = theme.SPACE, margins: Margins = 0
+) -> QVBoxLayout:
+    """Parts one below the other; arguments as for `row`."""
+    layout = QVBoxLayout(into) if into is not None else QVBoxLayout()
+    _fill_box(layout, parts, spacing, margins)
+    return layout
+
+
+def _fill_box(layout: QBoxLayout, parts: Sequence[Placed], spacing: int, margins: Margins) -> None:
+    layout.setContentsMargins(*(margins if isinstance(margins, tuple) else (margins,) * 4))
+    layout.setSpacing(spacing)
+    for placed in parts:
+        part, stretch, *alignment = placed if isinstance(placed, tuple) else (placed, 0)
+        if part is None:
+            layout.addStretch(stretch or 1)
+        elif isinstance(part, int):
+            layout.addSpacing(part)
+        elif isinstance(part, QLayout):
+            layout.addLayout(part, stretch)
+        else:
+            layout.addWidget(part, stretch, *alignment)
