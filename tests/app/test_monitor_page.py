@@ -426,16 +426,16 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 folder = RunFolder(Path(sys.argv[1]))
 handle, dice = hold_lock(folder), random.Random(1)
-event log, rows = EventLog(folder.events), JsonLines(folder.completions)
-event log.write("started", iterations=100000)
+log, rows = EventLog(folder.events), JsonLines(folder.completions)
+log.write("started", iterations=100000)
 began, step = time.monotonic(), 0
 while step < 100:
     step += 1
-    event log.write("step", step=step, metrics=made_up_runs.metrics(step, 1000, dice))
+    log.write("step", step=step, metrics=made_up_runs.metrics(step, 1000, dice))
     for row in made_up_runs.groups(step, 1000, dice, prompts=1):
         rows.append(row)
     time.sleep(max(0, began + step / 50 - time.monotonic()))
-event log.write("finished", step=step, sentence="Done.")
+log.write("finished", step=step, sentence="Done.")
 """
 
 

@@ -20,7 +20,7 @@ from backend.runs.events import Event, well_formed
 from backend.runs.run_folder import RunFolder
 from backend.trainer.health.watch import Watch
 
-FOLDER = Path(__file__).parents[1] / "golden" / "event logs"
+FOLDER = Path(__file__).parents[1] / "golden" / "diaries"
 
 
 @dataclass(frozen=True, slots=True)
