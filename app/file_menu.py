@@ -18,9 +18,9 @@ from app.state.form_session import FORM
 from app.state.presets import presets
 from app.state.processes import ProcessOutcome, VerbProcess
 from app.state.session import START, Session
-from app.widgets.basic.file_dialogs import open_file, open_folder, save_file
-from app.widgets.form.preset_panel import PresetPanel
-from app.widgets.frame.status_strip import StatusStrip
+from app.widgets.basic.dialogs import open_file, open_folder, save_file
+from app.widgets.menu_dialogs import PresetPanel
+from app.widgets.window_frame import StatusStrip
 from backend.config.config import dump
 from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
 from backend.runs.run_folder import RunFolder

@@ -16,13 +16,10 @@ from PySide6.QtWidgets import QApplication, QDialog, QDialogButtonBox, QTextBrow
 from app import theme
 from app.file_menu import FileWindow
 from app.state.guide import CONTENTS, place_of_setting
-from app.widgets.basic.key_names import key_name
+from app.widgets.basic.labels import key_name, place_about
 from app.widgets.basic.layout import on_screen
 from app.widgets.form.field import field_of
-from app.widgets.help.about_dialog import AboutDialog
-from app.widgets.help.glossary_dialog import GlossaryDialog
-from app.widgets.help.guide_link import place_about
-from app.widgets.help.problem_dialog import ProblemDialog
+from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, ProblemDialog
 from backend.runs.archive import raw_settings
 from backend.utils import machine
 from backend.utils.places import project_root

@@ -14,7 +14,7 @@ from app import theme
 from app.file_menu import FileWindow
 from app.pages import PAGES
 from app.widgets.basic.icons import icon
-from app.widgets.basic.key_names import key_name
+from app.widgets.basic.labels import key_name
 
 Keys = str | QKeySequence.StandardKey
 

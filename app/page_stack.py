@@ -11,7 +11,7 @@ from shiboken6 import isValid
 from app import theme
 from app.pages import PAGES
 from app.state.session import Session
-from app.widgets.basic.tab_area import TabArea
+from app.widgets.basic.layout import TabArea
 
 
 class PageStack(QStackedWidget):

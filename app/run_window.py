@@ -20,9 +20,9 @@ from app.state.processes import VerbProcess
 from app.state.runs.run_clock import silence_advice
 from app.state.runs.run_files import CrashOffer
 from app.state.session import RUN
-from app.widgets.basic.open_in_desktop import open_path
+from app.widgets.basic.dialogs import open_path
 from app.widgets.export_panel import ExportPanel
-from app.widgets.frame.preferences_dialog import PreferencesDialog
+from app.widgets.menu_dialogs import PreferencesDialog
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 

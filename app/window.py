@@ -33,16 +33,13 @@ from app.state.memory_parts import MemoryParts
 from app.state.session import Session
 from app.state.undo import History
 from app.widgets.basic import icons
-from app.widgets.basic.file_dialogs import keep_folders_in
+from app.widgets.basic.dialogs import keep_folders_in
 from app.widgets.basic.icons import IconButton
-from app.widgets.basic.labels_and_buttons import PlainLabel
+from app.widgets.basic.labels import PlainLabel
 from app.widgets.basic.layout import on_screen
-from app.widgets.consent_dialog import ask_consent
+from app.widgets.consent_dialog import HostsDialog, ask_consent
 from app.widgets.form.field import UndoKeys
-from app.widgets.frame.drop_overlay import DropOverlay
-from app.widgets.frame.sidebar import Sidebar
-from app.widgets.frame.status_strip import StatusStrip
-from app.widgets.hosts_dialog import HostsDialog
+from app.widgets.window_frame import DropOverlay, Sidebar, StatusStrip
 from backend.distributed.allowed_hosts import HostsToAllow
 from backend.rewards.catalogue.allowed_code import CodeToAllow
 

@@ -179,13 +179,9 @@ def take_scenes(window, mode: str, run: Path, sick: Path, tokens: Path, out: Pat
 def dialogs(window):
     """Open each dialog in turn and yield (name, dialog)."""
     from app.pages.runs.clone_dialog import CloneDialog
+    from app.pages.train.picker import Picker
     from app.widgets.export_panel import ExportPanel
-    from app.widgets.form.preset_panel import PresetPanel
-    from app.widgets.frame.preferences_dialog import PreferencesDialog
-    from app.widgets.help.about_dialog import AboutDialog
-    from app.widgets.help.glossary_dialog import GlossaryDialog
-    from app.widgets.help.problem_dialog import ProblemDialog
-    from app.widgets.picker.picker import Picker
+    from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, PreferencesDialog, PresetPanel, ProblemDialog
 
     window.show_page("train")
     page, prefs = window.pages["train"], window.session.prefs

@@ -23,10 +23,9 @@ from PySide6.QtWidgets import (
 )
 
 from app import theme
-from app.widgets.basic.controls import ComboBox, ElidedLabel, NumberEdit
-from app.widgets.basic.labels_and_buttons import button, label, plain_tip
+from app.widgets.basic.controls import ComboBox, ElidedLabel, NumberEdit, Segments
+from app.widgets.basic.labels import button, label, plain_tip
 from app.widgets.basic.layout import NestedStack
-from app.widgets.basic.segmented_control import Segments
 
 SOURCES = {"model": "Model", "run": "Run", "file": "File"}
 ROW_CHOICES = (("random", "Random rows"), ("first", "First rows"), ("numbers", "These rows"))

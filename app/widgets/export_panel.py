@@ -26,11 +26,10 @@ from PySide6.QtWidgets import (
 
 from app import theme
 from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel
-from app.widgets.basic.file_dialogs import first_folder, open_folder
-from app.widgets.basic.labels_and_buttons import button, label, plain_tip
+from app.widgets.basic.dialogs import first_folder, open_folder, open_link, open_path
+from app.widgets.basic.labels import button, label, plain_tip
 from app.widgets.basic.layout import set_shown
 from app.widgets.basic.number_format import figure
-from app.widgets.basic.open_in_desktop import open_link, open_path
 from app.widgets.upload_dialog import (
     LogIn,
     MakeTask,

@@ -10,7 +10,7 @@ from PySide6.QtGui import QFont, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from app import theme
-from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.labels import button, label
 from app.widgets.basic.layout import clear_layout
 from app.widgets.basic.number_format import figure
 

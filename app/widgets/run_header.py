@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QSizePolicy, QVBoxLayou
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel
-from app.widgets.basic.labels_and_buttons import PlainLabel, label, plain_tip
+from app.widgets.basic.labels import PlainLabel, label, plain_tip
 from app.widgets.basic.number_format import duration
 
 # A run's state as a coloured dot and a label; and the tables of labels and colours, for the status strip and tables.

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QSplitter, QVBoxLayout, QWidg
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel
-from app.widgets.basic.labels_and_buttons import button, label, plain_tip
+from app.widgets.basic.labels import button, label, plain_tip
 from app.widgets.basic.number_format import finite
 from app.widgets.completions.completion_detail import CompletionPane
 from app.widgets.completions.completion_model import one_line

@@ -38,9 +38,9 @@ from PySide6.QtWidgets import (
 )
 
 from app import theme
-from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.dialogs import open_link, open_path
+from app.widgets.basic.labels import button, label
 from app.widgets.basic.layout import on_screen, set_shown, wrap_in_card
-from app.widgets.basic.open_in_desktop import open_link, open_path
 
 # What dialogs need of a running command, and how they read its last sentence.
 

@@ -11,7 +11,7 @@ import pytest
 from app.pages.train.train_page import TrainPage
 from app.state.prefs import Prefs
 from app.state.session import Session
-from app.widgets.form.path_field import AdapterField
+from app.widgets.form.fields import AdapterField
 from backend.runs.run_folder import RunFolder
 from backend.utils import places
 from backend.utils.errors import ConfigProblem

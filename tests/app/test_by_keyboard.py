@@ -20,21 +20,17 @@ from app.pages.monitor.run_steering import SteeringPanel
 from app.pages.runs.clone_dialog import CloneDialog
 from app.pages.runs.column_dialog import ColumnDialog
 from app.pages.runs.free_space_dialog import FreeSpaceDialog
+from app.pages.train.picker import Picker
 from app.state.prefs import Prefs
 from app.state.processes import VerbProcess
 from app.state.session import Session
-from app.widgets.basic.base_table import BaseTable
-from app.widgets.basic.labels_and_buttons import button
+from app.widgets.basic.labels import button
+from app.widgets.basic.tables import BaseTable
 from app.widgets.charts.plot import Plot
 from app.widgets.consent_dialog import ConsentDialog
 from app.widgets.export_panel import ExportPanel
-from app.widgets.form.preset_panel import PresetPanel
-from app.widgets.frame.preferences_dialog import PreferencesDialog
-from app.widgets.frame.sidebar import Sidebar
-from app.widgets.help.about_dialog import AboutDialog
-from app.widgets.help.glossary_dialog import GlossaryDialog
-from app.widgets.help.problem_dialog import ProblemDialog
-from app.widgets.picker.picker import Picker
+from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, PreferencesDialog, PresetPanel, ProblemDialog
+from app.widgets.window_frame import Sidebar
 from app.window import FORM_PAGES, Window
 from backend.rewards.catalogue.allowed_code import CodeToAllow, read_code
 from tests.support import made_up_runs

@@ -20,7 +20,7 @@ from app.state.charts import CHARTS
 from app.state.prefs import Prefs
 from app.state.runs.marks import Mark
 from app.state.session import Session
-from app.widgets.basic.file_dialogs import keep_folders_in
+from app.widgets.basic.dialogs import keep_folders_in
 from app.widgets.charts.chart_files import pile
 from app.widgets.charts.chart_grid import ChartContent, ChartGrid, ZoomButton
 from app.widgets.charts.curves import axis_range, has_spike
@@ -364,7 +364,7 @@ def test_the_dialog_begins_in_the_folder_that_was_used_last(
         offered.append(start)
         return str(tmp_path / "charts" / "mine"), ""
 
-    monkeypatch.setattr("app.widgets.basic.file_dialogs.QFileDialog.getSaveFileName", choose)
+    monkeypatch.setattr("app.widgets.basic.dialogs.QFileDialog.getSaveFileName", choose)
     (tmp_path / "charts").mkdir()
     for _ in range(2):
         grid.plots[0].save_requested.emit("csv")

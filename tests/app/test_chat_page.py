@@ -21,7 +21,7 @@ from app.pages.chat.chat_page import ChatPage
 from app.state import chat_choice
 from app.state.prefs import Prefs
 from app.state.session import Session
-from app.widgets.basic import file_dialogs
+from app.widgets.basic import dialogs
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import ConfigProblem
 from tests.support.latency import LatencyProbe
@@ -330,7 +330,7 @@ def test_reward_code_runs_only_with_consent(
 
 def test_a_folder_that_is_not_listed_can_be_chosen(page: ChatPage, made: Path, monkeypatch: pytest.MonkeyPatch):
     folder = str(made.parent / "models" / "model")
-    monkeypatch.setattr(file_dialogs.QFileDialog, "getExistingDirectory", lambda *_: folder)
+    monkeypatch.setattr(dialogs.QFileDialog, "getExistingDirectory", lambda *_: folder)
     page.bar.browse_requested.emit()
     assert page.bar.models.currentData() == folder and not page.bar.checkpoints.isVisible()
     service = load(page)

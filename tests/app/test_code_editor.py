@@ -8,7 +8,7 @@ from PySide6.QtGui import QKeyEvent, QTextCursor
 from PySide6.QtTest import QTest
 
 from app import theme
-from app.pages.rewards.reward_file_panel import CodeEditor
+from app.pages.rewards.reward_file import CodeEditor
 
 KEY, CONTROL = Qt.Key, Qt.KeyboardModifier.ControlModifier
 

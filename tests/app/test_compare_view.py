@@ -23,9 +23,9 @@ from app.state.runs import run_comparison
 from app.state.runs.marks import Mark
 from app.state.runs.run_comparison import RunComparison
 from app.state.session import Session
-from app.widgets.basic.flow_layout import FlowLayout
+from app.widgets.basic.labels import place_about
+from app.widgets.basic.layout import FlowLayout
 from app.widgets.charts.plot_view import StepAxis
-from app.widgets.help.guide_link import place_about
 from backend.runs.events import EventLog
 from backend.runs.run_comparison import as_csv, as_markdown
 from backend.runs.run_folder import RunFolder

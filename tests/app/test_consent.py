@@ -15,9 +15,7 @@ from app.desktop.drop_target import DroppedFile
 from app.state.consent import Consent
 from app.state.prefs import Prefs
 from app.state.session import Session
-from app.widgets.basic.allow_dialog import AllowDialog
-from app.widgets.consent_dialog import ConsentDialog
-from app.widgets.hosts_dialog import HostsDialog
+from app.widgets.consent_dialog import AllowDialog, ConsentDialog, HostsDialog
 from app.window import Window
 from backend.distributed.allowed_hosts import AllowedHosts, HostsToAllow
 from backend.rewards.catalogue.allowed_code import CodeToAllow, Rights, code_files, read_code

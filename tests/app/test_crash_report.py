@@ -17,7 +17,7 @@ from app.state.prefs import Prefs
 from app.state.service import Service
 from app.state.service_session import FAULT_OFFER
 from app.state.session import Session
-from app.widgets.help.problem_dialog import ProblemDialog
+from app.widgets.menu_dialogs import ProblemDialog
 from app.window import Window
 from backend.runs.run_folder import RunFolder
 

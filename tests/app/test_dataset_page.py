@@ -18,9 +18,9 @@ from app import theme
 from app.pages.dataset import dataset_page
 from app.pages.dataset.dataset_figures import Histogram
 from app.pages.dataset.dataset_page import ABSENT, EMPTY, DatasetPage
-from app.pages.dataset.dataset_table import CHUNK, MAX_CHUNKS, PLACEHOLDER, ColumnHeading, RowModel
-from app.pages.train import dataset_line
-from app.pages.train.dataset_line import DatasetLine
+from app.pages.dataset.rows import CHUNK, MAX_CHUNKS, PLACEHOLDER, ColumnHeading, RowModel
+from app.pages.train import train_page
+from app.pages.train.train_page import DatasetLine
 from app.state import dataset as datasets
 from app.state.dataset import Counts
 from app.state.downloads import Download
@@ -85,7 +85,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Timers that wait until typing rests wait a millisecond."""
     monkeypatch.setattr(datasets, "SETTLE_MS", 1)
     monkeypatch.setattr(dataset_page, "MOVED_MS", 1)
-    monkeypatch.setattr(dataset_line, "WAIT_MS", 1)
+    monkeypatch.setattr(train_page, "WAIT_MS", 1)
 
 
 @pytest.fixture

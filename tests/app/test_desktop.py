@@ -21,7 +21,7 @@ from app.state.prefs import Prefs
 from app.state.runs.run import Run
 from app.state.runs.run_notices import RunNotices
 from app.state.session import Session
-from app.widgets.frame.preferences_dialog import PreferencesDialog
+from app.widgets.menu_dialogs import PreferencesDialog
 from app.window import Window
 from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder

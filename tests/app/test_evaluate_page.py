@@ -14,7 +14,7 @@ from PySide6.QtGui import QGuiApplication
 
 from app import theme
 from app.pages.evaluate.evaluate_page import EvaluatePage
-from app.pages.evaluate.figures_table import INTERVAL_ROLE, figure_lines
+from app.pages.evaluate.tables import INTERVAL_ROLE, figure_lines
 from app.state.evaluations import Evaluations
 from app.state.processes import ProcessOutcome
 from app.state.session import Session

@@ -14,6 +14,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
 from app.pages.train import train_page
+from app.pages.train.form import SettingsCard
 from app.pages.train.launch_column import MemoryBar
 from app.pages.train.train_page import BASIC_FIELDS, REWARD_FIELDS, TrainPage
 from app.state.draft import Draft
@@ -21,11 +22,10 @@ from app.state.memory_parts import MemoryPart, MemoryParts
 from app.state.prefs import Prefs
 from app.state.presets import presets
 from app.state.session import Session
-from app.widgets.basic import controls, file_dialogs
+from app.widgets.basic import controls, dialogs
 from app.widgets.form import fields, value_text
 from app.widgets.form.field import HINTS, LONGEST, WHEN_EMPTY
 from app.widgets.form.setting_search import SettingSearch
-from app.widgets.form.settings_card import SettingsCard
 from app.widgets.reward_delegates import LABEL, USE, WEIGHT, WeightEdit
 from app.window import Window
 from backend.config import config
@@ -622,7 +622,7 @@ def test_a_dropped_folder_is_the_model(page: TrainPage, tmp_path: Path):
 
 def test_browsing_sets_the_chosen_path_and_nothing_when_cancelled(page: TrainPage, monkeypatch: pytest.MonkeyPatch):
     chosen = iter(["/some/model", ""])
-    monkeypatch.setattr(file_dialogs.QFileDialog, "getExistingDirectory", lambda *_: next(chosen))
+    monkeypatch.setattr(dialogs.QFileDialog, "getExistingDirectory", lambda *_: next(chosen))
     page.form.fields["model"].browse.click()
     page.form.fields["model"].browse.click()
     assert page.draft.value("model") == "/some/model"

@@ -16,9 +16,9 @@ from app.state import guide
 from app.state.charts import CHARTS
 from app.state.prefs import Prefs
 from app.state.session import Session
+from app.widgets.basic.labels import place_about
 from app.widgets.charts.plot import Plot
 from app.widgets.form.field import Field
-from app.widgets.help.guide_link import place_about
 from app.window import Window
 from backend.config.config import SETTINGS
 from backend.trainer.health.rules import RULES

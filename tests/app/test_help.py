@@ -16,9 +16,8 @@ from app.state.charts import CHARTS
 from app.state.glossary import CHART, SETTING, glossary
 from app.state.prefs import Prefs
 from app.state.session import Session
-from app.widgets.basic import key_names
-from app.widgets.help.about_dialog import NO_TEXT, AboutDialog
-from app.widgets.help.glossary_dialog import GlossaryDialog
+from app.widgets.basic import labels
+from app.widgets.menu_dialogs import NO_TEXT, AboutDialog, GlossaryDialog
 from app.window import Window
 from backend import __version__
 from backend.config.config import SETTINGS
@@ -80,10 +79,8 @@ def test_the_list_of_shortcuts_has_every_one(window: Window) -> None:
 
 def test_keys_are_named_as_the_platform_names_them(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a Mac too: the tests' platform writes Ctrl, so another one's names are put in its place."""
-    monkeypatch.setattr(key_names, "key_name", lambda keys: keys.toString().replace("Ctrl+", "⌘"))
-    assert (
-        key_names.with_key_names("Next (Ctrl+G), earlier (Ctrl+[); Ctrl+S saves") == "Next (⌘G), earlier (⌘[); ⌘S saves"
-    )
+    monkeypatch.setattr(labels, "key_name", lambda keys: keys.toString().replace("Ctrl+", "⌘"))
+    assert labels.with_key_names("Next (Ctrl+G), earlier (Ctrl+[); Ctrl+S saves") == "Next (⌘G), earlier (⌘[); ⌘S saves"
     for page in PAGES:
         window.show_page(page.key)
     widgets = window.page_stack.findChildren(QWidget)

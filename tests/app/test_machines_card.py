@@ -13,8 +13,7 @@ from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
-from app.pages.train.machine_table import ADDRESS, COLUMNS, NAME, _free_of
-from app.pages.train.machines_part import FIELDS, MachinesPart
+from app.pages.train.machines import ADDRESS, COLUMNS, FIELDS, NAME, MachinesPart, _free_of
 from app.state.consent import Consent
 from app.state.draft import Draft
 from app.state.machines import ALONE, Machines

@@ -14,14 +14,13 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.pages.train import source_picking
+from app.pages.train.picker import CHANGED, NAME, SIZE, STAR, WHERE, Picker, PickerEntry, PickerLine, display_path
 from app.pages.train.source_picking import suggested_entries
 from app.pages.train.train_page import TrainPage
 from app.state.downloads import Download, Downloads
 from app.state.prefs import Prefs
 from app.state.service import Service
 from app.state.session import Session
-from app.widgets.picker.picker import Picker
-from app.widgets.picker.picker_rows import CHANGED, NAME, SIZE, STAR, WHERE, PickerEntry, PickerLine, display_path
 from backend.utils.errors import ConfigProblem
 from tests.models.test_hub import FILES, GGUF, MLX, Repo
 from tests.support.cpu_time import Work

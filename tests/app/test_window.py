@@ -26,9 +26,9 @@ from app.state.processes import ProcessOutcome
 from app.state.runs.run_control import RunControl
 from app.state.runs.run_state import LIVE
 from app.state.session import Session
-from app.widgets.basic import file_dialogs
+from app.widgets.basic import dialogs
 from app.widgets.basic.layout import FRAME
-from app.widgets.form.preset_panel import PresetPanel
+from app.widgets.menu_dialogs import PresetPanel
 from app.widgets.run_header import STATE_LABELS, STATE_ROLES
 from app.window import FIRST_SIZE, LEAST_PAGE, NARROW, Window
 from backend.__main__ import app as verbs
@@ -456,7 +456,7 @@ def test_file_dialogs_begin_in_documents_or_where_one_of_the_kind_was_last_chose
 ):
     """They began in the app's own folder: that of the bundled demo."""
     begun: list[str] = []
-    monkeypatch.setattr(file_dialogs.QStandardPaths, "writableLocation", lambda _: str(tmp_path))
+    monkeypatch.setattr(dialogs.QStandardPaths, "writableLocation", lambda _: str(tmp_path))
     (chosen := tmp_path / "far" / "rows.csv").parent.mkdir()
     chosen.write_text("question,answer\n1+1,2\n")
 
@@ -464,7 +464,7 @@ def test_file_dialogs_begin_in_documents_or_where_one_of_the_kind_was_last_chose
         begun.append(start)
         return str(chosen), ""
 
-    monkeypatch.setattr(file_dialogs.QFileDialog, "getOpenFileName", choose)
+    monkeypatch.setattr(dialogs.QFileDialog, "getOpenFileName", choose)
     window.session.restore()
     window.show_page("train")
     fields = window.pages["train"].form.fields

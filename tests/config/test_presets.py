@@ -11,7 +11,7 @@ from PySide6.QtTest import QTest
 from app.state.draft import Draft
 from app.state.form_values import defaults
 from app.state.presets import BROUGHT, OWN, Preset, preset, presets
-from app.widgets.form.preset_panel import PresetPanel
+from app.widgets.menu_dialogs import PresetPanel
 from backend.config import config
 from backend.config.config import SETTINGS
 from backend.utils import places

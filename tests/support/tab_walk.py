@@ -24,9 +24,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.widgets.basic.segmented_control import Segments
+from app.widgets.basic.controls import Segments
 from app.widgets.charts.plot import Plot
-from app.widgets.frame.sidebar import Sidebar
+from app.widgets.window_frame import Sidebar
 
 CONTROLS = (
     QAbstractButton, QAbstractItemView, QAbstractSlider, QAbstractSpinBox, QComboBox, QLineEdit, QPlainTextEdit, QTextEdit,

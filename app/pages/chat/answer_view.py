@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QScrollArea, 
 
 from app import theme
 from app.widgets.basic.controls import LinkButton
-from app.widgets.basic.labels_and_buttons import label
+from app.widgets.basic.labels import label
 from app.widgets.basic.layout import clear_layout, set_shown
 from app.widgets.basic.number_format import figure
 from app.widgets.completions.completion_detail import TagHighlighter, scores_html

@@ -26,8 +26,7 @@ from app.state.completions.run_completions import RunCompletions
 from app.state.runs.run import Run
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
-from app.widgets.basic.empty_state import EmptyState
-from app.widgets.basic.labels_and_buttons import button
+from app.widgets.basic.labels import EmptyState, button
 from app.widgets.basic.layout import set_shown
 from app.widgets.completions.completion_detail import CompletionDetail
 from app.widgets.completions.completion_model import CompletionModel

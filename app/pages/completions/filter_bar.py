@@ -11,10 +11,9 @@ from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QSizePolicy, QVBoxLayout, 
 from app import theme
 from app.state.completions.facts import ALL, FILTERS, SCORE, Query
 from app.widgets.basic import icons
-from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton, NumberEdit
-from app.widgets.basic.labels_and_buttons import button
+from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton, NumberEdit, Segments
+from app.widgets.basic.labels import button
 from app.widgets.basic.layout import set_shown
-from app.widgets.basic.segmented_control import Segments
 
 STEP, RUN = "step", "run"
 """Scopes: the completions of one step, or of all."""

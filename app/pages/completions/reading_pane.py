@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QSizePolicy, QTextEdi
 from app import theme
 from app.pages.completions.token_colours import MEASURES, ColouredTokens, background, blend, coloured
 from app.widgets.basic.controls import CheckBox, ComboBox, LinkButton
-from app.widgets.basic.labels_and_buttons import label
+from app.widgets.basic.labels import label
 from app.widgets.basic.layout import set_shown
 from app.widgets.basic.number_format import figure
 from app.widgets.completions.completion_detail import CompletionPane

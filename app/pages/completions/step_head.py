@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QHBoxLayout, QPushButton, QWidget
 
 from app import theme
 from app.widgets.basic.controls import CheckBox, ElidedLabel, NumberEdit
-from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.labels import button, label
 
 
 class StepHead(QWidget):

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QVBoxLayout, QWi
 
 from app import theme
 from app.widgets.basic.controls import ComboBox
-from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.labels import button, label
 from app.widgets.basic.layout import set_style_property
 from app.widgets.form.field import Field
 from backend.config.config import SETTINGS

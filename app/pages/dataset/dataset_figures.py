@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton
-from app.widgets.basic.labels_and_buttons import label, plain_tip
+from app.widgets.basic.labels import label, plain_tip
 from app.widgets.basic.layout import NestedStack, set_style_property
 from app.widgets.basic.number_format import DASH, ticks
 

@@ -17,18 +17,15 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QSplitter, QVBox
 from app import theme
 from app.pages.dataset.column_mapping import ColumnMapping
 from app.pages.dataset.dataset_figures import DatasetFigures
-from app.pages.dataset.dataset_table import CHUNK, ColumnHeading, RowModel, RowTable
-from app.pages.dataset.row_detail import RowDetail
+from app.pages.dataset.rows import CHUNK, ColumnHeading, RowDetail, RowModel, RowTable
 from app.state.dataset import SPLITS, USES, Dataset
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox
-from app.widgets.basic.empty_state import EmptyState
-from app.widgets.basic.key_names import with_key_names
-from app.widgets.basic.labels_and_buttons import PlainLabel, button, label, plain_tip
+from app.widgets.basic.labels import EmptyState, PlainLabel, button, label, plain_tip, with_key_names
 from app.widgets.basic.layout import NestedStack
 from app.widgets.basic.number_format import figure
 from app.widgets.completion_source import MAX_ROWS
-from app.widgets.form.path_field import PathField
+from app.widgets.form.fields import PathField
 from backend.config.config import SETTINGS
 
 # The captions below the figures of the Dataset page: how long its prompts are, and how many of them were compared.

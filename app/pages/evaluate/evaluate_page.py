@@ -12,18 +12,14 @@ from PySide6.QtGui import QIntValidator, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QSizePolicy, QSplitter, QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
-from app.pages.evaluate.figures_table import FigureModel, FiguresTable, figure_lines
-from app.pages.evaluate.row_table import PromptRowModel, PromptRowTable, RowLine
+from app.pages.evaluate.tables import FigureModel, FiguresTable, PromptRowModel, PromptRowTable, RowLine, figure_lines
 from app.state import charts
 from app.state.evaluations import EvaluationRequest, Evaluations, Listed, checkpoint_steps
 from app.state.session import Session
-from app.widgets.basic.controls import ComboBox, ElidedLabel, NumberEdit
-from app.widgets.basic.empty_state import EmptyState
-from app.widgets.basic.labels_and_buttons import button, label, plain_tip
-from app.widgets.basic.layout import NestedStack
+from app.widgets.basic.controls import ComboBox, ElidedLabel, NumberEdit, Segments
+from app.widgets.basic.labels import EmptyState, button, label, plain_tip
+from app.widgets.basic.layout import NestedStack, TabArea
 from app.widgets.basic.number_format import duration, moment
-from app.widgets.basic.segmented_control import Segments
-from app.widgets.basic.tab_area import TabArea
 from app.widgets.result_card import BeforeAfter, ResultCard
 from app.widgets.side_by_side import TITLES, SideBySide
 from backend.trainer.evaluation.evaluation_rows import Decoding, DecodingName

@@ -27,9 +27,8 @@ from app import theme
 from app.state import guide
 from app.state.session import Session
 from app.widgets.basic import icons
-from app.widgets.basic.key_names import with_key_names
-from app.widgets.basic.labels_and_buttons import button, label
-from app.widgets.basic.open_in_desktop import open_link
+from app.widgets.basic.dialogs import open_link
+from app.widgets.basic.labels import button, label, with_key_names
 
 # The contents of the guide beside its text: chapters with their sections, or what a search has found.
 

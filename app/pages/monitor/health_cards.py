@@ -15,9 +15,8 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import LinkButton
-from app.widgets.basic.labels_and_buttons import label
-from app.widgets.basic.layout import set_shown
-from app.widgets.basic.tab_area import TabArea
+from app.widgets.basic.labels import label
+from app.widgets.basic.layout import TabArea, set_shown
 from backend.config.config import SETTINGS
 from backend.trainer.health.rules import RULES
 from backend.trainer.health.watch import Episode

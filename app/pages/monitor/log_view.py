@@ -11,8 +11,8 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QVBoxLayout, 
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton
+from app.widgets.basic.dialogs import open_path
 from app.widgets.basic.icons import IconButton
-from app.widgets.basic.open_in_desktop import open_path
 from backend.utils.regular_file import open_regular
 from backend.utils.text import as_in_a_terminal
 

@@ -32,10 +32,9 @@ from app.state.runs.run_state import PHASE_WORDS, State
 from app.state.runs.run_summary import count_text
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel
-from app.widgets.basic.empty_state import EmptyState
-from app.widgets.basic.labels_and_buttons import plain_tip
+from app.widgets.basic.dialogs import open_path
+from app.widgets.basic.labels import EmptyState, plain_tip
 from app.widgets.basic.layout import settle_layouts
-from app.widgets.basic.open_in_desktop import open_path
 from app.widgets.charts.metric_tile import MetricTile, TileRow
 from app.widgets.result_card import CardAction, ResultCard
 from app.widgets.run_header import RunHeader

@@ -11,10 +11,10 @@ from PySide6.QtWidgets import QHeaderView, QWidget
 
 from app import theme
 from app.state.runs.ranks import RankNow
-from app.widgets.basic.base_table import ROW_HEIGHT, BaseTable, alignment_of, header_data
-from app.widgets.basic.labels_and_buttons import plain_tip
+from app.widgets.basic.labels import plain_tip
 from app.widgets.basic.layout import set_shown
 from app.widgets.basic.number_format import figure
+from app.widgets.basic.tables import ROW_HEIGHT, BaseTable, alignment_of, header_data
 from backend.trainer.health.rules import RULES
 
 Index = QModelIndex | QPersistentModelIndex

@@ -13,9 +13,8 @@ from app.state.runs.run import Run
 from app.state.runs.run_files import STEERED_STATES
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
-from app.widgets.basic.labels_and_buttons import button, label
-from app.widgets.basic.layout import clear_layout, on_screen, set_shown
-from app.widgets.basic.tab_area import TabArea
+from app.widgets.basic.labels import button, label
+from app.widgets.basic.layout import TabArea, clear_layout, on_screen, set_shown
 from app.widgets.form.fields import Field, make_field
 from backend.config.config import SETTINGS, Config
 from backend.runs.steering import Change, changed

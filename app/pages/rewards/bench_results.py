@@ -33,10 +33,10 @@ from PySide6.QtWidgets import (
 
 from app import theme
 from app.stylesheet import CELL_PADDING
-from app.widgets.basic.base_table import ROW_HEIGHT, BaseTable
-from app.widgets.basic.labels_and_buttons import label
+from app.widgets.basic.labels import label
 from app.widgets.basic.layout import clear_layout
 from app.widgets.basic.number_format import DASH, THIN, figure
+from app.widgets.basic.tables import ROW_HEIGHT, BaseTable
 from app.widgets.completions.completion_model import CompletionModel, reward_dot
 from app.widgets.completions.completion_table import CompletionTable
 from app.widgets.form.value_text import number_text

@@ -17,16 +17,14 @@ from PySide6.QtWidgets import QHBoxLayout, QHeaderView, QSplitter, QStackedLayou
 
 from app import theme
 from app.pages.rewards.bench_results import BenchResults
-from app.pages.rewards.reward_editing import RewardEditing
-from app.pages.rewards.reward_file_panel import RewardFilePanel
+from app.pages.rewards.reward_file import RewardEditing, RewardFilePanel
 from app.state.reward_bench import RewardBench
 from app.state.session import Session
-from app.widgets.basic.base_table import BaseTable
-from app.widgets.basic.controls import ElidedLabel
-from app.widgets.basic.file_dialogs import open_file
-from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.controls import ElidedLabel, Segments
+from app.widgets.basic.dialogs import open_file
+from app.widgets.basic.labels import button, label
 from app.widgets.basic.number_format import THIN, figure
-from app.widgets.basic.segmented_control import Segments
+from app.widgets.basic.tables import BaseTable
 from app.widgets.completion_source import CompletionSource
 from app.widgets.completions.completion_detail import CompletionDetail
 from app.widgets.completions.completion_model import one_line

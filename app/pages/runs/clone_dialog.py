@@ -16,12 +16,10 @@ from PySide6.QtGui import QCloseEvent
 from PySide6.QtWidgets import QDialog, QGridLayout, QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
 
 from app import theme
-from app.widgets.basic.controls import CheckBox, ComboBox, LinkButton
-from app.widgets.basic.labels_and_buttons import button, label
-from app.widgets.basic.layout import on_screen, set_shown
+from app.widgets.basic.controls import CheckBox, ComboBox, LinkButton, Segments
+from app.widgets.basic.labels import button, label
+from app.widgets.basic.layout import TabArea, on_screen, set_shown
 from app.widgets.basic.number_format import figure
-from app.widgets.basic.segmented_control import Segments
-from app.widgets.basic.tab_area import TabArea
 from app.widgets.form.field import Field
 from app.widgets.form.fields import make_field
 from app.widgets.form.setting_search import SettingSearch

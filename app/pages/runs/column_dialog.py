@@ -19,7 +19,7 @@ from PySide6.QtWidgets import (
 
 from app import theme
 from app.pages.runs.run_columns import DEFAULT_COLUMNS, NAME
-from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.labels import button, label
 from app.widgets.basic.layout import on_screen
 from backend.runs.run_search import field_of
 

@@ -41,15 +41,14 @@ from app.state.runs.marks import Mark
 from app.state.runs.run import Run
 from app.state.runs.run_comparison import AXES, ComparedMetric, RunComparison
 from app.state.runs.run_notices import rewards_at_the_ends
-from app.widgets.basic.base_table import BaseTable
-from app.widgets.basic.file_dialogs import save_file
-from app.widgets.basic.labels_and_buttons import button, label, plain_tip
+from app.widgets.basic.controls import Segments
+from app.widgets.basic.dialogs import save_file
+from app.widgets.basic.labels import button, explain_at, label, plain_tip
 from app.widgets.basic.number_format import duration, figure
-from app.widgets.basic.segmented_control import Segments
+from app.widgets.basic.tables import BaseTable
 from app.widgets.charts.chart_files import Trace
 from app.widgets.charts.chart_grid import ChartContent, ChartGrid
 from app.widgets.charts.plot import Plot
-from app.widgets.help.guide_link import explain_at
 from app.widgets.run_header import STATE_LABELS
 from backend.runs.run_comparison import (
     RunResult,

@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QListWidget, QListWidgetItem, QVBoxLayout, QWidget
 
 from app import theme
-from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.labels import button, label
 from app.widgets.basic.layout import on_screen
 from app.widgets.basic.number_format import file_size
 from backend.runs.disk_use import FreeableSpace, free_space

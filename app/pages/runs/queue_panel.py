@@ -22,12 +22,10 @@ from PySide6.QtGui import QKeySequence, QShortcut
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QHBoxLayout, QHeaderView, QMenu, QVBoxLayout, QWidget
 
 from app import theme
-from app.widgets.basic.base_table import ROW_HEIGHT, BaseTable
 from app.widgets.basic.controls import CheckBox, ElidedLabel
-from app.widgets.basic.dragged_rows import DraggedRowsModel
-from app.widgets.basic.key_names import REMOVE_KEYS
-from app.widgets.basic.labels_and_buttons import button, label, plain_tip
+from app.widgets.basic.labels import REMOVE_KEYS, button, label, plain_tip
 from app.widgets.basic.number_format import DASH
+from app.widgets.basic.tables import ROW_HEIGHT, BaseTable, DraggedRowsModel
 
 Index = QModelIndex | QPersistentModelIndex
 SHOWN_ROWS = 3

@@ -14,8 +14,8 @@ from PySide6.QtWidgets import QInputDialog, QMenu, QWidget
 
 from app.state.runs.run_state import LIVE
 from app.state.session import Session
-from app.widgets.basic.key_names import REMOVE_KEYS, key_name
-from app.widgets.basic.open_in_desktop import open_path
+from app.widgets.basic.dialogs import open_path
+from app.widgets.basic.labels import REMOVE_KEYS, key_name
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.runs.run_record import RunRecord, change_notes, tags_in

@@ -20,10 +20,9 @@ from PySide6.QtWidgets import (
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton, ProseEdit
-from app.widgets.basic.labels_and_buttons import label, plain_tip
-from app.widgets.basic.layout import clear_layout, set_shown
+from app.widgets.basic.labels import label, plain_tip
+from app.widgets.basic.layout import TabArea, clear_layout, set_shown
 from app.widgets.basic.number_format import file_size, moment
-from app.widgets.basic.tab_area import TabArea
 from app.widgets.run_header import StateChip
 from backend.config.config import SETTINGS
 from backend.runs.archive import Summary

@@ -10,9 +10,8 @@ from PySide6.QtGui import QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QAbstractButton, QWidget
 
 from app import theme
-from app.widgets.basic.flow_layout import FlowLayout
-from app.widgets.basic.labels_and_buttons import plain_tip
-from app.widgets.basic.layout import clear_layout
+from app.widgets.basic.labels import plain_tip
+from app.widgets.basic.layout import FlowLayout, clear_layout
 
 _LINE, _GAP = 20, 6
 _WIDEST = 320

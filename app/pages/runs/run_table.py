@@ -25,8 +25,8 @@ from app import theme
 from app.pages.runs import run_columns
 from app.pages.runs.run_columns import CURVE_KEY, DEFAULT_COLUMNS, FAVOURITE, NAME
 from app.widgets.basic import icons
-from app.widgets.basic.base_table import BaseTable
-from app.widgets.basic.labels_and_buttons import plain_tip
+from app.widgets.basic.labels import plain_tip
+from app.widgets.basic.tables import BaseTable
 from backend.runs.run_record import RunRecord
 from backend.runs.run_search import RunField
 

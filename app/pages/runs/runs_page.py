@@ -26,8 +26,7 @@ from app.state.processes import VerbProcess
 from app.state.runs.run_list import RunList
 from app.state.session import Session
 from app.widgets.basic.controls import CheckBox
-from app.widgets.basic.empty_state import EmptyState
-from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.labels import EmptyState, button, label
 from app.widgets.basic.layout import wrap_in_card
 from backend.runs.archive import raw_settings
 from backend.runs.disk_use import freeable_space

@@ -13,7 +13,7 @@ from app.pages.runs.run_legend import ComparedName
 from app.state import charts
 from app.state.runs.run_comparison import RunComparison, SharedPrompt
 from app.widgets.basic.controls import ComboBox
-from app.widgets.basic.labels_and_buttons import label
+from app.widgets.basic.labels import label
 from app.widgets.completions.completion_model import one_line
 from app.widgets.side_by_side import SideBySide
 

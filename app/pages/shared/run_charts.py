@@ -19,11 +19,11 @@ from app.state.guide import place_of_chart
 from app.state.runs.run import Run
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox
-from app.widgets.basic.file_dialogs import open_folder, save_file
+from app.widgets.basic.dialogs import open_folder, save_file
+from app.widgets.basic.labels import explain_at
 from app.widgets.charts.chart_files import FORMATS, Format, write_csv, write_png, write_svg
 from app.widgets.charts.chart_grid import ChartContent, ChartGrid, ZoomButton
 from app.widgets.charts.plot import Plot, Trace
-from app.widgets.help.guide_link import explain_at
 from backend.utils.disk_faults import DiskError
 
 # Saving the charts of a grid as files: one of them, or all into a folder. The dialogs begin in the folder that was

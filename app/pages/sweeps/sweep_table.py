@@ -9,9 +9,9 @@ from PySide6.QtGui import QPainter, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
 from app import theme
-from app.widgets.basic.base_table import BaseTable
-from app.widgets.basic.labels_and_buttons import plain_tip
+from app.widgets.basic.labels import plain_tip
 from app.widgets.basic.number_format import DASH, figure
+from app.widgets.basic.tables import BaseTable
 from backend.config.config import SETTINGS
 from backend.runs.sweeps.sweep import text_of
 from backend.runs.sweeps.sweep_results import ConfigurationResult, MemberResult, SweepResults

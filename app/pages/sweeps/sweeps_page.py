@@ -17,12 +17,10 @@ from app.state.memory_parts import amount
 from app.state.session import Session
 from app.state.sweep_form import SweepForecast, SweepForm, VariedSetting, forecast, offered_settings
 from app.state.sweeps import RESUMABLE, Sweeps
-from app.widgets.basic.controls import ComboBox, Switch
-from app.widgets.basic.labels_and_buttons import button, label
-from app.widgets.basic.layout import set_shown, set_style_property
+from app.widgets.basic.controls import ComboBox, Segments, Switch
+from app.widgets.basic.labels import button, label
+from app.widgets.basic.layout import TabArea, set_shown, set_style_property
 from app.widgets.basic.number_format import duration
-from app.widgets.basic.segmented_control import Segments
-from app.widgets.basic.tab_area import TabArea
 from backend.config.setting import Setting
 from backend.runs.sweeps.sweep import SweepPlan
 from backend.runs.sweeps.sweep_results import MemberResult, SweepFolder, settings_of_runs

@@ -12,15 +12,14 @@ from typing import Any
 from PySide6.QtCore import QObject, QTimer
 from PySide6.QtWidgets import QWidget
 
+from app.pages.train.picker import PLACE_LABELS, Picker, PickerEntry, size_text
 from app.state.downloads import Download
 from app.state.memory import memory_parts_of_shape
 from app.state.memory_parts import amount
 from app.state.presets import preset
 from app.state.session import Session
 from app.widgets.form.field import Field
-from app.widgets.form.path_field import PathField
-from app.widgets.picker.picker import Picker
-from app.widgets.picker.picker_rows import PLACE_LABELS, PickerEntry, size_text
+from app.widgets.form.fields import PathField
 from backend.config import config, first_choices
 from backend.config.config import Config
 from backend.models.suggested_models import SUGGESTED_MODELS, SuggestedModel, suggested

@@ -6,36 +6,37 @@ the launch column beside it: the plan in words, memory, problems, help, the comm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QObject, Qt, QTimer
-from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtCore import QEvent, QObject, QSize, Qt, QTimer, Signal
+from PySide6.QtGui import QEnterEvent, QHideEvent, QPainter, QPaintEvent, QResizeEvent, QShowEvent
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
 from app import theme
-from app.pages.train import launch_column, machines_part
-from app.pages.train.dataset_line import DatasetLine
-from app.pages.train.form import Form
+from app.pages.train import launch_column, machines
+from app.pages.train.form import FieldGrid, Form, SettingsCard
 from app.pages.train.launch_column import LaunchColumn
-from app.pages.train.machines_part import MachinesPart
+from app.pages.train.machines import MachinesPart
+from app.pages.train.picker import size_text
 from app.pages.train.reward_panel import RewardPanel
 from app.pages.train.source_picking import Picking
-from app.pages.train.translated_file import TranslatedFileBanner
+from app.state.dataset import Dataset
 from app.state.form_values import is_equivalent
 from app.state.guide import place_of_setting
 from app.state.memory_parts import amount
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
-from app.widgets.basic.labels_and_buttons import PlainLabel, button
+from app.widgets.basic.labels import PlainLabel, button, label, plain_tip
 from app.widgets.basic.layout import set_shown
-from app.widgets.form.path_field import AdapterField, PathField
+from app.widgets.form.fields import AdapterField, PathField
 from app.widgets.form.setting_search import SettingSearch
-from app.widgets.form.settings_card import FieldGrid, SettingsCard
-from app.widgets.picker.picker_rows import size_text
 from backend.config import first_choices
 from backend.config.config import SECTIONS, SETTINGS, sections
 from backend.config.documented_form import documented_part
+from backend.config.other_programs.translation import TranslatedKey
 from backend.config.unusual import unusual
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.hub_cache import is_dataset_cached
@@ -177,7 +178,7 @@ class TrainPage(QWidget):
         for section, settings in sections().items():
             if section == "preference":
                 self.form.add(_not_applicable("QAT", "Not applicable to GRPO."))
-            listed = [about for about in settings if about.key not in (*REWARD_FIELDS, *machines_part.FIELDS)]
+            listed = [about for about in settings if about.key not in (*REWARD_FIELDS, *machines.FIELDS)]
             # The reward table stands between the documented settings of its section and ours.
             first = documented_part(section, listed) if section == "generation" else listed
             others = [about for about in listed if about not in first]
@@ -416,7 +417,7 @@ class TrainPage(QWidget):
 
     def _show_all_settings(self) -> None:
         """Open every card, or close them all."""
-        cards = (*SECTIONS, machines_part.KEY)
+        cards = (*SECTIONS, machines.KEY)
         self.form.open_cards(cards if self.all_settings.isChecked() else ())
         for key in cards:
             self.session.prefs.set_card_open(key, self.all_settings.isChecked())
@@ -461,3 +462,155 @@ def _not_applicable(title: str, sentence: str) -> QWidget:
     across.addWidget(heading)
     across.addWidget(text, 1)
     return row
+
+
+WAIT_MS = 400
+"""How long it must be visible before it asks for the dataset, so that it does not while the window is still opening."""
+
+
+class DatasetLine(QPushButton):
+    """Shows the dataset's summary in one line, and watches the dataset while it is visible.
+
+    Signals:
+        page_requested – it was clicked: show the Dataset page.
+    """
+
+    page_requested = Signal()
+
+    def __init__(self, dataset: Dataset, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._dataset = dataset
+        self.setFlat(True)
+        self.setProperty("role", "link")
+        self.setCursor(Qt.CursorShape.PointingHandCursor)
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        self._delay = QTimer(self, singleShot=True, interval=WAIT_MS)
+        self._delay.timeout.connect(lambda: dataset.watch(self, count_all=False))
+        self.clicked.connect(lambda _checked=False: self.page_requested.emit())
+        for signal in (dataset.changed, dataset.counts_changed):
+            signal.connect(self.refresh)
+        theme.signals.changed.connect(self.update)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Show the present summary; it is empty while no dataset is chosen."""
+        summary, self._is_wrong = self._dataset.summary_line()
+        self.setText(summary)
+        self.setToolTip(plain_tip(summary))
+        self.setAccessibleName(f"Dataset: {summary}")
+        self.setEnabled(bool(summary))
+        self.update()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._delay.start()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        self._delay.stop()
+        self._dataset.unwatch(self)
+
+    def enterEvent(self, event: QEnterEvent) -> None:
+        super().enterEvent(event)
+        self.update()
+
+    def leaveEvent(self, event: QEvent) -> None:
+        super().leaveEvent(event)
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        return QSize(120, self.fontMetrics().lineSpacing() + 4)
+
+    minimumSizeHint = sizeHint
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """Paint the text elided at its end, grey until hovered or focused: QPushButton does not elide."""
+        painter, colours = QPainter(self), theme.palette()
+        is_active = self.underMouse() or self.hasFocus()
+        font = theme.caption_font()
+        font.setUnderline(is_active)
+        painter.setFont(font)
+        painter.setPen(colours.warning if self._is_wrong else colours.accent if is_active else colours.muted)
+        text = painter.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.width())
+        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, text)
+
+
+FEW = 6
+"""Words without effect that the summary lists; more are counted there, and listed on request."""
+
+
+class TranslatedFileBanner(QFrame):
+    """The banner; hidden for a file that has no word of another program.
+
+    Attributes:
+        sentence, translated – the label with the summary, and the one with what became of each word, shown on request.
+        show_button, close_button – the links that show those words, and close the banner.
+
+    Signals:
+        closed – the user clicked Close.
+    """
+
+    closed = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("role", "banner")
+        self.sentence = label(wrap=True, selectable=True)
+        self.translated = label(wrap=True, selectable=True)
+        self.show_button, self.close_button = LinkButton("Show them"), LinkButton("Close")
+        self.show_button.setAccessibleName("Show what each word of the file was read as")
+        self.close_button.setAccessibleName("Close the note on the words of the file")
+        self.show_button.clicked.connect(lambda: self._show_each(not self.translated.isVisibleTo(self)))
+        self.close_button.clicked.connect(self.closed)
+        across = QHBoxLayout(self)
+        across.setContentsMargins(2 * theme.SPACE, theme.SPACE, 2 * theme.SPACE, theme.SPACE)
+        across.setSpacing(2 * theme.SPACE)
+        texts = QVBoxLayout()
+        texts.addWidget(self.sentence)
+        texts.addWidget(self.translated)
+        across.addLayout(texts, 1)
+        for link in (self.show_button, self.close_button):
+            across.addWidget(link, 0, Qt.AlignmentFlag.AlignTop)
+        self.hide()
+
+    def show_words(self, file: Path | None, program: str, words: Sequence[TranslatedKey]) -> None:
+        """Say what was made of a file's words; none hide the banner. `program`: whose file it is, empty where that is open."""
+        self.sentence.setText(summary(file, program, words))
+        self.translated.setText("\n".join(_details(words)))
+        self.show_button.setVisible(bool(self.translated.text()))
+        self._show_each(False)
+        self.setVisible(any(word.fate != "as here" for word in words))
+
+    def _show_each(self, is_shown: bool) -> None:
+        self.translated.setVisible(is_shown)
+        self.show_button.setText("Hide them" if is_shown else "Show them")
+
+
+def summary(file: Path | None, program: str, words: Sequence[TranslatedKey]) -> str:
+    """Whose file it is, how many words were translated, and which were left out, with their reasons where they are few."""
+    name = file.name if file is not None else "The file"
+    translated, left_out = (sum(word.fate == fate for word in words) for fate in ("translated", "without effect"))
+    sentences = [f"{name} is a file for {program}; what it leaves out has GRPO Studio's defaults."] if program else []
+    if translated:
+        sentences.append(f"{translated} {'word of it was' if translated == 1 else 'words of it were'} translated.")
+    if left_out > FEW:
+        sentences.append(f"{left_out} are without effect here.")
+    elif left_out:
+        sentences.append(f"Left out{'' if program else f' of {name}'}: {'; '.join(_left_out(words))}.")
+    return " ".join(sentences)
+
+
+def _left_out(words: Sequence[TranslatedKey]) -> list[str]:
+    """The words without effect, by reason."""
+    by_reason: dict[str, list[str]] = {}
+    for word in words:
+        if word.fate == "without effect":
+            by_reason.setdefault(word.sentence, []).append(word.word)
+    return [f"{', '.join(named)} ({why})" for why, named in by_reason.items()]
+
+
+def _details(words: Sequence[TranslatedKey]) -> list[str]:
+    """A line for each word that was translated, and for each reason of those without effect, where the summary counts them."""
+    translated = [f"{word.word} → {word.sentence}" for word in words if word.fate == "translated"]
+    left_out = sum(word.fate == "without effect" for word in words)
+    return [*translated, *(["", "Without effect here:", *_left_out(words)] if left_out > FEW else [])]

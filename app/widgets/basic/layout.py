@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QCoreApplication, QEvent, QSize, Qt
+from PySide6.QtCore import QCoreApplication, QEvent, QPoint, QRect, QRectF, QSize, Qt
+from PySide6.QtGui import QPainter, QPen
 from PySide6.QtWidgets import (
     QAbstractScrollArea,
+    QApplication,
     QBoxLayout,
     QFrame,
     QHBoxLayout,
     QLayout,
+    QLayoutItem,
+    QScrollArea,
     QStackedLayout,
     QVBoxLayout,
     QWidget,
@@ -144,3 +148,101 @@ def _fill_box(layout: QBoxLayout, parts: Sequence[Placed], spacing: int, margins
             layout.addLayout(part, stretch)
         else:
             layout.addWidget(part, stretch, *alignment)
+
+
+class FlowLayout(QLayout):
+    """Left to right, then down; its height follows from its width."""
+
+    def __init__(
+        self, parent: QWidget | None = None, spacing: int = theme.SPACE, line_spacing: int | None = None
+    ) -> None:
+        """`spacing` between widgets of a line, in pixels, and between lines unless these have another."""
+        super().__init__(parent)
+        self._items: list[QLayoutItem] = []
+        self._line_spacing = spacing if line_spacing is None else line_spacing
+        self.setContentsMargins(0, 0, 0, 0)
+        self.setSpacing(spacing)
+
+    def addItem(self, item: QLayoutItem) -> None:
+        self._items.append(item)
+
+    def count(self) -> int:
+        return len(self._items)
+
+    def itemAt(self, index: int) -> QLayoutItem | None:  # type: ignore[override]
+        return self._items[index] if 0 <= index < len(self._items) else None
+
+    def takeAt(self, index: int) -> QLayoutItem | None:  # type: ignore[override]
+        return self._items.pop(index) if 0 <= index < len(self._items) else None
+
+    def expandingDirections(self) -> Qt.Orientation:
+        return Qt.Orientation(0)
+
+    def hasHeightForWidth(self) -> bool:
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        return self._place(QRect(0, 0, width, 0), move=False)
+
+    def setGeometry(self, rect: QRect) -> None:
+        super().setGeometry(rect)
+        self._place(rect, move=True)
+
+    def sizeHint(self) -> QSize:
+        return self.minimumSize()
+
+    def minimumSize(self) -> QSize:
+        size = QSize()
+        for item in self._items:
+            size = size.expandedTo(item.minimumSize())
+        return size
+
+    def _place(self, rect: QRect, *, move: bool) -> int:
+        """Put the items into lines; returns the height of all lines."""
+        x, y, line_height = rect.x(), rect.y(), 0
+        for item in (item for item in self._items if not item.isEmpty()):  # a hidden widget takes no room
+            size = item.sizeHint().boundedTo(QSize(max(rect.width(), 1), item.sizeHint().height()))
+            if x > rect.x() and x + size.width() > rect.right() + 1:
+                x, y, line_height = rect.x(), y + line_height + self._line_spacing, 0
+            if move:
+                item.setGeometry(QRect(QPoint(x, y), size))
+            x += size.width() + self.spacing()
+            line_height = max(line_height, size.height())
+        return y + line_height - rect.y()
+
+
+class TabArea(QScrollArea):
+    """Without a frame, as wide as its content is made. Qt scrolls to what Tab reaches from within such an area, and not when Tab or
+    Shift+Tab enters it."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setWidgetResizable(True)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        app = QApplication.instance()
+        assert isinstance(app, QApplication)
+        app.focusChanged.connect(self.follow_focus)
+
+    def follow_focus(self) -> None:
+        """Scroll to what has the focus, unless it fills half of the view: that is read from where the user has scrolled to."""
+        # A slot that takes none of the signal's arguments: the widget that lost the focus may be half destroyed, and PySide must not wrap
+        # it in a Python object.
+        widget, page = QApplication.focusWidget(), self.widget()
+        if widget is None or page is None or not page.isAncestorOf(widget):
+            return
+        if widget.height() < self.viewport().height() // 2:
+            self.ensureWidgetVisible(widget, 0, theme.SPACE)
+
+
+BY_KEYBOARD = (Qt.FocusReason.TabFocusReason, Qt.FocusReason.BacktabFocusReason, Qt.FocusReason.ShortcutFocusReason)
+WIDTH = 2
+"""Of its line, in pixels."""
+
+
+def paint_ring(widget: QWidget, radius: float) -> None:
+    """Paint the ring along the edge of `widget`, in its `paintEvent`."""
+    painter = QPainter(widget)
+    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    painter.setPen(QPen(theme.palette().accent, WIDTH))
+    painter.drawRoundedRect(QRectF(widget.rect()).adjusted(1, 1, -1, -1), radius, radius)

@@ -15,8 +15,7 @@ from PySide6.QtWidgets import QApplication, QGridLayout, QPushButton, QWidget
 
 from app import theme
 from app.state.runs.marks import Mark
-from app.widgets.basic.layout import reserve_gutter
-from app.widgets.basic.tab_area import TabArea
+from app.widgets.basic.layout import TabArea, reserve_gutter
 from app.widgets.charts.plot import Plot, Trace
 
 PLOT_HEIGHT, LOWEST = 214, 176

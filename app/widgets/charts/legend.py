@@ -13,7 +13,7 @@ from PySide6.QtGui import QFont, QFontMetricsF, QMouseEvent, QPainter, QPaintEve
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app import theme
-from app.widgets.basic.labels_and_buttons import plain_tip
+from app.widgets.basic.labels import plain_tip
 
 _SWATCH, _GAP, _BETWEEN, _LINE_HEIGHT = 14.0, 5.0, 14.0, 16
 _USUAL_VALUE = "0.000"

@@ -23,15 +23,13 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QSizePolicy, QVBoxLayo
 from app import theme
 from app.state.runs.marks import Mark
 from app.widgets.basic.controls import LinkButton
-from app.widgets.basic.focus_ring import BY_KEYBOARD, paint_ring
-from app.widgets.basic.labels_and_buttons import button, label, plain_tip
-from app.widgets.basic.layout import NestedStack
+from app.widgets.basic.labels import button, label, place_about, plain_tip
+from app.widgets.basic.layout import BY_KEYBOARD, NestedStack, paint_ring
 from app.widgets.basic.number_format import figure
 from app.widgets.charts.chart_files import FORMATS, Trace, nearest_index, pile, steps_of, write_table
 from app.widgets.charts.curves import has_spike
 from app.widgets.charts.legend import Legend, LegendEntry
 from app.widgets.charts.plot_view import PlotView
-from app.widgets.help.guide_link import place_about
 
 LOG_OFFER = "Log axis"
 CORNER = 8

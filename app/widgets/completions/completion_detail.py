@@ -12,7 +12,7 @@ from PySide6.QtGui import QSyntaxHighlighter
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPlainTextEdit, QSplitter, QTextEdit, QVBoxLayout, QWidget
 
 from app import theme
-from app.widgets.basic.labels_and_buttons import label
+from app.widgets.basic.labels import label
 from app.widgets.basic.number_format import figure, signed
 from app.widgets.completions.completion_model import STOP_LABELS, advantage_colour, logged_text
 from backend.runs.completion_rows import token_count

@@ -14,7 +14,7 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersisten
 from PySide6.QtGui import QColor, QPainter, QPixmap
 
 from app import theme
-from app.widgets.basic.labels_and_buttons import plain_tip
+from app.widgets.basic.labels import plain_tip
 from app.widgets.basic.number_format import DASH, figure, finite, signed
 from backend.runs.completion_rows import token_count
 from backend.utils.text import visible

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QStyledItemDelegat
 
 from app import theme
 from app.stylesheet import CELL_PADDING
-from app.widgets.basic.base_table import BaseTable
+from app.widgets.basic.tables import BaseTable
 from app.widgets.completions.completion_model import BAR_ROLE, CompletionLine, CompletionModel, Index
 
 _MIN_FIGURE_WIDTH, _MAX_FIGURE_WIDTH, _MIN_TEXT_WIDTH = 64, 124, 220

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QApplication, QHBoxLayout, QLabel, QLineEdit, QPla
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton, PathEdit
-from app.widgets.basic.labels_and_buttons import PlainLabel
+from app.widgets.basic.labels import PlainLabel
 from app.widgets.basic.layout import set_style_property
 from app.widgets.form.value_text import limits_text
 from backend.config.config import SETTINGS

@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from PySide6.QtCore import QStandardPaths
+from PySide6.QtCore import QStandardPaths, QUrl
+from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QFileDialog, QWidget
 
 
@@ -68,3 +69,13 @@ def _remembered(kind: str, chosen: str) -> Path | None:
     if _memory:
         _memory[0].remember_folder(kind, Path(chosen).parent)
     return Path(chosen)
+
+
+def open_path(path: Path) -> None:
+    """Open a file or folder in the program that the desktop associates with it."""
+    QDesktopServices.openUrl(QUrl.fromLocalFile(str(path)))
+
+
+def open_link(link: str) -> bool:
+    """Hand a link over to the program that is registered for it; whether there is one."""
+    return QDesktopServices.openUrl(QUrl(link))

@@ -1,16 +1,32 @@
-"""Factories for labels and buttons with our fonts and style sheet roles."""
+"""Keys as this platform has and writes them: ⌘G and ⌘⌫ on macOS, Ctrl+G and Delete elsewhere."""
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable
 from html import escape
 from typing import Any
 
-from PySide6.QtCore import Qt
-from PySide6.QtGui import QCursor, QFont
-from PySide6.QtWidgets import QLabel, QMenu, QPushButton
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QCursor, QFont, QKeySequence
+from PySide6.QtWidgets import QLabel, QMenu, QPushButton, QVBoxLayout, QWidget
 
-from app.widgets.basic.key_names import with_key_names
+from app import theme
+
+REMOVE_KEYS = "Ctrl+Backspace" if sys.platform == "darwin" else "Delete"
+"""Removes what is selected. A Mac's keyboard has no Delete key: the one labelled so is Backspace, and the Finder's keys are ⌘⌫."""
+_KEYS = re.compile(r"\b(?:(?:Ctrl|Alt|Shift|Meta)\+)+[^\s),;]+")
+
+
+def key_name(keys: QKeySequence) -> str:
+    """What the platform's menus call these keys."""
+    return keys.toString(QKeySequence.SequenceFormat.NativeText)
+
+
+def with_key_names(text: str) -> str:
+    """The text, in which keys are portable (“Shows the next one (Ctrl+G)”), with the platform's names for them."""
+    return _KEYS.sub(lambda found: key_name(QKeySequence(found[0])), text)
 
 
 class PlainLabel(QLabel):
@@ -75,3 +91,41 @@ def give_menu(button: QPushButton, menu: QMenu) -> None:
         button.update()
 
     menu.aboutToHide.connect(follow_pointer)
+
+
+class EmptyState(QWidget):
+    """A title, a sentence and a button in the middle of the page.
+
+    Signals:
+        button_clicked – the button was pressed.
+    """
+
+    button_clicked = Signal()
+
+    def __init__(self, title: str, sentence: str, button_text: str) -> None:
+        super().__init__()
+        centre = Qt.AlignmentFlag.AlignCenter
+        column = QVBoxLayout(self)
+        column.setSpacing(theme.SPACE * 2)
+        column.addStretch(2)
+        column.addWidget(label(title, theme.title_font(), align=centre))
+        column.addWidget(label(sentence, role="muted", align=centre, wrap=True))
+        column.addWidget(button(button_text, self.button_clicked.emit, primary=True), 0, centre)
+        column.addStretch(3)
+
+
+PROPERTY = "guide"
+
+
+def explain_at(widget: QWidget, place: str) -> None:
+    """Say that the guide explains this widget there."""
+    widget.setProperty(PROPERTY, place)
+
+
+def place_about(widget: QWidget | None) -> str:
+    """The place about the widget, or about the nearest one that it is in; "" where there is none."""
+    while widget is not None:
+        if place := widget.property(PROPERTY):
+            return str(place)
+        widget = widget.parentWidget()
+    return ""

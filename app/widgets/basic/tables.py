@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from PySide6.QtCore import QItemSelectionModel, QModelIndex, Qt
+from PySide6.QtCore import QAbstractTableModel, QItemSelectionModel, QMimeData, QModelIndex, QPersistentModelIndex, Qt
 from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QTableView, QWidget
 
@@ -107,3 +108,33 @@ class BaseTable(QTableView):
 def _single_line(value: object) -> str:
     """`value` as text on one line with single spaces: a tab or a newline would break the table apart where it is pasted."""
     return " ".join(str(value or "").split())
+
+
+class DraggedRowsModel(QAbstractTableModel):
+    """`DRAG_TYPE` is the MIME type under which a row's number travels: rows of other tables are refused by it."""
+
+    DRAG_TYPE = ""
+
+    def drop_row(self, origin: int, target: int) -> None:
+        """Row `origin` was dropped before row `target`, or behind the last one."""
+        raise NotImplementedError
+
+    def supportedDropActions(self) -> Qt.DropAction:
+        return Qt.DropAction.MoveAction
+
+    def mimeTypes(self) -> list[str]:
+        return [self.DRAG_TYPE]
+
+    def mimeData(self, indexes: Sequence[QModelIndex]) -> QMimeData:
+        data = QMimeData()
+        data.setData(self.DRAG_TYPE, str(indexes[0].row()).encode())
+        return data
+
+    def dropMimeData(
+        self, data: QMimeData, action: Qt.DropAction, row: int, column: int, parent: QModelIndex | QPersistentModelIndex
+    ) -> bool:
+        if not data.hasFormat(self.DRAG_TYPE):
+            return False
+        target = row if row >= 0 else parent.row() if parent.isValid() else self.rowCount()
+        self.drop_row(int(bytes(data.data(self.DRAG_TYPE).data())), target)
+        return False  # on True the view would delete the row that was dragged

@@ -1,1 +1,0 @@
-"""The parts of the main window around the pages: sidebar, status strip, preferences."""

@@ -1,1 +1,0 @@
-"""The picker for models and datasets, with downloads."""
