@@ -253,10 +253,10 @@ def powers_of_two(most: int) -> list[int]:
 
 def row_results(problems: Sequence[Problem], results: Results) -> list[EvaluatedRow]:
     """Every prompt with the completions of all sides."""
-    return [_row(i, problem, results) for i, problem in enumerate(problems)]
+    return [_row_result(i, problem, results) for i, problem in enumerate(problems)]
 
 
-def _row(i: int, problem: Problem, results: Results) -> EvaluatedRow:
+def _row_result(i: int, problem: Problem, results: Results) -> EvaluatedRow:
     row = EvaluatedRow(
         index=problem.index, prompt=problem.prompt, answer=problem.answer, type=problem.type, greedy=None, sampled=None
     )
